@@ -1,0 +1,1 @@
+"""Kernels as data: what a kernel computes (traits) and how (one dataclass a family)."""

@@ -1,0 +1,28 @@
+"""A kernel: one (configuration, traits) pair, and how its id is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.traits import PLAIN, ForwardTraits
+
+ForwardConfig = FlashForwardKernelConfig  # grows into a union with each family
+
+
+@dataclass(frozen=True, order=True)
+class ForwardKernel:
+    """One template instantiation of a forward kernel.
+
+    Attributes:
+        config: how to compute.
+        traits: what the kernel is compiled to be able to do.
+    """
+
+    config: ForwardConfig
+    traits: ForwardTraits = PLAIN
+
+    def short_form(self) -> str:
+        """The configuration's id, followed by `` | `` and the traits that are on, if any."""
+        traits = self.traits.short_form()
+        return f"{self.config.short_form()} | {traits}" if traits else self.config.short_form()

@@ -1,0 +1,32 @@
+"""The compile-time part of a problem: which features a kernel is compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+
+
+@dataclass(frozen=True, order=True)
+class ForwardTraits:
+    """What a forward kernel must be able to do. A feature that is off costs nothing.
+
+    The C++ struct ``ForwardTraits`` has the same fields in the same order.
+
+    Attributes:
+        causal: key j is visible to query i when ``j <= i + (seq_len_k - seq_len_q)``.
+    """
+
+    causal: bool = False
+
+    def short_form(self) -> str:
+        """The features that are on, joined by ``+``; the empty string for the plain kernel."""
+        return "+".join(f.name for f in fields(self) if getattr(self, f.name))
+
+    def to_cpp_struct(self) -> str:
+        """The value as a C++ designated initializer."""
+        values = ", ".join(
+            f".{f.name} = {str(value).lower()}" for f, value in zip(fields(self), astuple(self), strict=True)
+        )
+        return f"ForwardTraits{{{values}}}"
+
+
+PLAIN = ForwardTraits()

@@ -1,0 +1,102 @@
+// What the binding, the kernel libraries and the kernels agree on: configurations, traits, the
+// problem one call states, and the record by which a compiled kernel makes itself known.
+//
+// Host and device code of every family includes this file; it knows neither torch nor CUDA, so a
+// plain C++ compiler builds the binding. Kernel libraries are shared objects that export
+// `flash_attention_kernel_library()`; the binding opens them and files their records.
+//
+// The configuration structs stand in the global namespace: nvcc 13.0 emits stubs that do not
+// compile when a class-type template argument lives in a namespace of its own.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+// torch's scalar-type numbers.
+enum class DType : int { FP16 = 5, BF16 = 15 };
+
+// Every choice of one Ampere-class kernel. Names and order: flash_helpers.kernel_configs.
+struct FlashForwardKernelConfig {
+    DType dtype;
+    int d_head;
+    int B_r;
+    int B_c;
+    int n_warps;
+    bool async_copy;
+    bool eager_load_blocks;
+    bool swizzled;
+    int Q_mma_load_K_tiles;
+    int K_mma_load_K_tiles;
+    int V_mma_load_K_tiles;
+    bool mma_double_buffer_loads;
+    bool optimized_softmax;
+
+    auto operator<=>(const FlashForwardKernelConfig &) const = default;
+};
+
+// What a kernel is compiled to be able to do. Names and order: flash_helpers.configs.traits.
+struct ForwardTraits {
+    bool causal = false;
+
+    auto operator<=>(const ForwardTraits &) const = default;
+};
+
+namespace flash {
+
+// Distances between neighbours, in elements. The head dimension's stride is 1.
+struct TensorStrides {
+    int64_t batch;
+    int64_t seq;
+    int64_t head;
+};
+
+// One call: what to compute, on raw device pointers. Every family's launcher takes this and makes
+// its own kernel arguments of it.
+struct ForwardProblem {
+    const void *q;  // (batch, seq_len_q, n_heads, d_head)
+    const void *k;  // (batch, seq_len_k, n_heads_kv, d_head)
+    const void *v;  // (batch, seq_len_k, n_heads_kv, d_head)
+    void *o;        // (batch, seq_len_q, n_heads, d_head)
+    float *lse;     // (batch, n_heads, seq_len_q), natural log; nullptr: not wanted
+    TensorStrides q_strides, k_strides, v_strides, o_strides;
+    int batch, n_heads, n_heads_kv;
+    int seq_len_q, seq_len_k;
+    float softmax_scale;
+};
+
+// Resources of a compiled kernel as the driver reports them for the current device.
+struct KernelAttributes {
+    int registers;
+    int local_bytes;  // spills and stack, bytes a thread
+    int static_smem_bytes;
+    int max_threads_per_block;
+    int blocks_per_sm;
+};
+
+// A compiled kernel, as its library presents it. All functions return a cudaError_t as int.
+// `load` raises the dynamic shared memory limit; it is called once for each device.
+template <typename Config>
+struct ForwardKernelRecord {
+    Config config;
+    ForwardTraits traits;
+    int target;  // 80 for sm_80
+    int n_threads;
+    int smem_bytes;  // dynamic
+    int (*load)();
+    int (*launch)(const ForwardProblem &problem, void *stream);
+    int (*attributes)(KernelAttributes &out);
+};
+
+// What a kernel library exports. `abi` is kAbiVersion of the headers it was compiled from.
+struct KernelLibrary {
+    int abi;
+    const char *family;  // "ampere", "hopper"
+    int n_kernels;
+    const void *const *records;  // each a const ForwardKernelRecord<Config of the family> *
+    const char *(*error_string)(int error);
+};
+
+inline constexpr int kAbiVersion = 1;
+inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
+
+}  // namespace flash
