@@ -1,0 +1,92 @@
+"""The command line ``flash-attention``. Each command is a thin layer over a plain function.
+
+Nothing heavy is imported before a command needs it: ``flash-attention --help`` starts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Kernels as data: measure, tune, explain, build.",
+)
+
+USER_ERRORS = (ValueError, OSError, NotImplementedError)
+
+
+@contextmanager
+def shown_errors() -> Iterator[None]:
+    """A user's mistake ends the program with its message and status 2, without a traceback."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
+        raise typer.Exit(2) from error
+
+
+def integers(text: str) -> list[int]:
+    """Reads numbers joined by commas.
+
+    Raises:
+        ValueError: a part is no number.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of whole numbers joined by commas, such as 512,1024") from None
+
+
+@app.callback()
+def flash_attention() -> None:
+    """Kernels as data: measure, tune, explain, build."""
+
+
+@app.command()
+def bench(
+    seq_lens: Annotated[
+        str, typer.Argument(help="queries and keys, joined by commas")
+    ] = "512,1024,2048,4096",
+    d_heads: Annotated[str, typer.Argument(help="head sizes, joined by commas")] = "64,128",
+    kernels: Annotated[
+        str, typer.Option(help="all, ladder, tune, 'B_r,B_c', none, or short forms joined by ;")
+    ] = "ladder",
+    peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
+    dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16",
+    causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
+    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
+    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
+    rounds: Annotated[int, typer.Option("--rounds", "--n-runs", "--n_runs")] = 11,
+    modes: Annotated[str, typer.Option(help="out of hot,paused,cold,graph,call,host")] = "hot,paused",
+    automatic: Annotated[bool, typer.Option(help="time attention() too")] = False,
+    json: Annotated[Path | None, typer.Option(help="write a result file")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:1, cpu; default: the GPU if there is one")
+    ] = None,
+) -> None:
+    """Time kernels beside the best peers: checked first, in one process, in random order."""
+    with shown_errors():
+        from flash_helpers.benchmark.command import bench_command
+
+        bench_command(
+            integers(seq_lens), integers(d_heads), dtype, causal, batch, heads, kernels, peers, rounds,
+            modes.split(","), automatic, json, device,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
