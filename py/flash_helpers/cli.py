@@ -83,6 +83,27 @@ def bench(
         )  # fmt: skip
 
 
+@app.command()
+def explain(
+    kernel: Annotated[str, typer.Argument(help="a kernel's short form")],
+    diff: Annotated[str | None, typer.Option(help="compare with this short form")] = None,
+    device: Annotated[
+        str, typer.Option(help="A100, RTX3090, RTX4090, H100, several by commas, or all")
+    ] = "H100",
+    batch: int = 16,
+    heads: int = 16,
+    seq_len: int = 4096,
+    causal: bool = False,
+    compile_it: Annotated[bool, typer.Option("--compile/--no-compile", help="ask the compiler too")] = False,
+    json: Annotated[Path | None, typer.Option(help="write the explanation")] = None,
+) -> None:
+    """Resources, floors, bank conflicts, instructions and rejected neighbours of a kernel; needs no GPU."""
+    with shown_errors():
+        from flash_helpers.explain.command import explain_command
+
+        explain_command(kernel, diff, device, batch, heads, seq_len, causal, compile_it, json)
+
+
 def main() -> None:
     """The console script."""
     app()

@@ -13,13 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from flash_helpers.benchmark.correctness import output_error, reference
-from flash_helpers.benchmark.flops import attention_bytes, attention_flop, visible_pairs
 from flash_helpers.benchmark.implementations import Prepared
-from flash_helpers.benchmark.kernel_selection import closest_short_forms, select_configs
 from flash_helpers.benchmark.milestone import Milestone
 from flash_helpers.benchmark.milestone import run as run_milestone
 from flash_helpers.benchmark.peers import PEERS, select_peers
-from flash_helpers.benchmark.problem import NotEnoughMemoryError, Problem, grid
 from flash_helpers.benchmark.results import (
     DifferentCardsError,
     ResultFileError,
@@ -32,7 +29,10 @@ from flash_helpers.benchmark.runner import Plan, bench
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.configs.dtype import DType
+from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
 from flash_helpers.kernel_configs import get_kernel_progression_configs, get_kernels_to_build
+from flash_helpers.kernel_selection import closest_short_forms, select_configs
+from flash_helpers.problem import NotEnoughMemoryError, Problem, grid
 from rich.console import Console
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
-from flash_helpers.benchmark.kernel_selection import select_configs
 from flash_helpers.benchmark.peers import select_peers
-from flash_helpers.benchmark.problem import grid
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, default_device
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.configs.dtype import DType
+from flash_helpers.kernel_selection import select_configs
+from flash_helpers.problem import grid
 
 CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_helpers.benchmark.problem import REFERENCE_BYTES
 from flash_helpers.configs.dtype import DType
+from flash_helpers.problem import REFERENCE_BYTES
 
 # Relative error of a whole output with standard normal inputs. Rounding P and O once to the input
 # type makes about one unit in the last place: 2^-11 (fp16), 2^-8 (bf16). Four units are allowed.

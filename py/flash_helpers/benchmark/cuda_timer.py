@@ -30,7 +30,7 @@ class CudaTimer:
         target_ms: GPU time that one measurement aims at.
     """
 
-    modes = ("kernel", "cold", "graph", "call", "host")
+    modes: tuple[str, ...] = ("kernel", "cold", "graph", "call", "host")
 
     def __init__(self, device: torch.device, target_ms: float = 1.5) -> None:
         self._device = device

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from flash_helpers.benchmark.implementations import Implementation
-from flash_helpers.benchmark.problem import Problem
 from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, timer_for
 from flash_helpers.configs.dtype import DType
+from flash_helpers.problem import Problem
 
 SMALL = Problem(DType.FP16, batch=1, heads=8, seq_len=128, d_head=128)
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flash_helpers.benchmark.problem import Problem
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ best configuration, times it beside its peers, walks the ladder, measures the ho
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from rich.table import Table
 from flash_helpers.benchmark.host_time import SMALL, host_times
 from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.peers import select_peers
-from flash_helpers.benchmark.problem import Problem
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench, default_device
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table
@@ -34,6 +34,7 @@ from flash_helpers.kernel_configs import (
     get_kernel_progression_configs,
     get_kernels_to_build,
 )
+from flash_helpers.problem import Problem
 
 BATCH, HEADS, SEQ_LEN, D_HEAD = 16, 16, 4096, 128
 SCREENING = Plan(rounds=3, modes=("hot",))
@@ -74,16 +75,35 @@ def build_section(m: Milestone) -> None:
     """Compiles every kernel of this head size (or all) at once and says how long it took."""
     if m.device.type != "cuda":
         return
-    from flash_helpers.build import build_library
+    from flash_helpers.build import build_kernels
 
     configs = [c for c in get_kernels_to_build() if m.build_all or c.d_head == D_HEAD]
-    kernels = [ForwardKernel(c) for c in configs]
     major, minor = torch.cuda.get_device_capability(m.device)
     start = time.perf_counter()
-    build_library(kernels, 10 * major + minor, jobs=m.jobs)
+    built = build_kernels([ForwardKernel(c) for c in configs], [10 * major + minor], jobs=m.jobs)
     seconds = time.perf_counter() - start
-    m.results.extra["build"] = {"kernels": len(kernels), "jobs": m.jobs, "seconds": seconds}
-    m.summary.append((f"build of {len(kernels)} kernels, {m.jobs} jobs", f"{seconds:.1f} s"))
+    kernels = [k for result in built for k in result.kernels]
+    compiled = [k.seconds for k in kernels if not k.cached]
+    spilling = [k.kernel.short_form() for k in kernels if k.spill_bytes]
+    m.results.extra["build"] = {
+        "seconds": seconds,
+        "jobs": m.jobs,
+        "kernels": [
+            {
+                "kernel": k.kernel.short_form(),
+                "seconds": k.seconds,
+                "registers": k.registers,
+                "spill_bytes": k.spill_bytes,
+                "cached": k.cached,
+            }
+            for k in kernels
+        ],
+    }
+    m.summary.append((f"build: {len(compiled)} of {len(kernels)} kernels compiled", f"{seconds:.1f} s"))
+    if compiled:
+        slowest = f"{statistics.median(compiled):.1f} s, slowest {max(compiled):.1f} s, {m.jobs} at a time"
+        m.summary.append(("build: one kernel, median", slowest))
+    m.summary.append(("build: kernels that spill", f"{len(spilling)} of {len(kernels)}"))
 
 
 def best_section(m: Milestone, dtype: DType) -> None:

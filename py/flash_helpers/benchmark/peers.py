@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_helpers.benchmark.implementations import Implementation, Prepared
-from flash_helpers.benchmark.problem import Problem
 from flash_helpers.configs.dtype import DType
+from flash_helpers.problem import Problem
 
 
 @dataclass(frozen=True)

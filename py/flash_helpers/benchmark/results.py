@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.benchmark.problem import Problem
 from flash_helpers.benchmark.timing import Timing
+from flash_helpers.problem import Problem
 
 SCHEMA = 1
 

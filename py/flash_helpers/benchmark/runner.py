@@ -12,9 +12,9 @@ from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
 from flash_helpers.benchmark.matrix_rate import matrix_tflops
-from flash_helpers.benchmark.problem import Problem
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, timer_for
+from flash_helpers.problem import Problem
 
 MODES: dict[str, tuple[str, bool]] = {
     "hot": ("kernel", False),
@@ -149,9 +149,9 @@ def measure_problem(
             pause_seconds=plan.pause_seconds if pauses else 0.0,
             seed=plan.seed,
         )
-        for name, error in failures.items():
+        for name, raised in failures.items():
             # A peer that can't be captured in a graph keeps its other times.
-            rows[name] = _failed(rows[name], error, device, f"{mode}: ", keep=bool(rows[name].timings))
+            rows[name] = _failed(rows[name], raised, device, f"{mode}: ", keep=bool(rows[name].timings))
         for name, values in samples.items():
             timing = Timing.of(values, calls[name].launch_hidden)
             rows[name] = replace(rows[name], timings={**rows[name].timings, mode: timing})

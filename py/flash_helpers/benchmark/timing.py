@@ -139,7 +139,7 @@ def alternate(
 class CpuTimer:
     """Wall time on the CPU. A call is done when it returns."""
 
-    modes = ("kernel", "call")
+    modes: tuple[str, ...] = ("kernel", "call")
 
     def __init__(self, target_ms: float = 20.0, clock: Callable[[], float] = time.perf_counter) -> None:
         self._target_ms = target_ms

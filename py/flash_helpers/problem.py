@@ -1,4 +1,4 @@
-"""A benchmark problem: the sizes, its inputs, and whether they fit the memory."""
+"""What is to be computed: the sizes, the inputs, and whether they fit the memory. Imports torch when used."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from flash_helpers.benchmark.flops import attention_bytes, attention_flop, visible_pairs
 from flash_helpers.configs.dtype import DType
+from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-REFERENCE_BYTES = 1 << 30  # working memory of the float32 reference, see correctness.py
+REFERENCE_BYTES = 1 << 30  # working memory of the float32 reference, see benchmark/correctness.py
 
 
 class NotEnoughMemoryError(ValueError):
@@ -113,6 +112,8 @@ class Problem:
 
     def inputs(self, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Q (batch, seq_len, heads, d_head), K and V (batch, seq_len_k, heads_kv, d_head)."""
+        import torch
+
         generator = torch.Generator(device=device).manual_seed(seed)
         dtype = self.dtype.to_torch_dtype()
         q_shape = (self.batch, self.seq_len, self.heads, self.d_head)
@@ -125,6 +126,8 @@ class Problem:
 def free_bytes(device: torch.device) -> int:
     """Memory that can be allocated on ``device`` now, bytes."""
     if device.type == "cuda":
+        import torch
+
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
