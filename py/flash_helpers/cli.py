@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Kernels as data: measure, tune, explain, build.",
 )
 
-USER_ERRORS = (ValueError, OSError, NotImplementedError)
+USER_ERRORS = (ValueError, OSError, NotImplementedError, ModuleNotFoundError)
 
 
 @contextmanager
@@ -102,6 +102,26 @@ def explain(
         from flash_helpers.explain.command import explain_command
 
         explain_command(kernel, diff, device, batch, heads, seq_len, causal, compile_it, json)
+
+
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(help="result files of one card")],
+    out: Annotated[Path, typer.Option(help="folder to write to")] = Path("report"),
+    mode: Annotated[str, typer.Option(help="hot, paused, cold, graph or call")] = "hot",
+    readme: Annotated[Path | None, typer.Option(help="fill the marked tables of this file too")] = None,
+) -> None:
+    """One self-contained HTML page and figures from result files."""
+    with shown_errors():
+        from flash_helpers.report.command import write_report
+        from flash_helpers.report.data import load_report
+        from flash_helpers.report.readme import update_readme
+
+        for path in write_report(results, out, mode):
+            typer.echo(path)
+        if readme is not None:
+            changed = update_readme(readme, load_report(results, mode))
+            typer.echo(f"{readme}: {'tables updated' if changed else 'already up to date'}")
 
 
 def main() -> None:
