@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Kernels as data: measure, tune, explain, build.",
 )
 
-USER_ERRORS = (ValueError, OSError, NotImplementedError, ModuleNotFoundError)
+USER_ERRORS = (ValueError, OSError, RuntimeError, ModuleNotFoundError)
 
 
 @contextmanager
@@ -28,6 +28,8 @@ def shown_errors() -> Iterator[None]:
     try:
         yield
     except USER_ERRORS as error:
+        if type(error) is RuntimeError:
+            raise  # our errors are subclasses: this is a defect, and its traceback is wanted
         Console(stderr=True).print(
             f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -65,6 +66,11 @@ class KernelImplementation:
             return f"the configuration is for {config.dtype.name}"
         if config.d_head != problem.d_head:
             return f"the configuration is for d_head {config.d_head}"
+        if problem.causal:
+            from flash_attention import forward
+
+            if "causal" not in inspect.signature(forward).parameters:
+                return "forward() of this version computes no causal mask"
         return None
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:

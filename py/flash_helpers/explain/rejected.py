@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
@@ -58,4 +59,5 @@ def _neighbours(config: FlashForwardKernelConfig) -> Iterator[tuple[str, FlashFo
         for number, value in enumerate(values):
             near = place is None or abs(number - place) == 1
             if near and value != present:
-                yield f"{name} {present} -> {value}", replace(config, **{name: value})
+                change: dict[str, Any] = {name: value}
+                yield f"{name} {present} -> {value}", replace(config, **change)

@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 import matplotlib
 
-matplotlib.use("Agg")  # no display is needed
-
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts
@@ -22,9 +19,8 @@ def tflops_over_length(report: Report) -> Figure | None:
     families = report.families()
     columns = min(2, len(families))
     rows = math.ceil(len(families) / columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 2.9 * rows), squeeze=False, sharey=True
-    )
+    figure = Figure(figsize=(4.6 * columns, 2.9 * rows))
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     peers = sorted({name for family in families for name in report.curves(family)} - {OURS})
     styles = {name: series_style(number) for number, name in enumerate([OURS, *peers])}
     for place, axis in enumerate(axes.flat):
@@ -43,6 +39,9 @@ def tflops_over_length(report: Report) -> Figure | None:
         axis.set_title(family_label(families[place]), loc="left")
         if place % columns == 0:
             axis.set_ylabel("TFLOP/s")
+    fastest = max(row.tflops(report.mode) or 0.0 for row in report.rows)
+    for axis in axes.flat:  # shared, but each would still scale itself
+        axis.set_ylim(0, 1.08 * fastest)
     handles = {
         label: h for axis in axes.flat for h, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
@@ -55,7 +54,7 @@ def tflops_over_length(report: Report) -> Figure | None:
 
 
 def ratio_heat_map(report: Report) -> Figure | None:
-    """Best kernel over best peer; blue: faster, orange: slower, the number in each field."""
+    """Best kernel over best peer; purple: faster, orange: slower, the number in each field."""
     ratios = report.ratios()
     if not ratios:
         return None
@@ -95,7 +94,7 @@ def ladder_waterfall(report: Report) -> Figure | None:
         hatch = "" if first or gain >= 0 else "///"
         axis.barh(place, gain, left=previous, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.5)
         note = f"{rate:.0f}" if first else f"{rate:.0f}  ({gain:+.0f}, ×{rate / previous:.2f})"
-        axis.text(max(rate, previous), place, f" {note}", va="center", ha="left")
+        axis.annotate(note, (max(rate, previous), place), (4, 0), textcoords="offset points", va="center")
         previous = rate
     axis.set_yticks(range(len(steps)), [name for name, _ in steps])
     axis.invert_yaxis()

@@ -17,7 +17,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # each series differs in sha
 INK = "#123456"  # stands for the page's text colour until the SVG is written
 FAINT = "#123457"  # the same for grids
 
-RC: dict[str, Any] = {
+RC: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.edgecolor": INK,
