@@ -8,8 +8,8 @@
 
 #include <pybind11/pybind11.h>
 
-#include "binding/fields.h"
-#include "binding/registry.h"
+#include "binding/fields.hpp"
+#include "binding/registry.hpp"
 
 namespace flash::binding {
 namespace {

@@ -92,6 +92,6 @@ def search_path() -> list[Path]:
     return [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
 
 
-def kernels() -> str:
-    """``KERNELS``: the key of ``get_kernel_configs()``; the empty string where it is not set."""
+def kernel_set() -> str:
+    """``KERNELS``: the set of kernels that ``get_kernel_configs()`` gives when asked for none by name."""
     return os.environ.get("KERNELS", "").strip()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "py"))
 
 from flash_helpers.build.instantiations import generate  # noqa: E402
-from flash_helpers.kernel_configs import get_kernels_to_build  # noqa: E402
+from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build  # noqa: E402
 
 
 def main() -> int:
@@ -27,7 +27,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything would change")
     arguments = parser.parse_args()
 
-    changed = generate(get_kernels_to_build(), arguments.folder, arguments.target, arguments.check)
+    kernels = [ForwardKernel(config) for config in get_kernels_to_build()]
+    changed = generate(kernels, arguments.folder, arguments.target, arguments.check)
     for path in changed:
         print(f"{'would change' if arguments.check else 'changed'}: {path}")
     return 1 if arguments.check and changed else 0

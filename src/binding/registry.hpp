@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "binding/fields.h"
+#include "binding/fields.hpp"
 #include "flash_attention.cuh"
 
 namespace flash::binding {
