@@ -30,9 +30,15 @@ VARIABLES = (
         "$XDG_CACHE_HOME/flash_attention_kernels, else ~/.cache/flash_attention_kernels",
         "folder of compiled kernels",
     ),
-    Variable("FLASH_ATTENTION_JOBS", "cores, at most one for 2 GB of memory", "kernels compiled at the same time"),
+    Variable(
+        "FLASH_ATTENTION_JOBS", "cores, at most one for 2 GB of memory", "kernels compiled at the same time"
+    ),
     Variable("CUDA_HOME", "not set", "folder of the CUDA toolkit whose bin/nvcc is tried first"),
-    Variable("KERNELS", "not set", "which kernels get_kernel_configs() lists: prog, prog_all, all, tune, or B_r,B_c"),
+    Variable(
+        "KERNELS",
+        "not set",
+        "which kernels get_kernel_configs() lists: prog, prog_all, all, tune, or B_r,B_c",
+    ),
 )
 
 _ON = ("1", "true", "on", "yes")

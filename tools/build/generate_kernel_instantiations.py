@@ -4,7 +4,7 @@
 Run from a checkout, or with the package installed:
 
     python tools/build/generate_kernel_instantiations.py --target 90
-    python tools/build/generate_kernel_instantiations.py --target 90 --check   # exit 1 if anything would change
+    python tools/build/generate_kernel_instantiations.py --target 90 --check  # exit 1 if anything differs
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build  # 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=int, default=80, help="GPU generation, 80 for sm_80 (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=ROOT / "src" / "generated", help="where (default: %(default)s)")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything would change")
+    parser.add_argument(
+        "--target", type=int, default=80, help="GPU generation, 80 for sm_80 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "src" / "generated", help="where (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 if anything would change"
+    )
     arguments = parser.parse_args()
 
     kernels = [ForwardKernel(config) for config in get_kernels_to_build()]

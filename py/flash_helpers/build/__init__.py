@@ -74,7 +74,7 @@ def build_kernels(
         fitting = [target for target in targets if family.runs_on(target)]
         if not fitting:
             raise ValueError(
-                f"the {family.name} family runs on none of the targets {targets}; its first is {family.first_target}"
+                f"targets {targets}: kernels of the {family.name} family run on {family.allowed_targets}"
             )
         for target in fitting:
             result = build_library(members, target, jobs, progress, cache=cache, include_root=include_root)

@@ -238,7 +238,9 @@ def _only_ours(folder: Path) -> bool:
         facts = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) == 0o700
+    return (
+        stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) == 0o700
+    )
 
 
 def _say_once(text: str) -> None:

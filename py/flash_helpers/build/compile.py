@@ -21,7 +21,7 @@ from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import Artifact, KernelCache, digest_of
 from flash_helpers.build.errors import KernelCompileError
-from flash_helpers.build.families import KernelFamily, family_of
+from flash_helpers.build.families import KernelFamily, common_family
 from flash_helpers.build.instantiations import (
     LIBRARY_FILE,
     TABLE_FILE,
@@ -115,14 +115,15 @@ def build_library(
         CompilerNotFoundError: no usable compiler.
         KernelCompileError: the compiler refused a kernel; the kernels that are not begun are not tried.
     """
-    kernels = sorted(set(kernels), key=kernel_id)
-    table = table_source(kernels)  # checks that there is one family
-    family = family_of(kernels[0])
+    family = common_family(kernels)
     family.check_target(target)
+    kernels = sorted(set(kernels), key=kernel_id)
     cache = cache or KernelCache()
     root = include_root or sources.include_root()
     nvcc = nvcc or find_nvcc()
-    compiler = _Compiler(family, target, cache, root, nvcc, sources.digest_of_headers(family.launcher_header, root))
+    compiler = _Compiler(
+        family, target, cache, root, nvcc, sources.digest_of_headers(family.launcher_header, root)
+    )
 
     objects: dict[ForwardKernel, Artifact] = {}
     compiled: dict[ForwardKernel, CompiledKernel] = {}
@@ -138,7 +139,7 @@ def build_library(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    library = compiler.link(table, [objects[kernel] for kernel in kernels])
+    library = compiler.link(table_source(kernels), [objects[kernel] for kernel in kernels])
     return BuildResult(library.path, target, tuple(compiled[kernel] for kernel in kernels))
 
 
@@ -175,9 +176,15 @@ class _Compiler:
             unit.write_text(source, encoding="utf-8")
             start = time.perf_counter()
             log = self._run(
-                [*self._flags, "-I", self.include_root, "-c", unit, "-o", folder / f"{name}.o"], kernel.short_form(), name
+                [*self._flags, "-I", self.include_root, "-c", unit, "-o", folder / f"{name}.o"],
+                kernel.short_form(),
+                name,
             )
-            return f"{name}.o", {"kernel": kernel.short_form(), "seconds": time.perf_counter() - start, "log": log}
+            return f"{name}.o", {
+                "kernel": kernel.short_form(),
+                "seconds": time.perf_counter() - start,
+                "log": log,
+            }
 
         key = digest_of(flash_helpers.__version__, source, self.headers_digest, self._flags, self.nvcc.build)
         return self.cache.get_or_make("objects", key, make)
@@ -190,7 +197,9 @@ class _Compiler:
             (folder / TABLE_FILE).write_text(table, encoding="utf-8")
             (folder / LIBRARY_FILE).write_text(entry_point, encoding="utf-8")
             # One short argument for what may be hundreds of paths.
-            (folder / "objects.txt").write_text("\n".join(f'"{artifact.path}"' for artifact in objects), encoding="utf-8")
+            (folder / "objects.txt").write_text(
+                "\n".join(f'"{artifact.path}"' for artifact in objects), encoding="utf-8"
+            )
             self._run(
                 [*LINK_FLAGS, *self.nvcc.link_flags, "-I", self.include_root, folder / LIBRARY_FILE,
                  "-optf", folder / "objects.txt", "-o", folder / f"{name}.so"],
@@ -198,20 +207,28 @@ class _Compiler:
             )  # fmt: skip
             return f"{name}.so", {"kernels": [artifact.facts["kernel"] for artifact in objects]}
 
-        contents = [artifact.facts["sha256"] for artifact in objects]
-        key = digest_of(flash_helpers.__version__, table, entry_point, contents, LINK_FLAGS, self.nvcc.build)
+        # The objects' keys stand for their contents.
+        keys = [artifact.path.parent.name for artifact in objects]
+        key = digest_of(flash_helpers.__version__, table, entry_point, keys, LINK_FLAGS, self.nvcc.build)
         return self.cache.get_or_make("libraries", key, make)
 
     def _run(self, arguments: Sequence[str | Path], what: str, name: str) -> str:
         command = [str(self.nvcc.path), *map(str, arguments)]
         run = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if run.returncode == 0:
             return run.stdout
         shown = shlex.join(command)
         log = self.cache.write_text(f"logs/{name}.log", f"{shown}\n\n{run.stdout}")
-        raise KernelCompileError(f"{what} (sm_{self.family.arch(self.target)})", shown, _error_lines(run.stdout), log)
+        raise KernelCompileError(
+            f"{what} (sm_{self.family.arch(self.target)})", shown, _error_lines(run.stdout), log
+        )
 
 
 def _describe(kernel: ForwardKernel, artifact: Artifact) -> CompiledKernel:
@@ -231,7 +248,8 @@ def _describe(kernel: ForwardKernel, artifact: Artifact) -> CompiledKernel:
 
 def _error_lines(log: str) -> list[str]:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower() or "not found" in line.lower() or "cannot find" in line]
+    signs = ("error", "fatal", "not found", "cannot find", "no such file")
+    errors = [line for line in lines if any(sign in line.lower() for sign in signs)]
     return (errors or lines[-_MAX_ERROR_LINES:])[:_MAX_ERROR_LINES]
 
 

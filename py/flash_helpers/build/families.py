@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
@@ -35,6 +36,11 @@ class KernelFamily:
         """The C++ function template that makes a kernel's record."""
         return f"flash::{self.name}::make_record"
 
+    @property
+    def allowed_targets(self) -> str:
+        """The targets in words: ``sm_80 and newer``, ``sm_90a only``."""
+        return f"sm_{self.arch(self.first_target)} {'only' if self.only_target else 'and newer'}"
+
     def arch(self, target: int) -> str:
         """The architecture suffix for nvcc: ``80``, or ``90a`` where the family needs it."""
         return f"{target}a" if self.only_target else str(target)
@@ -46,10 +52,9 @@ class KernelFamily:
     def check_target(self, target: int) -> None:
         """Raises ValueError where the family has no kernels for ``target``."""
         if not self.runs_on(target):
-            allowed = "only" if self.only_target else "and newer"
             raise ValueError(
-                f"target {target}: kernels of the {self.name} family run on "
-                f"sm_{self.arch(self.first_target)} {allowed}; choose a target or a family that fits"
+                f"target {target}: kernels of the {self.name} family run on {self.allowed_targets}; "
+                "choose a target or a family that fits"
             )
 
     def binary_compatible_targets(self, target: int) -> list[int]:
@@ -78,3 +83,17 @@ def family_of(kernel: ForwardKernel) -> KernelFamily:
             return family
     known = ", ".join(family.config.__name__ for family in FAMILIES)
     raise TypeError(f"configuration of type {type(kernel.config).__name__}; known: {known}")
+
+
+def common_family(kernels: Iterable[ForwardKernel]) -> KernelFamily:
+    """The one family of all ``kernels``: a kernel library holds kernels of one family.
+
+    Raises:
+        ValueError: no kernel, or kernels of several families.
+        TypeError: a configuration is of no known class.
+    """
+    families = {family_of(kernel) for kernel in kernels}
+    if len(families) != 1:
+        names = ", ".join(sorted(family.name for family in families)) or "none"
+        raise ValueError(f"a kernel library holds kernels of exactly one family; given: {names}")
+    return families.pop()

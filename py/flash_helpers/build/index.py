@@ -22,25 +22,26 @@ from flash_helpers.configs.kernel import ForwardKernel
 
 def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:
     """Writes an entry for every kernel of a library that was built into ``cache``."""
-    library_key = result.path.parent.name
+    folder = _folder(family_of(result.kernels[0].kernel), include_root)
     for compiled in result.kernels:
-        name, source_digest = _entry(compiled.kernel, result.target, include_root)
         entry = {
             "kernel": compiled.kernel.short_form(),
             "target": result.target,
-            "source": source_digest,
-            "library": library_key,
+            "source": _source_digest(compiled.kernel, result.target),
+            "library": result.path.parent.name,
         }
-        cache.write_text(name, json.dumps(entry))
+        cache.write_text(f"{folder}/{_file_name(compiled.kernel, result.target)}", json.dumps(entry))
 
 
 def find_library(
     cache: KernelCache, kernel: ForwardKernel, target: int, include_root: Path | None = None
 ) -> Path | None:
-    """The library that holds exactly this kernel, built from the headers of now; ``None`` if there is none."""
-    name, source_digest = _entry(kernel, target, include_root)
-    for entry in _parse(cache.read_texts(str(Path(name).parent), Path(name).name)):
-        if entry["source"] == source_digest and (library := cache.get("libraries", entry["library"])):
+    """The library that holds this kernel, built from the headers of now; ``None`` if there is none."""
+    texts = cache.read_texts(_folder(family_of(kernel), include_root), _file_name(kernel, target))
+    for entry in _parse(texts):
+        if entry["source"] == _source_digest(kernel, target) and (
+            library := cache.get("libraries", entry["library"])
+        ):
             return library.path
     return None
 
@@ -48,7 +49,7 @@ def find_library(
 def built_kernels(
     cache: KernelCache, targets: Iterable[int], include_root: Path | None = None
 ) -> list[tuple[str, int]]:
-    """(id, target) of every kernel in the cache that was built from the headers of now for one of ``targets``."""
+    """(id, target) of every kernel built from the headers of now for one of ``targets``."""
     wanted = set(targets)
     entries = []
     for family in FAMILIES:
@@ -56,10 +57,12 @@ def built_kernels(
     return sorted({(entry["kernel"], entry["target"]) for entry in entries if entry["target"] in wanted})
 
 
-def _entry(kernel: ForwardKernel, target: int, include_root: Path | None) -> tuple[str, str]:
-    """The name of a kernel's entry and the digest of its generated text."""
-    name = f"{_folder(family_of(kernel), include_root)}/{target}-{kernel_id(kernel)}.json"
-    return name, digest_of(kernel_source(kernel, target))
+def _file_name(kernel: ForwardKernel, target: int) -> str:
+    return f"{target}-{kernel_id(kernel)}.json"
+
+
+def _source_digest(kernel: ForwardKernel, target: int) -> str:
+    return digest_of(kernel_source(kernel, target))
 
 
 def _folder(family: KernelFamily, include_root: Path | None) -> str:

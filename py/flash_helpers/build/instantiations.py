@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flash_helpers.build.families import FAMILIES, KernelFamily, family_of
+from flash_helpers.build.families import FAMILIES, common_family, family_of
 from flash_helpers.configs.kernel import ForwardKernel
 
 TABLE_FILE = "flash_kernels.cuh"
@@ -52,7 +52,7 @@ def kernel_source(kernel: ForwardKernel, target: int) -> str:
 
 def table_source(kernels: Sequence[ForwardKernel]) -> str:
     """The table ``flash_kernels.cuh`` of one library: its family and the address of every record."""
-    family = _family_of_all(kernels)
+    family = common_family(kernels)
     names = [f"kernel_{kernel_id(kernel)}" for kernel in kernels]
     record = f"flash::ForwardKernelRecord<{family.config.__name__}>"
     declarations = "".join(f"extern const {record} {name};\n" for name in names)
@@ -83,7 +83,9 @@ def library_source() -> str:
         "        .family = flash::generated::kFamily,\n"
         "        .n_kernels = flash::generated::kNumKernels,\n"
         "        .records = flash::generated::kRecords,\n"
-        "        .error_string = [](int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); },\n"
+        "        .error_string = [](int error) {\n"
+        "            return cudaGetErrorString(static_cast<cudaError_t>(error));\n"
+        "        },\n"
         "    };\n"
         "    return &library;\n"
         "}\n"
@@ -126,7 +128,9 @@ def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check:
         wanted: dict[Path, str] = {}
         if members:
             family.check_target(target)
-            wanted = {family_folder / f"{kernel_id(kernel)}.cu": kernel_source(kernel, target) for kernel in members}
+            wanted = {
+                family_folder / f"{kernel_id(kernel)}.cu": kernel_source(kernel, target) for kernel in members
+            }
             wanted[family_folder / TABLE_FILE] = table_source(members)
             wanted[family_folder / LIBRARY_FILE] = library_source()
         for path, text in wanted.items():
@@ -142,14 +146,6 @@ def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check:
 
 def _template_arguments(kernel: ForwardKernel) -> str:
     return f"{kernel.config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}"
-
-
-def _family_of_all(kernels: Sequence[ForwardKernel]) -> KernelFamily:
-    families = {family_of(kernel) for kernel in kernels}
-    if len(families) != 1:
-        names = ", ".join(sorted(family.name for family in families)) or "none"
-        raise ValueError(f"a kernel library holds kernels of exactly one family; given: {names}")
-    return families.pop()
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -89,8 +89,8 @@ def find_cuda_tool(name: str) -> Path:
             return path
         tried.append(str(path))
     raise CompilerNotFoundError(
-        f"no {name}; tried: {', '.join(dict.fromkeys(tried))}. Install the CUDA toolkit and set CUDA_HOME to its "
-        f"folder, or: pip install nvidia-cuda-{name}"
+        f"no {name}; tried: {', '.join(dict.fromkeys(tried))}. "
+        f"Install the CUDA toolkit and set CUDA_HOME to its folder, or: pip install nvidia-cuda-{name}"
     )
 
 
@@ -121,7 +121,9 @@ def _inspect(path: Path, mtime_ns: int) -> Nvcc | str:
     if missing := _missing_from_pip(path):
         return f"incomplete, {missing}"
     try:
-        shown = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+        shown = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be run: {error}"
     match = _VERSION.search(shown.stdout)

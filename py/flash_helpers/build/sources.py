@@ -26,7 +26,9 @@ def include_root() -> Path:
         if (folder / "flash_attention.cuh").is_file():
             return folder
     tried = ", ".join(map(str, _CANDIDATES))
-    raise SourcesNotFoundError(f"the kernels' headers are missing (looked in {tried}); install the package again")
+    raise SourcesNotFoundError(
+        f"the kernels' headers are missing (looked in {tried}); install the package again"
+    )
 
 
 def headers_of(header: str, root: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Where a call runs: one thin module a backend. They never import each other."""
