@@ -5,6 +5,5 @@ the GPU or the CPU that holds the tensors.
 """
 
 from flash_attention.api import forward, forward_timed
-from flash_attention.errors import InfeasibleConfigError, UnsupportedDeviceError
 
-__all__ = ["InfeasibleConfigError", "UnsupportedDeviceError", "forward", "forward_timed"]
+__all__ = ["forward", "forward_timed"]

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass, field, fields
 
 import torch
-from flash_helpers.configs.kernel import ForwardConfig
-from flash_helpers.kernel_configs import DType, ForwardKernel
 from torch import Tensor
 
 from flash_attention.backends import DEVICE_TYPES, backend
-from flash_attention.errors import InfeasibleConfigError, UnsupportedDeviceError
+from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_attention.memory import ALIGNMENT, misalignment, overlap, overlaps_itself
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernel_configs import DType, ForwardKernel
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
@@ -150,7 +150,7 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
         TypeError: not a dense tensor; dtype not the configuration's.
         NotImplementedError: an input requires grad in grad mode.
         ValueError: devices, shapes, strides, alignment, lengths, grid, or an o that does not fit.
-        UnsupportedDeviceError: the GPU is older than compute capability 8.0.
+        DeviceNotSupportedError: the GPU is older than compute capability 8.0.
         InfeasibleConfigError: the configuration does not fit the device.
     """
     config = plan.kernel.config
@@ -289,7 +289,7 @@ def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
     facts = backend("cuda").device_facts_of(device)
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:
-        raise UnsupportedDeviceError(
+        raise DeviceNotSupportedError(
             f"{device} is a {facts.name} of compute capability {capability}; the kernels need "
             f"{'.'.join(map(str, MIN_CAPABILITY))} or newer: use such a GPU, or CPU tensors"
         )

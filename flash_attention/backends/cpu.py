@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from flash_helpers.kernel_configs import FlashForwardKernelConfig, ForwardKernel
 from torch import Tensor
+
+from flash_helpers.kernel_configs import FlashForwardKernelConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
 ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB: the L2 caches of a few cores

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+
 from flash_helpers.kernel_configs import DType
 from flash_helpers.test.utils import QKVConfig, generate_qkv, py_flash_attention, ramp, reference
-from torch.nn.functional import scaled_dot_product_attention
 
 
 def column(values: list[float], d: int = 64) -> torch.Tensor:

@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 import torch
-from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
-from flash_helpers.test.utils import QKVConfig, evaluate_kernel, generate_qkv, generate_qkvo
 
 import flash_attention
+from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
+from flash_helpers.test.utils import QKVConfig, evaluate_kernel, generate_qkv, generate_qkvo
 
 CONFIG = FlashForwardKernelConfig(DType.BF16, 128, 64, 64, 4, True, True, True, 2, 2, 2, True, True)
 INPUTS = QKVConfig(2, 128, 3, 128, DType.BF16)

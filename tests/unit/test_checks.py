@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from flash_helpers.configs.device_facts import device_facts
-from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 
 from flash_attention import checks, forward
-from flash_attention.errors import InfeasibleConfigError, UnsupportedDeviceError
+from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
+from flash_helpers.configs.device_facts import device_facts
+from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, True)
 SHAPE = (2, 128, 3, 64)
@@ -287,7 +287,7 @@ def cuda_device(monkeypatch):
 
 def test_capability_below_8(cuda_device):
     device = cuda_device(dataclasses.replace(device_facts("A100"), name="Tesla T4", capability=(7, 5)))
-    with pytest.raises(UnsupportedDeviceError, match=re.escape("Tesla T4") + r".* 7\.5.* 8\.0"):
+    with pytest.raises(DeviceNotSupportedError, match=re.escape("Tesla T4") + r".* 7\.5.* 8\.0"):
         checks.check_fits_device(CONFIG, device)
 
 

@@ -9,6 +9,9 @@ from functools import cache
 
 import pytest
 import torch
+
+from flash_attention import forward
+from flash_attention.backends import cpu
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -25,9 +28,6 @@ from flash_helpers.test.utils import (
     ramp,
     reference,
 )
-
-from flash_attention import forward
-from flash_attention.backends import cpu
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
 ALL = get_kernels_to_build()
