@@ -4,6 +4,14 @@ from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.parsing import parse_kernel_name_into_config
+from flash_helpers.configs.sets import (
+    get_autotuning_kernel_configs,
+    get_kernel_configs,
+    get_kernel_progression_configs,
+    get_kernels_to_build,
+    should_autotune_config,
+)
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
 __all__ = [
@@ -15,4 +23,10 @@ __all__ = [
     "ForwardKernel",
     "ForwardTraits",
     "device_facts",
+    "get_autotuning_kernel_configs",
+    "get_kernel_configs",
+    "get_kernel_progression_configs",
+    "get_kernels_to_build",
+    "parse_kernel_name_into_config",
+    "should_autotune_config",
 ]

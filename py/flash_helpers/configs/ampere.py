@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
+from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
 
 MMA_M = 16  # rows of one mma.sync.m16n8k16 product
-MMA_K = 16  # reduction length of one product: one "tile" of the *_mma_load_K_tiles fields
 MMA_N = 8  # columns of one product
-MAX_REGISTERS_PER_THREAD = 255
+MMA_K = 16  # reduction length of one product: one "tile" of the *_mma_load_K_tiles fields
+WARP_SIZE = 32
+CHUNK_BYTES = 16  # one cp.async, one ldmatrix row
+D_HEADS = (64, 128)
+MIN_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +59,10 @@ class FlashForwardKernelConfig:
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
-        """The kernel's id, e.g. ``(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax``.
+        """The kernel's id.
+
+        For example ``(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax``.
+        Fields with a default appear only when they differ from it: ``+name`` or ``+name_value``.
 
         Args:
             include_d_head: show ``d_head`` in the tuple.
@@ -69,11 +76,19 @@ class FlashForwardKernelConfig:
             "buffer" if self.mma_double_buffer_loads else "",
             "opt_softmax" if self.optimized_softmax else "",
         ]
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.default is not MISSING and value != f.default:
+                flags.append(f.name if value is True else f"{f.name}_{int(value)}")
         text = "+".join(flag for flag in flags if flag)
         if not include_tup:
             return text
         d_head = f"{self.d_head}, " if include_d_head else ""
         return f"({self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warps}): {text}"
+
+    def kernel_name(self) -> str:
+        """The C++ kernel that this value instantiates, as a demangler prints its template name."""
+        return f"flash::flash_forward_kernel<{self.to_cpp_struct()}>"
 
     def to_cpp_struct(self) -> str:
         """The value as a C++ designated initializer: names and order are checked by the compiler."""
@@ -93,7 +108,12 @@ class FlashForwardKernelConfig:
     @property
     def n_threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.n_warps
+        return WARP_SIZE * self.n_warps
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Query rows one warp owns."""
+        return self.B_r // self.n_warps
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: one Q block, one K block and one V block, bytes."""
@@ -102,3 +122,88 @@ class FlashForwardKernelConfig:
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks that fit one SM's shared memory of ``max_smem_bytes`` bytes."""
         return max_smem_bytes // self.smem_bytes()
+
+    def resident_registers(self) -> int:
+        """32-bit registers a thread holds through the whole main loop: O and S in float32, and Q if held.
+
+        P replaces S in place. Streamed fragments, addresses, row statistics and temporaries come on top;
+        how many of those live at once is the compiler's choice.
+        """
+        accumulators = self.rows_per_warp * (self.d_head + self.B_c) // WARP_SIZE
+        held_q = self.rows_per_warp * self.d_head // (2 * WARP_SIZE) if self.Q_mma_load_K_tiles == 0 else 0
+        return accumulators + held_q
+
+    # ------------------------------------------------------------------ work
+    def attn_flop(self, batch: int, heads: int, seq_len: int) -> int:
+        """FLOP of the two matrix products, every key visible: 4 · batch · heads · seq_len² · d_head."""
+        return 4 * batch * heads * seq_len * seq_len * self.d_head
+
+    def total_flop(self, batch: int, heads: int, seq_len: int) -> int:
+        """``attn_flop`` plus the softmax work of this tiling.
+
+        A score costs 5 (scale, maximum, subtraction, exponential, sum); each step of a row rescales its
+        sum and its d_head outputs (d_head + 1) and compares its maximum and exponentiates the difference
+        (3); at the end each output is divided once (d_head).
+        """
+        rows = batch * heads * seq_len
+        steps = -(-seq_len // self.B_c)
+        per_row = 5 * seq_len + steps * (self.d_head + 4) + self.d_head
+        return self.attn_flop(batch, heads, seq_len) + rows * per_row
+
+    # ------------------------------------------------------------------ feasibility
+    def malformed_reason(self) -> str | None:
+        """Why no GPU can run this configuration, or None."""
+        if self.d_head not in D_HEADS:
+            return f"d_head is {self.d_head}; this family has {', '.join(map(str, D_HEADS))}"
+        for name in ("B_r", "B_c", "n_warps"):
+            if getattr(self, name) <= 0:
+                return f"{name} is {getattr(self, name)}; it must be positive"
+        if self.B_r % (self.n_warps * MMA_M):
+            return (
+                f"B_r is {self.B_r} with {self.n_warps} warps: each warp must own a multiple of {MMA_M} "
+                f"query rows, so B_r must be a multiple of {self.n_warps * MMA_M}"
+            )
+        rows_per_pass = self.n_threads * CHUNK_BYTES // (self.d_head * self.dtype.itemsize)
+        for name in ("B_r", "B_c"):
+            if getattr(self, name) % max(rows_per_pass, MMA_K):
+                return (
+                    f"{name} is {getattr(self, name)}; {self.n_threads} threads copy {rows_per_pass} rows "
+                    f"of {self.d_head} elements at a time, so it must be a multiple of "
+                    f"{max(rows_per_pass, MMA_K)}"
+                )
+        for name, length in (("Q", self.d_head), ("K", self.d_head), ("V", self.B_c)):
+            tiles, per_load = length // MMA_K, getattr(self, f"{name}_mma_load_K_tiles")
+            if per_load < 0 or (per_load and tiles % per_load):
+                return (
+                    f"{name}_mma_load_K_tiles is {per_load}; it must be 0 or divide the {tiles} tiles of "
+                    f"{MMA_K} along the reduction of {length}"
+                )
+        q_tiles, k_tiles = self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles
+        if q_tiles and k_tiles and q_tiles != k_tiles:
+            return (
+                f"Q_mma_load_K_tiles is {q_tiles} and K_mma_load_K_tiles is {k_tiles}: operands of one "
+                "product that are both streamed must advance together; make them equal or one of them 0"
+            )
+        if self.eager_load_blocks and not self.async_copy:
+            return "eager_load_blocks needs async_copy: copies through registers cannot be under way"
+        return None
+
+    def infeasible_reason(self, facts: DeviceFacts) -> str | None:
+        """Why this configuration cannot run on the device, or None.
+
+        Args:
+            facts: the device, see ``flash_helpers.configs.device_facts``.
+        """
+        if reason := self.malformed_reason():
+            return reason
+        if facts.capability < MIN_CAPABILITY:
+            return (
+                f"{facts.name} has compute capability {facts.capability[0]}.{facts.capability[1]}; "
+                f"this family needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or newer"
+            )
+        if self.smem_bytes() > facts.smem_per_block:
+            return (
+                f"a block needs {self.smem_bytes()} bytes of shared memory; {facts.name} allows "
+                f"{facts.smem_per_block}"
+            )
+        return None

@@ -1,0 +1,62 @@
+# The commands of the project. `make run` and `make test` set everything up by themselves in .venv;
+# the gpu-* targets use the Python that is there, without any network.
+PYTHON ?= python3
+VENV ?= .venv
+VENV_PYTHON := $(VENV)/bin/python
+JOBS ?= 2
+# Where the gpu-* targets write their JSON.
+OUT ?= benchmarks/results
+
+.PHONY: help run test lint format gpu-build gpu-test gpu-bench wheel clean
+
+help:
+	@echo "make run        compute attention on the device that is there, check it, time it"
+	@echo "make test       run the tests (no GPU needed)"
+	@echo "make lint       formatter, linter and type checker"
+	@echo "make gpu-test   build every kernel and run the GPU tests, offline, with the Python that is there"
+	@echo "make gpu-bench  time the kernels beside their peers, offline, with the Python that is there"
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt requirements/cuda-compiler.txt src/flash_attention.cpp src/include/flash_attention.cuh
+	$(PYTHON) -m venv $(VENV)
+	$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The tests compile kernels: where no usable nvcc is found, pip's is installed into the environment.
+$(VENV)/.compiler: $(VENV)/.installed
+	$(VENV_PYTHON) -m flash_helpers.build.nvcc || $(VENV_PYTHON) -m pip install --quiet -r requirements/cuda-compiler.txt
+	$(VENV_PYTHON) -m flash_helpers.build.nvcc
+	touch $@
+
+run: $(VENV)/.installed
+	$(VENV_PYTHON) -m flash_helpers.run
+
+test: $(VENV)/.compiler
+	$(VENV_PYTHON) -m pytest -n $(JOBS) tests
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	git ls-files '*.cu' '*.cuh' '*.cpp' '*.hpp' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+
+format: $(VENV)/.installed
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+	git ls-files '*.cu' '*.cuh' '*.cpp' '*.hpp' | xargs $(VENV)/bin/clang-format -i
+
+gpu-test gpu-bench: export PYTHONPATH := $(CURDIR):$(CURDIR)/py:$(PYTHONPATH)
+
+gpu-build:
+	$(PYTHON) setup.py --quiet build_ext --inplace
+
+gpu-test: gpu-build
+	FLASH_ATTENTION_REQUIRE_GPU=1 $(PYTHON) -m pytest -q tests/gpu
+
+gpu-bench: gpu-build
+	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)
+
+wheel: $(VENV)/.installed
+	$(VENV_PYTHON) -m pip wheel --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
