@@ -7,9 +7,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <climits>
+#include <iterator>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "flash_attention.cuh"
 
@@ -51,6 +54,29 @@ struct Description<FlashForwardKernelConfig> {
 };
 
 template <>
+struct Description<HopperForwardKernelConfig> {
+    static constexpr const char *name = "HopperForwardKernelConfig";
+    static constexpr const char *family = "hopper";
+    static constexpr std::tuple fields{
+        FLASH_FIELD(HopperForwardKernelConfig, dtype),
+        FLASH_FIELD(HopperForwardKernelConfig, d_head),
+        FLASH_FIELD(HopperForwardKernelConfig, d_head_v),
+        FLASH_FIELD(HopperForwardKernelConfig, B_r),
+        FLASH_FIELD(HopperForwardKernelConfig, B_c),
+        FLASH_FIELD(HopperForwardKernelConfig, kv_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, q_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, overlap_products),
+        FLASH_FIELD(HopperForwardKernelConfig, ping_pong),
+        FLASH_FIELD(HopperForwardKernelConfig, softmax_reference),
+        FLASH_FIELD(HopperForwardKernelConfig, forced_overlap),
+        FLASH_FIELD(HopperForwardKernelConfig, next_item),
+        FLASH_FIELD(HopperForwardKernelConfig, direct_store),
+        FLASH_FIELD(HopperForwardKernelConfig, dynamic_schedule),
+        FLASH_FIELD(HopperForwardKernelConfig, head_sections),
+    };
+};
+
+template <>
 struct Description<ForwardTraits> {
     static constexpr const char *name = "ForwardTraits";
     static constexpr std::tuple fields{
@@ -61,7 +87,7 @@ struct Description<ForwardTraits> {
 #undef FLASH_FIELD
 
 // The configuration struct of each family.
-using Configs = std::tuple<FlashForwardKernelConfig>;
+using Configs = std::tuple<FlashForwardKernelConfig, HopperForwardKernelConfig>;
 
 // Calls f.operator()<Config>() for each family until one returns true; says whether one did.
 template <typename F>
@@ -91,6 +117,7 @@ inline constexpr bool lists_every_field =
     count_members<Struct>() == std::tuple_size_v<decltype(Description<Struct>::fields)>;
 
 static_assert(lists_every_field<FlashForwardKernelConfig>, "Description lacks a field of the struct");
+static_assert(lists_every_field<HopperForwardKernelConfig>, "Description lacks a field of the struct");
 static_assert(lists_every_field<ForwardTraits>, "Description lacks a field of the struct");
 
 // ---------------------------------------------------------------- reading
@@ -115,15 +142,47 @@ inline void read_value(const std::string &where, py::handle value, int &out) {
     out = static_cast<int>(number);
 }
 
-inline void read_value(const std::string &where, py::handle value, DType &out) {
-    if (!PyLong_Check(value.ptr()) || type_name(value) != "DType") wrong_type(where, value, "DType");
-    out = static_cast<DType>(PyLong_AsLong(value.ptr()));
-    if (out != DType::FP16 && out != DType::BF16) wrong_type(where, value, "DType.FP16 or DType.BF16");
+// The Python IntEnum of each C++ enumeration, and its values.
+template <typename Enum>
+struct EnumDescription;
+
+template <>
+struct EnumDescription<DType> {
+    static constexpr const char *name = "DType";
+    static constexpr int values[] = {static_cast<int>(DType::FP16), static_cast<int>(DType::BF16)};
+};
+
+template <>
+struct EnumDescription<SoftmaxReference> {
+    static constexpr const char *name = "SoftmaxReference";
+    static constexpr int values[] = {0, 1, 2};
+};
+
+template <>
+struct EnumDescription<NextItem> {
+    static constexpr const char *name = "NextItem";
+    static constexpr int values[] = {0, 1, 2};
+};
+
+template <typename Enum>
+    requires std::is_enum_v<Enum>
+void read_value(const std::string &where, py::handle value, Enum &out) {
+    using Description = EnumDescription<Enum>;
+    if (!PyLong_Check(value.ptr()) || type_name(value) != Description::name)
+        wrong_type(where, value, Description::name);
+    const long number = PyLong_AsLong(value.ptr());
+    if (std::ranges::find(Description::values, number) == std::end(Description::values))
+        wrong_type(where, value, "one of the values the C++ enumeration has");
+    out = static_cast<Enum>(number);
 }
 
 inline py::object to_python(bool value) { return py::bool_(value); }
 inline py::object to_python(int value) { return py::int_(value); }
-inline py::object to_python(DType value) { return py::int_(static_cast<int>(value)); }
+template <typename Enum>
+    requires std::is_enum_v<Enum>
+py::object to_python(Enum value) {
+    return py::int_(static_cast<int>(value));
+}
 
 // Reads a Python object into the C++ struct of the same name, field by field.
 template <typename Struct>
