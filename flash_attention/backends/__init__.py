@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 DEVICE_TYPES = ("cuda", "cpu")
@@ -10,11 +11,5 @@ DEVICE_TYPES = ("cuda", "cpu")
 
 @cache
 def backend(name: str) -> ModuleType:
-    """The backend for a device type. Imports ``cuda`` only when a CUDA tensor asks for it."""
-    if name == "cuda":
-        from flash_attention.backends import cuda
-
-        return cuda
-    from flash_attention.backends import cpu
-
-    return cpu
+    """The backend of a device type, imported when a tensor of that type first asks for it."""
+    return import_module(f"flash_attention.backends.{name}")
