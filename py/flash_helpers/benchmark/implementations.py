@@ -75,8 +75,9 @@ class KernelImplementation:
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call allocates nothing."""
-        from flash_attention import forward
+        import flash_attention
 
+        forward: Callable[..., Tensor] = flash_attention.forward
         config, o = self.kernel.config, torch.empty_like(q)
         if problem.causal:
             return Prepared(lambda: forward(config, q, k, v, o, causal=True))
@@ -104,6 +105,7 @@ class AttentionImplementation:
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call as a user writes it."""
-        from flash_attention import attention
+        import flash_attention
 
+        attention = getattr(flash_attention, "attention")  # noqa: B009  (not in every version)
         return Prepared(lambda: attention(q, k, v, causal=problem.causal, **self.options))
