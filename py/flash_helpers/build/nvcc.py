@@ -156,12 +156,3 @@ def _missing_from_pip(path: Path) -> str | None:
     }
     missing = [f"{package} ({file})" for file, package in parts.items() if not (toolkit / file).is_file()]
     return f"missing: {', '.join(missing)}" if missing else None
-
-
-if __name__ == "__main__":
-    # For scripts that set up a machine: exit 1 and the reasons, or exit 0 and the compiler.
-    try:
-        nvcc = find_nvcc()
-    except CompilerNotFoundError as error:
-        sys.exit(str(error))
-    print(f"{nvcc.path}, version {nvcc.build}")

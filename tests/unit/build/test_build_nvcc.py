@@ -1,6 +1,9 @@
 """Finding a compiler: missing, wrong, too old, oddly named."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,8 +128,6 @@ def test_pip_package_that_is_incomplete(tmp_path):
 
 
 def test_requirements_file_pins_the_same_packages():
-    from pathlib import Path
-
     lines = (
         (Path(__file__).resolve().parents[3] / "requirements" / "cuda-compiler.txt").read_text().splitlines()
     )
@@ -140,3 +141,16 @@ def test_cuda_tools(monkeypatch, tmp_path):
         find_cuda_tool("cuobjdump")
     program = make_program(tmp_path / "site-packages" / "nvidia" / "cu13" / "bin" / "cuobjdump")
     assert find_cuda_tool("cuobjdump") == program
+
+
+def test_check_compiler_exits_with_the_answer(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+
+    def run(cuda_home):
+        environment = {**os.environ, "PYTHONPATH": str(root / "py"), "CUDA_HOME": str(cuda_home)}
+        command = [sys.executable, "-m", "flash_helpers.build.check_compiler"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    program = make_program(tmp_path / "toolkit" / "bin" / "nvcc")
+    found = run(tmp_path / "toolkit")
+    assert (found.returncode, found.stdout, found.stderr) == (0, f"{program}, version 13.0.88\n", "")
