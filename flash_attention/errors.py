@@ -17,6 +17,7 @@ __all__ = [
     "BuildError",
     "CompilerNotFoundError",
     "DeviceNotSupportedError",
+    "InfeasibleConfigError",
     "KernelCompileError",
     "KernelLaunchError",
     "KernelNotBuiltError",
@@ -31,6 +32,10 @@ class NoCudaDeviceError(RuntimeError):
 
 class DeviceNotSupportedError(RuntimeError):
     """The kernel does not run on GPUs of this compute capability."""
+
+
+class InfeasibleConfigError(ValueError):
+    """The configuration cannot run: on any device, or on the one that holds the tensors."""
 
 
 class BindingNotBuiltError(ImportError):

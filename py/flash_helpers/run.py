@@ -38,10 +38,10 @@ def run_size(cfg: FlashForwardKernelConfig, batch: int, seq_len: int, heads: int
     )
     runs = [flash_attention.forward_timed(cfg, q, k, v) for _ in range(REPEATS[device])]
     milliseconds = statistics.median(ms for _, ms in runs)
-    seen = [x[:1, :, :REFERENCE_HEADS] for x in (q, k, v)]
-    expected, _ = reference(*seen)
+    q, k, v = (x[:1, :, :REFERENCE_HEADS] for x in (q, k, v))
+    expected, _ = reference(q, k, v)
     error = error_stats(runs[-1][0][:1, :, :REFERENCE_HEADS], expected)
-    same_precision = error_stats(py_flash_attention(*seen), expected)
+    same_precision = error_stats(py_flash_attention(q, k, v), expected)
     right = error.max_abs <= 2 * same_precision.max_abs + 1e-5
     tflops = cfg.attn_flop(batch, heads, seq_len) / milliseconds / 1e9
     return [

@@ -34,6 +34,41 @@ struct FlashForwardKernelConfig {
     auto operator<=>(const FlashForwardKernelConfig &) const = default;
 };
 
+// Against which value of a row the Hopper family's softmax takes its exponentials.
+enum class SoftmaxReference : int {
+    EXACT = 0,               // the row's maximum up to and with this tile
+    EXACT_SKIP_RESCALE = 1,  // the same; O is rescaled only when a row of the warp grew
+    LAGGED = 2,              // the maximum before this tile; growth is examined afterwards
+};
+
+// Where the Hopper family starts the next work item's first product.
+enum class NextItem : int {
+    NONE = 0,           // after this item is stored
+    WITH_LAST_PV = 1,   // together with this item's last P V
+    AFTER_LAST_PV = 2,  // after the last P V, under the normalisation and store of O
+};
+
+// Every choice of one Hopper-class kernel. Names and order: flash_helpers.kernel_configs.
+struct HopperForwardKernelConfig {
+    DType dtype;
+    int d_head;
+    int d_head_v;
+    int B_r;
+    int B_c;
+    int kv_stages;
+    int q_stages;
+    bool overlap_products;
+    bool ping_pong;
+    SoftmaxReference softmax_reference;
+    bool forced_overlap;
+    NextItem next_item;
+    bool direct_store;
+    bool dynamic_schedule;
+    bool head_sections;
+
+    auto operator<=>(const HopperForwardKernelConfig &) const = default;
+};
+
 // What a kernel is compiled to be able to do. Names and order: flash_helpers.configs.traits.
 struct ForwardTraits {
     bool causal = false;

@@ -1,0 +1,46 @@
+// FlashAttention forward for compute capability 9.0.
+//
+// A block owns B_r query rows of one (batch, head) at a time and stays on its SM for many such items.
+// Warpgroup 0 moves data (producer.cuh); the others compute, 64 rows each (consumer.cuh); tiles of K and V
+// pass between them through rings in shared memory (pipeline.cuh). S, P and O never leave registers until
+// O is finished.
+#pragma once
+
+#include "hopper/consumer.cuh"
+#include "hopper/producer.cuh"
+
+namespace flash::hopper {
+
+extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads, 1)
+    hopper_forward_kernel(const __grid_constant__ CUtensorMap q_map,
+                          const __grid_constant__ CUtensorMap k_map,
+                          const __grid_constant__ CUtensorMap v_map,
+                          const __grid_constant__ CUtensorMap o_map,
+                          const __grid_constant__ ForwardKernelArgs args) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    const SharedMemory<CFG, TRAITS> smem{smem_address(dynamic_smem)};
+    // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
+    const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
+    smem.initialise();
+
+    if (warpgroup == 0) {
+        release_registers<Static::kRegisters.producer>();
+        const TensorMaps maps{q_map, k_map, v_map, o_map};
+        const int warp = threadIdx.x / 32;
+        if (threadIdx.x == 0) {
+            LoadThread<CFG, TRAITS>{smem, maps, args}.run();
+        } else if (!CFG.direct_store && threadIdx.x == 32) {
+            run_store_thread<CFG, TRAITS>(smem, maps);
+        } else if (warp >= 2) {
+            fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
+        }
+    } else {
+        acquire_registers<Static::kRegisters.consumer>();
+        Consumer<CFG, TRAITS>(args, smem, warpgroup - 1).run();
+    }
+}
+
+}  // namespace flash::hopper

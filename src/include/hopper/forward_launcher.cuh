@@ -1,0 +1,218 @@
+// From a problem to a launch: arguments, tensor maps, order of the work; and the record by which a kernel
+// library presents a kernel of this family.
+//
+// `launch` answers with a cudaError_t:
+//     cudaErrorInvalidValue        tensors that TMA cannot express (see tensor_map.cuh), or too large a
+//     problem cudaErrorNotSupported        a negative softmax_scale: the online softmax takes maxima of
+//     unscaled scores.
+//                                  attention(q, k, v, scale) equals attention(-q, k, v, -scale): the caller
+//                                  negates Q, which is exact, or takes another family
+//     cudaErrorInsufficientDriver  a driver older than CUDA 12.0
+// or with what the launch itself reports.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "hopper/forward_kernel.cuh"
+#include "hopper/scheduler_counters.cuh"
+#include "hopper/tensor_map.cuh"
+
+namespace flash::hopper {
+
+// ---------------------------------------------------------------- section width
+// Measured on an H100 80GB HBM3, bf16, 16384 tokens, hidden size 2048.
+//
+// Not causal: K and V of a section take 8 KiB a key at most. Wider sections start many heads at once, whose
+// first reads come in bursts that DRAM cannot serve (-21 % at 512 keys); narrower ones change nothing. From
+// 4096 keys on, what counts is that a section fits the L2 cache.
+inline constexpr int64_t kSectionBytesPerKey = 8 * 1024;
+inline constexpr int64_t kSectionBytes = 32 * 1024 * 1024;
+// Causal: wide sections, whatever the cache: short items of many heads fill the end of each section. Sixteen
+// heads from 4096 queries on (+4 % over 32), and never more than 32: two blocks a head or fewer leave K and V
+// to be read from DRAM (-4 ... -21 % with 64 heads, up to 2048 keys).
+inline constexpr int kCausalSectionHeads = 32;
+inline constexpr int kLongCausalSectionHeads = 16;
+inline constexpr int kLongCausalQueries = 4096;
+
+inline int section_heads(const ForwardProblem &problem, bool causal, int d_sum) {
+    if (causal)
+        return problem.seq_len_q >= kLongCausalQueries ? kLongCausalSectionHeads : kCausalSectionHeads;
+    const int64_t head_bytes = int64_t{problem.seq_len_k} * d_sum * 2;
+    const int64_t budget = std::min(kSectionBytes, problem.seq_len_k * kSectionBytesPerKey);
+    int heads = 1;
+    while (heads * 2 * head_bytes <= budget) heads *= 2;
+    return heads;
+}
+
+// ---------------------------------------------------------------- arguments
+// Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
+inline constexpr float kMinScaleLog2 = 0x1p-100f;
+inline constexpr int kMaxSeqLen = 1 << 30;  // row numbers and their sums stay in 32 bits
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+cudaError_t make_arguments(const ForwardProblem &problem, int max_blocks, ForwardKernelArgs &args) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    constexpr double kLog2e = 1.4426950408889634;
+    if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
+    if (problem.seq_len_q > kMaxSeqLen || problem.seq_len_k > kMaxSeqLen) return cudaErrorInvalidValue;
+
+    const int total_q_blocks = (problem.seq_len_q + Static::B_r - 1) / Static::B_r;
+    args.first_q_block = TRAITS.causal ? std::max(problem.seq_len_q - problem.seq_len_k, 0) / Static::B_r : 0;
+    if (problem.seq_len_k == 0) args.first_q_block = total_q_blocks;
+    args.n_q_blocks = total_q_blocks - args.first_q_block;
+
+    const int64_t n_head_pairs = int64_t{problem.batch} * problem.n_heads;
+    const int64_t n_items = n_head_pairs * args.n_q_blocks;
+    if (std::max(n_items, n_head_pairs) > std::numeric_limits<int>::max() - 2 * max_blocks)
+        return cudaErrorInvalidValue;
+    args.n_head_pairs = static_cast<int>(n_head_pairs);
+    args.n_items = static_cast<int>(n_items);
+    const int heads =
+        CFG.head_sections ? section_heads(problem, TRAITS.causal, Static::d_head + Static::d_head_v) : 1;
+    args.section_heads = std::min(heads, args.n_head_pairs);
+
+    args.o = problem.o;
+    args.lse = problem.lse;
+    args.o_strides = problem.o_strides;
+    args.seq_len_q = problem.seq_len_q;
+    args.seq_len_k = problem.seq_len_k;
+    args.n_heads = problem.n_heads;
+    args.group_size = problem.n_heads / problem.n_heads_kv;
+    args.scale_log2 = std::max(static_cast<float>(problem.softmax_scale * kLog2e), kMinScaleLog2);
+    args.inv_scale_log2 = 1.f / args.scale_log2;
+    return cudaSuccess;
+}
+
+// Stores of 16 bytes, with or without TMA.
+inline bool output_is_aligned(const ForwardProblem &problem) {
+    const auto aligned = [](int64_t stride, int size) { return size == 1 || stride * 2 % 16 == 0; };
+    return reinterpret_cast<uintptr_t>(problem.o) % 16 == 0 &&
+           aligned(problem.o_strides.batch, problem.batch) &&
+           aligned(problem.o_strides.seq, problem.seq_len_q) &&
+           aligned(problem.o_strides.head, problem.n_heads);
+}
+
+struct EncodedMaps {
+    CUtensorMap q, k, v, o;
+};
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    const auto view = [&](const void *base, int d, int seq, int heads, const TensorStrides &strides,
+                          int box_rows) {
+        return TensorView{base, d, seq, heads, p.batch, strides, box_rows, CFG.dtype};
+    };
+    cudaError_t error =
+        find_or_encode(view(p.q, Static::d_head, p.seq_len_q, p.n_heads, p.q_strides, Static::B_r), maps.q);
+    if (error != cudaSuccess) return error;
+    error = find_or_encode(view(p.k, Static::d_head, p.seq_len_k, p.n_heads_kv, p.k_strides, Static::B_c),
+                           maps.k);
+    if (error != cudaSuccess) return error;
+    error = find_or_encode(view(p.v, Static::d_head_v, p.seq_len_k, p.n_heads_kv, p.v_strides, Static::B_c),
+                           maps.v);
+    if (error != cudaSuccess || CFG.direct_store) return error;
+    // Each warpgroup's 64 rows are stored by themselves.
+    return find_or_encode(view(p.o, Static::d_head_v, p.seq_len_q, p.n_heads, p.o_strides, kWarpgroupRows),
+                          maps.o);
+}
+
+// ---------------------------------------------------------------- launch
+inline cudaError_t sm_count(int &count) {
+    static std::array<std::atomic<int>, kMaxDevices> counts{};  // 0: not asked yet
+    int device = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+    if (device >= kMaxDevices) return cudaErrorInvalidDevice;
+    count = counts[device].load(std::memory_order_relaxed);
+    if (count != 0) return cudaSuccess;
+    const cudaError_t error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess) counts[device].store(count, std::memory_order_relaxed);
+    return error;
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    if (problem.batch == 0 || problem.n_heads == 0 || problem.seq_len_q == 0)
+        return cudaSuccess;  // no output
+    if (!output_is_aligned(problem)) return cudaErrorInvalidValue;
+
+    int n_sms = 0;
+    cudaError_t error = sm_count(n_sms);
+    if (error != cudaSuccess) return error;
+    ForwardKernelArgs args{};
+    error = make_arguments<CFG, TRAITS>(problem, n_sms, args);
+    if (error != cudaSuccess) return error;
+
+    EncodedMaps maps{};
+    if (args.n_items > 0) {
+        error = encode_maps<CFG, TRAITS>(problem, maps);
+        if (error != cudaSuccess) return error;
+        if (CFG.dynamic_schedule) {
+            SchedulerCounters *counters = nullptr;
+            error = SchedulerCounters::of_current_device(counters);
+            if (error != cudaSuccess) return error;
+            error = counters->acquire(stream, args.counter);
+            if (error != cudaSuccess) return error;
+        }
+    }
+    // One persistent block an SM. Rows without keys are shared by all of them.
+    const int n_blocks = args.first_q_block > 0 ? n_sms : std::min(n_sms, args.n_items);
+    void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
+    error = cudaLaunchKernel(reinterpret_cast<const void *>(&hopper_forward_kernel<CFG, TRAITS>),
+                             dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes, stream);
+    if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
+    return error;
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+cudaError_t load() {
+    const cudaError_t error =
+        cudaFuncSetAttribute(&hopper_forward_kernel<CFG, TRAITS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             StaticForwardKernelConfig<CFG, TRAITS>::smem_bytes);
+    if (error != cudaSuccess || !CFG.dynamic_schedule) return error;
+    SchedulerCounters *counters = nullptr;
+    const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
+    return device_error == cudaSuccess ? counters->prepare() : device_error;
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+cudaError_t attributes(KernelAttributes &out) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    cudaFuncAttributes attributes{};
+    cudaError_t error = cudaFuncGetAttributes(&attributes, &hopper_forward_kernel<CFG, TRAITS>);
+    if (error != cudaSuccess) return error;
+    int blocks_per_sm = 0;
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, &hopper_forward_kernel<CFG, TRAITS>,
+                                                          Static::n_threads, Static::smem_bytes);
+    if (error != cudaSuccess) return error;
+    out = {attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
+           static_cast<int>(attributes.sharedSizeBytes), attributes.maxThreadsPerBlock, blocks_per_sm};
+    return cudaSuccess;
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target>
+constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
+    static_assert(target == 90, "the Hopper family is compiled for target 90 (sm_90a) only");
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    return {
+        .config = CFG,
+        .traits = TRAITS,
+        .target = target,
+        .n_threads = Static::n_threads,
+        .smem_bytes = Static::smem_bytes,
+        .load = [] { return static_cast<int>(load<CFG, TRAITS>()); },
+        .launch =
+            [](const ForwardProblem &problem, void *stream) {
+                return static_cast<int>(launch<CFG, TRAITS>(problem, static_cast<cudaStream_t>(stream)));
+            },
+        .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<CFG, TRAITS>(out)); },
+    };
+}
+
+}  // namespace flash::hopper

@@ -1,0 +1,100 @@
+// The rings through which tiles pass from the producer to the consumers, and their mbarriers.
+//
+// Every slot has a "full" barrier (the tile is there; the producer arrives and announces its bytes) and an
+// "empty" one (the tile may be overwritten; every consumer warp arrives). K and V have rings of their own,
+// so that S = Q K^T of the next tile never waits for the next V. A Q slot also carries its work item, and,
+// where O is staged in it, a third barrier: "stored" is complete when all warps have written their part of O.
+//
+//     producer    wait empty -> announce bytes -> copy ............ full
+//     consumers                                  wait full -> wgmma -> arrive empty
+#pragma once
+
+#include "hopper/ptx.cuh"
+#include "hopper/static_kernel_configuration.cuh"
+
+namespace flash::hopper {
+
+// A position in a ring of kSlots. `phase` is the parity to wait for: consumers start at 0; the producer at 1,
+// so that its first wait on each fresh "empty" barrier returns at once.
+template <int kSlots>
+struct RingPosition {
+    uint32_t slot;
+    uint32_t phase;
+
+    FLASH_DEVICE void advance() {
+        if (++slot == kSlots) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Which rows of which head a block works on next, and over how many tiles of keys.
+struct WorkItem {
+    int q_block;
+    int head;  // query head
+    int batch;
+    int n_kv_blocks;  // at least 1; kNoMoreItems: there is no further item
+};
+inline constexpr int kNoMoreItems = -1;
+
+// Addresses of everything in shared memory.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct SharedMemory {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    static constexpr int kBarrierBytes = 8;
+    static constexpr int kItemsOffset = 512;
+    static constexpr int kSinkOffset = 640;
+    static_assert((3 * Static::kQStages + 4 * Static::kKvStages) * kBarrierBytes <= kItemsOffset);
+    static_assert(kItemsOffset + Static::kQStages * int(sizeof(int4)) <= kSinkOffset);
+
+    uint32_t base;  // a multiple of 1024
+
+    FLASH_DEVICE uint32_t q(uint32_t slot) const { return base + Static::kQOffset + slot * Static::kQBytes; }
+    FLASH_DEVICE uint32_t k(uint32_t slot) const { return base + Static::kKOffset + slot * Static::kKBytes; }
+    FLASH_DEVICE uint32_t v(uint32_t slot) const { return base + Static::kVOffset + slot * Static::kVBytes; }
+
+    FLASH_DEVICE uint32_t q_full(uint32_t slot) const { return barrier(0, slot); }
+    FLASH_DEVICE uint32_t q_empty(uint32_t slot) const { return barrier(Static::kQStages, slot); }
+    FLASH_DEVICE uint32_t o_staged(uint32_t slot) const { return barrier(2 * Static::kQStages, slot); }
+    FLASH_DEVICE uint32_t k_full(uint32_t slot) const { return kv_barrier(0, slot); }
+    FLASH_DEVICE uint32_t k_empty(uint32_t slot) const { return kv_barrier(1, slot); }
+    FLASH_DEVICE uint32_t v_full(uint32_t slot) const { return kv_barrier(2, slot); }
+    FLASH_DEVICE uint32_t v_empty(uint32_t slot) const { return kv_barrier(3, slot); }
+
+    FLASH_DEVICE uint32_t item(uint32_t slot) const {
+        return base + Static::kControlOffset + kItemsOffset + slot * int(sizeof(int4));
+    }
+    // A word that is written for the compiler's eyes only: see Consumer::await_pv.
+    FLASH_DEVICE uint32_t sink() const { return base + Static::kControlOffset + kSinkOffset; }
+
+    // Called by all threads before any use.
+    FLASH_DEVICE void initialise() const {
+        if (threadIdx.x == 0) {
+            for (int slot = 0; slot < Static::kQStages; ++slot) {
+                mbarrier_init(q_full(slot), 1);
+                // Freed by the consumers, or by the store thread once O has left the slot.
+                mbarrier_init(q_empty(slot), CFG.direct_store ? Static::n_consumer_warps : 1);
+                mbarrier_init(o_staged(slot), Static::n_consumer_warps);
+            }
+            for (int slot = 0; slot < Static::kKvStages; ++slot) {
+                mbarrier_init(k_full(slot), 1);
+                mbarrier_init(k_empty(slot), Static::n_consumer_warps);
+                mbarrier_init(v_full(slot), 1);
+                mbarrier_init(v_empty(slot), Static::n_consumer_warps);
+            }
+            fence_mbarrier_init();
+        }
+        __syncthreads();  // no thread touches a barrier before it is initialised
+    }
+
+  private:
+    FLASH_DEVICE uint32_t barrier(int first, uint32_t slot) const {
+        return base + Static::kControlOffset + (first + slot) * kBarrierBytes;
+    }
+    FLASH_DEVICE uint32_t kv_barrier(int kind, uint32_t slot) const {
+        return barrier(3 * Static::kQStages + kind * Static::kKvStages, slot);
+    }
+};
+
+}  // namespace flash::hopper

@@ -1,0 +1,66 @@
+// The two products of a consumer warpgroup, issued and left running: S (64, B_c) = Q K^T with both operands
+// in shared memory, O (64, d_v) += P V with P in registers.
+//
+// The slots come as `UniformSlots`: numbers that the compiler knows to be equal in the whole warp, so that
+// descriptors are computed in uniform registers. Otherwise each wgmma is preceded by moves (R2UR) of its
+// descriptor from vector registers.
+#pragma once
+
+#include "hopper/pipeline.cuh"
+#include "hopper/wgmma.cuh"
+
+namespace flash::hopper {
+
+struct UniformSlots {
+    uint32_t k, v, q;
+};
+
+// One shuffle makes three slots uniform. Without the added zero, which the compiler cannot know, ptxas would
+// prove the shuffle needless, drop it, and keep the slots in vector registers all the same.
+FLASH_DEVICE UniformSlots make_uniform(uint32_t k, uint32_t v, uint32_t q, uint32_t opaque_zero) {
+    const uint32_t packed = __shfl_sync(kFullWarp, (k | (v << 8) | (q << 16)) + opaque_zero, 0);
+    return {packed & 255, (packed >> 8) & 255, packed >> 16};
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct Products {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    using QKWgmma = Wgmma<CFG.dtype, Static::B_c>;
+    using PVWgmma = Wgmma<CFG.dtype, Static::d_head_v>;
+
+    uint32_t q_lower_word, k_lower_word, v_lower_word;  // of the descriptors of slot 0
+
+    FLASH_DEVICE Products(const SharedMemory<CFG, TRAITS> &smem, int warpgroup)
+        : q_lower_word(descriptor_lower_word(smem.q(0) + warpgroup * kWarpgroupRows * kPanelRowBytes, 16)),
+          k_lower_word(descriptor_lower_word(smem.k(0), 16)),
+          v_lower_word(descriptor_lower_word(smem.v(0), Static::B_c * kPanelRowBytes)) {}
+
+    FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const UniformSlots &slots) const {
+        const uint64_t k = make_descriptor(k_lower_word + slots.k * descriptor_step(Static::kKBytes));
+        const uint64_t q = make_descriptor(q_lower_word + slots.q * descriptor_step(Static::kQBytes));
+        pin_registers(rmem_S);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Static::d_head / kMmaDepth; ++step) {
+            QKWgmma::multiply_shared(rmem_S, q + column_step(step, Static::B_r),
+                                     k + column_step(step, Static::B_c), step > 0);
+        }
+        wgmma_commit();
+    }
+
+    FLASH_DEVICE void issue_pv(float (&rmem_O)[Static::d_head_v / 2], uint32_t (&rmem_P)[Static::B_c / 4],
+                               const UniformSlots &slots) const {
+        const uint64_t v = make_descriptor(v_lower_word + slots.v * descriptor_step(Static::kVBytes));
+        pin_registers(rmem_O);
+        pin_registers(rmem_P);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Static::B_c / kMmaDepth; ++step) {
+            PVWgmma::multiply_registers(rmem_O, rmem_P[4 * step], rmem_P[4 * step + 1], rmem_P[4 * step + 2],
+                                        rmem_P[4 * step + 3], v + row_step(step));
+        }
+        wgmma_commit();
+    }
+};
+
+}  // namespace flash::hopper

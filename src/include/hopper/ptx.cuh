@@ -1,0 +1,205 @@
+// The PTX instructions of the Hopper family, one function each: mbarriers, bulk tensor copies (TMA),
+// named barriers, register reallocation, and the few arithmetic instructions C++ has no name for.
+// Shared memory addresses are 32-bit (`smem_address`). wgmma has a header of its own.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "flash_attention.cuh"
+
+namespace flash::hopper {
+
+#define FLASH_DEVICE __device__ __forceinline__
+
+inline constexpr uint32_t kFullWarp = 0xffffffffu;
+
+FLASH_DEVICE uint32_t smem_address(const void *pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---------------------------------------------------------------- mbarriers
+// A barrier is at a phase; its parity is the phase's lowest bit. The phase ends when `count` arrivals
+// and all announced bytes are in.
+FLASH_DEVICE void mbarrier_init(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+// Makes initialised barriers visible to the asynchronous copies of the whole block.
+FLASH_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+FLASH_DEVICE void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives and announces `bytes` of copies that complete on this barrier.
+FLASH_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+// Returns when the phase of this parity has ended. try_wait may give up early: hence the loop.
+FLASH_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "WAIT_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra DONE_%=;\n"
+        "bra WAIT_%=;\n"
+        "DONE_%=:\n"
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// ---------------------------------------------------------------- named barriers (1 to 15; 0 is
+// __syncthreads)
+FLASH_DEVICE void named_barrier_sync(int id, int n_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+FLASH_DEVICE void named_barrier_arrive(int id, int n_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+// ---------------------------------------------------------------- bulk tensor copies
+// L2 cache policies: Q is read once, K and V are read again by other query blocks.
+FLASH_DEVICE uint64_t evict_first_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+FLASH_DEVICE uint64_t evict_last_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Global to shared memory: the map's box at (column, row, head, batch). What lies outside the tensor
+// arrives as zeros, and the full box counts on the barrier.
+FLASH_DEVICE void tma_load(uint32_t smem, const CUtensorMap *map, uint32_t barrier, int column, int row,
+                           int head, int batch, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(smem),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "l"(policy)
+        : "memory");
+}
+
+// Shared to global memory; what lies outside the tensor is not written.
+FLASH_DEVICE void tma_store(uint32_t smem, const CUtensorMap *map, int column, int row, int head, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(smem), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+}
+
+FLASH_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// All committed stores have read their shared memory: it may be written again.
+FLASH_DEVICE void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// All committed stores are done.
+FLASH_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Ordinary shared memory writes of this thread become visible to bulk copies and wgmma.
+FLASH_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---------------------------------------------------------------- registers
+template <int kRegisters>
+FLASH_DEVICE void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+FLASH_DEVICE void acquire_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ---------------------------------------------------------------- shared memory words
+FLASH_DEVICE void store_shared(uint32_t address, uint32_t value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+FLASH_DEVICE void store_shared(uint32_t address, int4 value) {
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+FLASH_DEVICE int4 load_shared_int4(uint32_t address) {
+    int4 value;
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+// Four 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i.
+FLASH_DEVICE void ldmatrix_x4(uint32_t (&fragment)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+FLASH_DEVICE void stmatrix_x4(uint32_t address, uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v0),
+                 "r"(v1), "r"(v2), "r"(v3)
+                 : "memory");
+}
+
+// 16 bytes to global memory, marked as not read again soon.
+FLASH_DEVICE void store_global_streaming(void *address, const uint32_t (&v)[4]) {
+    asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
+// ---------------------------------------------------------------- arithmetic
+// 2^x by the special function unit; denormals become zero, -inf gives 0.
+FLASH_DEVICE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Logical shift right that gives 0 for n >= 32.
+FLASH_DEVICE uint32_t shift_right_clamped(uint32_t value, int n) {
+    uint32_t result;
+    asm("shr.b32 %0, %1, %2;" : "=r"(result) : "r"(value), "r"(n));
+    return result;
+}
+
+// Two floats rounded to one register of 16-bit elements; `low` in the lower half.
+template <DType kDType>
+FLASH_DEVICE uint32_t pack(float low, float high) {
+    uint32_t packed;
+    if constexpr (kDType == DType::BF16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+}
+
+// c (16, 8) += a (16, 16) b (16, 8): the warp-wide product, whose accumulator layout is wgmma's.
+template <DType kDType>
+FLASH_DEVICE void mma_m16n8k16(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#define FLASH_MMA(TYPE)                                                                 \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                 \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (kDType == DType::BF16) {
+        FLASH_MMA("bf16");
+    } else {
+        FLASH_MMA("f16");
+    }
+#undef FLASH_MMA
+}
+
+}  // namespace flash::hopper

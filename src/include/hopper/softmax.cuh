@@ -1,0 +1,140 @@
+// The online softmax of one warpgroup's tile, in float32, two rows a thread (r = 0, 1).
+//
+// For every row: reference m (in units of the scores), sum l = sum of exp2((s - m) c) with
+// c = softmax_scale log2(e), and O = sum of the same weights times V. When m changes, l and O are multiplied
+// by 2^((m_old - m_new) c). Sums stay with the thread until the end; maxima are shared by the four lanes of a
+// row.
+//
+// Exact: m is the maximum up to and with this tile; the exponentials wait for it.
+//
+// Lagged: the exponentials take the reference known before the tile, so nothing stands between the product
+// and them. How far the tile outgrew the reference (in powers of two) is found beside them by an integer
+// maximum - the bits of floats above zero order like integers, and those of floats below zero are negative -
+// and looked at once all wgmma have drained:
+//     growth <= 2^8     nothing: P <= 256 fits fp16 and bf16, l and O have room
+//     growth <= 2^100   P, l, O are rescaled to the new maximum
+//     more, or NaN      P may have overflowed: the tile's scores are computed again, with the exact softmax
+#pragma once
+
+#include <cmath>
+
+#include "hopper/layout.cuh"
+#include "hopper/ptx.cuh"
+
+namespace flash::hopper {
+
+inline constexpr float kToleratedGrowth = 8.0f;     // log2; P <= 2^8
+inline constexpr float kRescalableGrowth = 100.0f;  // log2; P <= 2^100 and its sum stay finite
+
+template <int B_c>
+struct OnlineSoftmax {
+    float reference[2];
+    float sum[2];                      // the thread's share
+    float rescale[2];                  // of O, by the last step
+    int growth[2] = {0, 0};            // lagged: bits of the largest log2 growth of the last step
+    float sum_before[2] = {0.f, 0.f};  // lagged: the sums before the last step
+
+    // S -> P in place, with the exact maximum. kFirst: there is no tile before. kMayBeEmpty: masks may have
+    // left a row without any key so far, and its -inf must not meet -inf.
+    template <bool kFirst, bool kMayBeEmpty>
+    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float scale_log2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float tile_maximum = row_maximum(rmem_S, r);
+            const float maximum = kFirst ? tile_maximum : fmaxf(reference[r], tile_maximum);
+            const float finite = kMayBeEmpty && maximum == -INFINITY ? 0.f : maximum;
+            rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - finite) * scale_log2);
+            reference[r] = maximum;
+            const float offset = finite * scale_log2;
+            float even = 0.f, odd = 0.f;  // two chains of additions
+#pragma unroll
+            for (int i = 2 * r; i < B_c / 2; i += 4) {
+                const float p0 = exp2_approx(fmaf(rmem_S[i], scale_log2, -offset));
+                const float p1 = exp2_approx(fmaf(rmem_S[i + 1], scale_log2, -offset));
+                rmem_S[i] = p0;
+                rmem_S[i + 1] = p1;
+                even += p0;
+                odd += p1;
+            }
+            sum[r] = (kFirst ? 0.f : sum[r] * rescale[r]) + (even + odd);
+        }
+    }
+
+    // S -> P in place, with the reference of the tile before; sets `growth`.
+    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float scale_log2) {
+        const float offset0 = reference[0] * scale_log2, offset1 = reference[1] * scale_log2;
+        float even0 = 0.f, odd0 = 0.f, even1 = 0.f, odd1 = 0.f;
+        growth[0] = growth[1] = 0;
+        sum_before[0] = sum[0];
+        sum_before[1] = sum[1];
+#pragma unroll
+        for (int i = 0; i < B_c / 2; i += 4) {
+            const float x0 = fmaf(rmem_S[i], scale_log2, -offset0);
+            const float x1 = fmaf(rmem_S[i + 1], scale_log2, -offset0);
+            const float y0 = fmaf(rmem_S[i + 2], scale_log2, -offset1);
+            const float y1 = fmaf(rmem_S[i + 3], scale_log2, -offset1);
+            growth[0] = __vimax3_s32(growth[0], __float_as_int(x0), __float_as_int(x1));
+            growth[1] = __vimax3_s32(growth[1], __float_as_int(y0), __float_as_int(y1));
+            rmem_S[i] = exp2_approx(x0);
+            rmem_S[i + 1] = exp2_approx(x1);
+            rmem_S[i + 2] = exp2_approx(y0);
+            rmem_S[i + 3] = exp2_approx(y1);
+            even0 += rmem_S[i];
+            odd0 += rmem_S[i + 1];
+            even1 += rmem_S[i + 2];
+            odd1 += rmem_S[i + 3];
+        }
+        sum[0] += even0 + odd0;
+        sum[1] += even1 + odd1;
+    }
+
+    // Whether any row of the warp outgrew its reference by more than 2^limit. NaN counts as more.
+    FLASH_DEVICE bool warp_outgrew(float limit) const {
+        return __any_sync(kFullWarp, max(growth[0], growth[1]) > __float_as_int(limit));
+    }
+
+    // Takes the growth of the last lagged step into the reference: P and the sums follow; `rescale` is O's.
+    FLASH_DEVICE void adopt_growth(float (&rmem_P)[B_c / 2], float scale_log2, float inv_scale_log2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float grown = reference[r] + quad_maximum(__int_as_float(growth[r])) * inv_scale_log2;
+            rescale[r] = exp2_approx((reference[r] - grown) * scale_log2);  // of the rounded reference
+            reference[r] = grown;
+            sum[r] *= rescale[r];
+        }
+#pragma unroll
+        for (int i = 0; i < B_c / 2; ++i) rmem_P[i] *= rescale[(i >> 1) & 1];
+    }
+
+    // Forgets the last lagged step.
+    FLASH_DEVICE void undo_lagged_step() {
+        sum[0] = sum_before[0];
+        sum[1] = sum_before[1];
+    }
+
+    // The maximum over the four lanes that hold a row.
+    static FLASH_DEVICE float quad_maximum(float x) {
+        x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
+        return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
+    }
+
+  private:
+    FLASH_DEVICE float row_maximum(const float (&rmem_S)[B_c / 2], int r) const {
+        float even = rmem_S[2 * r], odd = rmem_S[2 * r + 1];  // two chains
+#pragma unroll
+        for (int i = 4 + 2 * r; i < B_c / 2; i += 4) {
+            even = fmaxf(even, rmem_S[i]);
+            odd = fmaxf(odd, rmem_S[i + 1]);
+        }
+        return quad_maximum(fmaxf(even, odd));
+    }
+};
+
+// Multiplies an accumulator (64, n) by one factor a row.
+template <int n>
+FLASH_DEVICE void scale_rows(float (&rmem)[n], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) rmem[i] *= factor[(i >> 1) & 1];
+}
+
+}  // namespace flash::hopper

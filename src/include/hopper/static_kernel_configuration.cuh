@@ -1,0 +1,99 @@
+// What follows from a Hopper configuration at compile time: threads, registers, and the map of shared
+// memory. A configuration that cannot work is refused here by name.
+//
+// Shared memory of a block:
+//
+//     Q slots     q_stages  x (B_r, d)     O is staged in its item's Q slot unless it is stored directly
+//     K ring      kv_stages x (B_c, d)
+//     V ring      kv_stages x (B_c, d_v)
+//     control     1 KiB: mbarriers, the work item of each Q slot
+#pragma once
+
+#include "flash_attention.cuh"
+#include "hopper/layout.cuh"
+
+namespace flash::hopper {
+
+inline constexpr int kWarpgroupThreads = 128;
+inline constexpr int kWarpsPerWarpgroup = 4;
+inline constexpr int kControlBytes = 1024;
+inline constexpr int kMaxSmemBytes = 227 * 1024;
+
+// Registers a thread of the producer and of a consumer warpgroup, by number of consumers. A block is
+// launched with 65536 / threads registers a thread (rounded down to 8), and setmaxnreg moves them: the
+// sum over the warpgroups must not exceed that allocation, or the request never returns. 40 are what the
+// producer's item decoding needs; 32 spill a few bytes outside its loop but leave consumers theirs.
+struct RegisterBudget {
+    int producer, consumer;
+};
+constexpr RegisterBudget register_budget(int n_consumers) {
+    switch (n_consumers) {
+        case 1:
+            return {40, 208};
+        case 2:
+            return {40, 232};
+        case 3:
+            return {32, 160};
+        case 4:
+            return {32, 112};
+        default:
+            return {0, 0};
+    }
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct StaticForwardKernelConfig {
+    static constexpr DType kDType = CFG.dtype;
+    static constexpr int d_head = CFG.d_head;      // columns of Q and K
+    static constexpr int d_head_v = CFG.d_head_v;  // columns of V and O
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int kQStages = CFG.q_stages;
+    static constexpr int kKvStages = CFG.kv_stages;
+
+    static constexpr int n_consumers = B_r / kWarpgroupRows;
+    static constexpr int n_consumer_warps = n_consumers * kWarpsPerWarpgroup;
+    static constexpr int n_threads = (n_consumers + 1) * kWarpgroupThreads;
+    static constexpr RegisterBudget kRegisters = register_budget(n_consumers);
+
+    static constexpr int kQBytes = tile_bytes(B_r, d_head);
+    static constexpr int kKBytes = tile_bytes(B_c, d_head);
+    static constexpr int kVBytes = tile_bytes(B_c, d_head_v);
+
+    static constexpr int kQOffset = 0;
+    static constexpr int kKOffset = kQOffset + kQStages * kQBytes;
+    static constexpr int kVOffset = kKOffset + kKvStages * kKBytes;
+    static constexpr int kControlOffset = kVOffset + kKvStages * kVBytes;
+    static constexpr int smem_bytes = kControlOffset + kControlBytes;
+
+    // Causal blocks of three warpgroups: the first tile may lie wholly above a warpgroup's diagonal.
+    static constexpr bool kSkipsLeadingTile = TRAITS.causal && n_consumers == 3;
+
+    static_assert(d_head % kMmaDepth == 0 && d_head >= 16 && d_head <= 256,
+                  "d_head: a multiple of 16 up to 256");
+    static_assert(d_head_v % 32 == 0 && d_head_v >= 32 && d_head_v <= 256,
+                  "d_head_v: a multiple of 32 up to 256 (direct stores move 32 columns)");
+    static_assert(B_r % kWarpgroupRows == 0 && n_consumers >= 1 && n_consumers <= 4,
+                  "B_r: 64 rows a consumer warpgroup, one to four of them");
+    static_assert(B_c % kMmaDepth == 0 && B_c >= 16 && B_c <= 256, "B_c: a multiple of 16 up to 256");
+    static_assert(kQStages >= 1 && kQStages <= 4, "q_stages: 1 to 4");
+    static_assert(kKvStages >= 2 && kKvStages <= 8,
+                  "kv_stages: 2 to 8 (V's slot is still in use when the next K is waited for)");
+    static_assert(smem_bytes <= kMaxSmemBytes, "the tiles exceed the 227 KiB of shared memory of a block");
+    static_assert(CFG.direct_store || kQBytes >= tile_bytes(B_r, d_head_v),
+                  "O is staged in Q's slot and must fit: d_head_v <= d_head, or direct_store");
+    static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
+    static_assert(!CFG.forced_overlap || CFG.overlap_products,
+                  "forced_overlap forces the softmax under P V: overlap_products must put it there");
+    static_assert(CFG.next_item == NextItem::NONE || CFG.overlap_products,
+                  "next_item: starting the next item early needs overlap_products");
+    static_assert(
+        CFG.next_item == NextItem::NONE || CFG.direct_store || kQStages >= 2,
+        "next_item: O is staged in the old Q slot while the next Q is in use: two q_stages, or direct_store");
+    static_assert(
+        CFG.next_item != NextItem::AFTER_LAST_PV || (n_consumers == 2 && kQStages >= 2),
+        "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot, or with "
+        "tiles that a warpgroup skips, the warpgroups would wait for each other");
+};
+
+}  // namespace flash::hopper
