@@ -7,9 +7,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <array>
 #include <climits>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "flash_attention.cuh"
 
@@ -51,6 +54,29 @@ struct Description<FlashForwardKernelConfig> {
 };
 
 template <>
+struct Description<HopperForwardKernelConfig> {
+    static constexpr const char *name = "HopperForwardKernelConfig";
+    static constexpr const char *family = "hopper";
+    static constexpr std::tuple fields{
+        FLASH_FIELD(HopperForwardKernelConfig, dtype),
+        FLASH_FIELD(HopperForwardKernelConfig, d_head),
+        FLASH_FIELD(HopperForwardKernelConfig, d_head_v),
+        FLASH_FIELD(HopperForwardKernelConfig, B_r),
+        FLASH_FIELD(HopperForwardKernelConfig, B_c),
+        FLASH_FIELD(HopperForwardKernelConfig, kv_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, q_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, overlap_products),
+        FLASH_FIELD(HopperForwardKernelConfig, ping_pong),
+        FLASH_FIELD(HopperForwardKernelConfig, softmax_reference),
+        FLASH_FIELD(HopperForwardKernelConfig, forced_overlap),
+        FLASH_FIELD(HopperForwardKernelConfig, next_item),
+        FLASH_FIELD(HopperForwardKernelConfig, direct_store),
+        FLASH_FIELD(HopperForwardKernelConfig, dynamic_schedule),
+        FLASH_FIELD(HopperForwardKernelConfig, head_sections),
+    };
+};
+
+template <>
 struct Description<ForwardTraits> {
     static constexpr const char *name = "ForwardTraits";
     static constexpr std::tuple fields{
@@ -60,8 +86,30 @@ struct Description<ForwardTraits> {
 
 #undef FLASH_FIELD
 
+// The enumerations among the fields: name and numbers are those of the Python IntEnum.
+template <std::size_t N>
+struct EnumDescription {
+    const char *name;
+    std::array<long, N> numbers;
+};
+
+template <typename... Enum>
+constexpr EnumDescription<sizeof...(Enum)> enumeration(const char *name, Enum... values) {
+    return {name, {static_cast<long>(values)...}};
+}
+
+constexpr auto describe(DType) { return enumeration("DType", DType::FP16, DType::BF16); }
+constexpr auto describe(SoftmaxReference) {
+    using enum SoftmaxReference;
+    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED);
+}
+constexpr auto describe(NextItem) {
+    using enum NextItem;
+    return enumeration("NextItem", NONE, WITH_LAST_PV, AFTER_LAST_PV);
+}
+
 // The configuration struct of each family.
-using Configs = std::tuple<FlashForwardKernelConfig>;
+using Configs = std::tuple<FlashForwardKernelConfig, HopperForwardKernelConfig>;
 
 // Calls f.operator()<Config>() for each family until one returns true; says whether one did.
 template <typename F>
@@ -91,6 +139,7 @@ inline constexpr bool lists_every_field =
     count_members<Struct>() == std::tuple_size_v<decltype(Description<Struct>::fields)>;
 
 static_assert(lists_every_field<FlashForwardKernelConfig>, "Description lacks a field of the struct");
+static_assert(lists_every_field<HopperForwardKernelConfig>, "Description lacks a field of the struct");
 static_assert(lists_every_field<ForwardTraits>, "Description lacks a field of the struct");
 
 // ---------------------------------------------------------------- reading
@@ -115,15 +164,28 @@ inline void read_value(const std::string &where, py::handle value, int &out) {
     out = static_cast<int>(number);
 }
 
-inline void read_value(const std::string &where, py::handle value, DType &out) {
-    if (!PyLong_Check(value.ptr()) || type_name(value) != "DType") wrong_type(where, value, "DType");
-    out = static_cast<DType>(PyLong_AsLong(value.ptr()));
-    if (out != DType::FP16 && out != DType::BF16) wrong_type(where, value, "DType.FP16 or DType.BF16");
+// A Python IntEnum of the same name; its numbers are the enumerators'.
+template <typename Enum>
+    requires std::is_enum_v<Enum>
+void read_value(const std::string &where, py::handle value, Enum &out) {
+    constexpr auto description = describe(Enum{});
+    if (!PyLong_Check(value.ptr()) || type_name(value) != description.name) {
+        wrong_type(where, value, description.name);
+    }
+    const long number = PyLong_AsLong(value.ptr());
+    if (std::ranges::find(description.numbers, number) == description.numbers.end()) {
+        wrong_type(where, value, description.name);
+    }
+    out = static_cast<Enum>(number);
 }
 
 inline py::object to_python(bool value) { return py::bool_(value); }
 inline py::object to_python(int value) { return py::int_(value); }
-inline py::object to_python(DType value) { return py::int_(static_cast<int>(value)); }
+template <typename Enum>
+    requires std::is_enum_v<Enum>
+py::object to_python(Enum value) {
+    return py::int_(static_cast<int>(value));
+}
 
 // Reads a Python object into the C++ struct of the same name, field by field.
 template <typename Struct>
