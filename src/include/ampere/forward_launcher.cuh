@@ -54,10 +54,10 @@ struct ForwardLauncher {
 
     // An empty output is no error and launches nothing.
     static int launch(const ForwardProblem &problem, void *stream) {
-        const int64_t blocks =
-            int64_t(ceil_div(problem.seq_len_q, Kernel::B_r)) * problem.batch * problem.n_heads;
+        const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
+        const int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
-        if (blocks < 0 || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+        if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
         flash_forward_kernel<CFG, TRAITS>
             <<<static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
                static_cast<cudaStream_t>(stream)>>>(make_args(problem));
