@@ -13,14 +13,14 @@
 
 using namespace flash::hopper;
 
-#define CHECK(condition, ...)                                     \
-    do {                                                          \
-        if (!(condition)) {                                       \
+#define CHECK(condition, ...)                                           \
+    do {                                                                \
+        if (!(condition)) {                                             \
             std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            std::printf(__VA_ARGS__);                             \
-            std::printf("\n");                                    \
-            std::exit(1);                                         \
-        }                                                         \
+            std::printf(__VA_ARGS__);                                   \
+            std::printf("\n");                                          \
+            std::exit(1);                                               \
+        }                                                               \
     } while (0)
 
 static uint32_t swizzle(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
@@ -53,8 +53,10 @@ static void test_chunks_are_where_tma_puts_them() {
             for (int row = 0; row < rows; ++row) {
                 for (int chunk = 0; chunk < panel_count(d) * 8; ++chunk) {
                     const uint32_t offset = chunk_offset(rows, row, chunk);
-                    CHECK(offset == tma_address(rows, row, chunk * 8), "d %d, row %d, chunk %d", d, row, chunk);
-                    CHECK(offset + 16 <= static_cast<uint32_t>(tile_bytes(rows, d)), "row %d, chunk %d", row, chunk);
+                    CHECK(offset == tma_address(rows, row, chunk * 8), "d %d, row %d, chunk %d", d, row,
+                          chunk);
+                    CHECK(offset + 16 <= static_cast<uint32_t>(tile_bytes(rows, d)), "row %d, chunk %d", row,
+                          chunk);
                     seen.insert(offset);
                 }
             }
@@ -114,7 +116,8 @@ static void test_v_descriptors_walk_the_tile() {
 // Slots lie as far into shared memory as a block can have it: the lower word holds the sum.
 static void test_descriptors_reach_all_of_shared_memory() {
     const uint32_t last = 227 * 1024 - 1024;
-    const uint64_t tile = make_descriptor(descriptor_lower_word(0, 128 * kPanelRowBytes) + descriptor_step(last));
+    const uint64_t tile =
+        make_descriptor(descriptor_lower_word(0, 128 * kPanelRowBytes) + descriptor_step(last));
     CHECK(start_address(tile) == last, "%u", start_address(tile));
     CHECK(leading_bytes(tile) == 128 * kPanelRowBytes, "%u", leading_bytes(tile));
     CHECK(stride_bytes(tile) == kSwizzleBytes, "%u", stride_bytes(tile));
@@ -127,7 +130,8 @@ static void test_accumulators_cover_the_tile_once() {
             for (int lane = 0; lane < 32; ++lane) {
                 for (int i = 0; i < n / 2; ++i) {
                     const int row = accumulator_row(warp, lane, i), column = accumulator_column(lane, i);
-                    CHECK(row >= 0 && row < 64 && column >= 0 && column < n, "row %d, column %d", row, column);
+                    CHECK(row >= 0 && row < 64 && column >= 0 && column < n, "row %d, column %d", row,
+                          column);
                     seen.insert({row, column});
                 }
             }
@@ -136,8 +140,8 @@ static void test_accumulators_cover_the_tile_once() {
     }
 }
 
-// Register j of the A fragment of a k16 step holds row lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2) and
-// the next (PTX ISA, wgmma register fragments). Packing S in pairs must give exactly that.
+// Register j of the A fragment of a k16 step holds row lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2)
+// and the next (PTX ISA, wgmma register fragments). Packing S in pairs must give exactly that.
 static void test_packed_scores_are_the_a_operand() {
     for (int lane = 0; lane < 32; ++lane) {
         for (int step = 0; step < 8; ++step) {

@@ -9,14 +9,14 @@
 
 using namespace flash::hopper;
 
-#define CHECK(condition, ...)                                     \
-    do {                                                          \
-        if (!(condition)) {                                       \
+#define CHECK(condition, ...)                                           \
+    do {                                                                \
+        if (!(condition)) {                                             \
             std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            std::printf(__VA_ARGS__);                             \
-            std::printf("\n");                                    \
-            std::exit(1);                                         \
-        }                                                         \
+            std::printf(__VA_ARGS__);                                   \
+            std::printf("\n");                                          \
+            std::exit(1);                                               \
+        }                                                               \
     } while (0)
 
 // Keys that query `row` sees: bottom-right alignment.
@@ -34,7 +34,8 @@ static void check(int batch, int n_heads, int seq_len_q, int seq_len_k, int sect
     std::map<int, int> last_of_section;
     for (int number = 0; number < shape.n_items; ++number) {
         const WorkItem item = work_item<B_r, B_c, kCausal>(shape, number);
-        const bool fresh = n_kv_blocks.emplace(std::tuple{item.batch, item.head, item.q_block}, item.n_kv_blocks).second;
+        const bool fresh =
+            n_kv_blocks.emplace(std::tuple{item.batch, item.head, item.q_block}, item.n_kv_blocks).second;
         CHECK(fresh, "item %d comes twice", number);
         // Longest first inside a section.
         const int section = (item.batch * n_heads + item.head) / shape.section_heads;
@@ -46,7 +47,8 @@ static void check(int batch, int n_heads, int seq_len_q, int seq_len_k, int sect
     for (int b = 0; b < batch; ++b) {
         for (int h = 0; h < n_heads; ++h) {
             for (int block = 0; block * B_r < seq_len_q; ++block) {
-                int most = 0;  // over all rows of the block, those past the end too: they are computed and dropped
+                int most =
+                    0;  // over all rows of the block, those past the end too: they are computed and dropped
                 for (int row = block * B_r; row < (block + 1) * B_r; ++row) {
                     const int keys = visible_keys(row, seq_len_q, seq_len_k, kCausal);
                     if (keys > most) most = keys;
@@ -91,7 +93,8 @@ static void test_section_width() {
 
 static void test_limits() {
     WorkShape shape{};
-    CHECK(plan_work(65536, 3, 64, 64, 128, false, 32, shape) && shape.n_items == 65536 * 3, "past 65535 heads");
+    CHECK(plan_work(65536, 3, 64, 64, 128, false, 32, shape) && shape.n_items == 65536 * 3,
+          "past 65535 heads");
     CHECK(!plan_work(1 << 16, 1 << 16, 64, 64, 128, false, 32, shape), "2^32 heads");
     CHECK(!plan_work(1, 1, kMaxSeqLen + 1, 64, 128, false, 32, shape), "queries");
     CHECK(!plan_work(1, 1, 64, kMaxSeqLen + 1, 128, false, 32, shape), "keys");
