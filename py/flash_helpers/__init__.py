@@ -3,3 +3,5 @@
 Importing this package, or any module outside ``flash_helpers.test`` and
 ``flash_helpers.benchmark``, imports neither torch nor CUDA.
 """
+
+__version__ = "0.1.0"

@@ -1,8 +1,103 @@
-"""The one module that reads environment variables."""
+"""The one module that reads environment variables.
+
+Every function reads its variable when it is called, so that a test or a notebook can change it.
+``VARIABLES`` lists them all; the documentation's table is made of it.
+"""
+
+from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Variable(NamedTuple):
+    """One environment variable: its name, what holds when it is not set, and what it does."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+VARIABLES = (
+    Variable(
+        "FLASH_ATTENTION_JIT",
+        "1",
+        "compile a kernel that is not built yet on first use; 0 raises KernelNotBuiltError instead",
+    ),
+    Variable(
+        "FLASH_ATTENTION_CACHE_DIR",
+        "$XDG_CACHE_HOME/flash_attention_kernels, else ~/.cache/flash_attention_kernels",
+        "folder of compiled kernels",
+    ),
+    Variable(
+        "FLASH_ATTENTION_JOBS", "cores, at most one for 2 GB of memory", "kernels compiled at the same time"
+    ),
+    Variable("CUDA_HOME", "not set", "folder of the CUDA toolkit whose bin/nvcc is tried first"),
+    Variable(
+        "KERNELS",
+        "not set",
+        "which kernels get_kernel_configs() lists: prog, prog_all, all, tune, or B_r,B_c",
+    ),
+)
+
+_ON = ("1", "true", "on", "yes")
+_OFF = ("0", "false", "off", "no")
+
+
+def jit_enabled() -> bool:
+    """``FLASH_ATTENTION_JIT``: whether a kernel that is not built is compiled on first use.
+
+    Raises:
+        ValueError: the value is neither on nor off.
+    """
+    value = os.environ.get("FLASH_ATTENTION_JIT", "").strip().lower() or "1"
+    if value in _ON:
+        return True
+    if value in _OFF:
+        return False
+    raise ValueError(f"FLASH_ATTENTION_JIT is {value!r}; allowed: {', '.join(_ON)} or {', '.join(_OFF)}")
+
+
+def cache_dir() -> Path:
+    """``FLASH_ATTENTION_CACHE_DIR``: where compiled kernels are kept. The folder may not exist yet."""
+    if folder := os.environ.get("FLASH_ATTENTION_CACHE_DIR", "").strip():
+        return Path(folder).expanduser().absolute()
+    # The XDG specification says that a relative path in it is to be ignored.
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if xdg.is_absolute():
+        return xdg / "flash_attention_kernels"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a home folder, as in some containers
+        home = Path("/nonexistent")
+    return home / ".cache" / "flash_attention_kernels"
+
+
+def jobs() -> int | None:
+    """``FLASH_ATTENTION_JOBS``: compilations at the same time; ``None`` where it is not set.
+
+    Raises:
+        ValueError: the value is no positive integer.
+    """
+    value = os.environ.get("FLASH_ATTENTION_JOBS", "").strip()
+    if not value:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"FLASH_ATTENTION_JOBS is {value!r}; allowed: an integer from 1 on")
+    return int(value)
+
+
+def cuda_homes() -> list[Path]:
+    """``CUDA_HOME``: toolkit folders to try first. Empty parts of a list (a stray colon) are skipped."""
+    return [Path(part.strip()) for part in os.environ.get("CUDA_HOME", "").split(os.pathsep) if part.strip()]
+
+
+def search_path() -> list[Path]:
+    """``PATH``: the folders in which programs are looked for."""
+    return [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
 
 
 def kernel_set() -> str:
     """``KERNELS``: the set of kernels that ``get_kernel_configs()`` gives when asked for none by name."""
-    return os.environ.get("KERNELS", "")
+    return os.environ.get("KERNELS", "").strip()

@@ -18,7 +18,10 @@ from flash_helpers.kernel_configs import FlashForwardKernelConfig, parse_kernel_
 from flash_helpers.test.utils import QKVConfig, error_stats, generate_qkv, py_flash_attention, reference
 
 KERNEL = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
-SIZES = {"cpu": ((1, 128, 4), (1, 512, 8), (2, 1024, 8)), "cuda": ((1, 512, 8), (4, 2048, 16), (16, 4096, 16))}
+SIZES = {
+    "cpu": ((1, 128, 4), (1, 512, 8), (2, 1024, 8)),
+    "cuda": ((1, 512, 8), (4, 2048, 16), (16, 4096, 16)),
+}
 REPEATS = {"cpu": 3, "cuda": 10}
 REFERENCE_HEADS = 2  # the float64 reference of a large problem is computed for its first heads only
 
@@ -29,14 +32,16 @@ def run_size(cfg: FlashForwardKernelConfig, batch: int, seq_len: int, heads: int
     Right means: at most twice the error that PyTorch makes in the same precision.
     """
     q, k, v = generate_qkv(
-        QKVConfig(batch=batch, seq_len=seq_len, n_heads=heads, d_head=cfg.d_head, dtype=cfg.dtype, device=device)
+        QKVConfig(
+            batch=batch, seq_len=seq_len, n_heads=heads, d_head=cfg.d_head, dtype=cfg.dtype, device=device
+        )
     )
     runs = [flash_attention.forward_timed(cfg, q, k, v) for _ in range(REPEATS[device])]
     milliseconds = statistics.median(ms for _, ms in runs)
-    seen = [x[:1, :, :REFERENCE_HEADS] for x in (q, k, v)]
-    expected, _ = reference(*seen)
+    q, k, v = (x[:1, :, :REFERENCE_HEADS] for x in (q, k, v))
+    expected, _ = reference(q, k, v)
     error = error_stats(runs[-1][0][:1, :, :REFERENCE_HEADS], expected)
-    same_precision = error_stats(py_flash_attention(*seen), expected)
+    same_precision = error_stats(py_flash_attention(q, k, v), expected)
     right = error.max_abs <= 2 * same_precision.max_abs + 1e-5
     tflops = cfg.attn_flop(batch, heads, seq_len) / milliseconds / 1e9
     return [

@@ -7,6 +7,7 @@ import sys
 from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
+
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,

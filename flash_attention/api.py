@@ -1,0 +1,82 @@
+"""Attention with a configuration named by the caller: that kernel runs, or an error says why not."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from flash_attention import checks
+from flash_attention.backends import backend
+from flash_helpers.configs.kernel import ForwardConfig
+
+HIDE_HOST_CYCLES = 200_000  # GPU clock cycles, about 0.1 ms: longer than the host takes to queue a launch
+
+
+def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None = None) -> Tensor:
+    """Scaled dot-product attention, ``softmax(q kᵀ / sqrt(d_head)) v``, by one kernel.
+
+    Runs on the device of the tensors: a CUDA GPU, on its current stream, or the CPU.
+
+    Args:
+        kernel_cfg: the kernel. It is compiled first if it is not built yet.
+        q: (batch, seq, heads, d_head), float16 or bfloat16 as the configuration says. Any strides whose
+            last is 1; every row at a multiple of 16 bytes. seq a multiple of B_r and of B_c.
+        k: like q.
+        v: like q.
+        o: like q; written and returned. It must not overlap an input. None: a new tensor.
+
+    Returns:
+        o (batch, seq, heads, d_head); contiguous if it is new.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError, DeviceNotSupportedError, InfeasibleConfigError:
+            see ``flash_attention.checks``.
+    """
+    plan = checks.forward_plan(kernel_cfg)
+    o = _checked_output(plan, q, k, v, o)
+    if o.numel():
+        backend(q.device.type).forward(plan.kernel, q, k, v, o, None, plan.softmax_scale)
+    return o
+
+
+def forward_timed(
+    kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """``forward`` with the time of the kernel alone.
+
+    On a GPU: CUDA events on the current stream right before and after the kernel, waited for. The stream
+    is kept busy while the host queues the three, so that the host's own time does not count. On the CPU:
+    the clock.
+
+    Returns:
+        o as ``forward`` gives it, and the time in milliseconds; 0 when there was nothing to compute.
+
+    Raises:
+        what ``forward`` raises.
+    """
+    plan = checks.forward_plan(kernel_cfg)
+    o = _checked_output(plan, q, k, v, o)
+    if not o.numel():
+        return o, 0.0
+    if q.is_cuda:
+        cuda = backend("cuda")
+        cuda.get_kernel(plan.kernel, q.device)  # compiled and loaded before the clock runs
+        with torch.cuda.device(q.device):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(HIDE_HOST_CYCLES)
+            start.record()
+            cuda.forward(plan.kernel, q, k, v, o, None, plan.softmax_scale)
+            end.record()
+            end.synchronize()
+        return o, start.elapsed_time(end)
+    begin = time.perf_counter()
+    backend("cpu").forward(plan.kernel, q, k, v, o, None, plan.softmax_scale)
+    return o, 1e3 * (time.perf_counter() - begin)
+
+
+def _checked_output(plan: checks.ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Tensor:
+    if not checks.is_plain_call(plan, q, k, v, o):
+        checks.check_forward(plan, q, k, v, o)
+    return torch.empty_like(q, memory_format=torch.contiguous_format) if o is None else o

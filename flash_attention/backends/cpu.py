@@ -1,0 +1,269 @@
+"""The CPU backend: the contract of the kernels, executed with PyTorch.
+
+Takes the same steps as a kernel and rounds where a kernel rounds: keys in blocks of ``B_c``, scores and
+softmax in float32, P rounded to the input type before P V, its row sum taken before that rounding,
+float32 accumulation, one final rounding. Query rows do not depend on each other, so that ``B_r`` has no
+influence on the result; here as many rows as fit the caches share one step.
+
+Shapes in the comments: n = batch items x kv heads of a chunk, rows = queries x group, where group is the
+number of query heads that share a kv head. Rows are ordered (query, head of the group), so that a range
+of queries is a range of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flash_helpers.kernel_configs import FlashForwardKernelConfig, ForwardKernel
+
+LOG2_E = math.log2(math.e)
+ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB: the L2 caches of a few cores
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which keys a query sees: key j when ``i + offset - left <= j <= i + offset + right``.
+
+    Attributes:
+        left: keys before the query's own place that it sees; None: all of them.
+        right: keys after the query's own place that it sees; None: all of them. Causal is 0.
+        offset: seq_len_k - seq_len_q, which aligns the last query with the last key.
+    """
+
+    left: int | None
+    right: int | None
+    offset: int
+
+    @property
+    def unlimited(self) -> bool:
+        """Every query sees every key."""
+        return self.left is None and self.right is None
+
+    def keys_of(self, first: int, last: int) -> tuple[int, int]:
+        """The range [begin, end) of keys that some query of [first, last) sees, not clipped to the tensor."""
+        begin = 0 if self.left is None else first + self.offset - self.left
+        end = _FAR if self.right is None else last + self.offset + self.right
+        return begin, end
+
+    def queries_of(self, first: int, last: int) -> tuple[int, int]:
+        """The range [begin, end) of queries that see some key of [first, last), not clipped."""
+        begin = 0 if self.right is None else first - self.offset - self.right
+        end = _FAR if self.left is None else last - self.offset + self.left
+        return begin, end
+
+    def hide(self, scores: Tensor, first_query: int, first_key: int) -> None:
+        """Sets scores (n, queries, group, keys) of hidden keys to -inf, touching only rows that have any."""
+        queries, keys = scores.shape[1], scores.shape[3]
+        own = torch.arange(first_query, first_query + queries)[:, None] + self.offset  # (queries, 1)
+        key = torch.arange(first_key, first_key + keys)  # (keys,)
+        if self.right is not None:
+            end = min(queries, first_key + keys - 1 - self.offset - self.right - first_query)
+            if end > 0:
+                _hide(scores[:, :end], key > own[:end] + self.right)
+        if self.left is not None:
+            begin = max(0, first_key - self.offset + self.left + 1 - first_query)
+            if begin < queries:
+                _hide(scores[:, begin:], key < own[begin:] - self.left)
+
+
+_FAR = 1 << 62
+
+
+def _hide(scores: Tensor, hidden: Tensor) -> None:
+    scores.masked_fill_(hidden[:, None, :], -math.inf)
+
+
+def forward(
+    kernel: ForwardKernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor | None,
+    softmax_scale: float,
+) -> None:
+    """Runs one kernel on the CPU. The arguments are taken as checked.
+
+    Args:
+        kernel: configuration and traits.
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16, any strides.
+        k: (batch, seq_len_k, n_heads_kv, d_head); n_heads_kv divides n_heads.
+        v: (batch, seq_len_k, n_heads_kv, d_head_v).
+        o: (batch, seq_len_q, n_heads, d_head_v), written.
+        lse: (batch, n_heads, seq_len_q) float32, written with the natural logarithm of the softmax
+            denominators; None: not wanted.
+        softmax_scale: positive factor of the scores.
+    """
+    right = 0 if kernel.traits.causal else None
+    attention(kernel.config, q, k, v, o, lse, softmax_scale, right=right)
+
+
+def attention(
+    config: FlashForwardKernelConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor | None,
+    softmax_scale: float,
+    *,
+    left: int | None = None,
+    right: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> None:
+    """Attention with every feature; arguments as in ``forward``.
+
+    Args:
+        left: see ``Visibility``.
+        right: see ``Visibility``.
+        softcap: scores become ``softcap * tanh(score / softcap)``; 0: they stay.
+        sinks: (n_heads,) one more logit a head that takes its share of the softmax and has no value.
+    """
+    batch, seq_len_q, n_heads, _ = q.shape
+    n_heads_kv = k.shape[2]
+    if not o.numel() and not (lse is not None and lse.numel()):
+        return
+    visibility = Visibility(left, right, k.shape[1] - seq_len_q)
+    group = n_heads // n_heads_kv
+    for items, heads_kv, queries in _chunks(batch, n_heads_kv, seq_len_q, group):
+        heads = slice(heads_kv.start * group, heads_kv.stop * group)
+        chunk = _Chunk(config, q[items, queries, heads], v.shape[3], group, softmax_scale, softcap)
+        chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
+        chunk.finish(
+            o[items, queries, heads],
+            None if lse is None else lse[items, heads, queries],
+            None if sinks is None else sinks[heads],
+        )
+
+
+def _chunks(batch: int, n_heads_kv: int, seq_len_q: int, group: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Parts of up to ``ROWS_PER_CHUNK`` rows: ranges of batch items, of kv heads and of queries."""
+    queries = min(seq_len_q, max(1, ROWS_PER_CHUNK // group))
+    heads = min(n_heads_kv, max(1, ROWS_PER_CHUNK // (queries * group)))
+    items = min(batch, max(1, ROWS_PER_CHUNK // (queries * group * heads)))
+    for b in range(0, batch, items):
+        for h in range(0, n_heads_kv, heads):
+            for i in range(0, seq_len_q, queries):
+                yield (
+                    slice(b, min(b + items, batch)),
+                    slice(h, min(h + heads, n_heads_kv)),
+                    slice(i, min(i + queries, seq_len_q)),
+                )
+
+
+class _Chunk:
+    """The running state of a chunk's rows as a thread block keeps it: outputs, maxima and sums."""
+
+    def __init__(
+        self,
+        config: FlashForwardKernelConfig,
+        q: Tensor,
+        d_head_v: int,
+        group: int,
+        softmax_scale: float,
+        softcap: float,
+    ) -> None:
+        items, queries, n_heads, d_head = q.shape
+        self.B_c = config.B_c
+        self.dtype = q.dtype
+        self.group = group
+        self.softcap = softcap
+        self.shape = (items, n_heads // group, queries, group)
+        self.fused_exponent = config.optimized_softmax
+        # With the optimized softmax the scale waits for the exponent; a soft cap needs scaled scores.
+        folded = config.optimized_softmax and not softcap
+        self.score_factor = 1.0 if folded else softmax_scale
+        self.unit = softmax_scale if folded else 1.0  # natural logit = score * unit
+        self.to_log2 = self.unit * LOG2_E
+
+        n, rows = items * (n_heads // group), queries * group
+        self.q = torch.empty(*self.shape, d_head)
+        self.q.copy_(q.unflatten(2, (-1, group)).transpose(1, 2))
+        self.q = self.q.view(n, rows, d_head)
+        self.o = torch.zeros(n, rows, d_head_v)  # sum of P V, relative to the running maximum
+        self.row_max = torch.full((n, rows, 1), -math.inf)  # of the scores so far
+        self.row_sum = torch.zeros(n, rows, 1)  # of exp(score - row_max) so far
+        self._scores = torch.empty(n * rows * self.B_c)
+        self._p = torch.empty(n * rows * self.B_c, dtype=self.dtype)
+
+    def attend(self, k: Tensor, v: Tensor, visibility: Visibility, first_query: int) -> None:
+        """Takes all visible keys, block by block: k, v (items, keys, kv heads, d)."""
+        queries = self.shape[2]
+        begin, end = visibility.keys_of(first_query, first_query + queries)
+        end = min(end, k.shape[1])
+        for first in range(max(begin, 0) // self.B_c * self.B_c, end, self.B_c):
+            last = min(first + self.B_c, k.shape[1])
+            some, past = visibility.queries_of(first, last)
+            some, past = max(some - first_query, 0), min(past - first_query, queries)
+            if some < past:
+                self._step(
+                    _rows_of(k[:, first:last]),
+                    _rows_of(v[:, first:last]),
+                    slice(some * self.group, past * self.group),
+                    visibility,
+                    first_query + some,
+                    first,
+                )
+
+    def _step(
+        self, k: Tensor, v: Tensor, rows: slice, visibility: Visibility, first_query: int, first_key: int
+    ) -> None:
+        """One block of keys for the rows that see any: k (n, keys, d_head), v (n, keys, d_head_v)."""
+        q, o = self.q[:, rows], self.o[:, rows]
+        row_max, row_sum = self.row_max[:, rows], self.row_sum[:, rows]
+        shape = (q.shape[0], q.shape[1], k.shape[1])  # (n, rows, keys)
+        s = self._scores[: math.prod(shape)].view(shape)
+        torch.bmm(q, k.mT, out=s)
+        if self.softcap:
+            s.mul_(self.score_factor / self.softcap).tanh_().mul_(self.softcap)
+        elif self.score_factor != 1.0:
+            s.mul_(self.score_factor)
+        if not visibility.unlimited:
+            visibility.hide(s.unflatten(1, (-1, self.group)), first_query, first_key)
+
+        new_max = torch.maximum(row_max, s.amax(-1, keepdim=True))
+        base = new_max if visibility.unlimited else _finite(new_max)
+        if self.fused_exponent:
+            p = torch.add(base * -self.to_log2, s, alpha=self.to_log2, out=s).exp2_()
+        else:
+            p = s.sub_(base).mul_(self.to_log2).exp2_()
+        rescale = ((row_max - base) * self.to_log2).exp2_()
+        row_max.copy_(new_max)
+        row_sum.mul_(rescale).add_(p.sum(-1, keepdim=True))
+        rounded = self._p[: math.prod(shape)].view(shape).copy_(p)
+        o.mul_(rescale).baddbmm_(p.copy_(rounded), v)
+
+    def finish(self, o: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
+        """Divides by the sums and writes o (items, queries, heads, d_head_v), lse (items, heads, queries)."""
+        _, heads_kv, _, group = self.shape
+        row_max = (self.row_max * self.unit).view(self.shape)
+        row_sum = self.row_sum.view(self.shape)
+        acc = self.o.view(*self.shape, -1)
+        if sinks is not None:
+            sink = sinks.float().view(1, heads_kv, 1, group)
+            with_sink = torch.maximum(row_max, sink)
+            rescale = torch.exp(row_max - _finite(with_sink))
+            row_sum = row_sum * rescale + torch.exp(sink - _finite(with_sink))
+            acc = acc * rescale[..., None]
+            row_max = with_sink
+        acc = acc / row_sum.masked_fill(row_sum == 0, 1.0)[..., None]  # no visible key: 0 / 1
+        o.copy_(acc.transpose(1, 2).flatten(2, 3))
+        if lse is not None:
+            lse.copy_((row_max + row_sum.log()).transpose(2, 3).flatten(1, 2))
+
+
+def _finite(row_max: Tensor) -> Tensor:
+    """For a row without any key yet: -inf - -inf would be NaN, while any finite base makes its P zero."""
+    return row_max.masked_fill(row_max == -math.inf, 0.0)
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """(items, keys, kv heads, d) in 16 bit as (n, keys, d) in float32."""
+    items, keys, heads, d = x.shape
+    return torch.empty(items, heads, keys, d).copy_(x.transpose(1, 2)).view(items * heads, keys, d)

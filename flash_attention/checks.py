@@ -1,0 +1,308 @@
+"""Every check of a call's arguments, shared by all backends and made before anything is launched.
+
+A message names the argument, what was given, what is allowed and what to do. ``forward`` asks
+``is_plain_call`` first: one cheap expression that only accepts what ``check_forward`` would accept, so
+that the full checks and their messages cost ordinary calls nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends import DEVICE_TYPES, backend
+from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
+from flash_attention.memory import ALIGNMENT, misalignment, overlap, overlaps_itself
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernel_configs import DType, ForwardKernel
+
+MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
+MIN_CAPABILITY = (8, 0)
+FIELD_TYPES = {"DType": DType, "int": int, "bool": bool}
+
+
+# ---------------------------------------------------------------------- configuration
+@dataclass(frozen=True)
+class ForwardPlan:
+    """What a configuration demands of the tensors, worked out once.
+
+    Attributes:
+        kernel: the configuration with plain traits.
+        dtype: element type of all tensors.
+        seq_multiple: sequence lengths must be multiples of this.
+        softmax_scale: d_head ** -0.5.
+        devices: where the configuration is known to run.
+    """
+
+    kernel: ForwardKernel
+    dtype: torch.dtype
+    d_head: int
+    B_r: int
+    seq_multiple: int
+    softmax_scale: float
+    devices: set[torch.device] = field(default_factory=lambda: {torch.device("cpu")})
+
+
+_plans: dict[ForwardConfig, ForwardPlan] = {}
+
+
+def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
+    """The plan of a configuration, which is checked when it is first seen.
+
+    Raises:
+        TypeError: not a configuration, or a field has the wrong type.
+        InfeasibleConfigError: no GPU can run it.
+    """
+    try:
+        plan = _plans[kernel_cfg]
+        if plan.kernel.config is kernel_cfg:
+            return plan
+    except (KeyError, TypeError):  # new, or not hashable and so no configuration
+        pass
+    check_config(kernel_cfg)
+    plan = ForwardPlan(
+        kernel=ForwardKernel(kernel_cfg),
+        dtype=kernel_cfg.dtype.to_torch_dtype(),
+        d_head=kernel_cfg.d_head,
+        B_r=kernel_cfg.B_r,
+        seq_multiple=math.lcm(kernel_cfg.B_r, kernel_cfg.B_c),
+        softmax_scale=kernel_cfg.d_head**-0.5,
+    )
+    _plans[kernel_cfg] = plan
+    return plan
+
+
+def check_config(kernel_cfg: ForwardConfig) -> None:
+    """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says."""
+    if not isinstance(kernel_cfg, ForwardConfig):
+        raise TypeError(
+            f"kernel_cfg is a {_type_name(kernel_cfg)}; it must be a FlashForwardKernelConfig: build one, or "
+            "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
+        )
+    for f in fields(kernel_cfg):
+        value, wanted = getattr(kernel_cfg, f.name), FIELD_TYPES[str(f.type)]
+        if type(value) is not wanted:
+            raise TypeError(
+                f"kernel_cfg.{f.name} is {value!r}, a {_type_name(value)}; it must be a {wanted.__name__}"
+                + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
+            )
+    if reason := kernel_cfg.malformed_reason():
+        raise InfeasibleConfigError(f"kernel_cfg {kernel_cfg.short_form()} cannot run on any GPU: {reason}")
+
+
+# ---------------------------------------------------------------------- the cheap acceptance
+def is_plain_call(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> bool:
+    """Whether the tensors are of the ordinary kind that needs no further check. Never accepts a bad call."""
+    if not (type(q) is type(k) is type(v) is Tensor and (o is None or type(o) is Tensor)):
+        return False
+    try:
+        shape, device = q.shape, q.get_device()
+        batch, seq_len, n_heads, d_head = shape
+        address = q.data_ptr() | k.data_ptr() | v.data_ptr()
+        return (
+            shape == k.shape == v.shape
+            and q.dtype is k.dtype is v.dtype is plan.dtype
+            and d_head == plan.d_head
+            and seq_len % plan.seq_multiple == 0
+            and q.device in plan.devices
+            and k.get_device() == v.get_device() == device
+            and (device >= 0 or (k.is_cpu and v.is_cpu))
+            and (q.is_contiguous() or _has_aligned_strides(q))
+            and (k.is_contiguous() or _has_aligned_strides(k))
+            and (v.is_contiguous() or _has_aligned_strides(v))
+            and address % ALIGNMENT == 0
+            and batch * n_heads * (seq_len // plan.B_r) <= MAX_BLOCKS
+            and not ((q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled())
+            and (o is None or _is_plain_output(o, q, k, v))
+        )
+    except (ValueError, RuntimeError):  # not four dimensions; no strides or no address
+        return False
+
+
+def _has_aligned_strides(x: Tensor) -> bool:
+    batch, seq, head, last = x.stride()
+    return last == 1 and (batch | seq | head) * x.element_size() % ALIGNMENT == 0
+
+
+def _is_plain_output(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    address, size = o.data_ptr(), q.numel() * q.element_size()
+    return (
+        o.shape == q.shape
+        and o.dtype is q.dtype
+        and o.device == q.device
+        and o.is_contiguous()
+        and address % ALIGNMENT == 0
+        and not o.requires_grad
+        and abs(address - q.data_ptr()) >= size
+        and abs(address - k.data_ptr()) >= size
+        and abs(address - v.data_ptr()) >= size
+    )
+
+
+# ---------------------------------------------------------------------- the whole truth
+def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> None:
+    """All of ``forward``'s contract. Each violation has one exception type.
+
+    Raises:
+        TypeError: not a dense tensor; dtype not the configuration's.
+        NotImplementedError: an input requires grad in grad mode.
+        ValueError: devices, shapes, strides, alignment, lengths, grid, or an o that does not fit.
+        DeviceNotSupportedError: the GPU is older than compute capability 8.0.
+        InfeasibleConfigError: the configuration does not fit the device.
+    """
+    config = plan.kernel.config
+    tensors = {"q": q, "k": k, "v": v}
+    check_tensors(tensors if o is None else {**tensors, "o": o})
+    check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
+    check_devices(tensors)
+    if not q.shape == k.shape == v.shape or q.ndim != 4:
+        raise ValueError(
+            "q, k and v must have one shape (batch, seq, heads, d_head); given "
+            f"{_shapes(tensors)}. attention() takes other lengths and head counts for k and v"
+        )
+    batch, seq_len, n_heads, d_head = q.shape
+    if d_head != config.d_head:
+        raise ValueError(
+            f"the head size of q, k and v is {d_head}; kernel_cfg has d_head={config.d_head}: take a "
+            "configuration for this head size, or call attention(), which picks one"
+        )
+    for name, x in tensors.items():
+        check_rows(name, x)
+    if seq_len % plan.seq_multiple:
+        below = seq_len // plan.seq_multiple * plan.seq_multiple
+        raise ValueError(
+            f"seq_len is {seq_len}; kernel_cfg needs a multiple of B_r={config.B_r} and of B_c={config.B_c}: "
+            f"the nearest lengths are {below} and {below + plan.seq_multiple}. attention() takes any length"
+        )
+    check_grid(batch, n_heads, seq_len, config.B_r)
+    if o is not None:
+        check_output("o", o, tuple(q.shape), plan.dtype, tensors)
+    if q.device not in plan.devices:
+        check_fits_device(config, q.device)
+        plan.devices.add(q.device)
+
+
+def check_tensors(tensors: dict[str, Tensor]) -> None:
+    """Dense tensors that need no gradient."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "nested" if x.is_nested else str(x.layout)
+            raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided)")
+    if torch.is_grad_enabled():
+        asking = [name for name, x in tensors.items() if x.requires_grad]
+        if asking:
+            raise NotImplementedError(
+                f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()"
+            )
+
+
+def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:
+    """One element type for all, the given one."""
+    if any(x.dtype is not dtype for x in tensors.values()):
+        given = ", ".join(f"{name} {x.dtype}" for name, x in tensors.items())
+        wrong = next(name for name, x in tensors.items() if x.dtype is not dtype)
+        raise TypeError(
+            f"the element types are {given}; {reason} (supported: torch.float16, torch.bfloat16), and all "
+            f"tensors must have it: convert, e.g. {wrong}.to({dtype})"
+        )
+
+
+def check_devices(tensors: dict[str, Tensor]) -> None:
+    """One device for all, of a type that has a backend."""
+    devices = {name: x.device for name, x in tensors.items()}
+    if len(set(devices.values())) > 1:
+        given = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"all tensors must be on one device; given {given}: move them with .to(device)")
+    name, device = next(iter(devices.items()))
+    if device.type not in DEVICE_TYPES:
+        raise ValueError(
+            f"{name} is on device {device}; attention runs on {' and '.join(DEVICE_TYPES)}: move the tensors "
+            f"with .to('{DEVICE_TYPES[0]}')"
+        )
+
+
+def check_rows(name: str, x: Tensor) -> None:
+    """Rows along the head size: contiguous, and each at a multiple of 16 bytes."""
+    if not x.numel():
+        return
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(
+            f"{name}'s last stride is {x.stride(-1)} (strides {tuple(x.stride())}); it must be 1: pass "
+            f"{name}.contiguous()"
+        )
+    if reason := misalignment(x):
+        raise ValueError(
+            f"every row of {name} must start at a multiple of {ALIGNMENT} bytes, but {reason}: pass "
+            f"{name}.clone(memory_format=torch.contiguous_format)"
+        )
+
+
+def check_grid(batch: int, n_heads: int, seq_len: int, B_r: int) -> None:
+    """Blocks of the launch: one a query block, head and batch item."""
+    blocks = batch * n_heads * -(-seq_len // B_r)
+    if blocks > MAX_BLOCKS or seq_len > MAX_BLOCKS:
+        raise ValueError(
+            f"batch {batch} x heads {n_heads} x query blocks {-(-seq_len // B_r)} (seq_len {seq_len} in "
+            f"blocks of B_r={B_r}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: split the batch"
+        )
+
+
+def check_output(
+    name: str, o: Tensor, shape: tuple[int, ...], dtype: torch.dtype, inputs: dict[str, Tensor]
+) -> None:
+    """An output tensor given by the caller: written in place, so it must be apart from the inputs."""
+    device = next(iter(inputs.values())).device
+    if tuple(o.shape) != shape:
+        raise ValueError(
+            f"{name} has shape {tuple(o.shape)}; the result has {shape}: pass {name}=None to get one"
+        )
+    if o.dtype is not dtype:
+        raise TypeError(f"{name} is {o.dtype}; the result is {dtype}: pass an {name} of this type, or None")
+    if o.device != device:
+        raise ValueError(
+            f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
+        )
+    check_rows(name, o)
+    if overlaps_itself(o):
+        raise ValueError(
+            f"elements of {name} share memory (shape {shape}, strides {tuple(o.stride())}); each needs its "
+            f"own: pass {name}=None to get a new tensor"
+        )
+    for other, x in inputs.items():
+        if overlap(o, x):
+            raise ValueError(
+                f"{name} overlaps {other} in memory, which is still read while {name} is written: pass an "
+                f"{name} of its own, or {name}=None"
+            )
+
+
+def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
+    """Capability and resources of a CUDA device, from its facts."""
+    if device.type != "cuda":
+        return
+    facts = backend("cuda").device_facts_of(device)
+    capability = ".".join(map(str, facts.capability))
+    if facts.capability < MIN_CAPABILITY:
+        raise DeviceNotSupportedError(
+            f"{device} is a {facts.name} of compute capability {capability}; the kernels need "
+            f"{'.'.join(map(str, MIN_CAPABILITY))} or newer: use such a GPU, or CPU tensors"
+        )
+    if reason := config.infeasible_reason(facts):
+        raise InfeasibleConfigError(
+            f"kernel_cfg {config.short_form()} cannot run on {device} ({facts.name}, compute capability "
+            f"{capability}): {reason}; take a smaller tile, or let attention() choose"
+        )
+
+
+def _type_name(x: object) -> str:
+    return type(x).__name__
+
+
+def _shapes(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())

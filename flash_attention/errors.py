@@ -1,0 +1,67 @@
+"""What the library raises beside ``ValueError`` and ``TypeError`` for wrong arguments.
+
+Errors of building a kernel are defined where kernels are built, and are the same classes here.
+"""
+
+from __future__ import annotations
+
+from flash_helpers.build.errors import (
+    BuildError,
+    CompilerNotFoundError,
+    KernelCompileError,
+    SourcesNotFoundError,
+)
+
+__all__ = [
+    "BindingNotBuiltError",
+    "BuildError",
+    "CompilerNotFoundError",
+    "DeviceNotSupportedError",
+    "InfeasibleConfigError",
+    "KernelCompileError",
+    "KernelLaunchError",
+    "KernelNotBuiltError",
+    "NoCudaDeviceError",
+    "SourcesNotFoundError",
+]
+
+
+class NoCudaDeviceError(RuntimeError):
+    """The CUDA backend was asked for where no CUDA device can be used."""
+
+
+class DeviceNotSupportedError(RuntimeError):
+    """The kernel does not run on GPUs of this compute capability."""
+
+
+class InfeasibleConfigError(ValueError):
+    """The configuration cannot run: on any device, or on the one that holds the tensors."""
+
+
+class BindingNotBuiltError(ImportError):
+    """The C++ extension ``flash_attention_kernels`` is missing or does not load."""
+
+
+class KernelNotBuiltError(BuildError):
+    """The kernel is not built and may not or cannot be compiled now.
+
+    Attributes:
+        closest: ids of the built kernels that resemble it most.
+        command: the shell command that builds it.
+    """
+
+    def __init__(self, message: str, closest: tuple[str, ...], command: str) -> None:
+        self.closest, self.command = closest, command
+        super().__init__(message)
+
+
+class KernelLaunchError(RuntimeError):
+    """CUDA refused to prepare or to launch a kernel.
+
+    Attributes:
+        code: the ``cudaError_t``.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        self.code = code
+        super().__init__(message)

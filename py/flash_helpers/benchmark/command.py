@@ -1,0 +1,96 @@
+"""What ``flash-attention bench`` and ``tools/benchmark/run_kernels.py`` do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
+from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.results import Results, Row
+from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, default_device
+from flash_helpers.benchmark.table import results_table
+from flash_helpers.configs.dtype import DType
+from flash_helpers.kernel_selection import select_configs
+from flash_helpers.problem import grid
+
+CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
+
+
+def bench_command(
+    seq_lens: Sequence[int],
+    d_heads: Sequence[int],
+    dtypes: str = "fp16",
+    causal: str = "no",
+    batch: int = 0,
+    heads: int = 0,
+    kernels: str = "all",
+    peers: str = "default",
+    rounds: int = 11,
+    modes: Sequence[str] = DEFAULT_MODES,
+    automatic: bool = False,
+    json: Path | None = None,
+    device: str | None = None,
+    console: Console | None = None,
+) -> Results:
+    """Measures a grid, prints the table, writes the file. An interruption keeps the finished rows.
+
+    Args:
+        seq_lens, d_heads: of the grid.
+        dtypes: names joined by commas.
+        causal: ``no``, ``yes`` or ``both``.
+        batch, heads: 0: chosen so that every size is the same amount of work.
+        kernels: see ``select_configs``.
+        peers: see ``select_peers``.
+        rounds, modes: see ``Plan``.
+        automatic: measure ``attention()`` as well.
+        json: result file to write, after each row.
+        device: default: the GPU if there is one.
+
+    Raises:
+        ValueError: an argument that names nothing; the message says what is valid.
+    """
+    if causal not in CAUSAL:
+        raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
+    console = console or Console(width=None if os.isatty(1) else 160)
+    problems = grid(
+        [DType.from_string(name) for name in dtypes.split(",")],
+        seq_lens,
+        d_heads,
+        CAUSAL[causal],
+        batch,
+        heads,
+    )
+    others: list[Implementation] = select_peers(peers)
+    if automatic:
+        others.append(AttentionImplementation())
+    configs = select_configs(kernels)
+    results = Results()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=None)
+
+        def on_row(row: Row) -> None:
+            progress.update(task, description=row.problem.label())
+            if json is not None:
+                results.save(json)
+
+        try:
+            bench(
+                problems,
+                configs,
+                others,
+                device=device or default_device(),
+                plan=Plan(rounds, tuple(modes)),
+                on_row=on_row,
+                results=results,
+            )
+        except KeyboardInterrupt:
+            console.print("interrupted: these are the finished rows", style="yellow")
+    if json is not None:
+        results.save(json)
+    console.print(results_table(results, mode=modes[0]))
+    return results

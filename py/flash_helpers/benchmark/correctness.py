@@ -1,0 +1,96 @@
+"""Is an output right? A float32 reference in slices, and the errors that a benchmark tolerates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flash_helpers.configs.dtype import DType
+from flash_helpers.problem import REFERENCE_BYTES
+
+# Relative error of a whole output with standard normal inputs. Rounding P and O once to the input
+# type makes about one unit in the last place: 2^-11 (fp16), 2^-8 (bf16). Four units are allowed.
+TOLERANCE = {DType.FP16: 2e-3, DType.BF16: 1.6e-2}
+ROW_FACTOR = 4  # the worst single row may err by this much more than the whole
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """Distance of an output from the reference.
+
+    Attributes:
+        relative: |o - ref| / |ref| over the whole tensor (Euclidean norms).
+        worst_row: the same over one output row of d_head elements, the worst of all.
+    """
+
+    relative: float
+    worst_row: float
+
+    def wrong_reason(self, dtype: DType) -> str | None:
+        """Why the output counts as wrong, or None. A NaN is always wrong."""
+        limit = TOLERANCE[dtype]
+        if not self.relative <= limit:
+            return f"relative error {self.relative:.3g}, allowed {limit:.3g}"
+        if not self.worst_row <= ROW_FACTOR * limit:
+            return f"relative error of the worst row {self.worst_row:.3g}, allowed {ROW_FACTOR * limit:.3g}"
+        return None
+
+
+@torch.no_grad()
+def reference(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """softmax(q k^T / sqrt(d_head)) v in float32, sliced so that it never needs more than about 1 GiB.
+
+    Args:
+        q: (batch, seq_len_q, heads, d_head).
+        k, v: (batch, seq_len_k, heads_kv, d_head).
+        causal: key j is visible to query i when j <= i + (seq_len_k - seq_len_q); a query that
+            sees no key gives 0.
+
+    Returns:
+        (batch, seq_len_q, heads, d_head), float32.
+    """
+    batch, seq_len_q, heads, d_head = q.shape
+    seq_len_k, heads_kv = k.shape[1], k.shape[2]
+    out = torch.empty(q.shape, device=q.device, dtype=torch.float32)
+    rows = max(1, min(seq_len_q, REFERENCE_BYTES // (4 * 4 * heads * seq_len_k)))
+    key_index = torch.arange(seq_len_k, device=q.device)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # a TF32 product would be no reference
+    try:
+        for b in range(batch):
+            keys, values = (
+                x[b].float().repeat_interleave(heads // heads_kv, dim=1).transpose(0, 1) for x in (k, v)
+            )  # (heads, seq_len_k, d_head)
+            for first in range(0, seq_len_q, rows):
+                queries = q[b, first : first + rows].float().transpose(0, 1) * d_head**-0.5
+                scores = queries @ keys.transpose(1, 2)  # (heads, rows, seq_len_k)
+                if causal:
+                    query_index = torch.arange(first, first + queries.shape[1], device=q.device)
+                    hidden = key_index > query_index[:, None] + (seq_len_k - seq_len_q)
+                    scores.masked_fill_(hidden, float("-inf"))
+                weights = torch.softmax(scores, dim=-1)
+                if causal and seq_len_q > seq_len_k:
+                    weights = weights.masked_fill(hidden.all(dim=-1)[:, None], 0.0)
+                out[b, first : first + rows] = (weights @ values).transpose(0, 1)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    return out
+
+
+def output_error(o: Tensor, ref: Tensor) -> OutputError:
+    """Compares ``o`` with ``ref``, both (batch, seq_len, heads, d_head).
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if o.shape != ref.shape:
+        raise ValueError(f"the output has shape {tuple(o.shape)}, the reference {tuple(ref.shape)}")
+    row_error = (o.float() - ref).norm(dim=-1)
+    row_norm = ref.norm(dim=-1)
+    whole = row_error.norm() / row_norm.norm().clamp_min(1e-30)
+    # A row whose values nearly cancel has no meaningful relative error: compare it with a typical row.
+    floor = row_norm.mean().clamp_min(1e-30)
+    worst = (row_error / row_norm.clamp_min(floor)).max()
+    return OutputError(relative=whole.item(), worst_row=worst.item())

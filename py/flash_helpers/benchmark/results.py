@@ -1,0 +1,166 @@
+"""Measured rows, and the JSON files that hold them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flash_helpers.benchmark.timing import Timing
+from flash_helpers.problem import Problem
+
+SCHEMA = 1
+
+# What must be equal before two times may be compared.
+CARD_FACTS = ("gpu", "capability")
+
+
+class DifferentCardsError(ValueError):
+    """Rows of different cards were to be compared."""
+
+
+class ResultFileError(ValueError):
+    """A file is no result file of a known schema."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one problem.
+
+    Attributes:
+        implementation: a kernel's short form, or a peer's name.
+        kind: ``kernel`` or ``peer``.
+        problem: the sizes.
+        status: ``ok``, ``wrong`` (not timed), ``failed`` (raised) or ``unavailable``.
+        reason: why it is not ``ok``.
+        error: relative error against the float32 reference.
+        timings: mode (``hot``, ``paused``, ``cold``, ``graph``, ``call``) to times.
+        gpu_state: clocks, temperature and power right after the measurement.
+        environment: the facts of the run.
+    """
+
+    implementation: str
+    kind: str
+    problem: Problem
+    status: str = "ok"
+    reason: str = ""
+    error: float | None = None
+    timings: dict[str, Timing] = field(default_factory=dict)
+    gpu_state: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def tflops(self, mode: str = "hot") -> float | None:
+        """10^12 FLOP a second by the median time of ``mode``; None when it was not measured."""
+        timing = self.timings.get(mode)
+        return self.problem.flop() / timing.median / 1e9 if timing else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the derived TFLOP/s for readers that do not know the formula."""
+        rates = {mode: self.tflops(mode) for mode in self.timings}
+        return {
+            "implementation": self.implementation,
+            "kind": self.kind,
+            "problem": self.problem.to_json(),
+            "status": self.status,
+            "reason": self.reason,
+            "error": self.error,
+            "milliseconds": {mode: timing.to_json() for mode, timing in self.timings.items()},
+            "tflops": rates,
+            "gpu_state": self.gpu_state,
+            "environment": self.environment,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Row:
+        """The inverse of ``to_json``."""
+        return cls(
+            implementation=values["implementation"],
+            kind=values["kind"],
+            problem=Problem.from_json(values["problem"]),
+            status=values["status"],
+            reason=values["reason"],
+            error=values["error"],
+            timings={mode: Timing(**timing) for mode, timing in values["milliseconds"].items()},
+            gpu_state=values["gpu_state"],
+            environment=values["environment"],
+        )
+
+
+@dataclass
+class Results:
+    """The rows of a run, with the card's measured ceilings.
+
+    Attributes:
+        rows: in the order measured.
+        matrix_tflops: measured rate of a large matrix product by dtype name, TFLOP/s.
+        extra: further sections by name, plain JSON values.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    matrix_tflops: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Writes the file in one step: a reader or an interruption never sees half of it."""
+        document = {
+            "schema": SCHEMA,
+            "matrix_tflops": self.matrix_tflops,
+            "rows": [row.to_json() for row in self.rows],
+            **self.extra,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Reads a file that ``save`` wrote.
+
+        Raises:
+            ResultFileError: no such file, no JSON, or of another schema.
+        """
+        try:
+            document = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ResultFileError(f"{path} can't be read as a result file: {error}") from error
+        found = document.get("schema") if isinstance(document, dict) else None
+        if found != SCHEMA:
+            raise ResultFileError(f"{path} has schema {found}, this version reads schema {SCHEMA}")
+        known = ("schema", "matrix_tflops", "rows")
+        try:
+            return cls(
+                rows=[Row.from_json(values) for values in document["rows"]],
+                matrix_tflops=document["matrix_tflops"],
+                extra={key: value for key, value in document.items() if key not in known},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResultFileError(f"{path} has schema {SCHEMA} but a broken row: {error!r}") from error
+
+
+def check_same_card(rows: Iterable[Row]) -> None:
+    """Refuses rows that were measured on different cards.
+
+    Raises:
+        DifferentCardsError: names the cards found.
+    """
+    cards = {tuple(str(row.environment.get(fact)) for fact in CARD_FACTS) for row in rows}
+    if len(cards) > 1:
+        names = "; ".join(" ".join(card) for card in sorted(cards))
+        raise DifferentCardsError(
+            f"times of different cards can't be compared: {names}. Give result files of one card only"
+        )
+
+
+def best_peer(rows: Sequence[Row], problem: Problem, mode: str = "hot") -> Row | None:
+    """The fastest peer on ``problem`` in ``mode``, or None. Refuses rows of different cards."""
+    check_same_card(rows)
+    peers = [r for r in rows if r.kind == "peer" and r.problem == problem and r.tflops(mode) is not None]
+    return max(peers, key=lambda r: r.tflops(mode) or 0.0, default=None)

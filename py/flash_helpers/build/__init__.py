@@ -1,0 +1,88 @@
+"""From kernels to loadable libraries: text, compiler, cache.
+
+``build_kernels`` builds ahead of time; a kernel's first use calls it too. Either way a kernel is
+generated, compiled and linked through the cache, and found again by ``find_library``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flash_helpers.build.cache import KernelCache
+from flash_helpers.build.compile import BuildResult, CompiledKernel, Progress, build_library
+from flash_helpers.build.errors import (
+    BuildError,
+    CompilerNotFoundError,
+    KernelCompileError,
+    SourcesNotFoundError,
+)
+from flash_helpers.build.families import FAMILIES, family_of
+from flash_helpers.build.index import built_kernels, find_library, remember
+from flash_helpers.configs.kernel import ForwardKernel
+
+__all__ = [
+    "BuildError",
+    "BuildResult",
+    "CompiledKernel",
+    "CompilerNotFoundError",
+    "KernelCache",
+    "KernelCompileError",
+    "Progress",
+    "SourcesNotFoundError",
+    "build_command",
+    "build_kernels",
+    "build_library",
+    "built_kernels",
+    "find_library",
+]
+
+
+def build_kernels(
+    kernels: Iterable[ForwardKernel],
+    targets: Iterable[int],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    *,
+    cache: KernelCache | None = None,
+    include_root: Path | None = None,
+) -> list[BuildResult]:
+    """Builds kernels ahead of time: one library a family and target, found again by the CUDA backend.
+
+    Args:
+        kernels: the kernels, of any families.
+        targets: GPU generations, 80 for sm_80. A family is built for those of them that it runs on.
+        jobs: compilations at the same time; ``None``: as many as cores and memory allow.
+        progress: told of every kernel.
+        cache, include_root: in place of the user's cache and the package's headers.
+
+    Returns:
+        One result a library.
+
+    Raises:
+        ValueError: a kernel's family runs on none of ``targets``.
+        CompilerNotFoundError: no usable compiler.
+        KernelCompileError: the compiler refused a kernel.
+    """
+    kernels, targets = list(kernels), sorted(set(targets))
+    cache = cache or KernelCache()
+    results = []
+    for family in FAMILIES:
+        members = [kernel for kernel in kernels if family_of(kernel) is family]
+        if not members:
+            continue
+        fitting = [target for target in targets if family.runs_on(target)]
+        if not fitting:
+            raise ValueError(
+                f"targets {targets}: kernels of the {family.name} family run on {family.allowed_targets}"
+            )
+        for target in fitting:
+            result = build_library(members, target, jobs, progress, cache=cache, include_root=include_root)
+            remember(cache, result, include_root)
+            results.append(result)
+    return results
+
+
+def build_command(kernel: ForwardKernel, target: int) -> str:
+    """The shell command that builds one kernel into the cache."""
+    return f'python -m flash_helpers.build --target {target} "{kernel.short_form()}"'

@@ -1,0 +1,82 @@
+"""Which library in the cache holds which kernel, without asking a compiler.
+
+An entry is one small file, ``index/<headers digest>/<target>-<kernel id>.json``. It names the library's key,
+so it can go stale (the library was deleted or damaged) but never wrong: a kernel whose headers or
+generated text changed looks for another file or finds another digest inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import flash_helpers
+from flash_helpers.build import sources
+from flash_helpers.build.cache import KernelCache, digest_of
+from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult
+from flash_helpers.build.families import FAMILIES, KernelFamily, family_of
+from flash_helpers.build.instantiations import kernel_id, kernel_source
+from flash_helpers.configs.kernel import ForwardKernel
+
+
+def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:
+    """Writes an entry for every kernel of a library that was built into ``cache``."""
+    folder = _folder(family_of(result.kernels[0].kernel), include_root)
+    for compiled in result.kernels:
+        entry = {
+            "kernel": compiled.kernel.short_form(),
+            "target": result.target,
+            "source": _source_digest(compiled.kernel, result.target),
+            "library": result.path.parent.name,
+        }
+        cache.write_text(f"{folder}/{_file_name(compiled.kernel, result.target)}", json.dumps(entry))
+
+
+def find_library(
+    cache: KernelCache, kernel: ForwardKernel, target: int, include_root: Path | None = None
+) -> Path | None:
+    """The library that holds this kernel, built from the headers of now; ``None`` if there is none."""
+    texts = cache.read_texts(_folder(family_of(kernel), include_root), _file_name(kernel, target))
+    for entry in _parse(texts):
+        if entry["source"] == _source_digest(kernel, target) and (
+            library := cache.get("libraries", entry["library"])
+        ):
+            return library.path
+    return None
+
+
+def built_kernels(
+    cache: KernelCache, targets: Iterable[int], include_root: Path | None = None
+) -> list[tuple[str, int]]:
+    """(id, target) of every kernel built from the headers of now for one of ``targets``."""
+    wanted = set(targets)
+    entries = []
+    for family in FAMILIES:
+        entries += _parse(cache.read_texts(_folder(family, include_root), "*.json"))
+    return sorted({(entry["kernel"], entry["target"]) for entry in entries if entry["target"] in wanted})
+
+
+def _file_name(kernel: ForwardKernel, target: int) -> str:
+    return f"{target}-{kernel_id(kernel)}.json"
+
+
+def _source_digest(kernel: ForwardKernel, target: int) -> str:
+    return digest_of(kernel_source(kernel, target))
+
+
+def _folder(family: KernelFamily, include_root: Path | None) -> str:
+    headers = sources.digest_of_headers(family.launcher_header, include_root or sources.include_root())
+    return f"index/{digest_of(flash_helpers.__version__, family.name, headers, COMPILE_FLAGS)}"
+
+
+def _parse(texts: Iterable[str]) -> list[dict]:
+    entries = []
+    for text in texts:
+        try:
+            entry = json.loads(text)
+        except ValueError:
+            continue  # damaged: as good as none
+        if isinstance(entry, dict) and {"kernel", "target", "source", "library"} <= entry.keys():
+            entries.append(entry)
+    return entries

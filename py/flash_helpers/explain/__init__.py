@@ -1,0 +1,5 @@
+"""Why a configuration is as fast as it is: resources, floors, conflicts, instructions. Needs no GPU."""
+
+from flash_helpers.explain.explanation import Explanation, explain
+
+__all__ = ["Explanation", "explain"]

@@ -1,0 +1,98 @@
+"""The least time a problem can take by memory, by the matrix units, and by the exp2 unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.problem import Problem
+
+# exp2 results of one SM in a clock: 16 on every GPU from compute capability 8.0 to 9.0
+# (CUDA C++ programming guide, throughput of native arithmetic instructions).
+EXP2_PER_CLOCK = 16
+
+# What mma.sync reaches of the datasheet's matrix rate, by major compute capability. Hopper's full rate
+# needs wgmma: mma.sync m16n8k16 was measured at 638 of 989 TFLOP/s with 16 warps an SM (H100, 2026-11).
+MMA_SYNC_SHARE = {9: 638 / 989}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel executes, and the least it would have to.
+
+    Attributes:
+        flop: of the visible pairs, by the formula of ``flops``.
+        executed_flop: of all tiles the kernel visits; masked parts of visited tiles are computed too.
+        exponentials: executed pairs, one exp2 each.
+        min_bytes: Q, K, V read once, O written once.
+        l2_bytes: what the thread blocks read and write together: each reads its keys anew, from L2 at best.
+    """
+
+    flop: int
+    executed_flop: int
+    exponentials: int
+    min_bytes: int
+    l2_bytes: int
+
+
+def work(config: FlashForwardKernelConfig, problem: Problem) -> Work:
+    """The work of one problem by one configuration."""
+    B_r, B_c, d_head = config.B_r, config.B_c, config.d_head
+    offset = problem.seq_len_k - problem.seq_len
+    steps = 0  # K/V blocks, summed over the Q blocks of a head
+    for first in range(0, problem.seq_len, B_r):
+        last_query = min(first + B_r, problem.seq_len) - 1
+        keys = (
+            min(problem.seq_len_k, max(0, last_query + offset + 1)) if problem.causal else problem.seq_len_k
+        )
+        steps += -(-keys // B_c)
+    heads = problem.batch * problem.heads
+    pairs = heads * steps * B_r * B_c
+    itemsize = problem.dtype.itemsize
+    return Work(
+        flop=problem.flop(),
+        executed_flop=4 * pairs * d_head,
+        exponentials=pairs,
+        min_bytes=problem.min_bytes(),
+        l2_bytes=heads * d_head * itemsize * (2 * problem.seq_len + 2 * steps * B_c),
+    )
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Times that no kernel of this tiling can beat, milliseconds.
+
+    Attributes:
+        memory: min_bytes at the memory's bandwidth.
+        matrix: executed FLOP at the rate of the matrix instruction the family uses.
+        exp2: executed exponentials at the rate of the special function units.
+        binding: the name of the longest.
+    """
+
+    memory: float
+    matrix: float
+    exp2: float
+    binding: str
+
+    @property
+    def longest(self) -> float:
+        """The floor that binds, milliseconds."""
+        return max(self.memory, self.matrix, self.exp2)
+
+
+def floors(done: Work, facts: DeviceFacts, matrix_share: float | None = None) -> Floors:
+    """The three floors of a piece of work on a device, by the datasheet's rates.
+
+    Args:
+        done: the work.
+        facts: the device.
+        matrix_share: share of the datasheet's matrix rate that the instruction reaches; default: mma.sync's.
+    """
+    share = MMA_SYNC_SHARE.get(facts.capability[0], 1.0) if matrix_share is None else matrix_share
+    times = {
+        "memory": 1e3 * done.min_bytes / facts.dram_bandwidth,
+        "matrix": 1e3 * done.executed_flop / (share * facts.mma_flops),
+        "exp2": 1e3 * done.exponentials / (facts.sm_count * EXP2_PER_CLOCK * facts.clock_hz),
+    }
+    return Floors(**times, binding=max(times, key=lambda name: times[name]))

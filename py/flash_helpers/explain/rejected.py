@@ -1,0 +1,63 @@
+"""The nearest configurations that are not used, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.sets import skip_autotune_reason
+
+CHOICES: dict[str, tuple[int | bool, ...]] = {
+    "B_r": (32, 64, 128, 256),
+    "B_c": (16, 32, 64, 128, 256),
+    "n_warps": (2, 4, 8, 16),
+    "async_copy": (False, True),
+    "eager_load_blocks": (False, True),
+    "Q_mma_load_K_tiles": (0, 2),
+    "K_mma_load_K_tiles": (0, 2),
+    "V_mma_load_K_tiles": (0, 2),
+    "mma_double_buffer_loads": (False, True),
+}
+"""What a neighbour may differ in. Values next to the present one in this order count as near."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A configuration that is not used.
+
+    Attributes:
+        config: the configuration.
+        change: how it differs, e.g. ``B_r 64 -> 128``.
+        reason: why the device can't run it, or why the tuner leaves it out.
+    """
+
+    config: FlashForwardKernelConfig
+    change: str
+    reason: str
+
+
+def nearest_rejected(config: FlashForwardKernelConfig, facts: DeviceFacts) -> list[Rejected]:
+    """All configurations that differ from ``config`` in one choice and are rejected, in field order."""
+    found = []
+    for change, neighbour in _neighbours(config):
+        reason = neighbour.infeasible_reason(facts) or skip_autotune_reason(neighbour)
+        if reason is not None:
+            found.append(Rejected(neighbour, change, reason))
+    return found
+
+
+def _neighbours(config: FlashForwardKernelConfig) -> Iterator[tuple[str, FlashForwardKernelConfig]]:
+    names = {f.name for f in fields(config)}
+    for name, values in CHOICES.items():
+        if name not in names:
+            continue
+        present = getattr(config, name)
+        place = values.index(present) if present in values else None
+        for number, value in enumerate(values):
+            near = place is None or abs(number - place) == 1
+            if near and value != present:
+                change: dict[str, Any] = {name: value}
+                yield f"{name} {present} -> {value}", replace(config, **change)

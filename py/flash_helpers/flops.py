@@ -1,0 +1,45 @@
+"""What a problem costs: visible pairs, FLOP and bytes. The one formula of every table and report.
+
+FLOP of a forward pass = 4 * batch * heads * d_head * visible pairs: two products of 2 * d_head
+operations for each (query, key) pair that the mask lets through. Softmax work is not counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Window = tuple[int | None, int | None]
+
+
+def visible_pairs(seq_len_q: int, seq_len_k: int, causal: bool = False, window: Window = (None, None)) -> int:
+    """The exact number of (query, key) pairs that are visible for one head.
+
+    Query i stands at key position p = i + (seq_len_k - seq_len_q): masks are aligned bottom-right.
+
+    Args:
+        seq_len_q: queries.
+        seq_len_k: keys.
+        causal: key j is visible when j <= p.
+        window: (left, right): key j is visible when p - left <= j <= p + right; None: no bound.
+    """
+    left, right = window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    position = np.arange(seq_len_q, dtype=np.int64) + (seq_len_k - seq_len_q)
+    first = np.zeros_like(position) if left is None else np.maximum(position - left, 0)
+    last = np.full_like(position, seq_len_k - 1)
+    if right is not None:
+        last = np.minimum(last, position + right)
+    return int(np.maximum(last - first + 1, 0).sum())
+
+
+def attention_flop(batch: int, heads: int, d_head: int, pairs: int) -> int:
+    """FLOP of a forward pass with ``pairs`` visible pairs in each of ``batch * heads`` heads."""
+    return 4 * batch * heads * d_head * pairs
+
+
+def attention_bytes(
+    batch: int, heads: int, heads_kv: int, seq_len_q: int, seq_len_k: int, d_head: int, itemsize: int = 2
+) -> int:
+    """The fewest bytes a forward pass can move: Q, K and V read once, O written once."""
+    return batch * d_head * itemsize * (2 * heads * seq_len_q + 2 * heads_kv * seq_len_k)

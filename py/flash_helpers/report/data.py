@@ -1,0 +1,145 @@
+"""What the figures show, taken from result files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flash_helpers.benchmark.results import Results, Row, check_same_card
+from flash_helpers.kernel_configs import (
+    FlashForwardKernelConfig,
+    get_kernel_progression_configs,
+    parse_kernel_name_into_config,
+)
+from flash_helpers.problem import Problem
+
+OURS = "this library"  # the fastest configuration of each size
+
+Family = tuple[str, int, bool]
+"""What one panel shows: (dtype name, d_head, causal)."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of one card, each (implementation, problem) once, and the card's measured matrix rates.
+
+    Attributes:
+        rows: timed rows; of repeated ones the last.
+        missing: rows that were not timed.
+        matrix_tflops: dtype name to TFLOP/s.
+        mode: which timing is shown.
+    """
+
+    rows: tuple[Row, ...]
+    missing: tuple[Row, ...]
+    matrix_tflops: dict[str, float]
+    mode: str
+
+    def families(self) -> list[Family]:
+        """The panels, in order."""
+        return sorted({_family(row.problem) for row in self.rows})
+
+    def best_rows(self) -> list[Row]:
+        """The rows of all peers, and of the kernels on each problem the fastest."""
+        best: dict[tuple[str, Problem], Row] = {}
+        for row in self.rows:
+            key = (OURS if row.kind == "kernel" else row.implementation, row.problem)
+            if key not in best or (row.tflops(self.mode) or 0.0) > (best[key].tflops(self.mode) or 0.0):
+                best[key] = row
+        return list(best.values())
+
+    def curves(self, family: Family) -> dict[str, dict[int, float]]:
+        """Implementation to {seq_len: TFLOP/s}; all kernels together are ``OURS``, the best of each size."""
+        curves: dict[str, dict[int, float]] = {}
+        for row in self.best_rows():
+            if _family(row.problem) == family:
+                name = OURS if row.kind == "kernel" else row.implementation
+                rate = row.tflops(self.mode) or 0.0
+                curve = curves.setdefault(name, {})
+                curve[row.problem.seq_len] = max(rate, curve.get(row.problem.seq_len, 0.0))
+        peers = sorted(name for name in curves if name != OURS)
+        return {name: dict(sorted(curves[name].items())) for name in [OURS, *peers] if name in curves}
+
+    def ratios(self) -> dict[Family, dict[int, float]]:
+        """Family to {seq_len: best kernel / best peer}, where both were timed."""
+        found: dict[Family, dict[int, float]] = {}
+        for family in self.families():
+            curves = self.curves(family)
+            ours = curves.pop(OURS, {})
+            for seq_len, rate in ours.items():
+                peers = [curve[seq_len] for curve in curves.values() if seq_len in curve]
+                if peers:
+                    found.setdefault(family, {})[seq_len] = rate / max(peers)
+        return found
+
+    def ladder(self) -> tuple[Problem, list[tuple[str, float]]] | None:
+        """(problem, [(short form without the tuple, TFLOP/s)]) of the problem with most ladder steps."""
+        steps = {config.short_form(): config for config in get_kernel_progression_configs()}
+        timed: dict[Problem, dict[str, float]] = {}
+        for row in self.rows:
+            rate = row.tflops(self.mode)
+            name = row.implementation.split(" | ")[0]
+            if name in steps and rate is not None:
+                timed.setdefault(row.problem, {})[name] = rate
+        if not timed:
+            return None
+        problem = max(timed, key=lambda p: (len(timed[p]), p.flop()))
+        rates = timed[problem]
+        named = [(c.short_form(include_tup=False), rates[n]) for n, c in steps.items() if n in rates]
+        return problem, named
+
+    def landscape(self) -> tuple[Problem, list[tuple[FlashForwardKernelConfig, float]]] | None:
+        """(problem, [(configuration, TFLOP/s)]) of the problem with most configurations, at least 2."""
+        timed: dict[Problem, list[tuple[FlashForwardKernelConfig, float]]] = {}
+        for row in self.rows:
+            rate = row.tflops(self.mode)
+            if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):
+                config = parse_kernel_name_into_config(row.implementation)
+                timed.setdefault(row.problem, []).append((config, rate))
+        if not timed:
+            return None
+        problem = max(timed, key=lambda p: (len(timed[p]), p))
+        return (problem, timed[problem]) if len(timed[problem]) > 1 else None
+
+
+def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
+    """Reads result files; screening rows of a milestone file count too.
+
+    Raises:
+        ResultFileError: a file that is none.
+        DifferentCardsError: rows of several cards.
+        ValueError: no timed row.
+    """
+    paths = list(paths)
+    rows: list[Row] = []
+    matrix: dict[str, float] = {}
+    for path in paths:
+        results = Results.load(path)
+        matrix.update(results.matrix_tflops)
+        for name, section in results.extra.items():
+            if name.startswith("screening_"):
+                rows += [Row.from_json(values) for values in section]
+        rows += results.rows
+    check_same_card(rows)
+    timed = {(r.implementation, r.problem): r for r in rows if r.tflops(mode) is not None}
+    missing = {(r.implementation, r.problem): r for r in rows if r.tflops(mode) is None}
+    if not timed:
+        names = ", ".join(map(str, paths))
+        raise ValueError(f"no row of {names} was timed in mode {mode!r}: nothing to report")
+    return Report(tuple(timed.values()), tuple(r for k, r in missing.items() if k not in timed), matrix, mode)
+
+
+def family_label(family: Family) -> str:
+    """A panel's title, e.g. ``fp16, d 128, causal``."""
+    dtype, d_head, causal = family
+    return f"{dtype.lower()}, d {d_head}" + (", causal" if causal else "")
+
+
+def seq_lens_of(ratios: dict[Family, dict[int, float]]) -> Sequence[int]:
+    """All lengths of a ratio table, sorted."""
+    return sorted({seq_len for row in ratios.values() for seq_len in row})
+
+
+def _family(problem: Problem) -> Family:
+    return problem.dtype.name, problem.d_head, problem.causal

@@ -1,0 +1,94 @@
+"""Tables between markers of a Markdown file, made anew from result files.
+
+A marker pair is ``<!-- results: NAME -->`` and ``<!-- end results -->``; NAME is ``ratio``, ``tflops``
+or ``ladder``. Everything between the two is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flash_helpers.report.data import Report, family_label
+from flash_helpers.report.page import facts_line, ratio_rows
+
+_MARKED = re.compile(
+    r"(?P<begin><!-- results: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end results -->)", re.DOTALL
+)
+
+
+def update_readme(path: Path, report: Report) -> bool:
+    """Replaces what stands between the markers of a Markdown file; writes only when it differs.
+
+    Returns:
+        Whether the file changed.
+
+    Raises:
+        ValueError: no markers, or a name that there is no table for.
+    """
+    text = path.read_text()
+    if not _MARKED.search(text):
+        raise ValueError(f"{path} has no '<!-- results: NAME -->' and '<!-- end results -->' to fill")
+
+    def replacement(match: re.Match[str]) -> str:
+        make = TABLES.get(match["name"])
+        if make is None:
+            raise ValueError(f"{path}: no table is named {match['name']!r}; known: {', '.join(TABLES)}")
+        return f"{match['begin']}\n{make(report)}\n\n_{facts_line(report)}_\n\n{match['end']}"
+
+    new = _MARKED.sub(replacement, text)
+    if new != text:
+        path.write_text(new)
+    return new != text
+
+
+def ratio_table(report: Report) -> str:
+    """Best kernel over best peer by size."""
+    header, rows = ratio_rows(report)
+    return _markdown(header, rows)
+
+
+def tflops_table(report: Report) -> str:
+    """TFLOP/s of every implementation by size; the fastest of a row is bold."""
+    names = list(dict.fromkeys(name for family in report.families() for name in report.curves(family)))
+    rows = []
+    for family in report.families():
+        curves = report.curves(family)
+        for seq_len in sorted({s for curve in curves.values() for s in curve}):
+            rates = [curves.get(name, {}).get(seq_len) for name in names]
+            best = max(rate for rate in rates if rate is not None)
+            cells = ["" if r is None else f"**{r:.0f}**" if r == best else f"{r:.0f}" for r in rates]
+            rows.append([family_label(family), str(seq_len), *cells])
+    return _markdown(["TFLOP/s", "seq_len", *names], rows)
+
+
+def ladder_table(report: Report) -> str:
+    """The steps of the ladder and what each gained.
+
+    Raises:
+        ValueError: the results hold no step.
+    """
+    found = report.ladder()
+    if found is None:
+        raise ValueError("the results hold no step of the ladder; measure with: flash-attention ladder")
+    problem, steps = found
+    rows, previous = [], None
+    for number, (name, rate) in enumerate(steps, start=1):
+        gain = f"{rate / previous:.3f}" if previous else ""
+        rows.append([str(number), f"`{name}`", f"{rate:.1f}", gain])
+        previous = rate
+    return _markdown(["step", problem.label(), "TFLOP/s", "over the step before"], rows)
+
+
+TABLES: dict[str, Callable[[Report], str]] = {
+    "ratio": ratio_table,
+    "tflops": tflops_table,
+    "ladder": ladder_table,
+}
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "| --- |" + " --: |" * (len(header) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Inputs, references and measures for tests. Imports torch."""

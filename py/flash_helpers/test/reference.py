@@ -1,0 +1,96 @@
+"""The independent reference: attention in float64, each query over the keys it sees and no others.
+
+It shares no code with the backends. There is no mask here: hidden keys are never read, so that a wrong
+mask cannot be wrong twice in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MAX_SCORES = 1 << 24  # scores held at a time: 128 MiB in float64
+
+
+def visible_keys(
+    query: int, seq_len_q: int, seq_len_k: int, causal: bool, window: tuple[int | None, int | None]
+) -> range:
+    """The keys that a query sees. The last query stands at the last key (bottom-right alignment)."""
+    place = seq_len_k - (seq_len_q - query)  # the query's own place among the keys
+    left, right = window
+    first, last = 0, seq_len_k - 1
+    if left is not None:
+        first = max(first, place - left)
+    if right is not None:
+        last = min(last, place + right)
+    if causal:
+        last = min(last, place)
+    return range(first, max(first, last + 1))
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention and log-sum-exp in float64.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head).
+        k: (batch, seq_len_k, n_heads_kv, d_head); query head h reads kv head h // (n_heads / n_heads_kv).
+        v: (batch, seq_len_k, n_heads_kv, d_head_v).
+        causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
+        softmax_scale: factor of the scores; None: d_head ** -0.5.
+        window: keys to the left and right of the query's own place that it sees; None: all.
+        softcap: scores become softcap * tanh(score / softcap); 0: they stay.
+        sinks: (n_heads,) logits that take part in the softmax and have no value.
+
+    Returns:
+        out (batch, seq_len_q, n_heads, d_head_v) and lse (batch, n_heads, seq_len_q). A query without
+        keys has out 0 and, without a sink, lse -inf.
+    """
+    batch, seq_len_q, n_heads, d_head = q.shape
+    seq_len_k, n_heads_kv, d_head_v = k.shape[1], k.shape[2], v.shape[3]
+    scale = d_head**-0.5 if softmax_scale is None else softmax_scale
+    out = q.new_zeros(batch, seq_len_q, n_heads, d_head_v, dtype=torch.float64)
+    lse = q.new_full((batch, n_heads, seq_len_q), -math.inf, dtype=torch.float64)
+    if not n_heads or not batch:
+        return out, lse
+    kv_head = torch.arange(n_heads, device=q.device) // (n_heads // n_heads_kv)
+    k64 = k.double()[:, :, kv_head].permute(0, 2, 1, 3)  # (batch, heads, keys, d_head)
+    v64 = v.double()[:, :, kv_head].permute(0, 2, 1, 3)
+    sink = None if sinks is None else sinks.double().to(q.device)[None, :, None]  # (1, heads, 1)
+    if sink is not None:
+        lse[:] = sink
+
+    first = 0
+    while first < seq_len_q:
+        keys = visible_keys(first, seq_len_q, seq_len_k, causal, window)
+        most = max(1, MAX_SCORES // (batch * n_heads * max(1, len(keys))))
+        last = first + 1  # neighbours that see the same keys are computed together
+        while (
+            last < min(seq_len_q, first + most)
+            and visible_keys(last, seq_len_q, seq_len_k, causal, window) == keys
+        ):
+            last += 1
+        if len(keys):
+            rows = q[:, first:last].double().permute(0, 2, 1, 3)  # (batch, heads, rows, d_head)
+            scores = scale * (rows @ k64[:, :, keys.start : keys.stop].mT)
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            total = torch.logsumexp(scores, -1)
+            if sink is not None:
+                total = torch.logaddexp(total, sink)
+            weights = torch.exp(scores - total[..., None])
+            out[:, first:last] = (weights @ v64[:, :, keys.start : keys.stop]).permute(0, 2, 1, 3)
+            lse[:, :, first:last] = total
+        first = last
+    return out, lse

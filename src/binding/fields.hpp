@@ -1,0 +1,227 @@
+// The fields of every struct that crosses from Python to C++, and the reader made of them.
+//
+// One list a struct serves the reader, the names that Python can ask for, and the compile-time
+// check that the list is complete. The Python dataclass of the same name has the same fields in the
+// same order. A new family adds its Description and its name in `Configs`.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "flash_attention.cuh"
+
+namespace flash::binding {
+
+namespace py = pybind11;
+
+template <typename Struct, typename Member>
+struct Field {
+    const char *name;
+    Member Struct::*member;
+};
+
+template <typename Struct>
+struct Description;
+
+#define FLASH_FIELD(Struct, field) \
+    Field<Struct, decltype(Struct::field)> { #field, &Struct::field }
+
+template <>
+struct Description<FlashForwardKernelConfig> {
+    static constexpr const char *name = "FlashForwardKernelConfig";
+    static constexpr const char *family = "ampere";
+    static constexpr std::tuple fields{
+        FLASH_FIELD(FlashForwardKernelConfig, dtype),
+        FLASH_FIELD(FlashForwardKernelConfig, d_head),
+        FLASH_FIELD(FlashForwardKernelConfig, B_r),
+        FLASH_FIELD(FlashForwardKernelConfig, B_c),
+        FLASH_FIELD(FlashForwardKernelConfig, n_warps),
+        FLASH_FIELD(FlashForwardKernelConfig, async_copy),
+        FLASH_FIELD(FlashForwardKernelConfig, eager_load_blocks),
+        FLASH_FIELD(FlashForwardKernelConfig, swizzled),
+        FLASH_FIELD(FlashForwardKernelConfig, Q_mma_load_K_tiles),
+        FLASH_FIELD(FlashForwardKernelConfig, K_mma_load_K_tiles),
+        FLASH_FIELD(FlashForwardKernelConfig, V_mma_load_K_tiles),
+        FLASH_FIELD(FlashForwardKernelConfig, mma_double_buffer_loads),
+        FLASH_FIELD(FlashForwardKernelConfig, optimized_softmax),
+    };
+};
+
+template <>
+struct Description<HopperForwardKernelConfig> {
+    static constexpr const char *name = "HopperForwardKernelConfig";
+    static constexpr const char *family = "hopper";
+    static constexpr std::tuple fields{
+        FLASH_FIELD(HopperForwardKernelConfig, dtype),
+        FLASH_FIELD(HopperForwardKernelConfig, d_head),
+        FLASH_FIELD(HopperForwardKernelConfig, d_head_v),
+        FLASH_FIELD(HopperForwardKernelConfig, B_r),
+        FLASH_FIELD(HopperForwardKernelConfig, B_c),
+        FLASH_FIELD(HopperForwardKernelConfig, kv_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, q_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, overlap_products),
+        FLASH_FIELD(HopperForwardKernelConfig, ping_pong),
+        FLASH_FIELD(HopperForwardKernelConfig, softmax_reference),
+        FLASH_FIELD(HopperForwardKernelConfig, forced_overlap),
+        FLASH_FIELD(HopperForwardKernelConfig, next_item),
+        FLASH_FIELD(HopperForwardKernelConfig, direct_store),
+        FLASH_FIELD(HopperForwardKernelConfig, dynamic_schedule),
+        FLASH_FIELD(HopperForwardKernelConfig, head_sections),
+    };
+};
+
+template <>
+struct Description<ForwardTraits> {
+    static constexpr const char *name = "ForwardTraits";
+    static constexpr std::tuple fields{
+        FLASH_FIELD(ForwardTraits, causal),
+    };
+};
+
+#undef FLASH_FIELD
+
+// The enumerations among the fields: name and numbers are those of the Python IntEnum.
+template <std::size_t N>
+struct EnumDescription {
+    const char *name;
+    std::array<long, N> numbers;
+};
+
+template <typename... Enum>
+constexpr EnumDescription<sizeof...(Enum)> enumeration(const char *name, Enum... values) {
+    return {name, {static_cast<long>(values)...}};
+}
+
+constexpr auto describe(DType) { return enumeration("DType", DType::FP16, DType::BF16); }
+constexpr auto describe(SoftmaxReference) {
+    using enum SoftmaxReference;
+    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED);
+}
+constexpr auto describe(NextItem) {
+    using enum NextItem;
+    return enumeration("NextItem", NONE, WITH_LAST_PV, AFTER_LAST_PV);
+}
+
+// The configuration struct of each family.
+using Configs = std::tuple<FlashForwardKernelConfig, HopperForwardKernelConfig>;
+
+// Calls f.operator()<Config>() for each family until one returns true; says whether one did.
+template <typename F>
+bool any_config(F f) {
+    return [&]<typename... Config>(const std::tuple<Config...> *) {
+        return (f.template operator()<Config>() || ...);
+    }(static_cast<const Configs *>(nullptr));
+}
+
+// ---------------------------------------------------------------- completeness
+struct Anything {
+    template <typename T>
+    constexpr operator T() const;
+};
+
+template <typename Struct, typename... Members>
+consteval int count_members() {
+    if constexpr (requires { Struct{Members{}..., Anything{}}; }) {
+        return count_members<Struct, Members..., Anything>();
+    } else {
+        return sizeof...(Members);
+    }
+}
+
+template <typename Struct>
+inline constexpr bool lists_every_field =
+    count_members<Struct>() == std::tuple_size_v<decltype(Description<Struct>::fields)>;
+
+static_assert(lists_every_field<FlashForwardKernelConfig>, "Description lacks a field of the struct");
+static_assert(lists_every_field<HopperForwardKernelConfig>, "Description lacks a field of the struct");
+static_assert(lists_every_field<ForwardTraits>, "Description lacks a field of the struct");
+
+// ---------------------------------------------------------------- reading
+inline std::string type_name(py::handle value) { return Py_TYPE(value.ptr())->tp_name; }
+
+[[noreturn]] inline void wrong_type(const std::string &where, py::handle value, const char *wanted) {
+    throw py::type_error(where + ": given " + py::repr(value).cast<std::string>() + " of type " +
+                         type_name(value) + ", wanted " + wanted);
+}
+
+// Exact types: Python's bool is an int, and a tile count that was given as True is a mistake.
+inline void read_value(const std::string &where, py::handle value, bool &out) {
+    if (!PyBool_Check(value.ptr())) wrong_type(where, value, "bool");
+    out = value.ptr() == Py_True;
+}
+
+inline void read_value(const std::string &where, py::handle value, int &out) {
+    if (!PyLong_CheckExact(value.ptr())) wrong_type(where, value, "int");
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow != 0 || number < INT_MIN || number > INT_MAX) wrong_type(where, value, "int of 32 bits");
+    out = static_cast<int>(number);
+}
+
+// A Python IntEnum of the same name; its numbers are the enumerators'.
+template <typename Enum>
+    requires std::is_enum_v<Enum>
+void read_value(const std::string &where, py::handle value, Enum &out) {
+    constexpr auto description = describe(Enum{});
+    if (!PyLong_Check(value.ptr()) || type_name(value) != description.name) {
+        wrong_type(where, value, description.name);
+    }
+    const long number = PyLong_AsLong(value.ptr());
+    if (std::ranges::find(description.numbers, number) == description.numbers.end()) {
+        wrong_type(where, value, description.name);
+    }
+    out = static_cast<Enum>(number);
+}
+
+inline py::object to_python(bool value) { return py::bool_(value); }
+inline py::object to_python(int value) { return py::int_(value); }
+template <typename Enum>
+    requires std::is_enum_v<Enum>
+py::object to_python(Enum value) {
+    return py::int_(static_cast<int>(value));
+}
+
+// Reads a Python object into the C++ struct of the same name, field by field.
+template <typename Struct>
+Struct read_struct(py::handle object) {
+    Struct result{};
+    const auto read_field = [&](const auto &field) {
+        const std::string where = std::string(Description<Struct>::name) + "." + field.name;
+        if (!py::hasattr(object, field.name)) {
+            throw py::attribute_error(where + ": given an object of type " + type_name(object) +
+                                      " that has no such field; build it with flash_helpers.kernel_configs");
+        }
+        read_value(where, object.attr(field.name), result.*field.member);
+    };
+    std::apply([&](const auto &...field) { (read_field(field), ...); }, Description<Struct>::fields);
+    return result;
+}
+
+// The Python object's configuration as the C++ key of its family.
+template <typename Config>
+Config py_to_cpp_kernel_config(py::handle config) {
+    return read_struct<Config>(config);
+}
+
+template <typename Struct>
+py::dict to_dict(const Struct &value) {
+    py::dict result;
+    std::apply([&](const auto &...field) { ((result[field.name] = to_python(value.*field.member)), ...); },
+               Description<Struct>::fields);
+    return result;
+}
+
+template <typename Struct>
+py::list field_names() {
+    py::list names;
+    std::apply([&](const auto &...field) { (names.append(field.name), ...); }, Description<Struct>::fields);
+    return names;
+}
+
+}  // namespace flash::binding

@@ -1,0 +1,95 @@
+// The host side of one kernel: arguments from a problem, launch, resources, and its record.
+//
+// A generated translation unit includes this file and defines one record with make_record.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ampere/forward_kernel.cuh"
+#include "flash_attention.cuh"
+
+namespace flash::ampere {
+
+inline constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;  // of a one-dimensional grid
+
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct ForwardLauncher {
+    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+
+    static const void *kernel() { return reinterpret_cast<const void *>(&flash_forward_kernel<CFG, TRAITS>); }
+
+    static ForwardKernelArgs make_args(const ForwardProblem &problem) {
+        const int total_heads = problem.batch * problem.n_heads;
+        const int heads_per_kv_head = problem.n_heads / problem.n_heads_kv;
+        const int64_t kv_bytes = int64_t(problem.seq_len_k) * Kernel::d_head * 2 * kElementBytes;
+        return {
+            .Q = problem.q,
+            .K = problem.k,
+            .V = problem.v,
+            .O = problem.o,
+            .lse = problem.lse,
+            .Q_strides = problem.q_strides,
+            .K_strides = problem.k_strides,
+            .V_strides = problem.v_strides,
+            .O_strides = problem.o_strides,
+            .grid = {.n_q_blocks = ceil_div(problem.seq_len_q, Kernel::B_r),
+                     .n_heads = problem.n_heads,
+                     .total_heads = total_heads,
+                     .heads_per_section =
+                         choose_heads_per_section(kv_bytes / heads_per_kv_head, total_heads)},
+            .heads_per_kv_head = heads_per_kv_head,
+            .seq_len_q = problem.seq_len_q,
+            .seq_len_k = problem.seq_len_k,
+            .scale = make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax),
+        };
+    }
+
+    // Lets the kernel use its shared memory on the current device; once for each device.
+    static int load() {
+        const cudaError_t error =
+            cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        return error;
+    }
+
+    // An empty output is no error and launches nothing.
+    static int launch(const ForwardProblem &problem, void *stream) {
+        const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
+        const int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
+        if (blocks == 0) return cudaSuccess;
+        if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+        flash_forward_kernel<CFG, TRAITS>
+            <<<static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
+               static_cast<cudaStream_t>(stream)>>>(make_args(problem));
+        return cudaGetLastError();
+    }
+
+    static int attributes(KernelAttributes &out) {
+        cudaFuncAttributes a;
+        if (const cudaError_t error = cudaFuncGetAttributes(&a, kernel())) return error;
+        out = {.registers = a.numRegs,
+               .local_bytes = static_cast<int>(a.localSizeBytes),
+               .static_smem_bytes = static_cast<int>(a.sharedSizeBytes),
+               .max_threads_per_block = a.maxThreadsPerBlock,
+               .blocks_per_sm = 0};
+        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out.blocks_per_sm, kernel(), Kernel::n_threads,
+                                                             Kernel::smem_bytes);
+    }
+};
+
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, int kTarget>
+constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
+    using Launcher = ForwardLauncher<CFG, TRAITS>;
+    return {
+        .config = CFG,
+        .traits = TRAITS,
+        .target = kTarget,
+        .n_threads = Launcher::Kernel::n_threads,
+        .smem_bytes = Launcher::Kernel::smem_bytes,
+        .load = &Launcher::load,
+        .launch = &Launcher::launch,
+        .attributes = &Launcher::attributes,
+    };
+}
+
+}  // namespace flash::ampere

@@ -1,0 +1,189 @@
+// The two products of a K/V block, for the rows of one warp:
+//
+//     S (warp_rows, B_c)     = Q (warp_rows, d_head) K^T (d_head, B_c)       reduction along d_head
+//     O (warp_rows, d_head) += P (warp_rows, B_c)    V   (B_c, d_head)       reduction along the keys
+//
+// Both walk along the reduction dimension in tiles of 16. *_mma_load_K_tiles says how many tiles of
+// an operand are loaded at a time, mma_double_buffer_loads whether the next ones load meanwhile.
+#pragma once
+
+#include "ampere/load_store.cuh"
+#include "ampere/static_kernel_configuration.cuh"
+#include "ptx.cuh"
+
+namespace flash::ampere {
+
+// Accumulators: (warp_rows, kColumns), [16-row tile][8-column tile][accumulator of fragments.cuh].
+template <typename Kernel, int kColumns>
+struct Accumulator {
+    float rmem[Kernel::m_tiles][kColumns / kMmaN][4];
+
+    FLASH_DEVICE void clear() {
+#pragma unroll
+        for (auto &row : rmem) {
+#pragma unroll
+            for (auto &tile : row) {
+#pragma unroll
+                for (float &value : tile) value = 0.0f;
+            }
+        }
+    }
+};
+
+template <typename Kernel>
+using Scores = Accumulator<Kernel, Kernel::B_c>;
+template <typename Kernel>
+using Output = Accumulator<Kernel, Kernel::d_head>;
+
+// Operands, one tile of 16 along the reduction dimension.
+template <typename Kernel>
+struct AFragment {
+    uint32_t rmem[Kernel::m_tiles][4];  // (warp_rows, 16)
+};
+template <int kColumns>
+struct BFragment {
+    uint32_t rmem[kColumns / kMmaTile][4];  // (16, kColumns)
+};
+
+// A warp's Q, held in registers or streamed from shared memory for every K block.
+template <typename Kernel>
+struct QueryOperand {
+    using Fragment = AFragment<Kernel>;
+    using Stream = FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.Q_mma_load_K_tiles,
+                                  Kernel::cfg.mma_double_buffer_loads>;
+
+    uint32_t lane_address;
+    Fragment held[Kernel::holds_Q ? Kernel::d_tiles : 1];
+
+    FLASH_DEVICE QueryOperand(uint32_t smem_Q, int warp, int lane) {
+        const LdmatrixRow at = ldmatrix_row_QV(lane);
+        lane_address = smem_Q + Kernel::QTile::offset(warp * Kernel::warp_rows + at.row, at.chunk);
+    }
+
+    FLASH_DEVICE void load(Fragment &fragment, int d_tile) const {
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+            ldmatrix(fragment.rmem[m], Kernel::QTile::fragment_offset(lane_address, m, d_tile));
+        }
+    }
+
+    // Flips the sign of the warp's own rows in shared memory.
+    FLASH_DEVICE void negate() const {
+#pragma unroll
+        for (int k = 0; k < Kernel::d_tiles; ++k) {
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+                const uint32_t address = Kernel::QTile::fragment_offset(lane_address, m, k);
+                Chunk chunk = load_shared(address);
+#pragma unroll
+                for (uint32_t &pair : chunk.reg) pair ^= 0x80008000;
+                store_shared(address, chunk);
+            }
+        }
+        __syncwarp();  // ldmatrix reads what other lanes have negated
+    }
+
+    // Loads all of Q, for the rest of the kernel.
+    FLASH_DEVICE void hold() {
+#pragma unroll
+        for (int k = 0; k < Kernel::d_tiles; ++k) load(held[k], k);
+    }
+};
+
+// S = Q K^T
+template <typename Kernel>
+struct ScoreProduct {
+    using Fragment = BFragment<Kernel::B_c>;
+    uint32_t lane_address;  // of K
+
+    FLASH_DEVICE ScoreProduct(uint32_t smem_K, int lane) {
+        const LdmatrixRow at = ldmatrix_row_K(lane);
+        lane_address = smem_K + Kernel::KVTile::offset(at.row, at.chunk);
+    }
+
+    FLASH_DEVICE void operator()(Scores<Kernel> &S, const QueryOperand<Kernel> &Q) const {
+        typename QueryOperand<Kernel>::Stream Q_stream;
+        FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.K_mma_load_K_tiles,
+                       Kernel::cfg.mma_double_buffer_loads>
+            K_stream;
+        S.clear();
+#pragma unroll
+        for (int k = 0; k < Kernel::d_tiles; ++k) {
+            if constexpr (!Kernel::holds_Q) {
+                Q_stream.prepare(k, [&](auto &fragment, int tile) { Q.load(fragment, tile); });
+            }
+            K_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile); });
+            if constexpr (Kernel::holds_Q) {
+                multiply(S, Q.held[k], K_stream[k]);
+            } else {
+                multiply(S, Q_stream[k], K_stream[k]);
+            }
+        }
+    }
+
+  private:
+    FLASH_DEVICE void load(Fragment &fragment, int d_tile) const {
+#pragma unroll
+        for (int n = 0; n < Kernel::key_tiles; ++n) {
+            ldmatrix(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_address, n, d_tile));
+        }
+    }
+
+    static FLASH_DEVICE void multiply(Scores<Kernel> &S, const AFragment<Kernel> &Q, const Fragment &K) {
+#pragma unroll
+        for (int n = 0; n < Kernel::key_tiles; ++n) {
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+                mma<Kernel::dtype>(S.rmem[m][2 * n], Q.rmem[m], K.rmem[n][0], K.rmem[n][1]);
+                mma<Kernel::dtype>(S.rmem[m][2 * n + 1], Q.rmem[m], K.rmem[n][2], K.rmem[n][3]);
+            }
+        }
+    }
+};
+
+// O += P V
+template <typename Kernel>
+struct OutputProduct {
+    using Fragment = BFragment<Kernel::d_head>;
+    uint32_t lane_address;  // of V
+
+    FLASH_DEVICE OutputProduct(uint32_t smem_V, int lane) {
+        const LdmatrixRow at = ldmatrix_row_QV(lane);
+        lane_address = smem_V + Kernel::KVTile::offset(at.row, at.chunk);
+    }
+
+    // `P`: called for key tiles 0, 1, …, returns the A fragment of 16 keys. It is made just before it is
+    // multiplied, so that S and P are never both in registers as a whole, and exp2 runs between products.
+    template <typename MakeP>
+    FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P) const {
+        FragmentStream<Fragment, Kernel::key_tiles, Kernel::cfg.V_mma_load_K_tiles,
+                       Kernel::cfg.mma_double_buffer_loads>
+            V_stream;
+#pragma unroll
+        for (int k = 0; k < Kernel::key_tiles; ++k) {
+            V_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile); });
+            multiply(O, P(k), V_stream[k]);
+        }
+    }
+
+  private:
+    FLASH_DEVICE void load(Fragment &fragment, int key_tile) const {
+#pragma unroll
+        for (int n = 0; n < Kernel::d_tiles; ++n) {
+            ldmatrix_transposed(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_address, key_tile, n));
+        }
+    }
+
+    static FLASH_DEVICE void multiply(Output<Kernel> &O, const AFragment<Kernel> &P, const Fragment &V) {
+#pragma unroll
+        for (int n = 0; n < Kernel::d_tiles; ++n) {
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+                mma<Kernel::dtype>(O.rmem[m][2 * n], P.rmem[m], V.rmem[n][0], V.rmem[n][1]);
+                mma<Kernel::dtype>(O.rmem[m][2 * n + 1], P.rmem[m], V.rmem[n][2], V.rmem[n][3]);
+            }
+        }
+    }
+};
+
+}  // namespace flash::ampere

@@ -1,0 +1,136 @@
+// Tiles between global and shared memory, and fragments from shared memory to registers.
+//
+// Copies: 8 threads copy the 128 bytes of a panel's row, 16 bytes each, so a block copies
+// 4 * n_warps rows of one panel per instruction. A K or V sequence is read from its end to its begin;
+// a loader holds one global pointer, which steps towards row 0 pass by pass and tile by tile.
+#pragma once
+
+#include "ampere/static_kernel_configuration.cuh"
+#include "ptx.cuh"
+
+namespace flash::ampere {
+
+// One matrix of one head: (seq, d_head), d_head contiguous.
+struct GlobalMatrix {
+    const char *begin;
+    int64_t row_bytes;
+
+    FLASH_DEVICE GlobalMatrix(const void *tensor, const TensorStrides &strides, int batch, int head)
+        : begin(static_cast<const char *>(tensor) +
+                (batch * strides.batch + head * strides.head) * kElementBytes),
+          row_bytes(strides.seq * kElementBytes) {}
+};
+
+// A thread's share of copying tiles of one matrix, last tile first.
+template <typename Kernel, typename Tile>
+struct TileLoader {
+    static constexpr int passes = Tile::rows / Kernel::copy_rows;
+
+    const char *gmem;    // this thread's chunk in the row it copies next
+    int64_t pass_bytes;  // from one pass to the next
+    uint32_t smem;       // where this thread's chunk of pass 0 goes
+    int row;             // this thread's row of pass 0
+
+    // `first_row`: the matrix row with which the tile that is loaded first begins.
+    FLASH_DEVICE TileLoader(const GlobalMatrix &matrix, int first_row, uint32_t smem_tile)
+        : pass_bytes(matrix.row_bytes * Kernel::copy_rows), row(threadIdx.x / Tile::row_chunks) {
+        const int chunk = threadIdx.x % Tile::row_chunks;
+        const int64_t last_pass_row = int64_t(first_row) + (passes - 1) * Kernel::copy_rows + row;
+        gmem = matrix.begin + last_pass_row * matrix.row_bytes + chunk * kChunkBytes;
+        smem = smem_tile + Tile::offset(row, chunk);
+    }
+
+    // Loads a tile and steps to the one before it. kEdge: rows from `valid_rows` on lie behind the
+    // tensor's end; they are not read, their place is filled with zeros.
+    template <bool kEdge>
+    FLASH_DEVICE void load(int valid_rows) {
+        if constexpr (Kernel::cfg.async_copy) {
+#pragma unroll
+            for (int pass = passes - 1; pass >= 0; --pass, gmem -= pass_bytes) {
+#pragma unroll
+                for (int panel = 0; panel < Tile::panels; ++panel) {
+                    if constexpr (kEdge) {
+                        cp_async(smem_of(pass, panel), gmem_of(panel), in_bounds(pass, valid_rows));
+                    } else {
+                        cp_async(smem_of(pass, panel), gmem_of(panel));
+                    }
+                }
+            }
+        } else {
+            load_through_registers<kEdge>(valid_rows);
+        }
+    }
+
+  private:
+    // All loads of a few passes are under way before the first store waits for its data.
+    template <bool kEdge>
+    FLASH_DEVICE void load_through_registers(int valid_rows) {
+        constexpr int batch = passes % 4 == 0 ? 4 : passes % 2 == 0 ? 2 : 1;
+#pragma unroll
+        for (int last = passes - 1; last >= 0; last -= batch) {
+            Chunk rmem[batch][Tile::panels];
+#pragma unroll
+            for (int i = 0; i < batch; ++i, gmem -= pass_bytes) {
+#pragma unroll
+                for (int panel = 0; panel < Tile::panels; ++panel) {
+                    rmem[i][panel] = Chunk{};
+                    if (!kEdge || in_bounds(last - i, valid_rows)) {
+                        rmem[i][panel] = load_global(gmem_of(panel));
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+#pragma unroll
+                for (int panel = 0; panel < Tile::panels; ++panel) {
+                    store_shared(smem_of(last - i, panel), rmem[i][panel]);
+                }
+            }
+        }
+    }
+
+    FLASH_DEVICE bool in_bounds(int pass, int valid_rows) const {
+        return row + pass * Kernel::copy_rows < valid_rows;
+    }
+    FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
+        return smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
+    }
+    FLASH_DEVICE const char *gmem_of(int panel) const { return gmem + panel * Tile::row_bytes; }
+};
+
+// Waits for the copies this thread has started. Copies through registers are complete as they return.
+template <typename Kernel>
+FLASH_DEVICE void wait_for_copies() {
+    if constexpr (Kernel::cfg.async_copy) cp_async_wait_all();
+}
+
+// The fragments of an operand on their way through registers: `kAtATime` tiles along the reduction
+// dimension at a time (0: all of them), in one buffer, or in two, of which one is loaded while the
+// other is multiplied. `Fragment` is what one tile along the reduction dimension needs.
+template <typename Fragment, int kTiles, int kAtATime, bool kDoubleBuffer>
+struct FragmentStream {
+    static constexpr int group = kAtATime == 0 ? kTiles : kAtATime;
+    static constexpr bool double_buffer = kDoubleBuffer && group < kTiles;
+    static constexpr int slots = double_buffer ? 2 * group : group;
+
+    Fragment rmem[slots];
+
+    // Called before tile k is multiplied, for k = 0, 1, …; `load(fragment, tile)` loads one tile.
+    template <typename Load>
+    FLASH_DEVICE void prepare(int k, Load load) {
+        if (k % group != 0) return;
+        if (!double_buffer || k == 0) load_group(k, load);
+        if (double_buffer && k + group < kTiles) load_group(k + group, load);
+    }
+
+    FLASH_DEVICE const Fragment &operator[](int k) const { return rmem[k % slots]; }
+
+  private:
+    template <typename Load>
+    FLASH_DEVICE void load_group(int first, Load load) {
+#pragma unroll
+        for (int i = 0; i < group; ++i) load(rmem[(first + i) % slots], first + i);
+    }
+};
+
+}  // namespace flash::ampere

@@ -1,0 +1,72 @@
+// Everything about one kernel that is known at compile time: layouts, counts, and which
+// configurations are refused, with the reason as text.
+//
+//                d_head                          B_c keys                       d_head
+//           ┌─────────────┐                   ┌───────────┐                ┌─────────────┐
+//     B_r   │      Q      │ warp_rows     S=P │           │ warp_rows   O  │             │ warp_rows
+//   queries │- - - - - - -│ of each warp      │- - - - - -│                │- - - - - - -│
+//           └─────────────┘                   └───────────┘                └─────────────┘
+//
+// Each warp owns warp_rows queries of S, P and O, in registers: only copies are shared between warps.
+#pragma once
+
+#include "cuda_utils.cuh"
+#include "flash_attention.cuh"
+#include "fragments.cuh"
+#include "mask.cuh"
+#include "swizzling.cuh"
+
+namespace flash::ampere {
+
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct StaticForwardKernelConfig {
+    static constexpr FlashForwardKernelConfig cfg = CFG;
+    static constexpr ForwardTraits traits = TRAITS;
+    static constexpr DType dtype = CFG.dtype;
+    static constexpr int d_head = CFG.d_head;
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int n_threads = CFG.n_warps * kWarpSize;
+    // What __launch_bounds__ asks for: 8 warps on an SM leave each thread all of its 255 registers. If
+    // nothing is asked for, ptxas spills some kernels down to the next occupancy step by itself.
+    static constexpr int min_blocks_per_sm = max_of(1, 8 / CFG.n_warps);
+
+    static_assert(dtype == DType::FP16 || dtype == DType::BF16, "dtype must be FP16 or BF16");
+    static_assert(d_head > 0 && d_head % 64 == 0, "d_head must be a multiple of 64");
+    static_assert(CFG.n_warps >= 2 && CFG.n_warps % 2 == 0,
+                  "n_warps must be even: 8 threads copy a row, and a pass must cover a multiple of 8 rows");
+    static_assert(B_r > 0 && B_r % (CFG.n_warps * kMmaM) == 0,
+                  "B_r must be a multiple of 16 * n_warps: a warp owns whole 16-row mma tiles");
+    static_assert(B_c > 0 && B_c % kMmaTile == 0, "B_c must be a multiple of 16, the k of one mma");
+
+    // ---------------------------------------------------------------- shared memory
+    using QTile = SmemTile<B_r, d_head, CFG.swizzled>;   // (B_r, d_head); O's way out uses it too
+    using KVTile = SmemTile<B_c, d_head, CFG.swizzled>;  // (B_c, d_head)
+    static constexpr int smem_Q = 0;
+    static constexpr int smem_K = smem_Q + QTile::bytes;
+    static constexpr int smem_V = smem_K + KVTile::bytes;
+    static constexpr int smem_bytes = smem_V + KVTile::bytes;
+    static_assert(smem_bytes == (B_r + 2 * B_c) * d_head * kElementBytes);
+
+    // ---------------------------------------------------------------- copies
+    static constexpr int copy_rows = n_threads / QTile::row_chunks;  // rows the block copies in one pass
+    static_assert(B_r % copy_rows == 0, "B_r must be a multiple of 4 * n_warps, the rows of one copy pass");
+    static_assert(B_c % copy_rows == 0, "B_c must be a multiple of 4 * n_warps, the rows of one copy pass");
+
+    // ---------------------------------------------------------------- a warp's fragments
+    static constexpr int warp_rows = B_r / CFG.n_warps;
+    static constexpr int m_tiles = warp_rows / kMmaM;
+    static constexpr int d_tiles = d_head / kMmaTile;  // along the reduction of S = Q K^T
+    static constexpr int key_tiles = B_c / kMmaTile;   // along the reduction of O += P V
+
+    static constexpr bool valid_tile_count(int n, int tiles) { return n == 0 || (n > 0 && tiles % n == 0); }
+    static_assert(valid_tile_count(CFG.Q_mma_load_K_tiles, d_tiles),
+                  "Q_mma_load_K_tiles must be 0 or divide d_head / 16");
+    static_assert(valid_tile_count(CFG.K_mma_load_K_tiles, d_tiles),
+                  "K_mma_load_K_tiles must be 0 or divide d_head / 16");
+    static_assert(valid_tile_count(CFG.V_mma_load_K_tiles, key_tiles),
+                  "V_mma_load_K_tiles must be 0 or divide B_c / 16");
+    static constexpr bool holds_Q = CFG.Q_mma_load_K_tiles == 0;
+};
+
+}  // namespace flash::ampere

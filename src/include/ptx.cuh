@@ -1,0 +1,129 @@
+// The PTX instructions the kernels are made of, one function each; sm_80 and newer.
+// Shared memory addresses are 32-bit, as the instructions take them.
+#pragma once
+
+#include "cuda_utils.cuh"
+#include "flash_attention.cuh"
+
+namespace flash {
+
+FLASH_DEVICE uint32_t smem_address(const void *smem) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
+}
+
+// ---------------------------------------------------------------- global <-> shared
+
+// 16 bytes, past the L1 cache. A chunk that is not `in_bounds` is filled with zeros; nothing is read.
+FLASH_DEVICE void cp_async(uint32_t smem, const void *gmem, bool in_bounds) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem),
+                 "r"(in_bounds ? kChunkBytes : 0));
+}
+
+FLASH_DEVICE void cp_async(uint32_t smem, const void *gmem) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(gmem));
+}
+
+// Waits for all copies that this thread has started; other threads see them after a barrier.
+FLASH_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+struct Chunk {
+    uint32_t reg[4];  // 8 elements
+};
+
+FLASH_DEVICE Chunk load_global(const void *gmem) {
+    Chunk c;
+    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.reg[0]), "=r"(c.reg[1]), "=r"(c.reg[2]), "=r"(c.reg[3])
+                 : "l"(gmem));
+    return c;
+}
+
+// A streaming store: the line is not kept in L1, nothing reads it again.
+FLASH_DEVICE void store_global(void *gmem, const Chunk &c) {
+    asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "r"(c.reg[0]),
+                 "r"(c.reg[1]), "r"(c.reg[2]), "r"(c.reg[3])
+                 : "memory");
+}
+
+FLASH_DEVICE Chunk load_shared(uint32_t smem) {
+    Chunk c;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.reg[0]), "=r"(c.reg[1]), "=r"(c.reg[2]), "=r"(c.reg[3])
+                 : "r"(smem)
+                 : "memory");
+    return c;
+}
+
+FLASH_DEVICE void store_shared(uint32_t smem, const Chunk &c) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(c.reg[0]), "r"(c.reg[1]),
+                 "r"(c.reg[2]), "r"(c.reg[3])
+                 : "memory");
+}
+
+FLASH_DEVICE void store_shared(uint32_t smem, uint32_t value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(value) : "memory");
+}
+
+// ---------------------------------------------------------------- shared -> fragments
+
+// Four 8 x 8 squares; `smem`: the address of this lane's row (fragments.cuh).
+FLASH_DEVICE void ldmatrix(uint32_t (&reg)[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(reg[0]), "=r"(reg[1]), "=r"(reg[2]), "=r"(reg[3])
+                 : "r"(smem));
+}
+
+FLASH_DEVICE void ldmatrix_transposed(uint32_t (&reg)[4], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(reg[0]), "=r"(reg[1]), "=r"(reg[2]), "=r"(reg[3])
+                 : "r"(smem));
+}
+
+// ---------------------------------------------------------------- arithmetic
+
+// c (16 x 8, fp32) += a (16 x 16) * b (16 x 8)
+template <DType kDType>
+FLASH_DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (kDType == DType::FP16) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+            "%9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+// Rounds two floats to the element type, to nearest even; `low` goes to the lower 16 bits.
+template <DType kDType>
+FLASH_DEVICE uint32_t pack(float low, float high) {
+    uint32_t packed;
+    if constexpr (kDType == DType::FP16) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+}
+
+// 2^x by the special function unit: relative error below 2^-22; 2^-inf = 0, NaN stays NaN.
+FLASH_DEVICE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// 1 / x within 1 ulp; 1 / 0 = inf.
+FLASH_DEVICE float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+}  // namespace flash

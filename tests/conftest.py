@@ -1,0 +1,70 @@
+"""What all tests share: GPU tests are skipped where there is no GPU, and must run where one is required."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+GPU_TEST_TIMEOUT_S = 120  # a kernel that hangs must not hang the run: dump the stacks and end the process
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    config.addinivalue_line("markers", "gpu: needs a CUDA GPU of compute capability 8.0 or newer")
+
+
+def _usable_gpu() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if GPU_TESTS in item.path.parents or item.get_closest_marker("gpu")]
+    skip = pytest.mark.skip(reason="no CUDA GPU of compute capability 8.0 or newer")
+    usable = _usable_gpu() if gpu_items else False
+    for item in gpu_items:
+        item.add_marker(pytest.mark.gpu)
+        if not usable:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _end_when_hanging(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(GPU_TEST_TIMEOUT_S, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+class _GpuTestsRan:
+    """Counts the GPU tests that were not skipped."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and not report.skipped and "gpu" in report.keywords:
+            self.ran += 1
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self.ran and not session.config.option.collectonly:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            print(
+                "\nFLASH_ATTENTION_REQUIRE_GPU=1, but no GPU test ran: all were skipped or none was selected"
+            )
+
+
+if os.environ.get("FLASH_ATTENTION_REQUIRE_GPU") == "1":
+
+    def pytest_sessionstart(session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput"):  # with xdist, reports reach the controller
+            session.config.pluginmanager.register(_GpuTestsRan())

@@ -1,0 +1,24 @@
+"""GPU tests: kernels are built once, in parallel, before the first test."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import torch
+from gpu_cases import CONFIG
+
+from flash_helpers import build
+from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_kernels() -> None:
+    if not torch.cuda.is_available():
+        return
+    begin = time.perf_counter()
+    major, minor = torch.cuda.get_device_capability()
+    kernels = [ForwardKernel(config) for config in sorted({*get_kernels_to_build(), CONFIG})]
+    build.build_kernels(kernels, [10 * major + minor])
+    print(f"\n{len(kernels)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

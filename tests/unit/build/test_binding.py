@@ -1,0 +1,379 @@
+"""The extension: fields read one by one, the registry, libraries without a GPU, a launch's arguments."""
+
+import ctypes
+import dataclasses
+import re
+import subprocess
+from enum import IntEnum
+from typing import get_type_hints
+
+import flash_attention_kernels as binding
+import pytest
+
+from flash_helpers.build import KernelCache, build_kernels
+from flash_helpers.build.families import FAMILIES
+from flash_helpers.build.sources import include_root
+from flash_helpers.kernel_configs import PLAIN, DType, FlashForwardKernelConfig, ForwardKernel, ForwardTraits
+
+CONFIG = FlashForwardKernelConfig(DType.BF16, 64, 128, 32, 8, True, False, True, 2, 2, 0, False, True)
+FIELDS = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
+
+
+def lookalike(**changes):
+    """An object with the configuration's class name whose fields can be anything; ``...`` removes one."""
+    cls = type("FlashForwardKernelConfig", (), {})
+    instance = cls()
+    for name, value in (FIELDS | changes).items():
+        if value is not ...:
+            setattr(instance, name, value)
+    return instance
+
+
+# ---------------------------------------------------------------- drift
+def fields_in_header(struct):
+    """The members of a struct of flash_attention.cuh, as its text declares them."""
+    text = (include_root() / "flash_attention.cuh").read_text()
+    body = re.search(rf"struct {struct} {{(.*?)\n}};", text, re.DOTALL)[1]
+    return re.findall(r"^\s*(\w+) (\w+)(?: = \w+)?;", body, re.MULTILINE)
+
+
+@pytest.mark.parametrize("cls", [*(family.config for family in FAMILIES), ForwardTraits])
+def test_python_and_cpp_have_the_same_fields(cls):
+    assert fields_in_header(cls.__name__) == [(field.type, field.name) for field in dataclasses.fields(cls)]
+
+
+@pytest.mark.parametrize("struct", ["FlashForwardKernelConfig", "HopperForwardKernelConfig", "ForwardTraits"])
+def test_the_reader_reads_these_fields(struct):
+    names = binding.traits_field_names() if struct == "ForwardTraits" else binding.config_field_names(struct)
+    assert names == [name for _, name in fields_in_header(struct)]
+
+
+def test_unknown_struct():
+    with pytest.raises(ValueError, match="no configuration struct is called 'Nonsense'"):
+        binding.config_field_names("Nonsense")
+
+
+def enums_of(cls):
+    return {kind for kind in get_type_hints(cls).values() if issubclass(kind, IntEnum)}
+
+
+@pytest.mark.parametrize(
+    "enum", sorted(set().union(*(enums_of(family.config) for family in FAMILIES)), key=str)
+)
+def test_python_and_cpp_have_the_same_enumerators(enum):
+    text = (include_root() / "flash_attention.cuh").read_text()
+    body = re.search(rf"enum class {enum.__name__} : int {{(.*?)}};", text, re.DOTALL)[1]
+    assert {name: int(number) for name, number in re.findall(r"(\w+) = (\d+)", body)} == {
+        e.name: int(e) for e in enum
+    }
+
+
+# ---------------------------------------------------------------- reading fields
+def test_enumerations_of_the_hopper_family():
+    reference = IntEnum("SoftmaxReference", {"EXACT": 0, "LAGGED": 2, "UNHEARD_OF": 7})
+    next_item = IntEnum("NextItem", {"NONE": 0})
+    ints = dict.fromkeys(("d_head", "d_head_v", "B_r", "B_c", "kv_stages", "q_stages"), 64)
+    names = (
+        "overlap_products",
+        "ping_pong",
+        "forced_overlap",
+        "direct_store",
+        "dynamic_schedule",
+        "head_sections",
+    )
+    values = ints | dict.fromkeys(names, True) | {"dtype": DType.FP16, "next_item": next_item.NONE}
+
+    def find(**changes):
+        config = type("HopperForwardKernelConfig", (), values | changes)()
+        return binding.find(config, PLAIN, 90)
+
+    assert find(softmax_reference=reference.LAGGED) is None
+    for wrong in (2, next_item.NONE, reference.UNHEARD_OF):
+        with pytest.raises(TypeError, match=r"\.softmax_reference: given .*, wanted SoftmaxReference"):
+            find(softmax_reference=wrong)
+
+
+def test_not_loaded_is_none():
+    assert binding.find(dataclasses.replace(CONFIG, n_warps=1), PLAIN, 80) is None
+    assert binding.find(lookalike(), PLAIN, 999) is None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_missing_field_is_named(name):
+    with pytest.raises(AttributeError, match=rf"FlashForwardKernelConfig\.{name}: .* has no such field"):
+        binding.find(lookalike(**{name: ...}), PLAIN, 80)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_mistyped_field_is_named_with_both_types(name):
+    kind = type(FIELDS[name]).__name__
+    wrong = ["64", None, 1.0, [1]]
+    wrong += {"int": [True, DType.FP16], "bool": [1, 0], "DType": [5, True]}[kind]
+    for value in wrong:
+        given = rf"given .* of type {type(value).__name__}, wanted {kind}"
+        with pytest.raises(TypeError, match=rf"FlashForwardKernelConfig\.{name}: {given}"):
+            binding.find(lookalike(**{name: value}), PLAIN, 80)
+
+
+def test_number_that_no_int_holds():
+    for value in (1 << 31, 1 << 70, -(1 << 40)):
+        with pytest.raises(TypeError, match=r"\.B_r: given -?\d+ of type int, wanted int of 32 bits"):
+            binding.find(lookalike(B_r=value), PLAIN, 80)
+
+
+def test_traits_are_read_as_strictly():
+    with pytest.raises(TypeError, match=r"ForwardTraits\.causal: given 1 of type int, wanted bool"):
+        binding.find(CONFIG, dataclasses.replace(PLAIN, causal=1), 80)
+    with pytest.raises(AttributeError, match=r"ForwardTraits\.causal: given an object of type str"):
+        binding.find(CONFIG, "causal", 80)
+
+
+def test_object_that_is_no_configuration():
+    with pytest.raises(
+        TypeError, match="config: given an object of type dict, wanted one of: FlashForwardKernelConfig"
+    ):
+        binding.find(FIELDS, PLAIN, 80)
+
+
+# ---------------------------------------------------------------- libraries
+@pytest.fixture(scope="module")
+def kernels():
+    return [ForwardKernel(CONFIG), ForwardKernel(CONFIG, ForwardTraits(causal=True))]
+
+
+@pytest.fixture(scope="module")
+def library(kernels, tmp_path_factory):
+    """A kernel library by the real compiler, around a kernel that does nothing."""
+    from conftest import make_small_root
+
+    folder = tmp_path_factory.mktemp("library")
+    root = make_small_root(folder / "include")
+    (result,) = build_kernels(kernels, [80], cache=KernelCache(folder / "cache"), include_root=root)
+    return result.path
+
+
+def test_library_loads_without_a_gpu_and_is_listed(library, kernels):
+    binding.load_library(str(library))
+    assert binding.load_library(str(library)) == 0  # a second time changes nothing
+    entries = [entry for entry in binding.registered() if entry[3] == 80]
+    for kernel in kernels:
+        entry = ("FlashForwardKernelConfig", FIELDS, {"causal": kernel.traits.causal}, 80)
+        assert entry in entries
+        found = binding.find(kernel.config, kernel.traits, 80)
+        assert (found.family, found.target, found.d_head, found.n_threads) == ("ampere", 80, 64, 256)
+        assert found.smem_bytes == kernel.config.smem_bytes()
+        assert binding.find(kernel.config, kernel.traits, 86) is None
+
+
+def test_library_exports_its_entry_point_only(library):
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["flash_attention_kernel_library"]
+
+
+SHAPE, STRIDE = (2, 3, 4, 64), (768, 256, 64, 1)
+
+
+def launch_arguments(**changes):
+    arguments = dict.fromkeys(("q", "k", "v", "o", "lse", "stream"), 0)
+    arguments |= {"q_shape": SHAPE, "k_shape": SHAPE}
+    arguments |= dict.fromkeys(("q_stride", "k_stride", "v_stride", "o_stride"), STRIDE)
+    return list((arguments | {"softmax_scale": 0.125} | changes).values())
+
+
+def test_launch_without_a_gpu_says_so(library, kernels):
+    binding.load_library(str(library))
+    kernel = binding.find(kernels[0].config, kernels[0].traits, 80)
+    for call in (kernel.load, kernel.attributes, lambda: kernel.launch(*launch_arguments())):
+        with pytest.raises(
+            RuntimeError, match=r"(load|attributes|launch): .*CUDA.* \(cudaError \d+\)"
+        ) as caught:
+            call()
+        assert isinstance(caught.value, binding.CudaError)
+        assert caught.value.args[1] in (35, 100)  # no driver, no device
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (b"", "file too short"),
+        (b"garbage" * 100, "invalid ELF header"),
+        (None, "cannot open shared object file"),
+    ],
+)
+def test_file_that_is_no_library(tmp_path, contents, reason):
+    path = tmp_path / "broken.so"
+    if contents is not None:
+        path.write_bytes(contents)
+    with pytest.raises(RuntimeError, match=f"cannot load the kernel library: .*broken.so.*{reason}"):
+        binding.load_library(str(path))
+
+
+def compile_library(folder, text):
+    source, library = folder / "library.cpp", folder / "library.so"
+    source.write_text(text)
+    subprocess.run(
+        ["g++", "-std=c++20", "-shared", "-fPIC", "-I", include_root(), source, "-o", library], check=True
+    )
+    return library
+
+
+ENTRY_POINT = """
+#include "flash_attention.cuh"
+extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
+    static constexpr flash::KernelLibrary library{ABI, FAMILY, 0, nullptr, nullptr};
+    return &library;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("int something_else;", "no kernel library: it does not export flash_attention_kernel_library"),
+        (
+            ENTRY_POINT.replace("ABI", "99").replace("FAMILY", '"ampere"'),
+            "built for interface version 99, this binding",
+        ),
+        (
+            ENTRY_POINT.replace("ABI", "flash::kAbiVersion").replace("FAMILY", '"mars"'),
+            "kernel family 'mars' is unknown",
+        ),
+    ],
+)
+def test_library_of_another_kind(tmp_path, text, reason):
+    library = compile_library(tmp_path, text)
+    with pytest.raises(RuntimeError, match=f"{library}: {reason}"):
+        binding.load_library(str(library))
+
+
+# ---------------------------------------------------------------- what a launch passes on
+class Strides(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "seq", "head")]
+
+
+class Problem(ctypes.Structure):
+    """flash::ForwardProblem, and the stream that came with it."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
+        *((name, Strides) for name in ("q_strides", "k_strides", "v_strides", "o_strides")),
+        *((name, ctypes.c_int) for name in ("batch", "n_heads", "n_heads_kv", "seq_len_q", "seq_len_k")),
+        ("softmax_scale", ctypes.c_float),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+ECHO = """
+#include <cstring>
+#include "flash_attention.cuh"
+namespace {
+constexpr FlashForwardKernelConfig config{DType::FP16, 64, 1, 1, 1};
+constexpr flash::ForwardKernelRecord<FlashForwardKernelConfig> record{
+    config, ForwardTraits{}, 1, 32, 0,
+    [] { return 0; },
+    [](const flash::ForwardProblem &problem, void *stream) {
+        if (problem.o == nullptr) return 1;
+        std::memcpy(problem.o, &problem, sizeof problem);
+        std::memcpy(static_cast<char *>(problem.o) + sizeof problem, &stream, sizeof stream);
+        return 0;
+    },
+    [](flash::KernelAttributes &out) { out = {128, 16, 32, 256, 2}; return 0; },
+};
+constexpr const void *records[] = {&record};
+}
+extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
+    static constexpr flash::KernelLibrary library{flash::kAbiVersion, "ampere", 1, records,
+                                                  [](int) { return "no memory to echo to"; }};
+    return &library;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    """A kernel whose launch runs on the host and writes its arguments to o."""
+    binding.load_library(str(compile_library(tmp_path_factory.mktemp("echo"), ECHO)))
+    config = FlashForwardKernelConfig(DType.FP16, 64, 1, 1, 1, False, False, False, 0, 0, 0, False, False)
+    return binding.find(config, PLAIN, 1)
+
+
+def test_launch_passes_every_argument(echo):
+    seen = Problem()
+    big = 1 << 40
+    echo.launch(
+        big + 1, big + 2, big + 3, ctypes.addressof(seen), big + 5, big + 6,
+        (2, 3, 8, 64), (2, 5, 4, 64),
+        (big + 10, 11, 12, 1), (20, big + 21, 22, 1), (30, 31, big + 32, 1), (-40, 41, 42, 1), 0.125,
+    )  # fmt: skip
+    assert (seen.q, seen.k, seen.v, seen.lse, seen.stream) == (big + 1, big + 2, big + 3, big + 5, big + 6)
+    strides = [
+        (s.batch, s.seq, s.head) for s in (seen.q_strides, seen.k_strides, seen.v_strides, seen.o_strides)
+    ]
+    assert strides == [(big + 10, 11, 12), (20, big + 21, 22), (30, 31, big + 32), (-40, 41, 42)]
+    assert (seen.batch, seen.n_heads, seen.n_heads_kv, seen.seq_len_q, seen.seq_len_k) == (2, 8, 4, 3, 5)
+    assert seen.softmax_scale == 0.125
+
+
+def test_launch_takes_what_torch_hands_out(echo):
+    import torch
+
+    q = torch.zeros(2, 3, 4, 64, dtype=torch.float16).transpose(1, 2)
+    o = torch.zeros(4096, dtype=torch.uint8)
+    echo.launch(
+        q.data_ptr(),
+        0,
+        0,
+        o.data_ptr(),
+        0,
+        0,
+        q.shape,
+        q.shape,
+        q.stride(),
+        q.stride(),
+        q.stride(),
+        q.stride(),
+        1,
+    )
+    seen = Problem.from_buffer_copy(o.numpy().tobytes())
+    assert (seen.q, seen.seq_len_q, seen.n_heads, seen.q_strides.seq) == (q.data_ptr(), 4, 3, 64)
+
+
+def test_error_of_a_launch_is_raised(echo):
+    with pytest.raises(binding.CudaError, match=r"^\('launch: no memory to echo to \(cudaError 1\)', 1\)$"):
+        echo.launch(*launch_arguments())
+
+
+def test_attributes(echo):
+    assert echo.attributes() == {
+        "registers": 128,
+        "local_bytes": 16,
+        "static_smem_bytes": 32,
+        "max_threads_per_block": 256,
+        "blocks_per_sm": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"q_shape": (2, 3, 4, 128)}, ValueError, "q has head size 128; the kernel is compiled for 64"),
+        ({"q_shape": (1 << 31, 3, 4, 64)}, ValueError, "size 2147483648 of axis 0; allowed: 0 to 2"),
+        ({"k_shape": (2, -3, 4, 64)}, ValueError, "size -3 of axis 1; allowed: 0 to 2"),
+        ({"q_stride": (1, 2, 3)}, TypeError, "argument 9 is no tuple of 4 integers; wanted launch"),
+        ({"q_shape": [2, 3, 4, 64]}, TypeError, "argument 7 is no tuple of 4 integers; wanted launch"),
+        ({"q": "pointer"}, TypeError, "integer"),
+        ({"softmax_scale": "1"}, TypeError, "must be real number, not str"),
+        ({"o_stride": (1, 2, "3", 1)}, TypeError, "integer"),
+        ({"o_stride": (1 << 64, 2, 3, 1)}, OverflowError, "too"),
+    ],
+)
+def test_launch_refuses_nonsense(echo, changes, error, reason):
+    with pytest.raises(error, match=reason):
+        echo.launch(*launch_arguments(**changes))
+
+
+def test_launch_refuses_another_number_of_arguments(echo):
+    with pytest.raises(TypeError, match="given 2 arguments; wanted launch"):
+        echo.launch(1, 2)

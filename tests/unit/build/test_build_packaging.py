@@ -1,0 +1,86 @@
+"""What an installation holds: the kernels' sources, and no need for a C++ compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel built offline from a copy of the checkout, on a machine without a C++ compiler."""
+    folder = tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns(
+        "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info"
+    )
+    for name in ("flash_attention", "py", "src"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder / "out",
+        folder,
+    ]
+    without_compiler = {**os.environ, "CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
+    subprocess.run(command, env=without_compiler, check=True, capture_output=True)
+    (path,) = (folder / "out").glob("*.whl")
+    return path
+
+
+def test_wheel_holds_every_source(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = [
+        path.relative_to(ROOT / "src")
+        for path in (ROOT / "src").rglob("*")
+        if path.suffix in (".cuh", ".hpp", ".cpp")
+    ]
+    sources = [path for path in sources if "generated" not in path.parts]
+    assert {f"flash_helpers/csrc/{path}" for path in sources} <= names
+    modules = [path.relative_to(ROOT / "py") for path in (ROOT / "py").rglob("*.py")]
+    assert {str(path) for path in modules} <= names
+
+
+def test_installed_package_finds_its_sources_in_a_read_only_folder(wheel, tmp_path):
+    site = tmp_path / "site-packages"
+    zipfile.ZipFile(wheel).extractall(site)
+    for path in [site, *site.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    code = """
+from flash_helpers.build.sources import include_root
+from flash_helpers.build.errors import BuildError
+from flash_helpers.build.instantiations import kernel_source
+from flash_attention.errors import BindingNotBuiltError
+from flash_attention.backends import cuda
+print(include_root())
+try:
+    cuda.registered_kernels()
+except BindingNotBuiltError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for path in [site, *site.rglob("*")]:
+        path.chmod(0o755)  # so that it can be removed
+    lines = run.stdout.splitlines()
+    assert lines[0] == str(site / "flash_helpers" / "csrc" / "include")
+    assert "install g++ 10 or newer" in lines[1]

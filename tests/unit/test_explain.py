@@ -1,0 +1,214 @@
+"""Resources, floors and conflicts against values computed by hand, for three targets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flash_helpers.configs.dtype import DType
+from flash_helpers.explain import explain
+from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
+from flash_helpers.explain.command import explain_command
+from flash_helpers.explain.explanation import Compiled
+from flash_helpers.explain.floors import floors, work
+from flash_helpers.explain.rejected import nearest_rejected
+from flash_helpers.explain.render import diff_lines
+from flash_helpers.explain.resources import Waves, occupancy, predict_registers
+from flash_helpers.kernel_configs import device_facts, get_kernels_to_build, parse_kernel_name_into_config
+from flash_helpers.problem import Problem
+
+TUNED = parse_kernel_name_into_config(
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+)
+HEADLINE = Problem(DType.FP16, 16, 16, 4096, 128)
+
+
+def test_registers_by_hand() -> None:
+    # 16 rows a warp: O 16 * 128 / 32 = 64, S 16 * 64 / 32 = 32, Q 16 * 128 / 64 = 32.
+    registers = predict_registers(TUNED)
+    assert (registers.accumulators, registers.held_Q, registers.total) == (96, 32, 96 + 32 + 60)
+    streamed = predict_registers(replace(TUNED, Q_mma_load_K_tiles=2))
+    assert (streamed.held_Q, streamed.total) == (0, 156)
+    # 32 rows a warp: O 128, S 128: 256 before anything else.
+    large = predict_registers(replace(TUNED, B_r=128, B_c=128, Q_mma_load_K_tiles=2))
+    assert (large.total, large.predicted_spill) == (255, 256 + 60 - 255)
+
+
+@pytest.mark.parametrize(
+    ("device", "registers", "blocks", "limited_by"),
+    [
+        # 48 KiB + 1 KiB reserved = 50,176 bytes: 3 in 164 KiB, 4 in 228 KiB, 2 in 100 KiB.
+        # 168 registers * 32 lanes = 5,376 a warp: 3 warps in each quarter of 16,384, so 12 warps, 3 blocks.
+        ("A100", 168, 3, ("registers", "shared memory")),
+        ("H100", 168, 3, ("registers",)),
+        ("RTX3090", 168, 2, ("shared memory",)),
+        # 128 registers: 4 warps a quarter, 4 blocks.
+        ("A100", 128, 3, ("shared memory",)),
+        ("H100", 128, 4, ("registers", "shared memory")),
+        # 169 registers are given out as 176: 2 warps a quarter.
+        ("H100", 169, 2, ("registers",)),
+    ],
+)
+def test_occupancy_by_hand(device: str, registers: int, blocks: int, limited_by: tuple[str, ...]) -> None:
+    found = occupancy(4, registers, 49152, device_facts(device))
+    assert (found.blocks, found.limited_by, found.warps) == (blocks, limited_by, 4 * blocks)
+
+
+def test_threads_and_too_much_shared_memory_limit_too() -> None:
+    assert occupancy(8, 32, 1024, device_facts("RTX4090")).limits["threads"] == 6
+    assert occupancy(4, 128, 200 * 1024, device_facts("A100")).blocks == 0
+
+
+def test_waves_by_hand() -> None:
+    waves = Waves.of(thread_blocks=500, blocks_per_sm=2, sm_count=100)
+    assert (waves.at_a_time, waves.waves) == (200, 2.5)
+    assert waves.utilisation == pytest.approx(2.5 / 3)
+    assert Waves.of(10, 0, 100).utilisation == 0.0
+
+
+def test_work_by_hand() -> None:
+    done = work(TUNED, HEADLINE)
+    assert done.flop == done.executed_flop == 4 * 256 * 4096 * 4096 * 128
+    assert done.exponentials == 256 * 4096 * 4096
+    assert done.min_bytes == 4 * 256 * 4096 * 128 * 2
+    # 64 Q blocks a head read all 4096 keys and values; Q and O once.
+    assert done.l2_bytes == 256 * 128 * 2 * (2 * 4096 + 2 * 64 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "seq_len_k", "steps"),
+    [
+        (256, 256, 1 + 2 + 3 + 4),  # the Q blocks of 64 see 64, 128, 192, 256 keys
+        (64, 256, 4),  # aligned bottom-right: the last 64 queries of 256
+        (256, 64, 1),  # only the last Q block sees keys
+        (100, 100, 1 + 2),  # partial tiles are computed whole
+    ],
+)
+def test_causal_work_counts_visited_tiles(seq_len: int, seq_len_k: int, steps: int) -> None:
+    problem = Problem(DType.FP16, 1, 1, seq_len, 128, True, seq_len_k=seq_len_k)
+    assert work(TUNED, problem).exponentials == steps * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "matrix", "exp2"),
+    [
+        ("A100", 1073741824 / 2.039e12, 2**41 / 312e12, 2**32 / (108 * 16 * 1.41e9)),
+        ("RTX4090", 1073741824 / 1.008e12, 2**41 / 165.2e12, 2**32 / (128 * 16 * 2.52e9)),
+        ("H100", 1073741824 / 3.35e12, 2**41 / 638e12, 2**32 / (132 * 16 * 1.83e9)),
+    ],
+)
+def test_floors_by_hand(device: str, memory: float, matrix: float, exp2: float) -> None:
+    found = floors(work(TUNED, HEADLINE), device_facts(device))
+    assert found.memory == pytest.approx(1e3 * memory)
+    assert found.matrix == pytest.approx(1e3 * matrix)
+    assert found.exp2 == pytest.approx(1e3 * exp2)
+    assert found.binding == "matrix"
+
+
+def test_one_query_is_bound_by_memory() -> None:
+    problem = Problem(DType.FP16, 16, 16, 1, 128, seq_len_k=4096)
+    # One query fills a 64th of the tile that the matrix unit computes, and still memory binds.
+    assert floors(work(TUNED, problem), device_facts("A100")).binding == "memory"
+
+
+def test_a_phase_of_eight_rows_of_a_plain_tile_hits_the_same_banks() -> None:
+    column = [smem_offset(64, row, 3, swizzled=False) for row in range(8)]
+    assert wavefronts(column, 16) == 8
+    swizzled = [smem_offset(64, row, 3, swizzled=True) for row in range(8)]
+    assert wavefronts(swizzled, 16) == 1
+    assert wavefronts([0, 4, 4, 8], 4) == 1  # the same word is broadcast
+    assert wavefronts([0, 128], 4) == 2  # different words of bank 0
+
+
+def test_offsets_are_a_bijection() -> None:
+    for swizzled in (False, True):
+        offsets = {smem_offset(32, row, chunk, swizzled) for row in range(32) for chunk in range(16)}
+        assert offsets == set(range(0, 32 * 128 * 2, 16))
+
+
+def test_the_swizzle_removes_every_conflict_of_every_kernel() -> None:
+    seen = {(c.B_r, c.B_c, c.d_head, c.swizzled): c for c in get_kernels_to_build()}
+    for config in seen.values():
+        ways = {a.name: a.ways for a in shared_accesses(config)}
+        if config.swizzled:
+            assert set(ways.values()) == {1.0}, config.short_form()
+        else:
+            assert {w for name, w in ways.items() if "ldmatrix" in name} == {8.0}
+            assert all(w == 1.0 for name, w in ways.items() if "cp.async" in name)
+
+
+def test_python_layout_equals_the_headers(tmp_path: Path) -> None:
+    """Compiles swizzling.cuh on the host and compares every offset."""
+    include = Path(__file__).parents[2] / "src" / "include"
+    source = tmp_path / "offsets.cpp"
+    source.write_text(
+        '#include <cstdio>\n#include "swizzling.cuh"\n'
+        "template <bool S> void print() {\n"
+        "    for (int row = 0; row < 64; ++row)\n"
+        "        for (int chunk = 0; chunk < 16; ++chunk)\n"
+        '            std::printf("%u\\n", unsigned(flash::SmemTile<64, 128, S>::offset(row, chunk)));\n'
+        "}\n"
+        "int main() { print<false>(); print<true>(); }\n"
+    )
+    program = tmp_path / "offsets"
+    subprocess.run(["g++", "-std=c++20", "-I", include, source, "-o", program], check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    expected = [smem_offset(64, r, c, s) for s in (False, True) for r in range(64) for c in range(16)]
+    assert list(map(int, printed)) == expected
+
+
+def test_rejected_neighbours_have_reasons() -> None:
+    rejected = {r.change: r.reason for r in nearest_rejected(TUNED, device_facts("A100"))}
+    assert "register budget" in rejected["B_r 64 -> 128"]
+    assert (
+        "cp.async" in rejected["async_copy True -> False"]
+        or "async_copy" in rejected["async_copy True -> False"]
+    )
+    assert "B_c 64 -> 128" not in rejected
+    large = replace(TUNED, B_c=128)
+    on_small = {r.change: r.reason for r in nearest_rejected(large, device_facts("RTX3090"))}
+    assert "147456 bytes of shared memory" in on_small["B_c 128 -> 256"]
+
+
+def test_compiled_registers_decide_the_occupancy() -> None:
+    compiled = Compiled(registers=128, spill_bytes=0, main_loop={"HMMA": 128})
+    predicted, measured = (explain(TUNED, HEADLINE, device_facts("H100"), c) for c in (None, compiled))
+    assert (predicted.occupancy.blocks, measured.occupancy.blocks) == (2, 4)
+    assert measured.to_json()["compiled"]["main_loop"] == {"HMMA": 128}
+
+
+def test_diff_shows_only_what_differs() -> None:
+    plain = replace(TUNED, swizzled=False)
+    a, b = (explain(c, HEADLINE, device_facts("A100")) for c in (TUNED, plain))
+    assert diff_lines(a, a) == []
+    names = [name for name, _, _ in diff_lines(a, b)]
+    assert "K to registers, ldmatrix" in names
+    assert "blocks per SM" not in names
+
+
+def test_command_on_all_devices_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "explain.json"
+    found = explain_command(TUNED.short_form(), device="all", json_path=path)
+    assert len(found) == 4
+    written = json.loads(path.read_text())
+    assert [e["device"]["capability"] for e in written] == [[8, 0], [8, 6], [8, 9], [9, 0]]
+    assert "NVIDIA A100" in capsys.readouterr().out
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(ValueError, match="known: A100"):
+        explain_command(TUNED.short_form(), device="B300")
+    with pytest.raises(ValueError, match="Close to it"):
+        explain_command("(FP16, 128, 64, 48, 4): async")
+    with pytest.raises(ValueError, match="d_head 128; the problem has"):
+        explain(TUNED, Problem(DType.FP16, 1, 1, 64, 64), device_facts("A100"))
+
+
+def test_explain_imports_no_torch() -> None:
+    code = "import sys, flash_helpers.explain.command, flash_helpers.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

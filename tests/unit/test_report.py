@@ -1,0 +1,181 @@
+"""The report from result files: figures, page, README tables."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flash_helpers.benchmark.results import DifferentCardsError, ResultFileError, Results, Row
+from flash_helpers.benchmark.timing import Timing
+from flash_helpers.configs.dtype import DType
+from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_kernel_progression_configs
+from flash_helpers.problem import Problem
+from flash_helpers.report import update_readme, write_report
+from flash_helpers.report.data import OURS, load_report
+
+ENVIRONMENT = {
+    "gpu": "NVIDIA H100 80GB HBM3", "capability": "9.0", "driver": "580.95", "cuda": "13.0",
+    "torch": "2.11.0+cu130", "cudnn": 91900, "git_commit": "0123456789ab",
+}  # fmt: skip
+LADDER = (204.0, 262.0, 281.0, 290.0, 288.0, 331.0, 352.0)
+
+
+def row(name: str, kind: str, problem: Problem, tflops: float) -> Row:
+    """A row whose hot median gives ``tflops``."""
+    ms = problem.flop() / tflops / 1e9
+    return Row(
+        name, kind, problem, error=2.2e-4, timings={"hot": Timing(ms, 0.99 * ms, 1.02 * ms, 11)},
+        environment=ENVIRONMENT,
+    )  # fmt: skip
+
+
+def recorded_rows() -> list[Row]:
+    """A run as a GPU machine records it: a grid with peers, the ladder, a tuning set, an absent peer."""
+    rows = []
+    for d_head in (64, 128):
+        for causal in (False, True):
+            for seq_len in (512, 1024, 2048, 4096, 8192, 16384):
+                problem = Problem(DType.BF16, 16384 // seq_len, 2048 // d_head, seq_len, d_head, causal)
+                full = (300 if d_head == 64 else 360) * (0.8 if causal else 1.0) * (1 - 100 / seq_len)
+                rows.append(row("fa2", "peer", problem, full))
+                rows.append(row("cudnn", "peer", problem, 1.4 * full))
+                absent = Row("fa3", "peer", problem, "unavailable", "not installed (pip install fa3-fwd)")
+                rows.append(replace(absent, environment=ENVIRONMENT))
+                config = next(
+                    c for c in get_autotuning_kernel_configs() if (c.dtype, c.d_head) == (15, d_head)
+                )
+                rows.append(row(config.short_form(), "kernel", problem, (1.2 + seq_len / 32768) * full))
+    headline = Problem(DType.FP16, 16, 16, 4096, 128)
+    for config, rate in zip(get_kernel_progression_configs(), LADDER, strict=True):
+        rows.append(row(config.short_form(), "kernel", headline, rate))
+    for number, config in enumerate(
+        c for c in get_autotuning_kernel_configs([DType.FP16]) if c.d_head == 128
+    ):
+        rows.append(row(config.short_form(), "kernel", headline, 250.0 + 37 * number % 110))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "result.json"
+    Results(recorded_rows(), {"BF16": 781.0, "FP16": 760.0}).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report_folder(recorded: Path) -> Path:
+    write_report([recorded], recorded.parent / "report")
+    return recorded.parent / "report"
+
+
+def test_the_page_is_whole_and_needs_no_network(report_folder: Path) -> None:
+    names = {path.name for path in report_folder.iterdir()}
+    figures = ("tflops", "ratio", "ladder", "roofline", "landscape")
+    assert names == {"index.html"} | {f"{f}.{end}" for f in figures for end in ("svg", "png")}
+    page = (report_folder / "index.html").read_text()
+    outside = [u for u in re.findall(r"https?://[^\s\"'<)]+", page) if "www.w3.org" not in u]
+    assert outside == []
+    assert not re.search(r"<(script|link|img|iframe)\b", page)
+    assert page.count("<svg ") == 5
+    assert "prefers-color-scheme: dark" in page
+    assert "currentColor" in page
+    assert "#123456" not in page  # no stand-in colour is left
+    assert "not installed (pip install fa3-fwd)" in page
+    assert "NVIDIA H100 80GB HBM3" in page
+
+
+def test_ids_of_inlined_figures_do_not_collide_wrongly(report_folder: Path) -> None:
+    """An id used twice in a page must mean the same drawing: a reference takes the first."""
+    page = (report_folder / "index.html").read_text()
+    meant: dict[str, str] = {}
+    for svg in re.findall(r"<svg .*?</svg>", page, re.DOTALL):
+        for element in ElementTree.fromstring(svg).iter():
+            used = element.get("id")
+            if used and f"#{used}" in svg:
+                element.tail = None
+                text = ElementTree.tostring(element, encoding="unicode")
+                assert meant.setdefault(used, text) == text
+
+
+def test_svg_files_are_valid_and_equal_runs_give_equal_files(
+    recorded: Path, report_folder: Path, tmp_path: Path
+) -> None:
+    write_report([recorded], tmp_path)
+    for path in report_folder.glob("*.svg"):
+        ElementTree.parse(path)
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+    assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_take_the_best_kernel_of_each_size(recorded: Path) -> None:
+    report = load_report([recorded])
+    curves = report.curves(("FP16", 128, False))
+    assert list(curves) == [OURS]
+    best = max(r.tflops() or 0 for r in report.rows if r.problem.dtype == DType.FP16)
+    assert curves[OURS] == {4096: best}
+
+
+def test_ratios_are_to_the_fastest_peer(recorded: Path) -> None:
+    ratios = load_report([recorded]).ratios()
+    assert ("FP16", 128, False) not in ratios  # no peer was timed there
+    assert ratios["BF16", 128, True][16384] == pytest.approx((1.2 + 0.5) / 1.4)
+
+
+def test_ladder_keeps_the_order_of_the_steps(recorded: Path) -> None:
+    found = load_report([recorded]).ladder()
+    assert found is not None
+    names = [name for name, _ in found[1]]
+    assert names == [c.short_form(include_tup=False) for c in get_kernel_progression_configs()]
+
+
+def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
+    problem = Problem(DType.FP16, 1, 1, 512, 64)
+    path = tmp_path / "one.json"
+    Results([replace(row("fa2", "peer", problem, 100.0), environment={"gpu": "cpu"})]).save(path)
+    names = {p.name for p in write_report([path], tmp_path / "out")}
+    assert names == {"index.html", "tflops.svg", "tflops.png"}
+
+
+def test_files_of_different_cards_or_without_times_are_refused(recorded: Path, tmp_path: Path) -> None:
+    other = tmp_path / "a100.json"
+    problem = Problem(DType.FP16, 1, 1, 512, 64)
+    Results([replace(row("fa2", "peer", problem, 9.0), environment={"gpu": "NVIDIA A100"})]).save(other)
+    with pytest.raises(DifferentCardsError, match="A100"):
+        write_report([recorded, other], tmp_path / "out")
+    with pytest.raises(ValueError, match="mode 'paused'"):
+        write_report([recorded], tmp_path / "out", mode="paused")
+    with pytest.raises(ResultFileError, match=r"none\.json"):
+        write_report([tmp_path / "none.json"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_readme_tables_are_replaced_between_markers(recorded: Path, tmp_path: Path) -> None:
+    report = load_report([recorded])
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "before\n<!-- results: ratio -->\nold\n<!-- end results -->\nmiddle\n"
+        "<!-- results: ladder -->\n<!-- end results -->\nafter\n"
+    )
+    assert update_readme(readme, report)
+    text = readme.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| best kernel / best peer | 512 | 1024 |" in text
+    assert "| 7 | `async+eager+swizzled+load_0_2_2_tiles+opt_softmax` |" in text
+    assert not update_readme(readme, report)  # a second run changes nothing
+
+
+def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
+    report = load_report([recorded])
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing to fill")
+    with pytest.raises(ValueError, match="has no '<!-- results"):
+        update_readme(readme, report)
+    readme.write_text("<!-- results: speed -->\n<!-- end results -->")
+    with pytest.raises(ValueError, match="known: ratio, tflops, ladder"):
+        update_readme(readme, report)
