@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
 ForwardConfig = FlashForwardKernelConfig | HopperForwardKernelConfig
