@@ -12,6 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
+from torch.nn.functional import scaled_dot_product_attention
+
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.milestone import Milestone
@@ -33,8 +36,6 @@ from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
 from flash_helpers.kernel_configs import get_kernel_progression_configs, get_kernels_to_build
 from flash_helpers.kernel_selection import closest_short_forms, select_configs
 from flash_helpers.problem import NotEnoughMemoryError, Problem, grid
-from rich.console import Console
-from torch.nn.functional import scaled_dot_product_attention
 
 CPU = torch.device("cpu")
 SMALL = Problem(DType.BF16, batch=1, heads=2, seq_len=64, d_head=64)

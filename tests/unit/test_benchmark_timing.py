@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from flash_helpers.benchmark import cuda_timer, host_time
 from flash_helpers.benchmark.cuda_timer import CudaTimer
 from flash_helpers.benchmark.timing import CpuTimer, TimedCall, Timing, alternate, repeats_for

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from flash_helpers.configs.dtype import DType
 from flash_helpers.explain import explain
 from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from flash_helpers.benchmark.results import DifferentCardsError, ResultFileError, Results, Row
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.configs.dtype import DType

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 import matplotlib
-
 from matplotlib.figure import Figure
 
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts
