@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from flash_attention import attention_checks as checks
 from flash_attention.backends import backend as backend_of
-from flash_attention.choosing import choose, problem_of
+from flash_attention.choosing import choose, plan
 from flash_attention.memory import misalignment
 from flash_attention.problem import AttentionProblem, Window, visible_limits
 from flash_attention.select import Choice
@@ -63,16 +63,13 @@ def attention(
         InfeasibleConfigError: ``config`` cannot compute this.
     """
     window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
-    checks.check_inputs(q, k, v, sinks, "(batch, seq, heads, d)")
-    checks.check_choice(backend, config, q)
-    scale = checks.checked_scale(softmax_scale, q.shape[3])
+    if backend is not None or config is not None:
+        checks.check_choice(backend, config, q)
+    problem, choice = plan(q, k, v, sinks, bool(causal), window, softcap, return_lse, config)
+    scale = checks.checked_scale(softmax_scale, problem.d_head)
     out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
-    if out.numel():
-        problem = problem_of(
-            q, k, v, causal=causal, window=window, softcap=softcap, sinks=sinks, lse=return_lse
-        )
-        choice = choose(problem, q.device, config)
+    if choice is not None:
         if not q.is_cuda:
             _run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
         elif problem.seq_len_k:

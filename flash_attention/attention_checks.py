@@ -147,6 +147,7 @@ def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) ->
 
 def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
     """An explicit backend and an explicit configuration must fit the tensors."""
+    check_tensors({"q": q})
     if backend is not None and backend not in DEVICE_TYPES:
         raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
     if backend is not None and backend != q.device.type:
@@ -156,7 +157,7 @@ def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -
         )
     if config is not None:
         check_config(config, "config")
-        if config.dtype is not DTYPES[q.dtype]:
+        if config.dtype is not DTYPES.get(q.dtype, config.dtype):
             raise TypeError(f"config computes in {config.dtype.name}, q is {q.dtype}: take one of q's type")
 
 

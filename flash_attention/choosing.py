@@ -21,6 +21,7 @@ from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
 
+LAYOUT = "(batch, seq, heads, d)"
 CHOICES_KEPT = 1024  # problems whose choice is remembered
 
 # Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
@@ -30,36 +31,90 @@ CPU_B_C = 512
 INSISTED = "the caller insists on it"
 
 
-def problem_of(
+Plan = tuple[AttentionProblem, Choice | None]
+_plans: dict[tuple[object, ...], Plan] = {}
+
+
+def plan(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
+    sinks: Tensor | None,
     causal: bool,
     window: Window,
     softcap: float,
+    lse: bool,
+    config: ForwardConfig | None,
+) -> Plan:
+    """Checks the tensors of ``attention``, and gives their problem and its choice (None: nothing to compute).
+
+    Both depend on shapes, types and options alone, and so are looked up after the first call. What is
+    checked anew each time is what else may differ between tensors.
+
+    Raises:
+        as ``attention``.
+    """
+    if sinks is not None:
+        checks.check_inputs(q, k, v, sinks, LAYOUT)
+    if _are_plain(q, k, v):
+        key = (
+            q.device, q.dtype, q.shape, k.shape, v.shape,
+            sinks is None, causal, window, softcap > 0, lse, config,
+        )  # fmt: skip
+        if found := _plans.get(key):
+            return found
+    else:
+        key = None
+    checks.check_inputs(q, k, v, sinks, LAYOUT)
+    problem = _problem_of(q, k, v, sinks, causal, window, softcap, lse)
+    empty = not problem.batch * problem.n_heads * problem.seq_len_q
+    result = problem, None if empty else choose(problem, q.device, config)
+    if key is not None:
+        if len(_plans) >= CHOICES_KEPT:
+            _plans.clear()
+        _plans[key] = result
+    return result
+
+
+def _are_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing but shapes can be wrong with these tensors."""
+    return (
+        type(q) is type(k) is type(v) is Tensor
+        and q.dtype is k.dtype is v.dtype
+        and q.device == k.device == v.device
+        and q.layout is k.layout is v.layout is torch.strided
+        and not (q.is_nested or k.is_nested or v.is_nested)
+        and not ((q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled())
+    )
+
+
+def _problem_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     sinks: Tensor | None,
+    causal: bool,
+    window: Window,
+    softcap: float,
     lse: bool,
 ) -> AttentionProblem:
-    """The problem that checked arguments of ``attention`` pose."""
     batch, seq_len_q, n_heads, d_head = q.shape
     seq_len_k = k.shape[1]
     left, right = visible_limits(causal, window, seq_len_q, seq_len_k)
     return AttentionProblem(
-        checks.DTYPES[q.dtype],
-        batch,
-        seq_len_q,
-        seq_len_k,
-        n_heads,
-        k.shape[2],
-        d_head,
-        v.shape[3],
-        left,
-        right,
-        softcap > 0,
-        sinks is not None,
-        False,
-        lse,
+        dtype=checks.DTYPES[q.dtype],
+        batch=batch,
+        seq_len_q=seq_len_q,
+        seq_len_k=seq_len_k,
+        n_heads=n_heads,
+        n_heads_kv=k.shape[2],
+        d_head=d_head,
+        d_head_v=v.shape[3],
+        left=left,
+        right=right,
+        softcap=softcap > 0,
+        sinks=sinks is not None,
+        lse=lse,
     )
 
 
@@ -139,18 +194,10 @@ def explain_choice(
     Raises:
         as ``attention``.
     """
-    checks.check_inputs(q, k, v, sinks, "(batch, seq, heads, d)")
+    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    checks.check_inputs(q, k, v, sinks, LAYOUT)
     checks.check_choice(None, config, q)
-    problem = problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=checks.checked_window(window),
-        softcap=checks.checked_softcap(softcap),
-        sinks=sinks,
-        lse=return_lse,
-    )
+    problem = _problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
     if facts is not None:
         return select(problem, facts, candidates=None if config is None else [config])
     return choose(problem, q.device, config)
@@ -180,5 +227,6 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
             build_kernels(missing, [facts.target])
         for kernel in kernels:
             cuda.get_kernel(kernel, device)
-        choose.cache_clear()  # choices made while these kernels were not built
+        choose.cache_clear()  # choices that were made while these kernels were not built
+        _plans.clear()
     return [choose(problem, device, None) for problem in problems]
