@@ -126,7 +126,7 @@ def forward(
         KernelLaunchError: CUDA refused it; the message has CUDA's reason and what to do.
     """
     index = q.get_device()
-    if index != torch.cuda.current_device():
+    if index != torch._C._cuda_getDevice():  # what torch.cuda.current_device() asks after its own checks
         with torch.cuda.device(index):
             return forward(kernel, q, k, v, o, lse, softmax_scale, features)
     try:
