@@ -12,6 +12,7 @@
 #include "ampere/gemm.cuh"
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
+#include "softcap.cuh"
 #include "softmax_scale.cuh"
 
 namespace flash::ampere {
@@ -37,15 +38,18 @@ struct OnlineSoftmax {
         }
     }
 
-    // Before scores are masked. The optimized softmax scales within the exponent instead.
+    // Before scores are masked. Without a soft cap the optimized softmax scales within the exponent.
     FLASH_DEVICE void scale_scores(Scores<Kernel> &S) const {
-        if constexpr (!optimized) {
+        if constexpr (!optimized || Kernel::traits.softcap) {
 #pragma unroll
             for (auto &row : S.rmem) {
 #pragma unroll
                 for (auto &tile : row) {
 #pragma unroll
-                    for (float &s : tile) s *= scale.score_factor;
+                    for (float &s : tile) {
+                        s *= scale.score_factor;
+                        if constexpr (Kernel::traits.softcap) s = softcap_tanh(s);
+                    }
                 }
             }
         }
@@ -99,9 +103,12 @@ struct OnlineSoftmax {
         return sum + __shfl_xor_sync(0xffffffff, sum, 2);
     }
 
+    // m as an exponent of 2.
+    FLASH_DEVICE float max_exponent(int m, int r) const { return row_max[m][r] * scale.exponent_factor; }
+
     // log(sum over keys of exp(scaled score)), natural logarithm.
     FLASH_DEVICE float log_sum_exp(int m, int r, float total) const {
-        return (row_max[m][r] * scale.exponent_factor + __log2f(total)) * kLn2;
+        return (max_exponent(m, r) + __log2f(total)) * kLn2;
     }
 
   private:
