@@ -57,6 +57,8 @@ struct ForwardLauncher {
         const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
         const int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
+        // Sums of rounded P are good enough for O, not for the LSE.
+        if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
         if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
         ForwardKernelArgs args = make_args(problem);
         void *parameters[] = {&args};
