@@ -11,6 +11,9 @@
 //     all others                           nobody sees anything: not visited
 //
 // from end - 1 down to begin. Without a window begin and full_begin are 0, at compile time.
+//
+// kSeenBefore: only those blocks count as full before which every query has seen some key in a block that was
+// visited earlier.
 #pragma once
 
 #include "cuda_utils.cuh"
@@ -31,12 +34,15 @@ struct KeyBlocks {
 
     // Part `part` (0 … n_parts - 1) of the blocks: all parts together are the whole, none is longer than
     // another by more than one block, and some are empty where there are fewer blocks than parts.
+    template <bool kSeenBefore = false>
     FLASH_HOST_DEVICE constexpr KeyBlocks part(int part, int n_parts) const {
         const int size = (end - begin) / n_parts;
         const int longer = (end - begin) % n_parts;  // the first so many parts have size + 1 blocks
         const int first = begin + part * size + min_of(part, longer);
         const int last = first + size + (part < longer);
-        return {first, clamp(full_begin, first, last), clamp(full_end, first, last), last};
+        // The block that a part visits first shows every query a key, unless it is beyond full_end.
+        const int part_full_end = clamp(full_end, first, max_of(first, kSeenBefore ? last - 1 : last));
+        return {first, clamp(full_begin, first, part_full_end), part_full_end, last};
     }
 
   private:
@@ -82,9 +88,11 @@ struct Mask {
     }
 
     // The blocks that queries first_row … last_row visit.
+    template <bool kSeenBefore = false>
     FLASH_HOST_DEVICE constexpr KeyBlocks key_blocks(int first_row, int last_row, int B_c) const {
         const int end = ceil_div(visible_end(last_row), B_c);
-        const int full_end = min_of(visible_end(first_row) / B_c, end);
+        const int full_keys = kSeenBefore ? max_of(visible_end(first_row) - 1, 0) : visible_end(first_row);
+        const int full_end = min_of(full_keys / B_c, end);
         if constexpr (TRAITS.window) {
             const int begin = min_of(visible_begin(first_row) / B_c, end);
             const int full_begin = ceil_div(visible_begin(last_row), B_c);

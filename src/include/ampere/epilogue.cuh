@@ -86,16 +86,16 @@ struct Epilogue {
         float lse;
     };
 
-    // The sink is one more logit, without a value. It may exceed all scores by far, so that the maximum is
-    // found anew.
+    // The sink is one more logit, without a value. It may exceed all scores by far, and then takes the
+    // place of their reference.
     FLASH_DEVICE static SinkSum add_sink(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l,
                                          float sink) {
-        const float row_exponent = softmax.max_exponent(m, r);
-        const float sink_exponent = sink * kLog2e;
-        const float max_exponent = fmaxf(row_exponent, sink_exponent);
-        const float row_weight = exp2_approx(row_exponent - max_exponent);
-        const float sum = l * row_weight + exp2_approx(sink_exponent - max_exponent);
-        return {row_weight * reciprocal_approx(sum), (max_exponent + __log2f(sum)) * kLn2};
+        const float exponent_m = softmax.reference_exponent(m, r);
+        const float exponent_sink = sink * kLog2e;
+        const float larger = fmaxf(exponent_m, exponent_sink);
+        const float weight_m = exp2_approx(exponent_m - larger);
+        const float sum = l * weight_m + exp2_approx(exponent_sink - larger);
+        return {weight_m * reciprocal_approx(sum), (larger + __log2f(sum)) * kLn2};
     }
 
     FLASH_DEVICE void stage_row(const Output<Kernel> &O, int m, int r, int tile_row, float factor) const {

@@ -71,6 +71,8 @@ struct ForwardLauncher {
         if (blocks == 0) return cudaSuccess;
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         if (TRAITS.split) blocks *= problem.n_splits;
+        // Sums of rounded P are good enough for O, not for the LSE.
+        if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
         if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
         ForwardKernelArgs args = make_args(problem);
         void *parameters[] = {&args};

@@ -5,6 +5,8 @@
 // a loader holds one global pointer, which steps towards row 0 pass by pass and tile by tile.
 #pragma once
 
+#include <utility>
+
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
 
@@ -48,21 +50,21 @@ struct TileLoader {
         n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
     }
 
-    // Loads a tile and steps to the one before it. kEdge: rows from `valid_rows` on lie behind the
-    // tensor's end; they are not read, their place is filled with zeros. So is that of columns which a
-    // padded head lacks.
+    // Loads a tile, `slot` bytes behind the first place, and steps to the one before it. kEdge: rows from
+    // `valid_rows` on lie behind the tensor's end; they are not read, their place is filled with zeros.
+    // So is that of columns which a padded head lacks.
     template <bool kEdge>
-    FLASH_DEVICE void load(int valid_rows) {
+    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
         if constexpr (Kernel::cfg.async_copy) {
 #pragma unroll
             for (int pass = passes - 1; pass >= 0; --pass, gmem -= pass_bytes) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     if constexpr (kEdge || kPadded) {
-                        cp_async(smem_of(pass, panel), gmem_of(panel),
+                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel),
                                  exists<kEdge>(pass, panel, valid_rows));
                     } else {
-                        cp_async(smem_of(pass, panel), gmem_of(panel));
+                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel));
                     }
                 }
             }
@@ -141,6 +143,50 @@ struct FragmentStream {
     FLASH_DEVICE void load_group(int first, Load load) {
 #pragma unroll
         for (int i = 0; i < group; ++i) load(rmem[(first + i) % slots], first + i);
+    }
+};
+
+// Calls load(fragment, i) and use(fragment, i) for i = 0 … kSteps - 1, each load kAhead steps before its use.
+// Written out as a fold: ptxas gives up unrolling loops as long as those of d_head 256.
+template <int kAhead, int kSteps, typename Load, typename Use>
+FLASH_DEVICE void stream_fragments(Load load, Use use) {
+    constexpr int slots = kAhead + 1;
+    uint32_t fragment[slots][4];
+    const auto load_step = [&](int i) {
+        if (i < kSteps) load(fragment[i % slots], i);
+    };
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        (load_step(I), ...);
+    }(std::make_integer_sequence<int, kAhead>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        ((load_step(I + kAhead), use(fragment[I % slots], I)), ...);
+    }(std::make_integer_sequence<int, kSteps>{});
+}
+
+// Step i of an order of n column tiles in which those at the same place of their panels, whose addresses
+// differ by an immediate only, follow each other: 0 4 1 5 2 6 3 7.
+FLASH_HOST_DEVICE constexpr int panel_order(int i, int n) {
+    constexpr int panel_tiles = 4;
+    const int panels = n / panel_tiles;
+    return i % panels * panel_tiles + i / panels;
+}
+
+// A lane's address in the tiles of a matrix, with one register for the column step it stands at.
+template <typename Tile>
+struct FragmentAddress {
+    uint32_t lane_address;
+    uint32_t column_address = 0;
+    uint32_t step = ~0u;
+
+    // Free where the column tile stands at the same place of its panel as the one before.
+    FLASH_DEVICE void step_to(int column_tile) {
+        const uint32_t wanted = Tile::column_step(column_tile);
+        if (wanted == step) return;
+        step = wanted;
+        column_address = wanted == 0 ? lane_address : xor_in_place(lane_address, wanted);
+    }
+    FLASH_DEVICE uint32_t of(int row_tile, int column_tile) const {
+        return column_address + Tile::tile_offset(row_tile, column_tile);
     }
 };
 
