@@ -18,7 +18,7 @@ namespace flash::hopper {
 // The first tile's scores and softmax, with nothing else in flight.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
-    wg.kv_block = wg.first_kv_block();
+    wg.kv_block = wg.leading_kv_block();
     if (wg.skips_leading_tile()) wg.skip_tile();
     wg.use_slots(wg.kv.slot(), wg.kv.slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
@@ -45,7 +45,6 @@ FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
     wgmma_wait<1>();  // S; P V goes on
     pin_registers(wg.rmem_S);
     if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
-    if (kMasked) wg.mask_tile();
     wg.template tile_softmax<kMasked>();
     wg.await_pv();
     wg.release(wg.smem.v_empty(v.slot()));
@@ -58,14 +57,19 @@ FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
     --wg.kv_block;
-    if constexpr (TRAITS.causal) {
+    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
     }
+    const int first_whole = wg.first_whole_block();
 #pragma unroll 1
-    for (; wg.kv_block >= 0; --wg.kv_block) overlapped_step<false>(wg);
-    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
+    for (; wg.kv_block >= first_whole; --wg.kv_block) overlapped_step<false>(wg);
+    if constexpr (TRAITS.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
+    }
+    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 // The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
@@ -103,7 +107,6 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
         wg.first_softmax();
     } else {
         if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
-        if (kMasked) wg.mask_tile();
         wg.template tile_softmax<kMasked>();
         wg.template settle_softmax<kMasked>();
         if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
@@ -119,18 +122,23 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
-    wg.kv_block = wg.first_kv_block();
+    wg.kv_block = wg.leading_kv_block();
     if (wg.skips_leading_tile()) wg.skip_tile();
     serial_step<true, true>(wg);
     --wg.kv_block;
-    if constexpr (TRAITS.causal) {
+    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
     }
+    const int first_whole = wg.first_whole_block();
 #pragma unroll 1
-    for (; wg.kv_block >= 0; --wg.kv_block) serial_step<false, false>(wg);
-    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
+    for (; wg.kv_block >= first_whole; --wg.kv_block) serial_step<false, false>(wg);
+    if constexpr (TRAITS.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
+    }
+    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 }  // namespace flash::hopper
