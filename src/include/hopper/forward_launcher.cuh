@@ -48,8 +48,10 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
     if (!traits_allow<TRAITS>(problem)) return cudaErrorInvalidValue;
     const bool uneven = TRAITS.causal || TRAITS.window;
-    const int section_heads =
-        CFG.head_sections ? section_width(uneven, problem.seq_len_q, problem.seq_len_k, kKeyBytes) : 1;
+    const int section_heads = !CFG.head_sections ? 1
+                              : CFG.section_heads != 0
+                                  ? CFG.section_heads
+                                  : section_width(uneven, problem.seq_len_q, problem.seq_len_k, kKeyBytes);
     const Mask<TRAITS> mask{problem.seq_len_q, problem.seq_len_k, problem.window_left, problem.window_right};
     args.n_parts = TRAITS.split ? problem.n_splits : 1;
     if (!plan_work(problem.batch, problem.n_heads, mask, CFG.B_r, section_heads, args.n_parts, args.work)) {

@@ -75,13 +75,19 @@ struct StaticForwardKernelConfig {
     static constexpr bool kMasksDiagonal = TRAITS.causal || TRAITS.window;
     // An item's first tile may be another than tile 0.
     static constexpr bool kTilesBegin = TRAITS.window || TRAITS.split;
-    // Causal blocks of three warpgroups: the first tile may lie wholly above a warpgroup's diagonal.
-    static constexpr bool kSkipsLeadingTile = TRAITS.causal && !kTilesBegin && n_consumers == 3;
     // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
     // all write the rows of items without.
     static constexpr bool kWarpLoads = TRAITS.varlen || TRAITS.split;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
+    // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
+    // them on unused. So many at most; the tile before the item's first must keep its V slot meanwhile.
+    static constexpr int kTilesAboveDiagonal = ceil_div((n_consumers - 1) * kWarpgroupRows, B_c);
+    static constexpr int kMaxSkippedTiles =
+        !TRAITS.causal || kTilesBegin || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
+        : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kKvStages - 1)
+        : n_consumers == 3 ? 1
+                           : 0;
 
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),
                   "d_head, d_head_v: 64, 96, 128, 192 or 256");
@@ -95,6 +101,12 @@ struct StaticForwardKernelConfig {
     static_assert(kDirectStore || kQBytes >= tile_bytes(B_r, d_head_v),
                   "O is staged in Q's slot and must fit: d_head_v <= d_head, or direct_store");
     static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
+    static_assert((!CFG.prepared_turns && !CFG.early_pass) || (CFG.ping_pong && CFG.overlap_products),
+                  "prepared_turns, early_pass: about turns of two products; ping_pong and overlap_products");
+    static_assert(!CFG.drained || (CFG.overlap_products && !CFG.forced_overlap),
+                  "drained starts the softmax after P V: overlap_products, and no forced_overlap");
+    static_assert(CFG.section_heads >= 0 && (CFG.section_heads == 0 || CFG.head_sections),
+                  "section_heads: 0, or positive with head_sections");
     static_assert(!CFG.forced_overlap || CFG.overlap_products,
                   "forced_overlap forces the softmax under P V: overlap_products must put it there");
     static_assert(CFG.next_item == NextItem::NONE || CFG.overlap_products,
