@@ -86,10 +86,11 @@ struct ForwardWarp {
 
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
-        if (mask.visible_end(first_row) >= first_key + Kernel::B_c &&
-            mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key) {
-            return;  // no row of the warp ends or begins here
+        bool all_visible = mask.visible_end(first_row) >= first_key + Kernel::B_c;
+        if constexpr (Kernel::traits.window) {
+            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key;
         }
+        if (all_visible) return;  // no row of the warp ends or begins here
         const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
