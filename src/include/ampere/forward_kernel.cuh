@@ -86,7 +86,7 @@ struct ForwardWarp {
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
         if (mask.visible_end(first_row) >= first_key + Kernel::B_c) return;  // no row of the warp ends here
-        const int lane = threadIdx.x % kWarpSize;
+        const int lane = computed_here(threadIdx.x % kWarpSize);
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
@@ -119,7 +119,7 @@ template <typename Kernel>
 FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     extern __shared__ __align__(128) char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
-    const int warp = threadIdx.x / kWarpSize;
+    const int warp = uniform(threadIdx.x / kWarpSize);
     const int lane = threadIdx.x % kWarpSize;
 
     const auto [batch, head, q_block] = args.grid.decode<Kernel::traits.causal>(blockIdx.x);
@@ -167,13 +167,15 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         for (; kv_block >= 0; --kv_block) state.template process_kv_block<false>(kv_block);
     }
 
+    // Which block this is is found out again, so that the loops need no registers for it.
+    const BlockCoordinates at = args.grid.decode<Kernel::traits.causal>(computed_here(blockIdx.x));
     float *lse = args.lse;  // (seq_len_q)
-    if (lse != nullptr) lse += (int64_t(batch) * args.grid.n_heads + head) * args.seq_len_q;
-    const GlobalMatrix gmem_O(args.O, args.O_strides, batch, head);  // (seq_len_q, d_head)
+    if (lse != nullptr) lse += (int64_t(at.batch) * args.grid.n_heads + at.head) * args.seq_len_q;
+    const GlobalMatrix gmem_O(args.O, args.O_strides, at.batch, at.head);  // (seq_len_q, d_head)
     const Epilogue<Kernel> epilogue{
         .smem_O = smem + Kernel::smem_Q,
         .warp_row = warp_row,
-        .first_row = state.first_row,
+        .first_row = at.q_block * Kernel::B_r + warp_row,
         .mask = mask,
     };
     epilogue.store(state.O, state.softmax, gmem_O, lse);
