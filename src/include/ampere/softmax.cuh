@@ -32,7 +32,6 @@ namespace flash::ampere {
 inline constexpr int kRowsPerThread = 2;        // in a 16-row tile
 inline constexpr float kLaggedGrowth = 8.0f;    // exponents that LAGGED lets pass
 inline constexpr float kAnchoredLimit = 1e18f;  // sums beyond 2^60: then |V| < 2^68 cannot overflow O
-inline constexpr uint32_t kAllLanes = 0xffffffff;
 
 template <typename Kernel>
 struct OnlineSoftmax {
