@@ -319,7 +319,8 @@ def main(
         good.discard(kernel)
     console.print(f"checked after {time.monotonic() - start:.0f} s", highlight=False)
 
-    results, names = Results(), {}
+    results = Results()
+    names: dict[tuple[Problem, str], str] = {}
     facts, timer = environment(device), timer_for(device)
     for problem, named in of_cell.items():
         if time.monotonic() - start > 60 * minutes:
