@@ -133,15 +133,22 @@ def parse_functions(text: str) -> dict[str, list[Instruction]]:
 def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
     """The innermost loop that holds matrix instructions; empty when there is none.
 
-    Of several such loops (one with a mask, one without) it is the shortest: the one without extra work.
+    Of several such loops it is the one with the most of them, and of those (one with a mask, one without)
+    the shortest: the one without extra work.
     """
-    loops = []
+    found: list[list[Instruction]] = []
     for instruction in instructions:
         if instruction.target is not None and instruction.target <= instruction.address:
             body = [i for i in instructions if instruction.target <= i.address <= instruction.address]
             if any(i.name in MMA for i in body):
-                loops.append(body)
-    return min(loops, key=len, default=[])
+                found.append(body)
+    innermost = [loop for loop in found if not any(_contains(loop, other) for other in found)]
+    return min(innermost, key=lambda loop: (-sum(i.name in MMA for i in loop), len(loop)), default=[])
+
+
+def _contains(loop: Sequence[Instruction], other: Sequence[Instruction]) -> bool:
+    inside = loop[0].address <= other[0].address and other[-1].address <= loop[-1].address
+    return inside and len(other) < len(loop)
 
 
 def count_classes(instructions: Iterable[Instruction]) -> dict[str, int]:
