@@ -169,7 +169,6 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     (dict(overlap_products=False, forced_overlap=False), "next_item needs overlap_products"),
     (dict(q_stages=1, next_item=NextItem.WITH_LAST_PV), "choose q_stages of 2"),
     (dict(q_stages=1, direct_store=True), "AFTER_LAST_PV holds its turn"),
-    (dict(B_r=192, B_c=80), "AFTER_LAST_PV holds its turn"),
     (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 128"),
     (dict(prepared_turns=True, ping_pong=False), "prepared_turns is about turns"),
     (dict(early_pass=True, ping_pong=False), "early_pass is about turns"),
