@@ -116,10 +116,9 @@ struct StaticForwardKernelConfig {
     static_assert(
         CFG.next_item == NextItem::NONE || CFG.direct_store || kQStages >= 2,
         "next_item: O is staged in the old Q slot while the next Q is in use: two q_stages, or direct_store");
-    static_assert(
-        CFG.next_item != NextItem::AFTER_LAST_PV || (n_consumers == 2 && kQStages >= 2),
-        "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot, or with "
-        "tiles that a warpgroup skips, the warpgroups would wait for each other");
+    static_assert(CFG.next_item != NextItem::AFTER_LAST_PV || kQStages >= 2,
+                  "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot the "
+                  "warpgroups would wait for each other");
 };
 
 }  // namespace flash::hopper
