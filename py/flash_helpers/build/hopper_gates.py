@@ -22,7 +22,7 @@ COUNTED = ("HGMMA", "MUFU", "FFMA", "FMUL", "FADD", "FMNMX", "VIMNMX3", "F2FP", 
 
 
 def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) -> list[Instruction]:
-    """The loop over tiles without a mask: the products of one tile, and the shortest hot path; empty if none."""
+    """The loop over tiles without a mask: one tile's products, the shortest hot path. Empty: there is none."""
     n_products = config.d_head // MMA_K + config.B_c // MMA_K
     found: list[Instruction] = []
     for branch in body:
