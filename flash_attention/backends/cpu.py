@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_helpers.kernel_configs import FlashForwardKernelConfig, ForwardKernel
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
 SMALLEST_NORMAL = 2.0**-126  # of float32
@@ -105,7 +105,7 @@ def forward(
 
 
 def attention(
-    config: FlashForwardKernelConfig,
+    config: ForwardConfig,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -163,7 +163,7 @@ class _Chunk:
 
     def __init__(
         self,
-        config: FlashForwardKernelConfig,
+        config: ForwardConfig,
         q: Tensor,
         d_head_v: int,
         group: int,

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
@@ -26,7 +26,7 @@ from flash_attention.errors import (
 )
 from flash_helpers import build, environment
 from flash_helpers.build.families import FAMILIES, family_of
-from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, DType, ForwardKernel, ForwardTraits
+from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
 # guide, "Technical Specifications per Compute Capability").
@@ -56,6 +56,39 @@ _UNKNOWN_REMEDY = (
 
 
 # ---------------------------------------------------------------- launch
+UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
+
+
+class Features(NamedTuple):
+    """The run-time part of what plain attention does not need; see ``flash::ForwardProblem``.
+
+    Attributes:
+        d_head_v: head size of v and o.
+        window_left, window_right: keys that a query sees beside its own place; ``UNBOUNDED``: all.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: address of (n_heads,) float32 logits, or 0.
+        cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
+        seqused_k: address of (batch,) int32 key counts, or 0.
+        lse_stride: with cu_seqlens_q: rows of q in all; lse is (n_heads, lse_stride).
+        n_splits: parts that the keys are cut into.
+        partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
+        partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
+    """
+
+    d_head_v: int
+    window_left: int = UNBOUNDED
+    window_right: int = UNBOUNDED
+    softcap: float = 0.0
+    sinks: int = 0
+    cu_seqlens_q: int = 0
+    cu_seqlens_k: int = 0
+    seqused_k: int = 0
+    lse_stride: int = 0
+    n_splits: int = 1
+    partial_o: int = 0
+    partial_lse: int = 0
+
+
 Launch = Callable[..., None]
 _launches: dict[int, dict[ForwardKernel, Launch]] = {}  # by device index
 _lock = threading.Lock()
@@ -69,6 +102,7 @@ def forward(
     o: torch.Tensor,
     lse: torch.Tensor | None,
     softmax_scale: float,
+    features: Features | None = None,
 ) -> None:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
@@ -81,6 +115,8 @@ def forward(
         o: like q; written.
         lse: (batch, n_heads, seq_len_q), float32, contiguous; written. ``None``: not wanted.
         softmax_scale: factor of the scores.
+        features: what the kernel's traits need beside that; None for plain and for causal kernels whose
+            head sizes are the tensors'.
 
     Raises:
         KernelNotBuiltError: not built, and it may not or cannot be compiled.
@@ -90,9 +126,9 @@ def forward(
         KernelLaunchError: CUDA refused it; the message has CUDA's reason and what to do.
     """
     index = q.get_device()
-    if index != torch.cuda.current_device():
+    if index != torch._C._cuda_getDevice():  # what torch.cuda.current_device() asks after its own checks
         with torch.cuda.device(index):
-            return forward(kernel, q, k, v, o, lse, softmax_scale)
+            return forward(kernel, q, k, v, o, lse, softmax_scale, features)
     try:
         launch = _launches[index][kernel]
     except KeyError:
@@ -112,6 +148,7 @@ def forward(
             v.stride(),
             o.stride(),
             softmax_scale,
+            *(() if features is None else (features,)),
         )
     except _binding().CudaError as error:
         raise _launch_error(kernel, index, error) from None
@@ -196,15 +233,13 @@ def load_kernel(kernel: ForwardKernel, target: int) -> Any | None:
 def registered_kernels() -> list[tuple[ForwardKernel, int]]:
     """(kernel, target) of every kernel that this process has loaded."""
     config_types = {family.config.__name__: family.config for family in FAMILIES}
-    return [
-        (
-            ForwardKernel(
-                config_types[name](**fields | {"dtype": DType(fields["dtype"])}), ForwardTraits(**traits)
-            ),
-            target,
-        )
-        for name, fields, traits, target in _binding().registered()
-    ]
+    kernels = []
+    for name, values, traits, target in _binding().registered():
+        # The binding gives enumerations as numbers.
+        types = get_type_hints(config_types[name])
+        config = config_types[name](**{field: types[field](value) for field, value in values.items()})
+        kernels.append((ForwardKernel(config, ForwardTraits(**traits)), target))
+    return kernels
 
 
 def _find_or_build(kernel: ForwardKernel, target: int) -> Any:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import (
-    FlashForwardKernelConfig,
     get_kernel_configs,
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
 
 
-def select_configs(text: str) -> list[FlashForwardKernelConfig]:
+def select_configs(text: str) -> list[ForwardConfig]:
     """The configurations that a text names.
 
     Args:
@@ -28,10 +28,12 @@ def select_configs(text: str) -> list[FlashForwardKernelConfig]:
         return []
     if text.startswith("("):
         return [parse_short_form(part.strip()) for part in text.split(";") if part.strip()]
-    return get_kernel_configs("prog" + text.removeprefix("ladder") if text.startswith("ladder") else text)
+    return list(
+        get_kernel_configs("prog" + text.removeprefix("ladder") if text.startswith("ladder") else text)
+    )
 
 
-def parse_short_form(text: str) -> FlashForwardKernelConfig:
+def parse_short_form(text: str) -> ForwardConfig:
     """One short form; unlike the parser's own message, an error offers the closest valid ones.
 
     Raises:

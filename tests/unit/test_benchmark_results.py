@@ -28,9 +28,9 @@ from flash_helpers.benchmark.results import (
     best_peer,
     check_same_card,
 )
-from flash_helpers.benchmark.runner import Plan, bench
+from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table
-from flash_helpers.benchmark.timing import Timing
+from flash_helpers.benchmark.timing import CpuTimer, Timing
 from flash_helpers.configs.dtype import DType
 from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
 from flash_helpers.kernel_configs import get_kernel_progression_configs, get_kernels_to_build
@@ -179,6 +179,23 @@ def test_what_is_wrong_absent_or_broken_is_not_timed() -> None:
     assert not rows["wrong"].timings
     assert "boom" in rows["broken"].reason
     assert results.matrix_tflops["BF16"] > 0
+
+
+class LostTimer(CpuTimer):
+    """After the first mode, the device answers nothing any more."""
+
+    def measure(self, mode: str):  # type: ignore[no-untyped-def]
+        if mode == "call":
+            raise DeviceLostError("gone")
+        return super().measure(mode)
+
+
+def test_a_lost_device_keeps_what_was_measured() -> None:
+    results = Results()
+    plan = Plan(rounds=2, modes=("hot", "call"))
+    with pytest.raises(DeviceLostError, match="gone"):
+        bench([SMALL], [], [Fake("right")], device="cpu", plan=plan, timer=LostTimer(), results=results)
+    assert [list(row.timings) for row in results.rows] == [["hot"]]
 
 
 def row(name: str, milliseconds: float, kind: str = "peer", gpu: str = "NVIDIA H100") -> Row:

@@ -37,7 +37,7 @@ class CudaTimer:
         self._target_ms = target_ms
         properties = torch.cuda.get_device_properties(device)
         # _sleep counts cycles; a clock below the maximum only makes the sleep longer.
-        self._cycles_per_second = 1e3 * getattr(properties, "clock_rate", 2_000_000)
+        self._cycles_per_second = 1e3 * (getattr(properties, "clock_rate", 0) or 2_000_000)
         self._l2_bytes = getattr(properties, "L2_cache_size", 0) or (64 << 20)
         self._l2_filler: torch.Tensor | None = None
 

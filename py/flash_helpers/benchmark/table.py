@@ -49,6 +49,13 @@ def ratio_to_best_peer(row: Row, rows: Sequence[Row], mode: str = "hot") -> floa
     return mine / (peer.tflops(mode) or float("nan")) if mine and peer else None
 
 
+def shown_rate(tflops: float | None) -> str:
+    """TFLOP/s with one decimal, small ones with three digits."""
+    if tflops is None:
+        return ""
+    return f"{tflops:.1f}" if tflops >= 10 else f"{tflops:.3g}"
+
+
 def _cells(row: Row, results: Results, modes: Sequence[str], mode: str) -> list[str]:
     error = f"{row.error:.1e}" if row.error is not None else ""
     if not row.timings:
@@ -57,7 +64,7 @@ def _cells(row: Row, results: Results, modes: Sequence[str], mode: str) -> list[
     ratio = ratio_to_best_peer(row, results.rows, mode)
     ceiling, rate = results.matrix_tflops.get(row.problem.dtype.name), row.tflops(mode)
     return [
-        *(f"{r:.1f}" if (r := row.tflops(m)) else "" for m in modes),
+        *(shown_rate(row.tflops(m)) for m in modes),
         f"{timing.median:.4f}" + ("" if timing.launch_hidden else "*"),
         f"{timing.p20:.4f}-{timing.p80:.4f}",
         f"{ratio:.3f}" if ratio else "",

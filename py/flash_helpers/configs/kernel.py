@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
-ForwardConfig = FlashForwardKernelConfig  # grows into a union with each family
+ForwardConfig = FlashForwardKernelConfig | HopperForwardKernelConfig
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +23,14 @@ class ForwardKernel:
 
     config: ForwardConfig
     traits: ForwardTraits = PLAIN
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.config, self.traits))
+
+    def __hash__(self) -> int:
+        """Worked out once: each call looks its kernel up, and 20 fields take longer to hash than to launch."""
+        return self._hash
 
     def short_form(self) -> str:
         """The configuration's id, followed by `` | `` and the traits that are on, if any."""

@@ -96,6 +96,8 @@ class Report:
             rate = row.tflops(self.mode)
             if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):
                 config = parse_kernel_name_into_config(row.implementation)
+                if not isinstance(config, FlashForwardKernelConfig):
+                    continue  # the landscape's axes are this family's fields
                 timed.setdefault(row.problem, []).append((config, rate))
         if not timed:
             return None
