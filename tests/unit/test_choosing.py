@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import math
-from importlib import import_module
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from flash_attention import attention, attention_varlen, choosing, explain_choice, last_kernel, prepare
+from flash_attention import (
+    attention,
+    attention_varlen,
+    choosing,
+    explain_choice,
+    last_kernel,
+    prepare,
+    running,
+)
 from flash_attention import attention_checks as checks
-from flash_attention.attention import _fill_without_keys, _run_cuda
 from flash_attention.backends import cpu
 from flash_attention.errors import NoKernelError
 from flash_attention.problem import AttentionProblem
+from flash_attention.running import fill_without_keys, run_cuda
 from flash_attention.select import select
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
@@ -40,15 +51,61 @@ class ActedCuda:
     def get_kernel(self, kernel, device):
         self.loaded.append(kernel)
 
-    def forward(self, kernel, q, k, v, o, lse, softmax_scale):
+    UNBOUNDED = 2**30 - 1
+
+    class Features(NamedTuple):
+        d_head_v: int
+        window_left: int
+        window_right: int
+        softcap: float
+        sinks: int
+        cu_seqlens_q: int
+        cu_seqlens_k: int
+        lse_stride: int
+
+    def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
         for x in (q, k, v, o):
+            assert x.ndim == 4
             assert x.shape[3] == kernel.config.d_head
             assert x.stride(3) == 1
             assert x.data_ptr() % 16 == 0
             assert all(n == 1 or s % 8 == 0 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True))
         assert softmax_scale >= 0
         self.launches.append(kernel)
-        cpu.forward(kernel, q, k, v, o, lse, softmax_scale)
+        if features is None:
+            cpu.forward(kernel, q, k, v, o, lse, softmax_scale)
+            return
+        options = {
+            "left": None if features.window_left == self.UNBOUNDED else features.window_left,
+            "right": None if features.window_right == self.UNBOUNDED else features.window_right,
+            "softcap": features.softcap,
+            "sinks": read(features.sinks, ctypes.c_float, q.shape[2]) if features.sinks else None,
+        }
+        if not features.cu_seqlens_q:
+            cpu.attention(kernel.config, q, k, v, o, lse, softmax_scale, **options)
+            return
+        ends_q, ends_k = (
+            read(address, ctypes.c_int32, q.shape[0] + 1).tolist()
+            for address in (features.cu_seqlens_q, features.cu_seqlens_k)
+        )
+        for i in range(q.shape[0]):
+            q_i, o_i = (packed_rows(x, ends_q[i], ends_q[i + 1]) for x in (q, o))
+            k_i, v_i = (packed_rows(x, ends_k[i], ends_k[i + 1]) for x in (k, v))
+            lse_i = lse.view(-1).as_strided(
+                (1, q.shape[2], ends_q[i + 1] - ends_q[i]), (0, features.lse_stride, 1), ends_q[i]
+            )
+            cpu.attention(kernel.config, q_i, k_i, v_i, o_i, lse_i, softmax_scale, **options)
+
+
+def read(address, kind, n):
+    return torch.tensor((kind * n).from_address(address)[:])
+
+
+def packed_rows(x, begin, end):
+    """Rows of a packed tensor, of which x is an expanded view of the first ones."""
+    return x.as_strided(
+        (1, end - begin, *x.shape[2:]), (0, *x.stride()[1:]), x.storage_offset() + begin * x.stride(1)
+    )
 
 
 @pytest.fixture
@@ -56,10 +113,7 @@ def cuda(monkeypatch):
     acted = ActedCuda()
     acted.build = lambda kernels, targets: acted.built.update(kernels)
     monkeypatch.setattr(choosing, "backend", lambda name: acted)
-    module = import_module(
-        "flash_attention.attention"
-    )  # the package's attribute of this name is the function
-    monkeypatch.setattr(module, "backend_of", lambda name: acted)
+    monkeypatch.setattr(running, "backend", lambda name: acted)
     monkeypatch.setattr(choosing, "build_kernels", acted.build)
     choosing.choose.cache_clear()
     yield acted
@@ -76,10 +130,62 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
     choice = choosing.choose(problem, CUDA, None)
     out = torch.full((2, 50, 4, d_v), math.nan, dtype=torch.float16)
     lse = torch.empty(2, 4, 50)
-    _run_cuda(choice, q, k, v, out, lse, scale)
+    run_cuda(choice, problem, q, k, v, out, lse, scale, 0.0, None)
     expected, expected_lse = reference(q, k, v, causal=True, softmax_scale=scale)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
+@pytest.fixture
+def all_features(monkeypatch):
+    """Families that have every feature."""
+    family = SimpleNamespace(name="acted", missing_traits=lambda traits: ())
+    monkeypatch.setattr("flash_attention.select.family_of", lambda kernel: family)
+
+
+@pytest.mark.parametrize("d", [64, 40])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (9, 4)},
+        {"window": (9, 0)},
+        {"softcap": 2.0, "causal": True},
+        {"sinks": torch.tensor([0.0, 1, -1, 2])},
+    ],
+    ids=str,
+)
+def test_features_reach_the_kernel(cuda, all_features, d, options):
+    q, k, v = generate_qkv(QKVConfig(2, 50, 4, d, DType.FP16, seq_len_k=70, n_heads_kv=2))
+    right = 0 if options.get("causal") else options.get("window", (None, None))[1]
+    softcap, sinks = options.get("softcap", 0.0), options.get("sinks")
+    problem = AttentionProblem(
+        DType.FP16, 2, 50, 70, 4, 2, d, d, options.get("window", (None, None))[0], right,
+        softcap > 0, sinks is not None,
+    )  # fmt: skip
+    out, lse = torch.full_like(q, math.nan), torch.empty(2, 4, 50)
+    run_cuda(choosing.choose(problem, CUDA, None), problem, q, k, v, out, lse, 0.1, softcap, sinks)
+    expected, expected_lse = reference(q, k, v, softmax_scale=0.1, **options)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+    assert cuda.launches[-1].traits.causal == bool(options.get("causal"))
+
+
+@pytest.mark.parametrize("d", [64, 40])
+def test_packed_sequences_reach_the_kernel(cuda, all_features, d):
+    lengths_q, lengths_k = (5, 30, 0, 17), (9, 0, 12, 40)
+    q = ramp((sum(lengths_q), 4, d), 5)
+    k, v = ramp((sum(lengths_k), 2, d), 7), ramp((sum(lengths_k), 2, d), 11)
+    offsets = [torch.tensor((0, *itertools.accumulate(n)), dtype=torch.int32) for n in (lengths_q, lengths_k)]
+    problem = AttentionProblem(DType.FP16, 4, 30, 40, 4, 2, d, d, right=0, varlen=True)
+    out, lse = torch.full_like(q, math.nan), torch.empty(4, sum(lengths_q))
+    choice = choosing.choose(problem, CUDA, None)
+    run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None, (offsets[0], offsets[1]))
+    alone = [
+        reference(*(x[None] for x in parts), causal=True, softmax_scale=0.1)
+        for parts in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
+    ]
+    torch.testing.assert_close(out.double(), torch.cat([o[0] for o, _ in alone]), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), torch.cat([x[0] for _, x in alone], 1), atol=1e-3, rtol=2e-6)
 
 
 def test_fitting_tensors_are_not_copied(cuda):
@@ -88,16 +194,16 @@ def test_fitting_tensors_are_not_copied(cuda):
     cuda.forward = lambda kernel, *tensors_and_scale: seen.extend(tensors_and_scale)
     out = torch.empty_like(q)
     packed = torch.stack((q, k, v), 2).unbind(2)
-    _run_cuda(choosing.choose(PROBLEM, CUDA, None), *packed, out, None, 0.1)
+    run_cuda(choosing.choose(PROBLEM, CUDA, None), PROBLEM, *packed, out, None, 0.1, 0.0, None)
     assert [x.data_ptr() for x in seen[:4]] == [x.data_ptr() for x in (*packed, out)]
 
 
 def test_no_keys():
     out, lse = torch.empty(1, 3, 2, 8), torch.empty(1, 2, 3)
-    _fill_without_keys(out, lse, None)
+    fill_without_keys(out, lse, None)
     assert (out == 0).all()
     assert (lse == -math.inf).all()
-    _fill_without_keys(out, lse, torch.tensor([1.0, 2.0]))
+    fill_without_keys(out, lse, torch.tensor([1.0, 2.0]))
     assert lse[0].tolist() == [[1.0] * 3, [2.0] * 3]
 
 
