@@ -16,15 +16,15 @@ help:
 	@echo "make gpu-test   build every kernel and run the GPU tests, offline, with the Python that is there"
 	@echo "make gpu-bench  time the kernels beside their peers, offline, with the Python that is there"
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt requirements/cuda-compiler.txt src/flash_attention.cpp src/include/flash_attention.cuh
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt requirements/cuda-compiler.txt src/flash_attention.cpp $(wildcard src/binding/*.hpp) src/include/flash_attention.cuh
 	$(PYTHON) -m venv $(VENV)
 	$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 # The tests compile kernels: where no usable nvcc is found, pip's is installed into the environment.
 $(VENV)/.compiler: $(VENV)/.installed
-	$(VENV_PYTHON) -m flash_helpers.build.nvcc || $(VENV_PYTHON) -m pip install --quiet -r requirements/cuda-compiler.txt
-	$(VENV_PYTHON) -m flash_helpers.build.nvcc
+	$(VENV_PYTHON) -m flash_helpers.build.check_compiler || $(VENV_PYTHON) -m pip install --quiet -r requirements/cuda-compiler.txt
+	$(VENV_PYTHON) -m flash_helpers.build.check_compiler
 	touch $@
 
 run: $(VENV)/.installed

@@ -17,11 +17,17 @@ from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_attention.memory import ALIGNMENT, misalignment, overlap, overlaps_itself
 from flash_helpers.configs.kernel import ForwardConfig
-from flash_helpers.kernel_configs import DType, ForwardKernel
+from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
-FIELD_TYPES = {"DType": DType, "int": int, "bool": bool}
+FIELD_TYPES = {
+    "DType": DType,
+    "SoftmaxReference": SoftmaxReference,
+    "NextItem": NextItem,
+    "int": int,
+    "bool": bool,
+}
 
 
 # ---------------------------------------------------------------------- configuration
@@ -79,7 +85,8 @@ def check_config(kernel_cfg: ForwardConfig) -> None:
     """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says."""
     if not isinstance(kernel_cfg, ForwardConfig):
         raise TypeError(
-            f"kernel_cfg is a {_type_name(kernel_cfg)}; it must be a FlashForwardKernelConfig: build one, or "
+            f"kernel_cfg is a {_type_name(kernel_cfg)}; it must be a FlashForwardKernelConfig or a "
+            "HopperForwardKernelConfig: build one, or "
             "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
     for f in fields(kernel_cfg):

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -26,7 +26,7 @@ from flash_attention.errors import (
 )
 from flash_helpers import build, environment
 from flash_helpers.build.families import FAMILIES, family_of
-from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, DType, ForwardKernel, ForwardTraits
+from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
 # guide, "Technical Specifications per Compute Capability").
@@ -196,15 +196,13 @@ def load_kernel(kernel: ForwardKernel, target: int) -> Any | None:
 def registered_kernels() -> list[tuple[ForwardKernel, int]]:
     """(kernel, target) of every kernel that this process has loaded."""
     config_types = {family.config.__name__: family.config for family in FAMILIES}
-    return [
-        (
-            ForwardKernel(
-                config_types[name](**fields | {"dtype": DType(fields["dtype"])}), ForwardTraits(**traits)
-            ),
-            target,
-        )
-        for name, fields, traits, target in _binding().registered()
-    ]
+    kernels = []
+    for name, values, traits, target in _binding().registered():
+        # The binding gives enumerations as numbers.
+        types = get_type_hints(config_types[name])
+        config = config_types[name](**{field: types[field](value) for field, value in values.items()})
+        kernels.append((ForwardKernel(config, ForwardTraits(**traits)), target))
+    return kernels
 
 
 def _find_or_build(kernel: ForwardKernel, target: int) -> Any:

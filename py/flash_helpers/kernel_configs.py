@@ -3,6 +3,13 @@
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem, SoftmaxReference
+from flash_helpers.configs.hopper_sets import (
+    choose_hopper_kernel,
+    get_hopper_best_kernels,
+    get_hopper_kernels_to_build,
+    get_hopper_progression_configs,
+)
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.configs.sets import (
@@ -22,8 +29,15 @@ __all__ = [
     "FlashForwardKernelConfig",
     "ForwardKernel",
     "ForwardTraits",
+    "HopperForwardKernelConfig",
+    "NextItem",
+    "SoftmaxReference",
+    "choose_hopper_kernel",
     "device_facts",
     "get_autotuning_kernel_configs",
+    "get_hopper_best_kernels",
+    "get_hopper_kernels_to_build",
+    "get_hopper_progression_configs",
     "get_kernel_configs",
     "get_kernel_progression_configs",
     "get_kernels_to_build",

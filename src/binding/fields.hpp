@@ -8,8 +8,8 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
-#include <iterator>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -86,6 +86,28 @@ struct Description<ForwardTraits> {
 
 #undef FLASH_FIELD
 
+// The enumerations among the fields: name and numbers are those of the Python IntEnum.
+template <std::size_t N>
+struct EnumDescription {
+    const char *name;
+    std::array<long, N> numbers;
+};
+
+template <typename... Enum>
+constexpr EnumDescription<sizeof...(Enum)> enumeration(const char *name, Enum... values) {
+    return {name, {static_cast<long>(values)...}};
+}
+
+constexpr auto describe(DType) { return enumeration("DType", DType::FP16, DType::BF16); }
+constexpr auto describe(SoftmaxReference) {
+    using enum SoftmaxReference;
+    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED);
+}
+constexpr auto describe(NextItem) {
+    using enum NextItem;
+    return enumeration("NextItem", NONE, WITH_LAST_PV, AFTER_LAST_PV);
+}
+
 // The configuration struct of each family.
 using Configs = std::tuple<FlashForwardKernelConfig, HopperForwardKernelConfig>;
 
@@ -142,37 +164,18 @@ inline void read_value(const std::string &where, py::handle value, int &out) {
     out = static_cast<int>(number);
 }
 
-// The Python IntEnum of each C++ enumeration, and its values.
-template <typename Enum>
-struct EnumDescription;
-
-template <>
-struct EnumDescription<DType> {
-    static constexpr const char *name = "DType";
-    static constexpr int values[] = {static_cast<int>(DType::FP16), static_cast<int>(DType::BF16)};
-};
-
-template <>
-struct EnumDescription<SoftmaxReference> {
-    static constexpr const char *name = "SoftmaxReference";
-    static constexpr int values[] = {0, 1, 2};
-};
-
-template <>
-struct EnumDescription<NextItem> {
-    static constexpr const char *name = "NextItem";
-    static constexpr int values[] = {0, 1, 2};
-};
-
+// A Python IntEnum of the same name; its numbers are the enumerators'.
 template <typename Enum>
     requires std::is_enum_v<Enum>
 void read_value(const std::string &where, py::handle value, Enum &out) {
-    using Description = EnumDescription<Enum>;
-    if (!PyLong_Check(value.ptr()) || type_name(value) != Description::name)
-        wrong_type(where, value, Description::name);
+    constexpr auto description = describe(Enum{});
+    if (!PyLong_Check(value.ptr()) || type_name(value) != description.name) {
+        wrong_type(where, value, description.name);
+    }
     const long number = PyLong_AsLong(value.ptr());
-    if (std::ranges::find(Description::values, number) == std::end(Description::values))
-        wrong_type(where, value, "one of the values the C++ enumeration has");
+    if (std::ranges::find(description.numbers, number) == description.numbers.end()) {
+        wrong_type(where, value, description.name);
+    }
     out = static_cast<Enum>(number);
 }
 

@@ -19,10 +19,10 @@ struct BlockCoordinates {
 };
 
 struct GridShape {
-    int n_q_blocks;          // of one head
-    int n_heads;             // query heads of one batch entry
-    int total_heads;         // batch * n_heads
-    int heads_per_section;   // 1 … total_heads; the last section may have fewer
+    int n_q_blocks;         // of one head
+    int n_heads;            // query heads of one batch entry
+    int total_heads;        // batch * n_heads
+    int heads_per_section;  // 1 … total_heads; the last section may have fewer
 
     // `index`: 0 … n_q_blocks * total_heads - 1, at most 2^31 - 1 blocks; nothing here overflows.
     template <bool kLongestFirst>

@@ -7,6 +7,9 @@
 //   * a negative scale negates Q, which is exact, and is then positive;
 //   * a zero scale becomes the smallest normal float: every exponent rounds to 0, every P to 1, and a
 //     masked score, -inf, still gives P = 0, where -inf * 0 would be NaN.
+// m * exponent_factor is rounded, the other product is not: all P of a row share a factor 2^d, where
+// |d| <= 2^-24 |m * exponent_factor|. It cancels in O / l; only scaled scores beyond 2^20 lose accuracy by
+// it when the maximum changes, beyond 2^30 they overflow, where the plain form still is right.
 #pragma once
 
 #include <cfloat>

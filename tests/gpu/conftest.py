@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from gpu_cases import CONFIG
+from test_shapes import AMPERE, HOPPER
 
 from flash_helpers import build
 from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build
@@ -19,6 +20,10 @@ def _built_kernels() -> None:
         return
     begin = time.perf_counter()
     major, minor = torch.cuda.get_device_capability()
-    kernels = [ForwardKernel(config) for config in sorted({*get_kernels_to_build(), CONFIG})]
-    build.build_kernels(kernels, [10 * major + minor])
+    target = 10 * major + minor
+    kernels = [ForwardKernel(config) for config in sorted({*get_kernels_to_build(), CONFIG})] + AMPERE
+    build.build_kernels(kernels, [target])
+    if target == 90:
+        kernels += HOPPER
+        build.build_kernels(HOPPER, [target])
     print(f"\n{len(kernels)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.kernel import ForwardKernel
 
 
@@ -68,7 +69,10 @@ class KernelFamily:
         return [other for other in range(target, target // 10 * 10 - 1, -1) if self.runs_on(other)]
 
 
-FAMILIES = (KernelFamily("ampere", FlashForwardKernelConfig, first_target=80),)
+FAMILIES = (
+    KernelFamily("ampere", FlashForwardKernelConfig, first_target=80),
+    KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True),
+)
 """Every family, in the order in which the binding lists them."""
 
 

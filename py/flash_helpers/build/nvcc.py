@@ -1,4 +1,4 @@
-"""Finding the CUDA compiler and the disassemblers, and saying why one that was found won't do.
+"""Finding the CUDA toolkit's programs, above all the compiler, and saying why one that was found won't do.
 
 Looked for in ``CUDA_HOME``, on ``PATH``, in the usual folders, and in NVIDIA's pip packages. The
 first that is usable wins; the others only show in the error message.
@@ -7,7 +7,6 @@ first that is usable wins; the others only show in the error message.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -61,7 +60,7 @@ def find_nvcc() -> Nvcc:
             needed, and what to install.
     """
     refused = []
-    for path in _candidates("nvcc"):
+    for path in candidates("nvcc"):
         if not path.is_file():
             refused.append(f"{path}: no such file")
             continue
@@ -77,25 +76,8 @@ def find_nvcc() -> Nvcc:
     )
 
 
-def find_cuda_tool(name: str) -> Path:
-    """A program that comes with the toolkit: ``cuobjdump``, ``nvdisasm``.
-
-    Raises:
-        CompilerNotFoundError: not found; the message names the pip package that has it.
-    """
-    tried = []
-    for path in _candidates(name):
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
-        tried.append(str(path))
-    raise CompilerNotFoundError(
-        f"no {name}; tried: {', '.join(dict.fromkeys(tried))}. "
-        f"Install the CUDA toolkit and set CUDA_HOME to its folder, or: pip install nvidia-cuda-{name}"
-    )
-
-
-def _candidates(program: str) -> Iterator[Path]:
-    """Paths at which ``program`` may be, in the order of preference; they need not exist."""
+def candidates(program: str) -> Iterator[Path]:
+    """Paths at which a program of the CUDA toolkit may be, best first; they need not exist."""
     for home in environment.cuda_homes():
         yield home / "bin" / program
     for folder in environment.search_path():
@@ -156,12 +138,3 @@ def _missing_from_pip(path: Path) -> str | None:
     }
     missing = [f"{package} ({file})" for file, package in parts.items() if not (toolkit / file).is_file()]
     return f"missing: {', '.join(missing)}" if missing else None
-
-
-if __name__ == "__main__":
-    # For scripts that set up a machine: exit 1 and the reasons, or exit 0 and the compiler.
-    try:
-        nvcc = find_nvcc()
-    except CompilerNotFoundError as error:
-        sys.exit(str(error))
-    print(f"{nvcc.path}, version {nvcc.build}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flash_helpers import environment
+from flash_helpers.build.nvcc import candidates
 
 MMA = ("HMMA", "HGMMA")
 
@@ -84,15 +83,8 @@ class Instruction:
 
 
 def find_tool(name: str) -> Path | None:
-    """``cuobjdump`` or ``nvdisasm``: from CUDA_HOME, from PATH, or from NVIDIA's pip packages."""
-    folders = [home / "bin" for home in environment.cuda_homes()] + environment.search_path()
-    spec = importlib.util.find_spec("nvidia")
-    for package in (spec.submodule_search_locations or []) if spec else []:
-        folders += sorted(Path(package).glob("*/bin"))
-    for folder in [*folders, Path("/usr/local/cuda/bin")]:
-        if os.access(folder / name, os.X_OK):
-            return folder / name
-    return None
+    """``cuobjdump`` or ``nvdisasm``, from the same places as the compiler; ``None`` where there is none."""
+    return next((path for path in candidates(name) if os.access(path, os.X_OK)), None)
 
 
 def disassemble(binary: Path) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
-ForwardConfig = FlashForwardKernelConfig  # grows into a union with each family
+ForwardConfig = FlashForwardKernelConfig | HopperForwardKernelConfig
 
 
 @dataclass(frozen=True, order=True)

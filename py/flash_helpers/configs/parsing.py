@@ -8,6 +8,8 @@ from typing import Any
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.hopper_parsing import names_hopper_kernel, parse_hopper_kernel_name
+from flash_helpers.configs.kernel import ForwardConfig
 
 _SHORT_FORM = re.compile(r"\((?P<tuple>[^)]*)\):\s*(?P<flags>[\w+]+)")
 _DEMANGLED = re.compile(r"FlashForwardKernelConfig\s*\{(?P<values>[^{}]*)\}")
@@ -23,7 +25,7 @@ _FLAGS = {
 _LOAD = re.compile(r"load_(\d+)_(\d+)_(\d+)_tiles")
 
 
-def parse_kernel_name_into_config(name: str) -> FlashForwardKernelConfig:
+def parse_kernel_name_into_config(name: str) -> ForwardConfig:
     """The configuration that a kernel's name states.
 
     Args:
@@ -33,6 +35,10 @@ def parse_kernel_name_into_config(name: str) -> FlashForwardKernelConfig:
     Raises:
         ValueError: the name holds no configuration.
     """
+    if names_hopper_kernel(name):
+        return parse_hopper_kernel_name(name)
+    if names_hopper_kernel(name):
+        return parse_hopper_kernel_name(name)
     if match := _DEMANGLED.search(name):
         return _from_values([_number(text) for text in match["values"].split(",") if text.strip()], name)
     if match := _MANGLED.search(name):

@@ -53,7 +53,7 @@ struct Epilogue {
         const int in_chunk = accumulator(threadIdx.x % kWarpSize, 0).column * kElementBytes;
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {  // an 8-column tile is a chunk
-            const float(&tile)[4] = O.rmem[m][n];
+            const float (&tile)[4] = O.rmem[m][n];
             store_shared(smem_O + Tile::offset(tile_row, n) + in_chunk,
                          pack<Kernel::dtype>(tile[2 * r] * factor, tile[2 * r + 1] * factor));
         }

@@ -43,8 +43,8 @@ struct ForwardWarp {
     using Tile = typename Kernel::KVTile;
 
     const Mask<Kernel::traits> mask;
-    const int first_row;      // the warp's first query
-    const int last_block;     // the K/V block that is visited first
+    const int first_row;   // the warp's first query
+    const int last_block;  // the K/V block that is visited first
     TileLoader<Kernel, Tile> K_loader;
     TileLoader<Kernel, Tile> V_loader;
     QueryOperand<Kernel> Q;                      // (warp_rows, d_head)
@@ -70,7 +70,7 @@ struct ForwardWarp {
         const int valid_keys = mask.seq_len_k - first_key;
 
         if constexpr (!eager) K_loader.template load<kMasked>(valid_keys);
-        cp_async_wait_all();
+        wait_for_copies<Kernel>();
         __syncthreads();  // K is complete; all warps are done with the V block before it
         if constexpr (eager) V_loader.template load<kMasked>(valid_keys);
 
@@ -78,7 +78,7 @@ struct ForwardWarp {
         score_product(S, Q);
 
         if constexpr (!eager) V_loader.template load<kMasked>(valid_keys);
-        cp_async_wait_all();
+        wait_for_copies<Kernel>();
         __syncthreads();  // V is complete; all warps are done with K
         if constexpr (eager) {
             if (kv_block > 0) K_loader.template load<false>(Kernel::B_c);
@@ -87,9 +87,7 @@ struct ForwardWarp {
         softmax.scale_scores(S);
         if constexpr (kMasked) hide_invisible(S, first_key);
         softmax.update_max(S, O, kv_block == last_block);
-        Probabilities<Kernel> P;  // (warp_rows, B_c)
-        softmax.exponentiate(P, S);
-        output_product(O, P);
+        output_product(O, [&](int key_tile) { return softmax.probabilities(S, key_tile); });
     }
 
   private:
@@ -112,7 +110,8 @@ struct ForwardWarp {
 };
 
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads)
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
+                                  StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
     using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
     extern __shared__ __align__(128) char smem_begin[];
@@ -125,7 +124,6 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
     const GlobalMatrix gmem_Q(args.Q, args.Q_strides, batch, head);     // (seq_len_q, d_head)
     const GlobalMatrix gmem_K(args.K, args.K_strides, batch, kv_head);  // (seq_len_k, d_head)
     const GlobalMatrix gmem_V(args.V, args.V_strides, batch, kv_head);  // (seq_len_k, d_head)
-    const GlobalMatrix gmem_O(args.O, args.O_strides, batch, head);     // (seq_len_q, d_head)
 
     const Mask<TRAITS> mask{args.seq_len_q, args.seq_len_k};
     const int q_row = q_block * Kernel::B_r;  // first query of the thread block
@@ -155,7 +153,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         if constexpr (CFG.eager_load_blocks) {
             state.K_loader.template load<true>(args.seq_len_k - kv_block * Kernel::B_c);
         }
-        cp_async_wait_all();
+        wait_for_copies<Kernel>();
         __syncthreads();  // Q is complete
         state.prepare_Q();
 #pragma unroll 1
@@ -164,9 +162,15 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         for (; kv_block >= 0; --kv_block) state.template process_kv_block<false>(kv_block);
     }
 
-    float *lse = args.lse;
+    float *lse = args.lse;  // (seq_len_q)
     if (lse != nullptr) lse += (int64_t(batch) * args.grid.n_heads + head) * args.seq_len_q;
-    const Epilogue<Kernel> epilogue{smem + Kernel::smem_Q, warp_row, q_row + warp_row, mask};
+    const GlobalMatrix gmem_O(args.O, args.O_strides, batch, head);  // (seq_len_q, d_head)
+    const Epilogue<Kernel> epilogue{
+        .smem_O = smem + Kernel::smem_Q,
+        .warp_row = warp_row,
+        .first_row = state.first_row,
+        .mask = mask,
+    };
     epilogue.store(state.O, state.softmax, gmem_O, lse);
 }
 

@@ -16,9 +16,7 @@ template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct ForwardLauncher {
     using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
 
-    static const void *kernel() {
-        return reinterpret_cast<const void *>(&flash_forward_kernel<CFG, TRAITS>);
-    }
+    static const void *kernel() { return reinterpret_cast<const void *>(&flash_forward_kernel<CFG, TRAITS>); }
 
     static ForwardKernelArgs make_args(const ForwardProblem &problem) {
         const int total_heads = problem.batch * problem.n_heads;
@@ -37,7 +35,8 @@ struct ForwardLauncher {
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_q, Kernel::B_r),
                      .n_heads = problem.n_heads,
                      .total_heads = total_heads,
-                     .heads_per_section = choose_heads_per_section(kv_bytes / heads_per_kv_head, total_heads)},
+                     .heads_per_section =
+                         choose_heads_per_section(kv_bytes / heads_per_kv_head, total_heads)},
             .heads_per_kv_head = heads_per_kv_head,
             .seq_len_q = problem.seq_len_q,
             .seq_len_k = problem.seq_len_k,
@@ -47,20 +46,22 @@ struct ForwardLauncher {
 
     // Lets the kernel use its shared memory on the current device; once for each device.
     static int load() {
-        return cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    Kernel::smem_bytes);
+        const cudaError_t error =
+            cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        return error;
     }
 
     // An empty output is no error and launches nothing.
     static int launch(const ForwardProblem &problem, void *stream) {
-        const int64_t blocks = int64_t(ceil_div(problem.seq_len_q, Kernel::B_r)) * problem.batch *
-                               problem.n_heads;
+        const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
+        const int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
-        if (blocks < 0 || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+        if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
         flash_forward_kernel<CFG, TRAITS>
             <<<static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
                static_cast<cudaStream_t>(stream)>>>(make_args(problem));
-        return cudaPeekAtLastError();
+        return cudaGetLastError();
     }
 
     static int attributes(KernelAttributes &out) {

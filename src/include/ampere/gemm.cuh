@@ -40,8 +40,6 @@ template <typename Kernel>
 struct AFragment {
     uint32_t rmem[Kernel::m_tiles][4];  // (warp_rows, 16)
 };
-template <typename Kernel>
-using Probabilities = AFragment<Kernel>[Kernel::key_tiles];  // P (warp_rows, B_c), in the input type
 template <int kColumns>
 struct BFragment {
     uint32_t rmem[kColumns / kMmaTile][4];  // (16, kColumns)
@@ -154,14 +152,17 @@ struct OutputProduct {
         lane_address = smem_V + Kernel::KVTile::offset(at.row, at.chunk);
     }
 
-    FLASH_DEVICE void operator()(Output<Kernel> &O, const Probabilities<Kernel> &P) const {
+    // `P`: called for key tiles 0, 1, …, returns the A fragment of 16 keys. It is made just before it is
+    // multiplied, so that S and P are never both in registers as a whole, and exp2 runs between products.
+    template <typename MakeP>
+    FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P) const {
         FragmentStream<Fragment, Kernel::key_tiles, Kernel::cfg.V_mma_load_K_tiles,
                        Kernel::cfg.mma_double_buffer_loads>
             V_stream;
 #pragma unroll
         for (int k = 0; k < Kernel::key_tiles; ++k) {
             V_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile); });
-            multiply(O, P[k], V_stream[k]);
+            multiply(O, P(k), V_stream[k]);
         }
     }
 

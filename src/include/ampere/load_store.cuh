@@ -98,6 +98,12 @@ struct TileLoader {
     FLASH_DEVICE const char *gmem_of(int panel) const { return gmem + panel * Tile::row_bytes; }
 };
 
+// Waits for the copies this thread has started. Copies through registers are complete as they return.
+template <typename Kernel>
+FLASH_DEVICE void wait_for_copies() {
+    if constexpr (Kernel::cfg.async_copy) cp_async_wait_all();
+}
+
 // The fragments of an operand on their way through registers: `kAtATime` tiles along the reduction
 // dimension at a time (0: all of them), in one buffer, or in two, of which one is loaded while the
 // other is multiplied. `Fragment` is what one tile along the reduction dimension needs.

@@ -72,24 +72,23 @@ struct OnlineSoftmax {
         }
     }
 
-    // P = exp(S - m), added to l in fp32 and then rounded to the input type. The accumulators of two
-    // neighbouring 8-column tiles of S are one A fragment of P (fragments.cuh).
-    FLASH_DEVICE void exponentiate(Probabilities<Kernel> &P, const Scores<Kernel> &S) {
+    // P = exp(S - m) of 16 keys, added to l in fp32 and then rounded to the input type. The accumulators
+    // of two neighbouring 8-column tiles of S are one A fragment of P (fragments.cuh).
+    FLASH_DEVICE AFragment<Kernel> probabilities(const Scores<Kernel> &S, int key_tile) {
+        AFragment<Kernel> P;  // (warp_rows, 16)
 #pragma unroll
-        for (int k = 0; k < Kernel::key_tiles; ++k) {
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
-            for (int m = 0; m < Kernel::m_tiles; ++m) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int r = i % 2;
-                    const float(&tile)[4] = S.rmem[m][2 * k + i / 2];
-                    const float left = exponential(tile[2 * r], m, r);
-                    const float right = exponential(tile[2 * r + 1], m, r);
-                    row_sum[m][r] += left + right;
-                    P[k].rmem[m][i] = pack<Kernel::dtype>(left, right);
-                }
+            for (int i = 0; i < 4; ++i) {
+                const int r = i % 2;
+                const float (&tile)[4] = S.rmem[m][2 * key_tile + i / 2];
+                const float left = exponential(tile[2 * r], m, r);
+                const float right = exponential(tile[2 * r + 1], m, r);
+                row_sum[m][r] += left + right;
+                P.rmem[m][i] = pack<Kernel::dtype>(left, right);
             }
         }
+        return P;
     }
 
     // The sum of a row over the whole quad.

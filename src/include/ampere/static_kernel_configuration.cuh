@@ -27,6 +27,9 @@ struct StaticForwardKernelConfig {
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_threads = CFG.n_warps * kWarpSize;
+    // What __launch_bounds__ asks for: 8 warps on an SM leave each thread all of its 255 registers. If
+    // nothing is asked for, ptxas spills some kernels down to the next occupancy step by itself.
+    static constexpr int min_blocks_per_sm = max_of(1, 8 / CFG.n_warps);
 
     static_assert(dtype == DType::FP16 || dtype == DType::BF16, "dtype must be FP16 or BF16");
     static_assert(d_head > 0 && d_head % 64 == 0, "d_head must be a multiple of 64");

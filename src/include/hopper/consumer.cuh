@@ -1,13 +1,5 @@
-// A consumer warpgroup: 64 query rows of every item of its block.
-//
-// Tiles of keys go from last to first. With overlap_products two products run at a time, and the softmax
-// under them:
-//
-//     tile n      | wait K | QK(n) issued | PV(n+1) issued | wait QK | softmax(n) | wait PV | rescale O, P =
-//     round | tensor cores           [---- QK(n) ----][---- PV(n+1) ----]
-//
-// With ping_pong the warpgroups take turns to issue: while one is in its softmax the tensor cores work for
-// the others.
+// What a consumer warpgroup holds, and its moves: fragments, softmax state, ring positions, turns.
+// consumer.cuh puts the moves in order.
 #pragma once
 
 #include "hopper/epilogue.cuh"
@@ -49,215 +41,9 @@ struct Consumer {
           lane(threadIdx.x & 31),
           warp((threadIdx.x & (kWarpgroupThreads - 1)) >> 5) {}
 
-    // ---------------------------------------------------------------- all items
-    FLASH_DEVICE void run() {
-        if (CFG.ping_pong && warpgroup == 0) pass_turn_to(0);  // the first turn is this warpgroup's
-        fetch_item();
-        if constexpr (CFG.next_item == NextItem::NONE) {
-            while (item.n_kv_blocks > 0) run_item_alone();
-        } else if (item.n_kv_blocks > 0) {
-            begin_item();
-            while (run_item_and_begin_next()) zero_output();
-        }
-        if (CFG.ping_pong && warpgroup == 0) await_turn();  // takes the last pass: barriers end as they began
-    }
-
-  private:
-    FLASH_DEVICE void run_item_alone() {
-        if constexpr (CFG.overlap_products) {
-            begin_item();
-            overlapped_tiles();
-        } else {
-            zero_output();
-            serial_tiles();
-        }
-        const uint32_t q_slot = q.slot;
-        q.advance();
-        if constexpr (CFG.overlap_products) last_pv();
-        if (!CFG.direct_store)
-            sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
-        finish(item, row_state(), q_slot);
-        fetch_item();
-    }
-
-    // The tiles of this item but the first, and the first of the next. False: there is no next item.
-    FLASH_DEVICE bool run_item_and_begin_next() {
-        overlapped_tiles();
-        const uint32_t q_slot = q.slot;
-        const WorkItem done = item;
-        q.advance();
-        if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
-            last_pv();
-            fetch_item();
-            if (item.n_kv_blocks < 0) {
-                pass_turn();
-                finish(done, row_state(), q_slot);
-                return false;
-            }
-            kv_block = item.n_kv_blocks - 1;
-            use_slots(kv.slot, kv.slot);
-            mbarrier_wait(smem.k_full(kv.slot), kv.phase);
-            products.issue_qk(rmem_S, slots);
-            pass_turn();
-            finish(done, row_state(), q_slot);  // normalise and store under the next item's first product
-            wgmma_wait<0>();
-            pin_registers(rmem_S);
-            release(smem.k_empty(kv.slot));
-            first_softmax();
-            round_weights();
-        } else {
-            fetch_item();
-            if (item.n_kv_blocks < 0) {
-                last_pv();
-                if (!CFG.ping_pong) sync_warpgroup();  // as in run_item_alone; turns imply it
-                finish(done, row_state(), q_slot);
-                return false;
-            }
-            kv_block = first_kv_block();
-            const auto v = kv;
-            kv.advance();
-            if (skips_leading_tile()) skip_tile();
-            use_slots(kv.slot, v.slot);
-            mbarrier_wait(smem.k_full(kv.slot), kv.phase);
-            if (CFG.ping_pong) {
-                await_turn();
-            } else {
-                sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
-            }
-            products.issue_qk(rmem_S, slots);
-            mbarrier_wait(smem.v_full(v.slot), v.phase);
-            products.issue_pv(rmem_O, rmem_P, slots);
-            pass_turn();
-            const RowState state = row_state();
-            wgmma_wait<1>();  // S; P V goes on
-            pin_registers(rmem_S);
-            release(smem.k_empty(kv.slot));
-            first_softmax();
-            await_pv();
-            release(smem.v_empty(v.slot));
-            round_weights();
-            finish(done, state, q_slot);
-        }
-        return true;
-    }
-
-    // ---------------------------------------------------------------- one item
-    // The first tile's scores and softmax, with nothing else in flight.
-    FLASH_DEVICE void begin_item() {
-        kv_block = first_kv_block();
-        if (skips_leading_tile()) skip_tile();
-        use_slots(kv.slot, kv.slot);
-        mbarrier_wait(smem.k_full(kv.slot), kv.phase);
-        products.issue_qk(rmem_S, slots);
-        wgmma_wait<0>();
-        pin_registers(rmem_S);
-        release(smem.k_empty(kv.slot));
-        first_softmax();
-        round_weights();
-        zero_output();
-    }
-
-    // All further tiles; P V lags by one.
-    FLASH_DEVICE void overlapped_tiles() {
-        --kv_block;
-        if constexpr (TRAITS.causal) {
-            const int last_masked = last_masked_block();
-#pragma unroll 1
-            for (; kv_block >= last_masked; --kv_block) overlapped_step<true>();
-        }
-#pragma unroll 1
-        for (; kv_block >= 0; --kv_block) overlapped_step<false>();
-        if (CFG.direct_store) release(smem.q_empty(q.slot));
-    }
-
-    template <bool kMasked>
-    FLASH_DEVICE void overlapped_step() {
-        const auto v = kv;
-        kv.advance();
-        use_slots(kv.slot, v.slot);
-        mbarrier_wait(smem.k_full(kv.slot), kv.phase);
-        await_turn();
-        products.issue_qk(rmem_S, slots);
-        mbarrier_wait(smem.v_full(v.slot), v.phase);
-        products.issue_pv(rmem_O, rmem_P, slots);
-        pass_turn();
-        wgmma_wait<1>();  // S; P V goes on
-        pin_registers(rmem_S);
-        if (kMasked || !kLagged) release(smem.k_empty(kv.slot));
-        if (kMasked) mask_tile();
-        tile_softmax<kMasked>();
-        await_pv();
-        release(smem.v_empty(v.slot));
-        settle_softmax<kMasked>();
-        if (!kMasked && kLagged) release(smem.k_empty(kv.slot));  // held for the recomputation
-        round_weights();
-    }
-
-    // The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
-    FLASH_DEVICE void last_pv() {
-        use_slots(kv.slot, kv.slot);
-        mbarrier_wait(smem.v_full(kv.slot), kv.phase);
-        if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
-            if (CFG.ping_pong) {
-                await_turn();
-            } else {
-                sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
-            }
-        }
-        products.issue_pv(rmem_O, rmem_P, slots);
-        wgmma_wait<0>();
-        pin_output();
-        release(smem.v_empty(kv.slot));
-        kv.advance();
-    }
-
-    // Without overlap: each tile's products one after the other; the other warpgroups cover the softmax.
-    FLASH_DEVICE void serial_tiles() {
-        kv_block = first_kv_block();
-        if (skips_leading_tile()) skip_tile();
-        serial_step<true, true>();
-        --kv_block;
-        if constexpr (TRAITS.causal) {
-            const int last_masked = last_masked_block();
-#pragma unroll 1
-            for (; kv_block >= last_masked; --kv_block) serial_step<false, true>();
-        }
-#pragma unroll 1
-        for (; kv_block >= 0; --kv_block) serial_step<false, false>();
-        if (CFG.direct_store) release(smem.q_empty(q.slot));
-    }
-
-    template <bool kFirst, bool kMasked>
-    FLASH_DEVICE void serial_step() {
-        use_slots(kv.slot, kv.slot);
-        mbarrier_wait(smem.k_full(kv.slot), kv.phase);
-        await_turn();
-        products.issue_qk(rmem_S, slots);
-        pass_turn();
-        wgmma_wait<0>();
-        pin_registers(rmem_S);
-        if constexpr (kFirst) {
-            release(smem.k_empty(kv.slot));
-            first_softmax();
-        } else {
-            if (kMasked || !kLagged) release(smem.k_empty(kv.slot));
-            if (kMasked) mask_tile();
-            tile_softmax<kMasked>();
-            settle_softmax<kMasked>();
-            if (!kMasked && kLagged) release(smem.k_empty(kv.slot));  // held for the recomputation
-        }
-        round_weights();
-        mbarrier_wait(smem.v_full(kv.slot), kv.phase);
-        products.issue_pv(rmem_O, rmem_P, slots);
-        wgmma_wait<0>();
-        pin_output();
-        release(smem.v_empty(kv.slot));
-        kv.advance();
-    }
-
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        if (TRAITS.causal || (kv_block + 1) * B_c > args.seq_len_k) mask_tile();
+        if (TRAITS.causal || (kv_block + 1) * B_c > args.work.seq_len_k) mask_tile();
         softmax.template exact_step<true, true>(rmem_S, args.scale_log2);
     }
 
@@ -293,8 +79,10 @@ struct Consumer {
         const int row0 = item.q_block * B_r + warpgroup * kWarpgroupRows + warp * 16 + (lane >> 2);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int last_visible = row0 + 8 * r + args.seq_len_k - args.seq_len_q;  // bottom-right
-            const int n_visible = TRAITS.causal ? min(args.seq_len_k, last_visible + 1) : args.seq_len_k;
+            const int last_visible =
+                row0 + 8 * r + args.work.seq_len_k - args.work.seq_len_q;  // bottom-right
+            const int n_visible =
+                TRAITS.causal ? min(args.work.seq_len_k, last_visible + 1) : args.work.seq_len_k;
             keep_columns_below<B_c>(rmem_S, r, lane, n_visible - kv_block * B_c);
         }
     }
@@ -325,14 +113,14 @@ struct Consumer {
     // of this one. So every row has met a key before the steady loop, and its reference is finite.
     FLASH_DEVICE int last_masked_block() const {
         const int first_row = item.q_block * B_r + warpgroup * kWarpgroupRows;
-        return max(0, (first_row + args.seq_len_k - args.seq_len_q) / B_c);
+        return max(0, (first_row + args.work.seq_len_k - args.work.seq_len_q) / B_c);
     }
 
     FLASH_DEVICE int first_kv_block() const {
         int n_blocks = item.n_kv_blocks;
         if (Static::kSkipsLeadingTile) {
-            const int visible =
-                item.q_block * B_r + (warpgroup + 1) * kWarpgroupRows + args.seq_len_k - args.seq_len_q;
+            const int visible = item.q_block * B_r + (warpgroup + 1) * kWarpgroupRows + args.work.seq_len_k -
+                                args.work.seq_len_q;
             n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
             n_blocks = max(n_blocks, item.n_kv_blocks - 1);  // at most one
         }

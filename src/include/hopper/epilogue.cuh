@@ -82,7 +82,7 @@ FLASH_DEVICE void store_output(const float (&rmem_O)[d_v / 2], const float (&fac
                 v[i] = pack<kDType>(rmem_O[element] * factor[r], rmem_O[element + 1] * factor[r]);
             }
             transpose_quad(v, quad_lane);
-            if (row < args.seq_len_q) store_global_streaming(gmem_O + group * 32, v);
+            if (row < args.work.seq_len_q) store_global_streaming(gmem_O + group * 32, v);
         }
     }
 }
@@ -105,9 +105,10 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[n], const RowState &state, c
         const bool empty = sum == 0.f;  // NaN is not empty: it must show
         factor[r] = empty ? 0.f : __fdividef(1.f, sum);
         const int row = row0 + 8 * r;
-        if (args.lse != nullptr && (lane & 3) == 0 && row < args.seq_len_q) {
-            args.lse[(static_cast<int64_t>(item.batch) * args.n_heads + item.head) * args.seq_len_q + row] =
-                empty ? -INFINITY : state.reference[r] * args.scale_log2 * kLn2 + __logf(sum);
+        if (args.lse != nullptr && (lane & 3) == 0 && row < args.work.seq_len_q) {
+            args.lse[(static_cast<int64_t>(item.batch) * args.work.n_heads + item.head) *
+                         args.work.seq_len_q +
+                     row] = empty ? -INFINITY : state.reference[r] * args.scale_log2 * kLn2 + __logf(sum);
         }
     }
     if constexpr (CFG.direct_store) {
@@ -128,19 +129,19 @@ template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void fill_rows_without_keys(const ForwardKernelArgs &args, int thread, int n_threads) {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     constexpr int kChunks = Static::d_head_v / kChunkColumns;
-    const int64_t n_rows = min(args.first_q_block * Static::B_r, args.seq_len_q);
-    const int64_t n_chunks = n_rows * args.n_head_pairs * kChunks;
+    const int64_t n_rows = min(args.work.first_q_block * Static::B_r, args.work.seq_len_q);
+    const int64_t n_chunks = n_rows * args.work.n_head_pairs * kChunks;
     const uint32_t zeros[4] = {0, 0, 0, 0};
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * n_threads + thread; i < n_chunks;
          i += static_cast<int64_t>(gridDim.x) * n_threads) {
         const int chunk = static_cast<int>(i % kChunks);
         const int64_t row = i / kChunks % n_rows, pair = i / kChunks / n_rows;
-        const int64_t batch = pair / args.n_heads, head = pair % args.n_heads;
+        const int64_t batch = pair / args.work.n_heads, head = pair % args.work.n_heads;
         store_global_streaming(static_cast<uint16_t *>(args.o) + batch * args.o_strides.batch +
                                    row * args.o_strides.seq + head * args.o_strides.head +
                                    chunk * kChunkColumns,
                                zeros);
-        if (chunk == 0 && args.lse != nullptr) args.lse[pair * args.seq_len_q + row] = -INFINITY;
+        if (chunk == 0 && args.lse != nullptr) args.lse[pair * args.work.seq_len_q + row] = -INFINITY;
     }
 }
 

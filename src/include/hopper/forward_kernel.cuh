@@ -1,13 +1,13 @@
 // FlashAttention forward for compute capability 9.0.
 //
 // A block owns B_r query rows of one (batch, head) at a time and stays on its SM for many such items.
-// Warpgroup 0 moves data (producer.cuh); the others compute, 64 rows each (consumer.cuh); tiles of K and V
-// pass between them through rings in shared memory (pipeline.cuh). S, P and O never leave registers until
-// O is finished.
+// Warpgroup 0 moves data (producer.cuh); the others compute, 64 rows each (consumer.cuh, work_loop.cuh);
+// tiles of K and V pass between them through rings in shared memory (pipeline.cuh). S, P and O never leave
+// registers until O is finished.
 #pragma once
 
-#include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
+#include "hopper/work_loop.cuh"
 
 namespace flash::hopper {
 
@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         }
     } else {
         acquire_registers<Static::kRegisters.consumer>();
-        Consumer<CFG, TRAITS>(args, smem, warpgroup - 1).run();
+        Consumer<CFG, TRAITS> consumer(args, smem, warpgroup - 1);
+        run_consumer(consumer);
     }
 }
 

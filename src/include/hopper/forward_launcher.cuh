@@ -15,8 +15,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <limits>
 
 #include "hopper/forward_kernel.cuh"
 #include "hopper/scheduler_counters.cuh"
@@ -24,64 +22,24 @@
 
 namespace flash::hopper {
 
-// ---------------------------------------------------------------- section width
-// Measured on an H100 80GB HBM3, bf16, 16384 tokens, hidden size 2048.
-//
-// Not causal: K and V of a section take 8 KiB a key at most. Wider sections start many heads at once, whose
-// first reads come in bursts that DRAM cannot serve (-21 % at 512 keys); narrower ones change nothing. From
-// 4096 keys on, what counts is that a section fits the L2 cache.
-inline constexpr int64_t kSectionBytesPerKey = 8 * 1024;
-inline constexpr int64_t kSectionBytes = 32 * 1024 * 1024;
-// Causal: wide sections, whatever the cache: short items of many heads fill the end of each section. Sixteen
-// heads from 4096 queries on (+4 % over 32), and never more than 32: two blocks a head or fewer leave K and V
-// to be read from DRAM (-4 ... -21 % with 64 heads, up to 2048 keys).
-inline constexpr int kCausalSectionHeads = 32;
-inline constexpr int kLongCausalSectionHeads = 16;
-inline constexpr int kLongCausalQueries = 4096;
-
-inline int section_heads(const ForwardProblem &problem, bool causal, int d_sum) {
-    if (causal)
-        return problem.seq_len_q >= kLongCausalQueries ? kLongCausalSectionHeads : kCausalSectionHeads;
-    const int64_t head_bytes = int64_t{problem.seq_len_k} * d_sum * 2;
-    const int64_t budget = std::min(kSectionBytes, problem.seq_len_k * kSectionBytesPerKey);
-    int heads = 1;
-    while (heads * 2 * head_bytes <= budget) heads *= 2;
-    return heads;
-}
-
 // ---------------------------------------------------------------- arguments
 // Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
 inline constexpr float kMinScaleLog2 = 0x1p-100f;
-inline constexpr int kMaxSeqLen = 1 << 30;  // row numbers and their sums stay in 32 bits
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-cudaError_t make_arguments(const ForwardProblem &problem, int max_blocks, ForwardKernelArgs &args) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &args) {
     constexpr double kLog2e = 1.4426950408889634;
+    constexpr int kKeyBytes = (CFG.d_head + CFG.d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
-    if (problem.seq_len_q > kMaxSeqLen || problem.seq_len_k > kMaxSeqLen) return cudaErrorInvalidValue;
-
-    const int total_q_blocks = (problem.seq_len_q + Static::B_r - 1) / Static::B_r;
-    args.first_q_block = TRAITS.causal ? std::max(problem.seq_len_q - problem.seq_len_k, 0) / Static::B_r : 0;
-    if (problem.seq_len_k == 0) args.first_q_block = total_q_blocks;
-    args.n_q_blocks = total_q_blocks - args.first_q_block;
-
-    const int64_t n_head_pairs = int64_t{problem.batch} * problem.n_heads;
-    const int64_t n_items = n_head_pairs * args.n_q_blocks;
-    if (std::max(n_items, n_head_pairs) > std::numeric_limits<int>::max() - 2 * max_blocks)
+    const int section_heads =
+        CFG.head_sections ? section_width(TRAITS.causal, problem.seq_len_q, problem.seq_len_k, kKeyBytes) : 1;
+    if (!plan_work(problem.batch, problem.n_heads, problem.seq_len_q, problem.seq_len_k, CFG.B_r,
+                   TRAITS.causal, section_heads, args.work)) {
         return cudaErrorInvalidValue;
-    args.n_head_pairs = static_cast<int>(n_head_pairs);
-    args.n_items = static_cast<int>(n_items);
-    const int heads =
-        CFG.head_sections ? section_heads(problem, TRAITS.causal, Static::d_head + Static::d_head_v) : 1;
-    args.section_heads = std::min(heads, args.n_head_pairs);
-
+    }
     args.o = problem.o;
     args.lse = problem.lse;
     args.o_strides = problem.o_strides;
-    args.seq_len_q = problem.seq_len_q;
-    args.seq_len_k = problem.seq_len_k;
-    args.n_heads = problem.n_heads;
     args.group_size = problem.n_heads / problem.n_heads_kv;
     args.scale_log2 = std::max(static_cast<float>(problem.softmax_scale * kLog2e), kMinScaleLog2);
     args.inv_scale_log2 = 1.f / args.scale_log2;
@@ -146,11 +104,11 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     cudaError_t error = sm_count(n_sms);
     if (error != cudaSuccess) return error;
     ForwardKernelArgs args{};
-    error = make_arguments<CFG, TRAITS>(problem, n_sms, args);
+    error = make_arguments<CFG, TRAITS>(problem, args);
     if (error != cudaSuccess) return error;
 
     EncodedMaps maps{};
-    if (args.n_items > 0) {
+    if (args.work.n_items > 0) {
         error = encode_maps<CFG, TRAITS>(problem, maps);
         if (error != cudaSuccess) return error;
         if (CFG.dynamic_schedule) {
@@ -162,7 +120,7 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
         }
     }
     // One persistent block an SM. Rows without keys are shared by all of them.
-    const int n_blocks = args.first_q_block > 0 ? n_sms : std::min(n_sms, args.n_items);
+    const int n_blocks = args.work.first_q_block > 0 ? n_sms : std::min(n_sms, args.work.n_items);
     void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
     error = cudaLaunchKernel(reinterpret_cast<const void *>(&hopper_forward_kernel<CFG, TRAITS>),
                              dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes, stream);

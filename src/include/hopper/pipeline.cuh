@@ -29,15 +29,6 @@ struct RingPosition {
     }
 };
 
-// Which rows of which head a block works on next, and over how many tiles of keys.
-struct WorkItem {
-    int q_block;
-    int head;  // query head
-    int batch;
-    int n_kv_blocks;  // at least 1; kNoMoreItems: there is no further item
-};
-inline constexpr int kNoMoreItems = -1;
-
 // Addresses of everything in shared memory.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct SharedMemory {

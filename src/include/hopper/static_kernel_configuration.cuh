@@ -29,7 +29,7 @@ struct RegisterBudget {
 constexpr RegisterBudget register_budget(int n_consumers) {
     switch (n_consumers) {
         case 1:
-            return {40, 208};
+            return {40, 240};
         case 2:
             return {40, 232};
         case 3:

@@ -4,11 +4,14 @@ import ctypes
 import dataclasses
 import re
 import subprocess
+from enum import IntEnum
+from typing import get_type_hints
 
 import flash_attention_kernels as binding
 import pytest
 
 from flash_helpers.build import KernelCache, build_kernels
+from flash_helpers.build.families import FAMILIES
 from flash_helpers.build.sources import include_root
 from flash_helpers.kernel_configs import PLAIN, DType, FlashForwardKernelConfig, ForwardKernel, ForwardTraits
 
@@ -34,31 +37,62 @@ def fields_in_header(struct):
     return re.findall(r"^\s*(\w+) (\w+)(?: = \w+)?;", body, re.MULTILINE)
 
 
-CPP_TYPES = {"DType": "DType", "int": "int", "bool": "bool"}
-
-
-@pytest.mark.parametrize("cls", [FlashForwardKernelConfig, ForwardTraits])
+@pytest.mark.parametrize("cls", [*(family.config for family in FAMILIES), ForwardTraits])
 def test_python_and_cpp_have_the_same_fields(cls):
-    python = [(field.type, field.name) for field in dataclasses.fields(cls)]
-    header = [(CPP_TYPES[kind], name) for kind, name in fields_in_header(cls.__name__)]
-    assert header == python
+    assert fields_in_header(cls.__name__) == [(field.type, field.name) for field in dataclasses.fields(cls)]
 
 
-def test_the_reader_reads_these_fields():
-    names = [field.name for field in dataclasses.fields(FlashForwardKernelConfig)]
-    assert binding.config_field_names("FlashForwardKernelConfig") == names
-    assert binding.traits_field_names() == [field.name for field in dataclasses.fields(ForwardTraits)]
+@pytest.mark.parametrize("struct", ["FlashForwardKernelConfig", "HopperForwardKernelConfig", "ForwardTraits"])
+def test_the_reader_reads_these_fields(struct):
+    names = binding.traits_field_names() if struct == "ForwardTraits" else binding.config_field_names(struct)
+    assert names == [name for _, name in fields_in_header(struct)]
+
+
+def test_unknown_struct():
     with pytest.raises(ValueError, match="no configuration struct is called 'Nonsense'"):
         binding.config_field_names("Nonsense")
 
 
-def test_dtype_numbers_are_the_same():
+def enums_of(cls):
+    return {kind for kind in get_type_hints(cls).values() if issubclass(kind, IntEnum)}
+
+
+@pytest.mark.parametrize(
+    "enum", sorted(set().union(*(enums_of(family.config) for family in FAMILIES)), key=str)
+)
+def test_python_and_cpp_have_the_same_enumerators(enum):
     text = (include_root() / "flash_attention.cuh").read_text()
-    for dtype in DType:
-        assert f"{dtype.name} = {int(dtype)}" in text
+    body = re.search(rf"enum class {enum.__name__} : int {{(.*?)}};", text, re.DOTALL)[1]
+    assert {name: int(number) for name, number in re.findall(r"(\w+) = (\d+)", body)} == {
+        e.name: int(e) for e in enum
+    }
 
 
 # ---------------------------------------------------------------- reading fields
+def test_enumerations_of_the_hopper_family():
+    reference = IntEnum("SoftmaxReference", {"EXACT": 0, "LAGGED": 2, "UNHEARD_OF": 7})
+    next_item = IntEnum("NextItem", {"NONE": 0})
+    ints = dict.fromkeys(("d_head", "d_head_v", "B_r", "B_c", "kv_stages", "q_stages"), 64)
+    names = (
+        "overlap_products",
+        "ping_pong",
+        "forced_overlap",
+        "direct_store",
+        "dynamic_schedule",
+        "head_sections",
+    )
+    values = ints | dict.fromkeys(names, True) | {"dtype": DType.FP16, "next_item": next_item.NONE}
+
+    def find(**changes):
+        config = type("HopperForwardKernelConfig", (), values | changes)()
+        return binding.find(config, PLAIN, 90)
+
+    assert find(softmax_reference=reference.LAGGED) is None
+    for wrong in (2, next_item.NONE, reference.UNHEARD_OF):
+        with pytest.raises(TypeError, match=r"\.softmax_reference: given .*, wanted SoftmaxReference"):
+            find(softmax_reference=wrong)
+
+
 def test_not_loaded_is_none():
     assert binding.find(dataclasses.replace(CONFIG, n_warps=1), PLAIN, 80) is None
     assert binding.find(lookalike(), PLAIN, 999) is None

@@ -1,11 +1,15 @@
 """Finding a compiler: missing, wrong, too old, oddly named."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from flash_helpers.build import CompilerNotFoundError, nvcc
-from flash_helpers.build.nvcc import find_cuda_tool, find_nvcc
+from flash_helpers.build.nvcc import find_nvcc
+from flash_helpers.build.sass import find_tool
 
 
 def make_program(path, output="Cuda compilation tools, release 13.0, V13.0.88", code=0):
@@ -125,18 +129,26 @@ def test_pip_package_that_is_incomplete(tmp_path):
 
 
 def test_requirements_file_pins_the_same_packages():
-    from pathlib import Path
-
     lines = (
         (Path(__file__).resolve().parents[3] / "requirements" / "cuda-compiler.txt").read_text().splitlines()
     )
     assert tuple(line for line in lines if not line.startswith("#")) == nvcc.PIP_PACKAGES
 
 
-def test_cuda_tools(monkeypatch, tmp_path):
-    with pytest.raises(
-        CompilerNotFoundError, match=r"no cuobjdump; tried: .*pip install nvidia-cuda-cuobjdump"
-    ):
-        find_cuda_tool("cuobjdump")
+def test_disassembler_of_a_pip_package(tmp_path):
+    assert find_tool("cuobjdump") is None
     program = make_program(tmp_path / "site-packages" / "nvidia" / "cu13" / "bin" / "cuobjdump")
-    assert find_cuda_tool("cuobjdump") == program
+    assert find_tool("cuobjdump") == program
+
+
+def test_check_compiler_exits_with_the_answer(tmp_path):
+    root = Path(__file__).resolve().parents[3]
+
+    def run(cuda_home):
+        environment = {**os.environ, "PYTHONPATH": str(root / "py"), "CUDA_HOME": str(cuda_home)}
+        command = [sys.executable, "-m", "flash_helpers.build.check_compiler"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    program = make_program(tmp_path / "toolkit" / "bin" / "nvcc")
+    found = run(tmp_path / "toolkit")
+    assert (found.returncode, found.stdout, found.stderr) == (0, f"{program}, version 13.0.88\n", "")

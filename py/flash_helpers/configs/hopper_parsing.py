@@ -1,0 +1,112 @@
+"""Reads a Hopper configuration back from a kernel's name, as we, a demangler or the compiler print it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import Field, fields
+from typing import Any
+
+from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.hopper import (
+    FLAG_WORDS,
+    NEXT_ITEM_WORDS,
+    SOFTMAX_WORDS,
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    NextItem,
+    SoftmaxReference,
+)
+
+_SHORT_FORM = re.compile(
+    r"\((?P<dtype>\w+), (?P<d>\d+)(?:/(?P<d_v>\d+))?, (?P<B_r>\d+), (?P<B_c>\d+), (?P<n>\d)wg\):\s*"
+    r"tma\+kv_(?P<kv>\d+)\+q_(?P<q>\d+)(?P<words>(?:\+\w+)*)"
+)
+_DEMANGLED = re.compile(r"HopperForwardKernelConfig\s*\{(?P<values>[^{}]*)\}")
+_MANGLED = re.compile(r"25HopperForwardKernelConfig(?P<values>(?:L\w+?E)*)E")
+_MANGLED_VALUE = re.compile(r"L(?:5DType|16SoftmaxReference|8NextItem|i|b)(?P<number>\d+)E")
+_TYPES: dict[str, Any] = {
+    "DType": DType,
+    "SoftmaxReference": SoftmaxReference,
+    "NextItem": NextItem,
+    "bool": bool,
+    "int": int,
+}
+
+
+def names_hopper_kernel(name: str) -> bool:
+    """Whether a kernel's name speaks of this family, be it well-formed or not."""
+    return "HopperForwardKernelConfig" in name or "wg):" in name
+
+
+def parse_hopper_kernel_name(name: str) -> HopperForwardKernelConfig:
+    """The configuration that a kernel's name states.
+
+    Args:
+        name: a ``short_form()`` with its tuple and head size, or a C++ name holding the configuration
+            struct: demangled (as cuobjdump and profilers print it, or as ``to_cpp_struct()`` writes it)
+            or mangled.
+
+    Raises:
+        ValueError: the name holds no configuration of this family.
+    """
+    if match := _DEMANGLED.search(name):
+        return _from_values([_number(text) for text in match["values"].split(",") if text.strip()], name)
+    if match := _MANGLED.search(name):
+        return _from_values([int(v["number"]) for v in _MANGLED_VALUE.finditer(match["values"])], name)
+    if match := _SHORT_FORM.search(name):
+        return _from_short_form(match, name)
+    raise _not_a_name(name)
+
+
+def _number(text: str) -> int:
+    """One value of a printed struct: ``.B_r = 64``, ``(int)64``, ``DType::FP16``, ``true`` …"""
+    text = re.sub(r"^\((?:\w|::)+\)", "", text.split("=")[-1].strip())
+    if text in ("true", "false"):
+        return int(text == "true")
+    enum, _, enumerator = text.rpartition("::")
+    return int(_TYPES[enum][enumerator]) if enum in _TYPES else int(text)
+
+
+def _typed(f: Field[Any], value: int) -> Any:
+    return _TYPES[str(f.type)](value)
+
+
+def _from_values(values: list[int], name: str) -> HopperForwardKernelConfig:
+    """Values by position. Compilers leave out trailing zeros when they print a struct."""
+    all_fields = fields(HopperForwardKernelConfig)
+    if not 1 <= len(values) <= len(all_fields):
+        raise _not_a_name(name)
+    values = values + [0] * (len(all_fields) - len(values))
+    return HopperForwardKernelConfig(*(_typed(f, v) for f, v in zip(all_fields, values, strict=True)))
+
+
+def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConfig:
+    words = [word for word in match["words"].split("+") if word]
+    softmax = [key for key, word in SOFTMAX_WORDS.items() if word in words]
+    next_item = [key for key, word in NEXT_ITEM_WORDS.items() if word in words] or [NextItem.NONE]
+    flags = {field: word in words for field, word in FLAG_WORDS.items()}
+    known = {*SOFTMAX_WORDS.values(), *NEXT_ITEM_WORDS.values(), *FLAG_WORDS.values()}
+    B_r = int(match["B_r"])
+    unique = len(words) == len(set(words)) and len(softmax) == len(next_item) == 1
+    if not unique or not known.issuperset(words) or B_r // WARPGROUP_ROWS != int(match["n"]):
+        raise _not_a_name(name)
+    return HopperForwardKernelConfig(
+        dtype=DType.from_string(match["dtype"]),
+        d_head=int(match["d"]),
+        d_head_v=int(match["d_v"] or match["d"]),
+        B_r=B_r,
+        B_c=int(match["B_c"]),
+        kv_stages=int(match["kv"]),
+        q_stages=int(match["q"]),
+        softmax_reference=softmax[0],
+        next_item=next_item[0],
+        **flags,
+    )
+
+
+def _not_a_name(name: str) -> ValueError:
+    return ValueError(
+        f"{name!r} names no Hopper kernel configuration; expected a short form such as "
+        "'(BF16, 128, 128, 128, 2wg): tma+kv_2+q_2+overlap+ping_pong+lagged+sections' or a C++ name holding "
+        "HopperForwardKernelConfig{...}"
+    )

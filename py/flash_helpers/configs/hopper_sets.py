@@ -1,0 +1,192 @@
+"""Named sets of Hopper-family kernels: the best of each shape with its reason, the ladder, what is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem, SoftmaxReference
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
+
+
+def _config(
+    d_head: int, B_r: int, B_c: int, kv_stages: int, q_stages: int, **changes: Any
+) -> HopperForwardKernelConfig:
+    """A BF16 configuration with what every good one of this family has; ``changes`` names the rest."""
+    base = HopperForwardKernelConfig(
+        dtype=DType.BF16,
+        d_head=d_head,
+        d_head_v=d_head,
+        B_r=B_r,
+        B_c=B_c,
+        kv_stages=kv_stages,
+        q_stages=q_stages,
+        overlap_products=True,
+        ping_pong=True,
+        softmax_reference=SoftmaxReference.LAGGED,
+        forced_overlap=False,
+        next_item=NextItem.NONE,
+        direct_store=False,
+        dynamic_schedule=False,
+        head_sections=True,
+    )
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best measured configuration of a range of problems.
+
+    Attributes:
+        d_head: head size.
+        max_seq_len: up to this many queries; None: any number.
+        causal: for causal problems only, for others only, or (None) for both.
+        config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
+        reason: why, with what it was measured on: one H100 80GB HBM3, bf16, 16384 tokens, hidden size 2048.
+    """
+
+    d_head: int
+    max_seq_len: int | None
+    causal: bool | None
+    config: HopperForwardKernelConfig
+    reason: str
+
+
+CHOICES = (
+    Choice(
+        64, 1024, None,
+        _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV),
+        "four warpgroups read each K and V tile, six stages run far ahead: +8 % over 192 x 128 at 512; the "
+        "next item's first product with the last P V: +37 % at 512, +20 % at 1024",
+    ),
+    Choice(
+        64, None, None,
+        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        "wide tiles amortise the latency of a step, which is what bounds head size 64: +10 % over 256 x 64 "
+        "at 16384",
+    ),
+    Choice(
+        128, 1024, True,
+        _config(
+            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV, direct_store=True
+        ),
+        "short items end often: stores from registers free Q one step earlier",
+    ),
+    Choice(
+        128, 1024, False,
+        _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
+        "the next item's first product with the last P V: +30 % at 512, +19 % at 1024",
+    ),
+    Choice(
+        128, None, None,
+        _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
+        "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; "
+        "128 x 128 beats wider tiles at every length, which only tie at 16384",
+    ),
+    Choice(
+        256, 2048, None,
+        _config(256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        "shared memory holds one Q slot: stores from registers free it early (+8 % at 512); turns gain "
+        "nothing here",
+    ),
+    Choice(
+        256, None, None,
+        _config(256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        "fewer steps than with 64 columns: +0 to +2 % from 4096 on",
+    ),
+)  # fmt: skip
+
+
+def choose_hopper_kernel(
+    dtype: DType, d_head: int, causal: bool, seq_len: int, exact: bool = False
+) -> tuple[ForwardKernel, str]:
+    """The kernel measured best for a problem, and why.
+
+    Args:
+        dtype: element type. Choices were measured in bf16; fp16 runs the same instructions.
+        d_head: head size, one of those in ``CHOICES``.
+        causal: whether the mask is causal.
+        seq_len: queries a head.
+        exact: take the row's true maximum as the reference instead of a lagged one.
+
+    Raises:
+        ValueError: no choice has this head size.
+    """
+    for choice in CHOICES:
+        fits_length = choice.max_seq_len is None or seq_len <= choice.max_seq_len
+        if choice.d_head == d_head and fits_length and choice.causal in (None, causal):
+            return _kernel(choice.config, dtype, causal, exact), choice.reason
+    known = ", ".join(map(str, sorted({choice.d_head for choice in CHOICES})))
+    raise ValueError(f"no Hopper kernel is chosen for head size {d_head}; there are choices for {known}")
+
+
+def _kernel(config: HopperForwardKernelConfig, dtype: DType, causal: bool, exact: bool) -> ForwardKernel:
+    """The kernel of a choice for one dtype and mask.
+
+    Causal items differ in length: a counter spreads them, static rounds leave blocks idle (-3 to -28 %).
+    Exact: the rescale is skipped where it pays (head size 256, +3 %), and no overlap is forced (-1 to -7 %).
+    """
+    config = replace(config, dtype=dtype, dynamic_schedule=causal)
+    if exact:
+        skips = config.d_head == 256
+        reference = SoftmaxReference.EXACT_SKIP_RESCALE if skips else SoftmaxReference.EXACT
+        config = replace(config, softmax_reference=reference, forced_overlap=False)
+    return ForwardKernel(config, ForwardTraits(causal=causal))
+
+
+def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) -> list[ForwardKernel]:
+    """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once."""
+    return sorted(
+        {
+            _kernel(choice.config, dtype, causal, exact)
+            for choice in CHOICES
+            for dtype in dtypes
+            for causal in ((False, True) if choice.causal is None else (choice.causal,))
+            for exact in (False, True)
+        }
+    )
+
+
+LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
+    # what the step adds, and the fields it changes
+    ("specialised: a producer, consumers, one product at a time", {}),
+    ("ping-pong: warpgroups take turns", dict(ping_pong=True)),
+    ("two products at a time", dict(overlap_products=True)),
+    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
+    ("softmax forced under P V", dict(forced_overlap=True)),
+    ("second Q slot", dict(q_stages=2)),
+    ("next item's first product with the last P V", dict(next_item=NextItem.WITH_LAST_PV)),
+    ("... after the last P V, over the store of O", dict(next_item=NextItem.AFTER_LAST_PV)),
+    ("heads in sections", dict(head_sections=True)),
+    ("items from a counter", dict(dynamic_schedule=True)),
+)
+
+
+def get_hopper_progression_configs(dtype: DType = DType.BF16) -> list[HopperForwardKernelConfig]:
+    """The ladder for head size 128 and tiles of 128 x 128: each idea added to those before it."""
+    config = _config(
+        128, 128, 128, 2, 1,
+        dtype=dtype,
+        overlap_products=False,
+        ping_pong=False,
+        softmax_reference=SoftmaxReference.EXACT,
+        head_sections=False,
+    )  # fmt: skip
+    configs = []
+    for _, changes in LADDER:
+        config = replace(config, **changes)
+        configs.append(config)
+    return configs
+
+
+def get_hopper_kernels_to_build() -> list[ForwardKernel]:
+    """What is built ahead of time: the best kernels, and the ladder with and without a causal mask."""
+    ladder = {
+        ForwardKernel(config, ForwardTraits(causal=causal))
+        for config in get_hopper_progression_configs()
+        for causal in (False, True)
+    }
+    return sorted({*get_hopper_best_kernels(), *ladder})

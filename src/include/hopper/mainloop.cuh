@@ -1,0 +1,136 @@
+// The tiles of one item, in the order in which a consumer warpgroup takes them: from the last to the first,
+// so that ragged and diagonal tiles, which need masks, come first and the steady loop has none.
+//
+// With overlap_products two products run at a time, and the softmax under them:
+//
+//     warpgroup     QK(n), PV(n+1) issued | wait QK(n) | softmax(n) | wait PV(n+1) | rescale O, round P | ...
+//     tensor cores  [-- QK(n) --][-- PV(n+1) --]
+//
+// With ping_pong the warpgroups take turns to issue: while one is in its softmax, the tensor cores work for
+// the others.
+#pragma once
+
+#include "hopper/consumer.cuh"
+
+namespace flash::hopper {
+
+// ---------------------------------------------------------------- two products at a time
+// The first tile's scores and softmax, with nothing else in flight.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
+    wg.kv_block = wg.first_kv_block();
+    if (wg.skips_leading_tile()) wg.skip_tile();
+    wg.use_slots(wg.kv.slot, wg.kv.slot);
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot), wg.kv.phase);
+    wg.products.issue_qk(wg.rmem_S, wg.slots);
+    wgmma_wait<0>();
+    pin_registers(wg.rmem_S);
+    wg.release(wg.smem.k_empty(wg.kv.slot));
+    wg.first_softmax();
+    wg.round_weights();
+    wg.zero_output();
+}
+
+template <bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
+    const auto v = wg.kv;
+    wg.kv.advance();
+    wg.use_slots(wg.kv.slot, v.slot);
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot), wg.kv.phase);
+    wg.await_turn();
+    wg.products.issue_qk(wg.rmem_S, wg.slots);
+    mbarrier_wait(wg.smem.v_full(v.slot), v.phase);
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
+    wg.pass_turn();
+    wgmma_wait<1>();  // S; P V goes on
+    pin_registers(wg.rmem_S);
+    if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));
+    if (kMasked) wg.mask_tile();
+    wg.template tile_softmax<kMasked>();
+    wg.await_pv();
+    wg.release(wg.smem.v_empty(v.slot));
+    wg.template settle_softmax<kMasked>();
+    if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));  // held for the recomputation
+    wg.round_weights();
+}
+
+// All further tiles; P V lags by one.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
+    --wg.kv_block;
+    if constexpr (TRAITS.causal) {
+        const int last_masked = wg.last_masked_block();
+#pragma unroll 1
+        for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
+    }
+#pragma unroll 1
+    for (; wg.kv_block >= 0; --wg.kv_block) overlapped_step<false>(wg);
+    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot));
+}
+
+// The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
+    wg.use_slots(wg.kv.slot, wg.kv.slot);
+    mbarrier_wait(wg.smem.v_full(wg.kv.slot), wg.kv.phase);
+    if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
+        if (CFG.ping_pong) {
+            wg.await_turn();
+        } else {
+            wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+        }
+    }
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
+    wgmma_wait<0>();
+    wg.pin_output();
+    wg.release(wg.smem.v_empty(wg.kv.slot));
+    wg.kv.advance();
+}
+
+// ---------------------------------------------------------------- one product at a time
+// The other warpgroups cover the softmax.
+template <bool kFirst, bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
+    wg.use_slots(wg.kv.slot, wg.kv.slot);
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot), wg.kv.phase);
+    wg.await_turn();
+    wg.products.issue_qk(wg.rmem_S, wg.slots);
+    wg.pass_turn();
+    wgmma_wait<0>();
+    pin_registers(wg.rmem_S);
+    if constexpr (kFirst) {
+        wg.release(wg.smem.k_empty(wg.kv.slot));
+        wg.first_softmax();
+    } else {
+        if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));
+        if (kMasked) wg.mask_tile();
+        wg.template tile_softmax<kMasked>();
+        wg.template settle_softmax<kMasked>();
+        if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));  // held for the recomputation
+    }
+    wg.round_weights();
+    mbarrier_wait(wg.smem.v_full(wg.kv.slot), wg.kv.phase);
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
+    wgmma_wait<0>();
+    wg.pin_output();
+    wg.release(wg.smem.v_empty(wg.kv.slot));
+    wg.kv.advance();
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
+    wg.kv_block = wg.first_kv_block();
+    if (wg.skips_leading_tile()) wg.skip_tile();
+    serial_step<true, true>(wg);
+    --wg.kv_block;
+    if constexpr (TRAITS.causal) {
+        const int last_masked = wg.last_masked_block();
+#pragma unroll 1
+        for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
+    }
+#pragma unroll 1
+    for (; wg.kv_block >= 0; --wg.kv_block) serial_step<false, false>(wg);
+    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot));
+}
+
+}  // namespace flash::hopper
