@@ -15,7 +15,7 @@ from flash_helpers.explain import explain
 from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
 from flash_helpers.explain.command import explain_command
 from flash_helpers.explain.explanation import Compiled
-from flash_helpers.explain.floors import floors, work
+from flash_helpers.explain.floors import floors, matrix_share, work
 from flash_helpers.explain.rejected import nearest_rejected
 from flash_helpers.explain.render import diff_lines
 from flash_helpers.explain.resources import Waves, occupancy, predict_registers
@@ -103,7 +103,7 @@ def test_causal_work_counts_visited_tiles(seq_len: int, seq_len_k: int, steps: i
     ],
 )
 def test_floors_by_hand(device: str, memory: float, matrix: float, exp2: float) -> None:
-    found = floors(work(TUNED, HEADLINE), device_facts(device))
+    found = floors(work(TUNED, HEADLINE), device_facts(device), matrix_share(TUNED, device_facts(device)))
     assert found.memory == pytest.approx(1e3 * memory)
     assert found.matrix == pytest.approx(1e3 * matrix)
     assert found.exp2 == pytest.approx(1e3 * exp2)
@@ -113,7 +113,7 @@ def test_floors_by_hand(device: str, memory: float, matrix: float, exp2: float) 
 def test_one_query_is_bound_by_memory() -> None:
     problem = Problem(DType.FP16, 16, 16, 1, 128, seq_len_k=4096)
     # One query fills a 64th of the tile that the matrix unit computes, and still memory binds.
-    assert floors(work(TUNED, problem), device_facts("A100")).binding == "memory"
+    assert floors(work(TUNED, problem), device_facts("A100"), 1.0).binding == "memory"
 
 
 def test_a_phase_of_eight_rows_of_a_plain_tile_hits_the_same_banks() -> None:

@@ -15,10 +15,8 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, default_device
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.configs.dtype import DType
-from flash_helpers.kernel_selection import select_configs
+from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.problem import grid
-
-CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 
 
 def bench_command(

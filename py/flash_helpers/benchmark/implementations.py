@@ -66,6 +66,11 @@ class KernelImplementation:
             return f"the configuration is for {config.dtype.name}"
         if config.d_head != problem.d_head:
             return f"the configuration is for d_head {config.d_head}"
+        if device.type == "cuda":
+            from flash_attention.backends.cuda import device_facts_of
+
+            if reason := config.infeasible_reason(device_facts_of(device)):
+                return reason
         if problem.causal:
             from flash_attention import forward
 

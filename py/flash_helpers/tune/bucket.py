@@ -59,7 +59,7 @@ class Bucket:
         )  # fmt: skip
 
     def distance(self, other: Bucket) -> float:
-        """Doublings of lengths and load between two buckets; infinite where they can't stand for each other."""
+        """Doublings of lengths and load between two buckets; infinite where neither stands for the other."""
         if (self.dtype, self.d_head, self.causal) != (other.dtype, other.d_head, other.causal):
             return math.inf
         pairs = (
@@ -77,7 +77,8 @@ class Bucket:
         mask = " causal" if self.causal else ""
         keys = "" if self.keys == self.queries else f" x {self.keys} keys"
         load = f"{self.heads_per_sm:g}" if self.heads_per_sm >= 1 else f"1/{1 / self.heads_per_sm:g}"
-        return f"{self.dtype.name.lower()} d{self.d_head}{mask}, {self.queries} queries{keys}, {load} heads per SM"
+        lengths = f"{self.queries} queries{keys}"
+        return f"{self.dtype.name.lower()} d{self.d_head}{mask}, {lengths}, {load} heads per SM"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the dtype by name."""

@@ -270,11 +270,11 @@ def _device_key(device: TunedDevice) -> tuple[str, str, str]:
 
 
 def _bucket_key(bucket: Bucket) -> tuple[Any, ...]:
-    return (
-        bucket.dtype.name, bucket.d_head, int(bucket.causal), bucket.heads_per_sm, bucket.queries, bucket.keys,
-    )  # fmt: skip
+    mask, lengths = int(bucket.causal), (bucket.queries, bucket.keys)
+    return (bucket.dtype.name, bucket.d_head, mask, bucket.heads_per_sm, *lengths)
 
 
 def _measurement(row: Sequence[Any]) -> Measurement:
-    *plain, problem, facts = row
-    return Measurement(plain[0], Problem.from_json(json.loads(problem)), *plain[1:], facts=json.loads(facts))
+    values = dict(zip(("kernel", *_VALUES), row, strict=True))
+    problem, facts = (json.loads(values.pop(name)) for name in ("problem", "facts"))
+    return Measurement(problem=Problem.from_json(problem), facts=facts, **values)

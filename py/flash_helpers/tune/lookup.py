@@ -165,11 +165,8 @@ def _shipped(bucket: Bucket, table: ShippedTable) -> TunedBucket:
 
 def _state_of(path: Path) -> object:
     """Changes whenever something is written."""
-    state = []
-    for file in (path, path.with_name(f"{path.name}-wal")):
-        try:
-            facts = file.stat()
-            state.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        except OSError:
-            state.append(None)
-    return tuple(state)
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns

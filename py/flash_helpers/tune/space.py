@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
-from flash_helpers.explain.floors import floors, work
+from flash_helpers.explain.floors import floors, matrix_share, work
 from flash_helpers.explain.resources import Waves, occupancy, predict_registers
+from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_hopper_kernels_to_build
 from flash_helpers.problem import Problem
 
 PRUNE_FACTOR = 2.0  # a candidate that the model expects to take this much longer than the best is left out
@@ -23,17 +24,26 @@ class Pruned:
     reason: str
 
 
-def predicted_ms(config: ForwardConfig, problem: Problem, facts: DeviceFacts) -> float | None:
-    """The longest floor over what the last wave leaves in use, milliseconds.
+def tuning_space() -> list[ForwardConfig]:
+    """All candidates of all families."""
+    hopper = sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
+    return [*get_autotuning_kernel_configs(), *hopper]
 
-    None where no block fits an SM, or where the device's rates are not known.
+
+def predicted_ms(config: ForwardConfig, problem: Problem, facts: DeviceFacts) -> float | None:
+    """The longest floor over the share of SMs that have work, milliseconds.
+
+    One resident block is taken to keep an SM busy: a bound from below, not a promise. None where no block
+    fits an SM, or where the device's rates are not known.
     """
     resident = occupancy(config.n_warps, predict_registers(config).total, config.smem_bytes(), facts)
     thread_blocks = problem.batch * problem.heads * -(-problem.seq_len // config.B_r)
-    waves = Waves.of(thread_blocks, resident.blocks, facts.sm_count)
-    if not waves.utilisation or not (facts.mma_flops and facts.dram_bandwidth and facts.clock_hz):
+    if not resident.blocks or not (facts.mma_flops and facts.dram_bandwidth and facts.clock_hz):
         return None
-    return floors(work(config, problem), facts).longest / waves.utilisation
+    return (
+        floors(work(config, problem), facts, matrix_share(config, facts)).longest
+        / Waves.of(thread_blocks, 1, facts.sm_count).utilisation
+    )
 
 
 def prune(

@@ -19,14 +19,13 @@ from flash_helpers.benchmark.timing import TimedCall, Timer, timer_for
 from flash_helpers.build.families import family_of
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernel_configs import get_autotuning_kernel_configs
 from flash_helpers.problem import Problem
 from flash_helpers.tune.bucket import Bucket
 from flash_helpers.tune.compile import OnKernel, compile_candidates
 from flash_helpers.tune.database import FINAL, Measurement, TuningDatabase
 from flash_helpers.tune.device import TunedDevice, present_sources, sources_digest
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
-from flash_helpers.tune.space import Pruned, prune
+from flash_helpers.tune.space import Pruned, prune, tuning_space
 
 COMPILE_SHARE = 0.6  # of the budget: what is not compiled by then is left for the next time
 
@@ -105,7 +104,7 @@ def tune(
     watcher: Watcher | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TunedProblem]:
-    """Finds the fastest configuration of each problem's bucket; what the database knows is not measured again.
+    """Finds the fastest configuration of each problem's bucket; what is known is not measured again.
 
     Args:
         problems: one is measured for each bucket, the first; the most important first.
@@ -126,7 +125,7 @@ def tune(
     Raises:
         flash_attention.errors.NoCudaDeviceError: ``facts`` not given and no GPU.
         NotEnoughMemoryError: a problem does not fit; nothing was measured.
-        DeviceLostError: a kernel broke the CUDA context. It is remembered, so that the next tune leaves it out.
+        DeviceLostError: a kernel broke the CUDA context; it is remembered, and left out the next time.
         KeyboardInterrupt: what was measured is in the database.
     """
     start = clock()
@@ -179,7 +178,7 @@ class _Session:
         self, problems: Iterable[Problem], configs: Sequence[ForwardConfig] | None, fresh: bool
     ) -> list[tuple[TunedProblem, list[ForwardKernel]]]:
         """Each bucket with the kernels to measure in it: none where all is known."""
-        configs = get_autotuning_kernel_configs() if configs is None else configs
+        configs = tuning_space() if configs is None else configs
         work: dict[Bucket, tuple[TunedProblem, list[ForwardKernel]]] = {}
         for problem in problems:
             bucket = Bucket.of_problem(problem, self.facts.sm_count)
@@ -211,12 +210,8 @@ class _Session:
         facts = self._facts()
         for kernel in kernels:
             if kernel in refused:
-                self._record(
-                    tuned,
-                    kernel,
-                    Row(kernel.short_form(), "kernel", tuned.problem, "failed", refused[kernel]),
-                    facts,
-                )
+                row = Row(kernel.short_form(), "kernel", tuned.problem, "failed", refused[kernel])
+                self._record(tuned, kernel, row, facts)
         missing = [kernel for kernel in kernels if kernel not in ready and kernel not in refused]
         present = [kernel for kernel in kernels if kernel in ready]
         if not kernels:
