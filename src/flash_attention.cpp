@@ -34,8 +34,14 @@ void check(const Kernel &kernel, const char *what, int error) {
 // the kernel, with shapes and strides as the tuples that torch hands out.
 constexpr const char *kLaunchArguments =
     "launch(q, k, v, o, lse, stream, q_shape, k_shape, q_stride, k_stride, v_stride, o_stride, "
-    "softmax_scale)";
+    "softmax_scale[, features])";
 constexpr Py_ssize_t kLaunchArity = 13;
+// What plain attention does not need, in one tuple: flash_attention.backends.cuda.Features.
+constexpr const char *kFeatures =
+    "(d_head_v, window_left, window_right, softcap, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, "
+    "lse_stride, n_splits, partial_o, partial_lse)";
+constexpr Py_ssize_t kFeatureCount = 12;
+constexpr int kUnbounded = (1 << 30) - 1;
 constexpr const char *kKernelCapsule = "flash_attention_kernels.Kernel";
 
 void *read_pointer(PyObject *value) { return PyLong_AsVoidPtr(value); }
@@ -59,9 +65,37 @@ TensorStrides read_strides(PyObject *stride) {
     return {.batch = read(0), .seq = read(1), .head = read(2)};
 }
 
+// The features tuple into the problem; false with a Python error where it is no such tuple.
+bool read_features(PyObject *features, ForwardProblem &problem) {
+    if (!PyTuple_Check(features) || PyTuple_GET_SIZE(features) != kFeatureCount) {
+        PyErr_Format(PyExc_TypeError, "launch: features must be the tuple %s", kFeatures);
+        return false;
+    }
+    int next = 0;
+    const auto item = [&] { return PyTuple_GET_ITEM(features, next++); };
+    problem.d_head_v = static_cast<int>(PyLong_AsLong(item()));
+    problem.window_left = static_cast<int>(PyLong_AsLong(item()));
+    problem.window_right = static_cast<int>(PyLong_AsLong(item()));
+    problem.softcap = static_cast<float>(PyFloat_AsDouble(item()));
+    problem.sinks = static_cast<const float *>(read_pointer(item()));
+    problem.cu_seqlens_q = static_cast<const int *>(read_pointer(item()));
+    problem.cu_seqlens_k = static_cast<const int *>(read_pointer(item()));
+    problem.seqused_k = static_cast<const int *>(read_pointer(item()));
+    problem.lse_stride = PyLong_AsLongLong(item());
+    problem.n_splits = static_cast<int>(PyLong_AsLong(item()));
+    problem.partial_o = static_cast<float *>(read_pointer(item()));
+    problem.partial_lse = static_cast<float *>(read_pointer(item()));
+    return !PyErr_Occurred();
+}
+
+// Whether tensors with heads of `given` elements fit a kernel compiled for `compiled`.
+bool fits(int given, int compiled, const Kernel &kernel) {
+    return given == compiled || (kernel.padded_head && given > 0 && given < compiled);
+}
+
 PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     const auto *const kernel = static_cast<const Kernel *>(PyCapsule_GetPointer(self, kKernelCapsule));
-    if (n_args != kLaunchArity) {
+    if (n_args != kLaunchArity && n_args != kLaunchArity + 1) {
         return PyErr_Format(PyExc_TypeError, "launch: given %zd arguments; wanted %s", n_args,
                             kLaunchArguments);
     }
@@ -72,7 +106,8 @@ PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
         }
     }
     PyObject *const q_shape = args[6], *const k_shape = args[7];
-    const ForwardProblem problem{
+    const int d_head = read_size(q_shape, 3);
+    ForwardProblem problem{
         .q = read_pointer(args[0]),
         .k = read_pointer(args[1]),
         .v = read_pointer(args[2]),
@@ -87,14 +122,20 @@ PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
         .n_heads_kv = read_size(k_shape, 2),
         .seq_len_q = read_size(q_shape, 1),
         .seq_len_k = read_size(k_shape, 1),
+        .d_head = d_head,
+        .d_head_v = kernel->d_head_v,
         .softmax_scale = static_cast<float>(PyFloat_AsDouble(args[12])),
+        .window_left = kUnbounded,
+        .window_right = kUnbounded,
     };
+    if (n_args > kLaunchArity && !read_features(args[13], problem)) return nullptr;
     void *const stream = read_pointer(args[5]);
-    const int d_head = read_size(q_shape, 3);
     if (PyErr_Occurred()) return nullptr;
-    if (d_head != kernel->d_head) {
-        return PyErr_Format(PyExc_ValueError, "launch: q has head size %d; the kernel is compiled for %d",
-                            d_head, kernel->d_head);
+    if (!fits(problem.d_head, kernel->d_head, *kernel) ||
+        !fits(problem.d_head_v, kernel->d_head_v, *kernel)) {
+        return PyErr_Format(PyExc_ValueError,
+                            "launch: head sizes %d and %d; the kernel is compiled for %d and %d",
+                            problem.d_head, problem.d_head_v, kernel->d_head, kernel->d_head_v);
     }
     if (const int error = kernel->launch(problem, stream); error != 0) {
         set_cuda_error(*kernel, "launch", error);
@@ -172,6 +213,7 @@ py::dict attributes(const Kernel &kernel) {
 PYBIND11_MODULE(flash_attention_kernels, m) {
     using namespace flash::binding;
     m.doc() = "Loads compiled attention kernels and launches them. Knows neither torch nor CUDA.";
+    m.attr("feature_names") = kFeatures;
     m.attr("abi_version") = flash::kAbiVersion;
     cuda_error_type = PyErr_NewExceptionWithDoc("flash_attention_kernels.CudaError",
                                                 "A CUDA call failed: args are (text, cudaError_t).",

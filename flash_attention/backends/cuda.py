@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
@@ -56,6 +56,39 @@ _UNKNOWN_REMEDY = (
 
 
 # ---------------------------------------------------------------- launch
+UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
+
+
+class Features(NamedTuple):
+    """The run-time part of what plain attention does not need; see ``flash::ForwardProblem``.
+
+    Attributes:
+        d_head_v: head size of v and o.
+        window_left, window_right: keys that a query sees beside its own place; ``UNBOUNDED``: all.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: address of (n_heads,) float32 logits, or 0.
+        cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
+        seqused_k: address of (batch,) int32 key counts, or 0.
+        lse_stride: with cu_seqlens_q: rows of q in all; lse is (n_heads, lse_stride).
+        n_splits: parts that the keys are cut into.
+        partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
+        partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
+    """
+
+    d_head_v: int
+    window_left: int = UNBOUNDED
+    window_right: int = UNBOUNDED
+    softcap: float = 0.0
+    sinks: int = 0
+    cu_seqlens_q: int = 0
+    cu_seqlens_k: int = 0
+    seqused_k: int = 0
+    lse_stride: int = 0
+    n_splits: int = 1
+    partial_o: int = 0
+    partial_lse: int = 0
+
+
 Launch = Callable[..., None]
 _launches: dict[int, dict[ForwardKernel, Launch]] = {}  # by device index
 _lock = threading.Lock()
@@ -69,6 +102,7 @@ def forward(
     o: torch.Tensor,
     lse: torch.Tensor | None,
     softmax_scale: float,
+    features: Features | None = None,
 ) -> None:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
@@ -81,6 +115,8 @@ def forward(
         o: like q; written.
         lse: (batch, n_heads, seq_len_q), float32, contiguous; written. ``None``: not wanted.
         softmax_scale: factor of the scores.
+        features: what the kernel's traits need beside that; None for plain and for causal kernels whose
+            head sizes are the tensors'.
 
     Raises:
         KernelNotBuiltError: not built, and it may not or cannot be compiled.
@@ -90,9 +126,9 @@ def forward(
         KernelLaunchError: CUDA refused it; the message has CUDA's reason and what to do.
     """
     index = q.get_device()
-    if index != torch.cuda.current_device():
+    if index != _current_device():
         with torch.cuda.device(index):
-            return forward(kernel, q, k, v, o, lse, softmax_scale)
+            return forward(kernel, q, k, v, o, lse, softmax_scale, features)
     try:
         launch = _launches[index][kernel]
     except KeyError:
@@ -112,9 +148,15 @@ def forward(
             v.stride(),
             o.stride(),
             softmax_scale,
+            *(() if features is None else (features,)),
         )
     except _binding().CudaError as error:
         raise _launch_error(kernel, index, error) from None
+
+
+def _current_device() -> int:
+    # The public way first makes sure that CUDA is started, which a CUDA tensor proves.
+    return torch._C._cuda_getDevice()
 
 
 def _raw_stream(index: int) -> int:

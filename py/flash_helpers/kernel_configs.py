@@ -10,7 +10,7 @@ from flash_helpers.configs.hopper_sets import (
     get_hopper_kernels_to_build,
     get_hopper_progression_configs,
 )
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.configs.sets import (
     get_autotuning_kernel_configs,
@@ -27,6 +27,7 @@ __all__ = [
     "DType",
     "DeviceFacts",
     "FlashForwardKernelConfig",
+    "ForwardConfig",
     "ForwardKernel",
     "ForwardTraits",
     "HopperForwardKernelConfig",

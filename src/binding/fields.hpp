@@ -80,7 +80,10 @@ template <>
 struct Description<ForwardTraits> {
     static constexpr const char *name = "ForwardTraits";
     static constexpr std::tuple fields{
-        FLASH_FIELD(ForwardTraits, causal),
+        FLASH_FIELD(ForwardTraits, causal),      FLASH_FIELD(ForwardTraits, window),
+        FLASH_FIELD(ForwardTraits, softcap),     FLASH_FIELD(ForwardTraits, sinks),
+        FLASH_FIELD(ForwardTraits, varlen),      FLASH_FIELD(ForwardTraits, split),
+        FLASH_FIELD(ForwardTraits, padded_head),
     };
 };
 

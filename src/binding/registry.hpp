@@ -20,6 +20,8 @@ struct Kernel {
     const char *family;
     int target;
     int d_head;
+    int d_head_v;
+    bool padded_head;
     int n_threads;
     int smem_bytes;
     int (*load)();
@@ -41,15 +43,34 @@ struct KernelKey {
 template <typename Config>
 inline std::map<KernelKey<Config>, Kernel> forward_kernels;
 
+// Head size of V and O; families whose configuration has none of its own use Q's.
+template <typename Config>
+int d_head_v(const Config &config) {
+    if constexpr (requires { config.d_head_v; }) {
+        return config.d_head_v;
+    } else {
+        return config.d_head;
+    }
+}
+
 template <typename Config>
 int file_records(const KernelLibrary &library) {
     int n_new = 0;
     for (int i = 0; i < library.n_kernels; ++i) {
         const auto &record = *static_cast<const ForwardKernelRecord<Config> *>(library.records[i]);
         const Kernel kernel{
-            Description<Config>::family, record.target, record.config.d_head, record.n_threads,
-            record.smem_bytes,           record.load,   record.launch,        record.attributes,
-            library.error_string};
+            .family = Description<Config>::family,
+            .target = record.target,
+            .d_head = record.config.d_head,
+            .d_head_v = d_head_v(record.config),
+            .padded_head = record.traits.padded_head,
+            .n_threads = record.n_threads,
+            .smem_bytes = record.smem_bytes,
+            .load = record.load,
+            .launch = record.launch,
+            .attributes = record.attributes,
+            .error_string = library.error_string,
+        };
         n_new +=
             forward_kernels<Config>.try_emplace({record.config, record.traits, record.target}, kernel).second;
     }

@@ -69,9 +69,16 @@ struct HopperForwardKernelConfig {
     auto operator<=>(const HopperForwardKernelConfig &) const = default;
 };
 
-// What a kernel is compiled to be able to do. Names and order: flash_helpers.configs.traits.
+// What a kernel is compiled to be able to do; each feature's run-time part is in ForwardProblem. Names and
+// order: flash_helpers.configs.traits.
 struct ForwardTraits {
-    bool causal = false;
+    bool causal = false;       // key j is visible to query i when j <= i + (seq_len_k - seq_len_q)
+    bool window = false;       // ... only near the diagonal; takes care of causal too, as window_right = 0
+    bool softcap = false;      // scores become softcap * tanh(score / softcap)
+    bool sinks = false;        // a logit a head takes part in the softmax and has no value
+    bool varlen = false;       // sequences of different lengths, packed one after the other
+    bool split = false;        // the keys of a query block are shared by several thread blocks
+    bool padded_head = false;  // tensors have fewer columns than the kernel's d_head
 
     auto operator<=>(const ForwardTraits &) const = default;
 };
@@ -86,17 +93,37 @@ struct TensorStrides {
 };
 
 // One call: what to compute, on raw device pointers. Every family's launcher takes this and makes
-// its own kernel arguments of it.
+// its own kernel arguments of it. What belongs to a trait is read only by kernels that have it.
 struct ForwardProblem {
     const void *q;  // (batch, seq_len_q, n_heads, d_head)
     const void *k;  // (batch, seq_len_k, n_heads_kv, d_head)
-    const void *v;  // (batch, seq_len_k, n_heads_kv, d_head)
-    void *o;        // (batch, seq_len_q, n_heads, d_head)
+    const void *v;  // (batch, seq_len_k, n_heads_kv, d_head_v)
+    void *o;        // (batch, seq_len_q, n_heads, d_head_v)
     float *lse;     // (batch, n_heads, seq_len_q), natural log; nullptr: not wanted
     TensorStrides q_strides, k_strides, v_strides, o_strides;
     int batch, n_heads, n_heads_kv;
     int seq_len_q, seq_len_k;
+    int d_head, d_head_v;  // of the tensors; less than the kernel's only with padded_head
     float softmax_scale;
+
+    // window: query i stands at key p = i + (seq_len_k - seq_len_q) and sees the keys p - window_left
+    // ... p + window_right. Unbounded sides are 2^30 - 1, so that sums with positions fit 32 bits.
+    int window_left, window_right;
+    // softcap
+    float softcap;
+    // sinks: (n_heads), natural-log logits
+    const float *sinks;
+    // varlen: sequence b owns rows cu_seqlens[b] ... cu_seqlens[b + 1] of q and o, of k and v. The batch
+    // strides are not used; seq_len_q and seq_len_k are the longest sequences; lse is (n_heads, total_q),
+    // where total_q is lse_stride. cu_seqlens_q may be nullptr: every sequence then has seq_len_q rows at
+    // its place in the batch, as without the trait; likewise cu_seqlens_k. seqused_k, (batch), if given,
+    // is how many keys of each sequence exist.
+    const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
+    int64_t lse_stride;
+    // split: workspaces of the parts, (n_splits, batch, n_heads, seq_len_q, d_head_v) and (n_splits, batch,
+    // n_heads, seq_len_q). The launcher combines them into o and lse after the main kernel.
+    int n_splits;
+    float *partial_o, *partial_lse;
 };
 
 // Resources of a compiled kernel as the driver reports them for the current device.
@@ -131,7 +158,7 @@ struct KernelLibrary {
     const char *(*error_string)(int error);
 };
 
-inline constexpr int kAbiVersion = 1;
+inline constexpr int kAbiVersion = 2;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 
 }  // namespace flash

@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "src" / "include"
-SOURCES = sorted(HERE.glob("test_*.cpp"))
+SOURCES = sorted(HERE.rglob("test_*.cpp"))
 
 
 def host_compiler() -> list[str]:
@@ -26,7 +26,7 @@ def host_compiler() -> list[str]:
     pytest.fail("no C++ compiler found: install g++ or clang++, or set CXX")
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(HERE).with_suffix("")))
 def test_host(source: Path, tmp_path: Path) -> None:
     program = tmp_path / source.stem
     command = [

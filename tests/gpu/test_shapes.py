@@ -101,7 +101,7 @@ def expected(shape: Shape, dtype: DType, d_head: int, causal: bool):
     q, k, v = inputs(shape, dtype, d_head)
     out, lse = reference(q, k, v, causal=causal, softmax_scale=shape.scale)
     same_precision = py_flash_attention(q, k, v, causal=causal, softmax_scale=shape.scale)
-    return out, lse, error_stats(same_precision, out)
+    return out, lse, error_stats(same_precision.nan_to_num(), out)  # PyTorch's rows without keys are NaN
 
 
 def run(kernel: ForwardKernel, shape: Shape) -> None:

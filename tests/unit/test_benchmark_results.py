@@ -254,7 +254,7 @@ def test_milestone_runs_every_section_and_survives_a_broken_kernel(
             raise RuntimeError("this kernel is broken")
         return o.copy_(reference(q, k, v))
 
-    monkeypatch.setitem(sys.modules, "flash_attention", SimpleNamespace(forward=forward))
+    monkeypatch.setitem(sys.modules, "flash_attention", SimpleNamespace(forward=forward, attention=None))
     state = Milestone(CPU, sizes=(1, 1, 128), rounds=2)
     with Console(record=True, width=200, file=io.StringIO()) as console:
         run_milestone(state, tmp_path, minutes=5, console=console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ class Prepared:
         context: settings that hold for many calls, entered around them.
     """
 
-    call: Callable[[], Tensor]
+    call: Callable[[], Any]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -71,21 +70,15 @@ class KernelImplementation:
 
             if reason := config.infeasible_reason(device_facts_of(device)):
                 return reason
-        if problem.causal:
-            from flash_attention import forward
-
-            if "causal" not in inspect.signature(forward).parameters:
-                return "forward() of this version computes no causal mask"
         return None
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call allocates nothing."""
-        import flash_attention
+        from flash_attention import attention, forward
 
-        forward: Callable[..., Tensor] = flash_attention.forward
         config, o = self.kernel.config, torch.empty_like(q)
         if problem.causal:
-            return Prepared(lambda: forward(config, q, k, v, o, causal=True))
+            return Prepared(lambda: attention(q, k, v, causal=True, config=config, out=o))
         return Prepared(lambda: forward(config, q, k, v, o))
 
     @classmethod

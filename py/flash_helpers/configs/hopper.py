@@ -196,6 +196,11 @@ class HopperForwardKernelConfig:
         """Warps of a block."""
         return self.n_threads // 32
 
+    @property
+    def optimized_softmax(self) -> bool:
+        """Scale and log2(e) are always folded into one fused multiply-add before exp2."""
+        return True
+
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""
         q = self.q_stages * self.B_r * _padded(self.d_head)

@@ -13,9 +13,22 @@ class ForwardTraits:
 
     Attributes:
         causal: key j is visible to query i when ``j <= i + (seq_len_k - seq_len_q)``.
+        window: only keys near that diagonal are visible; bounds to the left and the right are given at run
+            time. A causal window is one whose right bound is 0.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: a logit a head takes part in the softmax and has no value.
+        varlen: sequences of different lengths, packed one after the other.
+        split: the keys of a query block are shared by several thread blocks, and combined.
+        padded_head: tensors have fewer columns than the kernel's ``d_head``.
     """
 
     causal: bool = False
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    varlen: bool = False
+    split: bool = False
+    padded_head: bool = False
 
     def short_form(self) -> str:
         """The features that are on, joined by ``+``; the empty string for the plain kernel."""

@@ -96,8 +96,9 @@ class Report:
             rate = row.tflops(self.mode)
             if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):
                 config = parse_kernel_name_into_config(row.implementation)
-                if isinstance(config, FlashForwardKernelConfig):
-                    timed.setdefault(row.problem, []).append((config, rate))
+                if not isinstance(config, FlashForwardKernelConfig):
+                    continue  # the landscape's axes are this family's fields
+                timed.setdefault(row.problem, []).append((config, rate))
         if not timed:
             return None
         problem = max(timed, key=lambda p: (len(timed[p]), p))

@@ -58,10 +58,14 @@ struct ForwardLauncher {
         const int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
         if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
-        flash_forward_kernel<CFG, TRAITS>
-            <<<static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
-               static_cast<cudaStream_t>(stream)>>>(make_args(problem));
-        return cudaGetLastError();
+        ForwardKernelArgs args = make_args(problem);
+        void *parameters[] = {&args};
+        // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
+        const cudaError_t error =
+            cudaLaunchKernel(kernel(), dim3(static_cast<unsigned>(blocks)), dim3(Kernel::n_threads),
+                             parameters, Kernel::smem_bytes, static_cast<cudaStream_t>(stream));
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        return error;
     }
 
     static int attributes(KernelAttributes &out) {

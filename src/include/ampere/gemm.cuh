@@ -4,7 +4,9 @@
 //     O (warp_rows, d_head) += P (warp_rows, B_c)    V   (B_c, d_head)       reduction along the keys
 //
 // Both walk along the reduction dimension in tiles of 16. *_mma_load_K_tiles says how many tiles of
-// an operand are loaded at a time, mma_double_buffer_loads whether the next ones load meanwhile.
+// an operand are loaded at a time, mma_double_buffer_loads whether the next ones load meanwhile. This is
+// the order of the program and the number of registers it names; within it ptxas moves ldmatrix and mma
+// past each other as it sees fit.
 #pragma once
 
 #include "ampere/load_store.cuh"

@@ -39,13 +39,14 @@ struct OnlineSoftmax {
 
     // Before scores are masked. The optimized softmax scales within the exponent instead.
     FLASH_DEVICE void scale_scores(Scores<Kernel> &S) const {
-        if constexpr (optimized) return;
+        if constexpr (!optimized) {
 #pragma unroll
-        for (auto &row : S.rmem) {
+            for (auto &row : S.rmem) {
 #pragma unroll
-            for (auto &tile : row) {
+                for (auto &tile : row) {
 #pragma unroll
-                for (float &s : tile) s *= scale.score_factor;
+                    for (float &s : tile) s *= scale.score_factor;
+                }
             }
         }
     }

@@ -27,8 +27,8 @@ struct Consumer {
     float rmem_O[d_v / 2];     // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
     UniformSlots slots;
-    RingPosition<Static::kKvStages> kv{0, 0};  // K's tile; V's has the same slot, one tile later
-    RingPosition<Static::kQStages> q{0, 0};
+    RingPosition<Static::kKvStages> kv{0};  // K's tile; V's has the same slot, one tile later
+    RingPosition<Static::kQStages> q{0};
     WorkItem item;
     int kv_block;  // tile in hand
 
@@ -62,9 +62,10 @@ struct Consumer {
         if constexpr (kLagged && !kMasked) {
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
+                softmax.undo_lagged_step(rmem_S);
                 recompute_scores<CFG.dtype, B_r, B_c, Static::d_head>(
-                    rmem_S, smem.q(q.slot), smem.k(kv.slot), warpgroup * kWarpgroupRows + warp * 16, lane);
-                softmax.undo_lagged_step();
+                    rmem_S, smem.q(q.slot()), smem.k(kv.slot()), warpgroup * kWarpgroupRows + warp * 16,
+                    lane);
                 softmax.template exact_step<false, false>(rmem_S, args.scale_log2);
             } else {
                 softmax.adopt_growth(rmem_S, args.scale_log2, args.inv_scale_log2);
@@ -133,18 +134,18 @@ struct Consumer {
 
     // Passes a tile on unused, with all the turns and releases of one that is used.
     FLASH_DEVICE void skip_tile() {
-        mbarrier_wait(smem.k_full(kv.slot), kv.phase);
+        mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
         await_turn();
         pass_turn();
-        release(smem.k_empty(kv.slot));
-        mbarrier_wait(smem.v_full(kv.slot), kv.phase);
-        release(smem.v_empty(kv.slot));
+        release(smem.k_empty(kv.slot()));
+        mbarrier_wait(smem.v_full(kv.slot()), kv.phase());
+        release(smem.v_empty(kv.slot()));
         kv.advance();
     }
 
     FLASH_DEVICE void fetch_item() {
-        mbarrier_wait(smem.q_full(q.slot), q.phase);  // Q and its item are there
-        item = read_item(q.slot);
+        mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
+        item = read_item(q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kFullWarp, item.q_block, 0);
         item.n_kv_blocks = __shfl_sync(kFullWarp, item.n_kv_blocks, 0);
@@ -158,7 +159,7 @@ struct Consumer {
     // ---------------------------------------------------------------- barriers
     // The opaque zero is the sign of a sum of powers of two (the hardware's NaN is positive too).
     FLASH_DEVICE void use_slots(uint32_t k, uint32_t v) {
-        slots = make_uniform(k, v, q.slot, __float_as_uint(softmax.sum[0]) >> 31);
+        slots = make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31);
     }
 
     // This warp no longer needs what the barrier guards.

@@ -20,12 +20,12 @@ template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
     wg.kv_block = wg.first_kv_block();
     if (wg.skips_leading_tile()) wg.skip_tile();
-    wg.use_slots(wg.kv.slot, wg.kv.slot);
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot), wg.kv.phase);
+    wg.use_slots(wg.kv.slot(), wg.kv.slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
     wg.products.issue_qk(wg.rmem_S, wg.slots);
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
-    wg.release(wg.smem.k_empty(wg.kv.slot));
+    wg.release(wg.smem.k_empty(wg.kv.slot()));
     wg.first_softmax();
     wg.round_weights();
     wg.zero_output();
@@ -35,22 +35,22 @@ template <bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
     const auto v = wg.kv;
     wg.kv.advance();
-    wg.use_slots(wg.kv.slot, v.slot);
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot), wg.kv.phase);
+    wg.use_slots(wg.kv.slot(), v.slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
     wg.await_turn();
     wg.products.issue_qk(wg.rmem_S, wg.slots);
-    mbarrier_wait(wg.smem.v_full(v.slot), v.phase);
+    mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
     wg.pass_turn();
     wgmma_wait<1>();  // S; P V goes on
     pin_registers(wg.rmem_S);
-    if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));
+    if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
     if (kMasked) wg.mask_tile();
     wg.template tile_softmax<kMasked>();
     wg.await_pv();
-    wg.release(wg.smem.v_empty(v.slot));
+    wg.release(wg.smem.v_empty(v.slot()));
     wg.template settle_softmax<kMasked>();
-    if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));  // held for the recomputation
+    if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
     wg.round_weights();
 }
 
@@ -65,14 +65,14 @@ FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
     }
 #pragma unroll 1
     for (; wg.kv_block >= 0; --wg.kv_block) overlapped_step<false>(wg);
-    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot));
+    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 // The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
-    wg.use_slots(wg.kv.slot, wg.kv.slot);
-    mbarrier_wait(wg.smem.v_full(wg.kv.slot), wg.kv.phase);
+    wg.use_slots(wg.kv.slot(), wg.kv.slot());
+    mbarrier_wait(wg.smem.v_full(wg.kv.slot()), wg.kv.phase());
     if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
         if (CFG.ping_pong) {
             wg.await_turn();
@@ -83,7 +83,7 @@ FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
     wgmma_wait<0>();
     wg.pin_output();
-    wg.release(wg.smem.v_empty(wg.kv.slot));
+    wg.release(wg.smem.v_empty(wg.kv.slot()));
     wg.kv.advance();
 }
 
@@ -91,29 +91,29 @@ FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
 // The other warpgroups cover the softmax.
 template <bool kFirst, bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
-    wg.use_slots(wg.kv.slot, wg.kv.slot);
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot), wg.kv.phase);
+    wg.use_slots(wg.kv.slot(), wg.kv.slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
     wg.await_turn();
     wg.products.issue_qk(wg.rmem_S, wg.slots);
     wg.pass_turn();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     if constexpr (kFirst) {
-        wg.release(wg.smem.k_empty(wg.kv.slot));
+        wg.release(wg.smem.k_empty(wg.kv.slot()));
         wg.first_softmax();
     } else {
-        if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));
+        if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
         if (kMasked) wg.mask_tile();
         wg.template tile_softmax<kMasked>();
         wg.template settle_softmax<kMasked>();
-        if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot));  // held for the recomputation
+        if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
     }
     wg.round_weights();
-    mbarrier_wait(wg.smem.v_full(wg.kv.slot), wg.kv.phase);
+    mbarrier_wait(wg.smem.v_full(wg.kv.slot()), wg.kv.phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
     wgmma_wait<0>();
     wg.pin_output();
-    wg.release(wg.smem.v_empty(wg.kv.slot));
+    wg.release(wg.smem.v_empty(wg.kv.slot()));
     wg.kv.advance();
 }
 
@@ -130,7 +130,7 @@ FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
     }
 #pragma unroll 1
     for (; wg.kv_block >= 0; --wg.kv_block) serial_step<false, false>(wg);
-    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot));
+    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 }  // namespace flash::hopper

@@ -14,19 +14,18 @@
 
 namespace flash::hopper {
 
-// A position in a ring of kSlots. `phase` is the parity to wait for: consumers start at 0; the producer at 1,
-// so that its first wait on each fresh "empty" barrier returns at once.
+// A position in a ring of kSlots, as the number of slots passed: one register. `phase` is the parity to wait
+// for. Consumers start in phase 0; the producer starts in phase 1, so that its first wait on each fresh
+// "empty" barrier returns at once.
 template <int kSlots>
 struct RingPosition {
-    uint32_t slot;
-    uint32_t phase;
+    uint32_t passed;
 
-    FLASH_DEVICE void advance() {
-        if (++slot == kSlots) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
+    FLASH_DEVICE explicit RingPosition(uint32_t first_phase) : passed(first_phase * kSlots) {}
+
+    FLASH_DEVICE uint32_t slot() const { return passed % kSlots; }
+    FLASH_DEVICE uint32_t phase() const { return passed / kSlots & 1; }
+    FLASH_DEVICE void advance() { ++passed; }
 };
 
 // Addresses of everything in shared memory.

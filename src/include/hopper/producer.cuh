@@ -23,14 +23,14 @@ struct LoadThread {
     const uint64_t q_policy = evict_first_policy();
     const uint64_t kv_policy = evict_last_policy();
 
-    RingPosition<Static::kQStages> q_position{0, 1};
-    RingPosition<Static::kKvStages> kv_position{0, 1};
+    RingPosition<Static::kQStages> q_position{1};
+    RingPosition<Static::kKvStages> kv_position{1};
 
     // The V tile whose K has been requested.
     struct {
         int kv_block = -1;  // -1: none
         int head = 0, batch = 0;
-        RingPosition<Static::kKvStages> position{0, 0};
+        RingPosition<Static::kKvStages> position{0};
     } pending_v;
 
     FLASH_DEVICE void run() {
@@ -57,9 +57,9 @@ struct LoadThread {
 
   private:
     FLASH_DEVICE void load_q(const WorkItem &item) {
-        const uint32_t slot = q_position.slot;
+        const uint32_t slot = q_position.slot();
         mbarrier_wait(smem.q_empty(slot),
-                      q_position.phase);  // Q, the item, and O staged there, are done with
+                      q_position.phase());  // Q, the item, and O staged there, are done with
         store_shared(smem.item(slot), make_int4(item.q_block, item.head, item.batch, item.n_kv_blocks));
         mbarrier_arrive_expect(smem.q_full(slot), Static::kQBytes);
 #pragma unroll
@@ -71,8 +71,8 @@ struct LoadThread {
     }
 
     FLASH_DEVICE void load_k(int kv_block, int head, int batch) {
-        const uint32_t slot = kv_position.slot;
-        mbarrier_wait(smem.k_empty(slot), kv_position.phase);  // every consumer warp has used the old tile
+        const uint32_t slot = kv_position.slot();
+        mbarrier_wait(smem.k_empty(slot), kv_position.phase());  // every consumer warp has used the old tile
         mbarrier_arrive_expect(smem.k_full(slot), Static::kKBytes);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Static::d_head); ++panel) {
@@ -83,8 +83,8 @@ struct LoadThread {
 
     FLASH_DEVICE void load_pending_v() {
         if (pending_v.kv_block < 0) return;
-        const uint32_t slot = pending_v.position.slot;
-        mbarrier_wait(smem.v_empty(slot), pending_v.position.phase);  // as for K
+        const uint32_t slot = pending_v.position.slot();
+        mbarrier_wait(smem.v_empty(slot), pending_v.position.phase());  // as for K
         mbarrier_arrive_expect(smem.v_full(slot), Static::kVBytes);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Static::d_head_v); ++panel) {
@@ -96,9 +96,9 @@ struct LoadThread {
     }
 
     FLASH_DEVICE void announce_end() {
-        mbarrier_wait(smem.q_empty(q_position.slot), q_position.phase);
-        store_shared(smem.item(q_position.slot), make_int4(0, 0, 0, kNoMoreItems));
-        mbarrier_arrive(smem.q_full(q_position.slot));
+        mbarrier_wait(smem.q_empty(q_position.slot()), q_position.phase());
+        store_shared(smem.item(q_position.slot()), make_int4(0, 0, 0, kNoMoreItems));
+        mbarrier_arrive(smem.q_full(q_position.slot()));
     }
 };
 
@@ -107,17 +107,17 @@ struct LoadThread {
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void run_store_thread(const SharedMemory<CFG, TRAITS> smem, const TensorMaps &maps) {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    RingPosition<Static::kQStages> position{0, 0};
+    RingPosition<Static::kQStages> position{0};
     for (;;) {
-        mbarrier_wait(smem.q_full(position.slot), position.phase);  // the item is there
-        const int4 item = load_shared_int4(smem.item(position.slot));
+        mbarrier_wait(smem.q_full(position.slot()), position.phase());  // the item is there
+        const int4 item = load_shared_int4(smem.item(position.slot()));
         if (item.w == kNoMoreItems) break;
-        mbarrier_wait(smem.o_staged(position.slot), position.phase);  // all consumer warps have written O
+        mbarrier_wait(smem.o_staged(position.slot()), position.phase());  // all consumer warps have written O
 #pragma unroll
         for (int warpgroup = 0; warpgroup < Static::n_consumers; ++warpgroup) {
 #pragma unroll
             for (int panel = 0; panel < panel_count(Static::d_head_v); ++panel) {
-                tma_store(smem.q(position.slot) + panel * Static::B_r * kPanelRowBytes +
+                tma_store(smem.q(position.slot()) + panel * Static::B_r * kPanelRowBytes +
                               warpgroup * kWarpgroupRows * kPanelRowBytes,
                           &maps.o, panel * kPanelColumns, item.x * Static::B_r + warpgroup * kWarpgroupRows,
                           item.y, item.z);
@@ -125,7 +125,7 @@ FLASH_DEVICE void run_store_thread(const SharedMemory<CFG, TRAITS> smem, const T
         }
         tma_store_commit();
         tma_store_wait_read();  // O has been read: the next Q may overwrite it
-        mbarrier_arrive(smem.q_empty(position.slot));
+        mbarrier_arrive(smem.q_empty(position.slot()));
         position.advance();
     }
     tma_store_wait();  // shared memory must outlive the stores

@@ -18,8 +18,9 @@ struct UniformSlots {
 // One shuffle makes three slots uniform. Without the added zero, which the compiler cannot know, ptxas would
 // prove the shuffle needless, drop it, and keep the slots in vector registers all the same.
 FLASH_DEVICE UniformSlots make_uniform(uint32_t k, uint32_t v, uint32_t q, uint32_t opaque_zero) {
-    const uint32_t packed = __shfl_sync(kFullWarp, (k | (v << 8) | (q << 16)) + opaque_zero, 0);
-    return {packed & 255, (packed >> 8) & 255, packed >> 16};
+    // q lowest: it stays the same through an item's loop, and needs no shift there.
+    const uint32_t packed = __shfl_sync(kFullWarp, (q | (k << 8) | (v << 16)) + opaque_zero, 0);
+    return {(packed >> 8) & 255, packed >> 16, packed & 255};
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>

@@ -29,10 +29,9 @@ inline constexpr float kRescalableGrowth = 100.0f;  // log2; P <= 2^100 and its 
 template <int B_c>
 struct OnlineSoftmax {
     float reference[2];
-    float sum[2];                      // the thread's share
-    float rescale[2];                  // of O, by the last step
-    int growth[2] = {0, 0};            // lagged: bits of the largest log2 growth of the last step
-    float sum_before[2] = {0.f, 0.f};  // lagged: the sums before the last step
+    float sum[2];            // the thread's share
+    float rescale[2];        // of O, by the last step
+    int growth[2] = {0, 0};  // lagged: bits of the largest log2 growth of the last step
 
     // S -> P in place, with the exact maximum. kFirst: there is no tile before. kMayBeEmpty: masks may have
     // left a row without any key so far, and its -inf must not meet -inf.
@@ -65,8 +64,6 @@ struct OnlineSoftmax {
         const float offset0 = reference[0] * scale_log2, offset1 = reference[1] * scale_log2;
         float even0 = 0.f, odd0 = 0.f, even1 = 0.f, odd1 = 0.f;
         growth[0] = growth[1] = 0;
-        sum_before[0] = sum[0];
-        sum_before[1] = sum[1];
 #pragma unroll
         for (int i = 0; i < B_c / 2; i += 4) {
             const float x0 = fmaf(rmem_S[i], scale_log2, -offset0);
@@ -106,10 +103,16 @@ struct OnlineSoftmax {
         for (int i = 0; i < B_c / 2; ++i) rmem_P[i] *= rescale[(i >> 1) & 1];
     }
 
-    // Forgets the last lagged step.
-    FLASH_DEVICE void undo_lagged_step() {
-        sum[0] = sum_before[0];
-        sum[1] = sum_before[1];
+    // Takes the last lagged step back out of the sums. One that overflowed has outgrown all before it by so
+    // much that nothing of it is left.
+    FLASH_DEVICE void undo_lagged_step(const float (&rmem_P)[B_c / 2]) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float tile = 0.f;
+#pragma unroll
+            for (int i = 2 * r; i < B_c / 2; i += 4) tile += rmem_P[i] + rmem_P[i + 1];
+            sum[r] = sum[r] < INFINITY ? fmaxf(sum[r] - tile, 0.f) : 0.f;
+        }
     }
 
     // The maximum over the four lanes that hold a row.

@@ -41,6 +41,9 @@ constexpr RegisterBudget register_budget(int n_consumers) {
     }
 }
 
+// Other head sizes are padded by the caller to one of these.
+constexpr bool is_head_size(int d) { return d == 64 || d == 96 || d == 128 || d == 192 || d == 256; }
+
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct StaticForwardKernelConfig {
     static constexpr DType kDType = CFG.dtype;
@@ -69,10 +72,8 @@ struct StaticForwardKernelConfig {
     // Causal blocks of three warpgroups: the first tile may lie wholly above a warpgroup's diagonal.
     static constexpr bool kSkipsLeadingTile = TRAITS.causal && n_consumers == 3;
 
-    static_assert(d_head % kMmaDepth == 0 && d_head >= 16 && d_head <= 256,
-                  "d_head: a multiple of 16 up to 256");
-    static_assert(d_head_v % 32 == 0 && d_head_v >= 32 && d_head_v <= 256,
-                  "d_head_v: a multiple of 32 up to 256 (direct stores move 32 columns)");
+    static_assert(is_head_size(d_head) && is_head_size(d_head_v),
+                  "d_head, d_head_v: 64, 96, 128, 192 or 256");
     static_assert(B_r % kWarpgroupRows == 0 && n_consumers >= 1 && n_consumers <= 4,
                   "B_r: 64 rows a consumer warpgroup, one to four of them");
     static_assert(B_c % kMmaDepth == 0 && B_c >= 16 && B_c <= 256, "B_c: a multiple of 16 up to 256");

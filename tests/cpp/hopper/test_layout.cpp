@@ -5,23 +5,13 @@
 // Exits with a message at the first difference.
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <set>
 #include <vector>
 
 #include "hopper/layout.cuh"
+#include "hopper/require.h"
 
 using namespace flash::hopper;
-
-#define CHECK(condition, ...)                                     \
-    do {                                                          \
-        if (!(condition)) {                                       \
-            std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            std::printf(__VA_ARGS__);                             \
-            std::printf("\n");                                    \
-            std::exit(1);                                         \
-        }                                                         \
-    } while (0)
 
 static uint32_t swizzle(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 
@@ -53,12 +43,14 @@ static void test_chunks_are_where_tma_puts_them() {
             for (int row = 0; row < rows; ++row) {
                 for (int chunk = 0; chunk < panel_count(d) * 8; ++chunk) {
                     const uint32_t offset = chunk_offset(rows, row, chunk);
-                    CHECK(offset == tma_address(rows, row, chunk * 8), "d %d, row %d, chunk %d", d, row, chunk);
-                    CHECK(offset + 16 <= static_cast<uint32_t>(tile_bytes(rows, d)), "row %d, chunk %d", row, chunk);
+                    REQUIRE(offset == tma_address(rows, row, chunk * 8), "d %d, row %d, chunk %d", d, row,
+                            chunk);
+                    REQUIRE(offset + 16 <= static_cast<uint32_t>(tile_bytes(rows, d)), "row %d, chunk %d",
+                            row, chunk);
                     seen.insert(offset);
                 }
             }
-            CHECK(seen.size() * 16 == static_cast<size_t>(tile_bytes(rows, d)), "rows %d, d %d", rows, d);
+            REQUIRE(seen.size() * 16 == static_cast<size_t>(tile_bytes(rows, d)), "rows %d, d %d", rows, d);
         }
     }
 }
@@ -69,7 +61,7 @@ static void test_eight_rows_of_a_chunk_column_meet_no_bank_twice() {
         for (int chunk = 0; chunk < 16; ++chunk) {
             std::set<uint32_t> banks;
             for (int i = 0; i < 8; ++i) banks.insert(chunk_offset(128, row + i, chunk) % 128 / 16);
-            CHECK(banks.size() == 8, "rows from %d, chunk %d", row, chunk);
+            REQUIRE(banks.size() == 8, "rows from %d, chunk %d", row, chunk);
         }
     }
 }
@@ -79,13 +71,14 @@ static void test_q_and_k_descriptors_walk_the_tile() {
         for (const int rows : {64, 80, 128, 192, 256}) {
             for (int first_row = 0; first_row < rows; first_row += 64) {  // the warpgroups' rows of Q
                 const uint64_t tile = make_descriptor(descriptor_lower_word(first_row * kPanelRowBytes, 16));
-                CHECK(tile >> 62 == 1, "128-byte swizzle");
+                REQUIRE(tile >> 62 == 1, "128-byte swizzle");
                 for (int step = 0; step < d / kMmaDepth; ++step) {
                     for (int row = 0; row < 64 && first_row + row < rows; ++row) {
                         for (int k = 0; k < kMmaDepth; ++k) {
-                            CHECK(k_major_address(tile + column_step(step, rows), row, k) ==
-                                      tma_address(rows, first_row + row, step * kMmaDepth + k),
-                                  "d %d, rows %d, step %d, row %d, k %d", d, rows, step, first_row + row, k);
+                            REQUIRE(k_major_address(tile + column_step(step, rows), row, k) ==
+                                        tma_address(rows, first_row + row, step * kMmaDepth + k),
+                                    "d %d, rows %d, step %d, row %d, k %d", d, rows, step, first_row + row,
+                                    k);
                         }
                     }
                 }
@@ -101,9 +94,9 @@ static void test_v_descriptors_walk_the_tile() {
             for (int step = 0; step < rows / kMmaDepth; ++step) {
                 for (int k = 0; k < kMmaDepth; ++k) {
                     for (int column = 0; column < d; ++column) {
-                        CHECK(mn_major_address(tile + row_step(step), k, column) ==
-                                  tma_address(rows, step * kMmaDepth + k, column),
-                              "d %d, rows %d, step %d, k %d, column %d", d, rows, step, k, column);
+                        REQUIRE(mn_major_address(tile + row_step(step), k, column) ==
+                                    tma_address(rows, step * kMmaDepth + k, column),
+                                "d %d, rows %d, step %d, k %d, column %d", d, rows, step, k, column);
                     }
                 }
             }
@@ -114,10 +107,11 @@ static void test_v_descriptors_walk_the_tile() {
 // Slots lie as far into shared memory as a block can have it: the lower word holds the sum.
 static void test_descriptors_reach_all_of_shared_memory() {
     const uint32_t last = 227 * 1024 - 1024;
-    const uint64_t tile = make_descriptor(descriptor_lower_word(0, 128 * kPanelRowBytes) + descriptor_step(last));
-    CHECK(start_address(tile) == last, "%u", start_address(tile));
-    CHECK(leading_bytes(tile) == 128 * kPanelRowBytes, "%u", leading_bytes(tile));
-    CHECK(stride_bytes(tile) == kSwizzleBytes, "%u", stride_bytes(tile));
+    const uint64_t tile =
+        make_descriptor(descriptor_lower_word(0, 128 * kPanelRowBytes) + descriptor_step(last));
+    REQUIRE(start_address(tile) == last, "%u", start_address(tile));
+    REQUIRE(leading_bytes(tile) == 128 * kPanelRowBytes, "%u", leading_bytes(tile));
+    REQUIRE(stride_bytes(tile) == kSwizzleBytes, "%u", stride_bytes(tile));
 }
 
 static void test_accumulators_cover_the_tile_once() {
@@ -127,26 +121,27 @@ static void test_accumulators_cover_the_tile_once() {
             for (int lane = 0; lane < 32; ++lane) {
                 for (int i = 0; i < n / 2; ++i) {
                     const int row = accumulator_row(warp, lane, i), column = accumulator_column(lane, i);
-                    CHECK(row >= 0 && row < 64 && column >= 0 && column < n, "row %d, column %d", row, column);
+                    REQUIRE(row >= 0 && row < 64 && column >= 0 && column < n, "row %d, column %d", row,
+                            column);
                     seen.insert({row, column});
                 }
             }
         }
-        CHECK(seen.size() == static_cast<size_t>(64 * n), "n %d", n);
+        REQUIRE(seen.size() == static_cast<size_t>(64 * n), "n %d", n);
     }
 }
 
-// Register j of the A fragment of a k16 step holds row lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2) and
-// the next (PTX ISA, wgmma register fragments). Packing S in pairs must give exactly that.
+// Register j of the A fragment of a k16 step holds row lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2)
+// and the next (PTX ISA, wgmma register fragments). Packing S in pairs must give exactly that.
 static void test_packed_scores_are_the_a_operand() {
     for (int lane = 0; lane < 32; ++lane) {
         for (int step = 0; step < 8; ++step) {
             for (int j = 0; j < 4; ++j) {
                 for (int half = 0; half < 2; ++half) {
                     const int i = 2 * (4 * step + j) + half;
-                    CHECK(accumulator_row(0, lane, i) == lane / 4 + 8 * (j % 2), "lane %d, j %d", lane, j);
-                    CHECK(accumulator_column(lane, i) == 16 * step + 8 * (j / 2) + 2 * (lane % 4) + half,
-                          "lane %d, step %d, j %d", lane, step, j);
+                    REQUIRE(accumulator_row(0, lane, i) == lane / 4 + 8 * (j % 2), "lane %d, j %d", lane, j);
+                    REQUIRE(accumulator_column(lane, i) == 16 * step + 8 * (j / 2) + 2 * (lane % 4) + half,
+                            "lane %d, step %d, j %d", lane, step, j);
                 }
             }
         }
@@ -159,8 +154,8 @@ static void test_row_elements_are_in_column_order() {
             int last = -1;
             for (int e = 0; e < 64; ++e) {
                 const int i = row_element_index(r, e);
-                CHECK(accumulator_row(0, lane, i) == lane / 4 + 8 * r, "lane %d, element %d", lane, e);
-                CHECK(accumulator_column(lane, i) > last, "lane %d, element %d", lane, e);
+                REQUIRE(accumulator_row(0, lane, i) == lane / 4 + 8 * r, "lane %d, element %d", lane, e);
+                REQUIRE(accumulator_column(lane, i) > last, "lane %d, element %d", lane, e);
                 last = accumulator_column(lane, i);
             }
         }
@@ -172,8 +167,8 @@ static void test_kept_elements_are_the_columns_below_the_limit() {
         for (int n_columns = -70; n_columns <= 300; ++n_columns) {
             for (int e = 0; e < 128; ++e) {
                 const bool below = accumulator_column(lane, row_element_index(0, e)) < n_columns;
-                CHECK(below == (e < kept_elements(lane, n_columns)), "lane %d, columns %d, element %d", lane,
-                      n_columns, e);
+                REQUIRE(below == (e < kept_elements(lane, n_columns)), "lane %d, columns %d, element %d",
+                        lane, n_columns, e);
             }
         }
     }

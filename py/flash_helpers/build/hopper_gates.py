@@ -1,0 +1,114 @@
+"""What the machine code of every Hopper kernel must show, checked without a GPU.
+
+The compiler may give up quietly what the family lives on: wgmma that run one after another (C75xx), registers
+spilled to local memory, register reallocation dropped, descriptors moved to uniform registers one wgmma at a
+time. Each of these cost 10 to 50 % where it was met.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from flash_helpers.build.ptxas import PtxasReport
+from flash_helpers.build.sass import Instruction
+from flash_helpers.configs.hopper import MMA_K, HopperForwardKernelConfig, SoftmaxReference
+
+MAX_DESCRIPTOR_MOVES = 4  # R2UR in the steady loop: the slots of K, V and Q, and one address
+MAX_DRIFT = 0.05  # of a recorded count
+
+COUNTED = ("HGMMA", "MUFU", "FFMA", "FMUL", "FADD", "FMNMX", "VIMNMX3", "F2FP", "SHFL", "SYNCS", "BAR")
+"""Opcodes whose number in the steady loop follows from the configuration."""
+
+
+def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) -> list[Instruction]:
+    """The loop over tiles without a mask: one tile's products, no mask words; empty when there is none."""
+    n_products = config.d_head // MMA_K + config.B_c // MMA_K
+    found: list[Instruction] = []
+    for branch in body:
+        if branch.target is None or branch.target > branch.address:
+            continue
+        loop = [i for i in body if branch.target <= i.address <= branch.address]
+        products = sum(i.name == "HGMMA" for i in loop)
+        masked = any(i.name == "R2P" for i in loop)
+        if products == n_products and not masked and (not found or len(loop) < len(found)):
+            found = loop
+    return found
+
+
+def hot_path(loop: Sequence[Instruction]) -> list[Instruction]:
+    """A loop without the block that handles growth of the softmax reference, which hardly any tile enters.
+
+    It is the longest stretch that a forward branch leaps and that loads matrices from shared memory.
+    """
+    skipped: tuple[int, int] = (0, 0)
+    for branch in loop:
+        if branch.target is None or not branch.address < branch.target <= loop[-1].address:
+            continue
+        block = [i for i in loop if branch.address < i.address < branch.target]
+        names = {i.name for i in block}
+        longer = branch.target - branch.address > skipped[1] - skipped[0]
+        if "LDSM" in names and "HGMMA" not in names and longer:
+            skipped = (branch.address, branch.target)
+    return [i for i in loop if not skipped[0] < i.address < skipped[1]]
+
+
+def count_opcodes(instructions: Iterable[Instruction]) -> dict[str, int]:
+    """The opcodes of ``COUNTED``, the moves to uniform registers, and all together."""
+    counts = Counter(i.name for i in instructions)
+    counts["total"] = sum(counts.values()) - counts["NOP"]
+    return {name: counts[name] for name in (*COUNTED, "R2UR", "total")}
+
+
+def gate_violations(
+    config: HopperForwardKernelConfig,
+    report: PtxasReport,
+    body: Sequence[Instruction],
+    recorded: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Everything that a kernel's machine code lacks; empty when it passes.
+
+    Args:
+        config: the kernel's configuration.
+        report: what ptxas said of it.
+        body: its machine code.
+        recorded: ``count_opcodes(hot_path(steady_loop(…)))`` of an earlier build to compare with.
+    """
+    problems = [f"ptxas: {warning}" for warning in report.warnings]
+    if report.spill_bytes:
+        problems.append(f"{report.spill_bytes} bytes of registers are spilled")
+    reallocations = sum(i.name == "USETMAXREG" for i in body)
+    if reallocations != 2:
+        problems.append(f"setmaxnreg appears {reallocations} times; once to give and once to take")
+    loop = steady_loop(config, body)
+    if not loop:
+        return [*problems, "no loop holds the products of exactly one tile"]
+    problems += _loop_violations(config, loop)
+    if recorded is not None:
+        found = count_opcodes(hot_path(loop))
+        problems += [
+            f"steady loop: {found[name]} {name}, recorded {number}"
+            for name, number in recorded.items()
+            if name != "R2UR" and abs(found[name] - number) > MAX_DRIFT * number
+        ]
+    return problems
+
+
+def _loop_violations(config: HopperForwardKernelConfig, loop: Sequence[Instruction]) -> list[str]:
+    names = Counter(i.name for i in loop)
+    opcodes = Counter(i.opcode for i in loop)
+    problems = []
+    if local := names["LDL"] + names["STL"]:
+        problems.append(f"steady loop: {local} accesses to local memory")
+    if names["R2UR"] > MAX_DESCRIPTOR_MOVES:
+        problems.append(f"steady loop: {names['R2UR']} R2UR, at most {MAX_DESCRIPTOR_MOVES}")
+    waits = sum(n for opcode, n in opcodes.items() if opcode.startswith("WARPGROUP.DEPBAR"))
+    if waits != 2:
+        problems.append(f"steady loop: {waits} waits for products; one for S and one for O")
+    turns = Counter(i.opcode.split(".")[1] for i in loop if i.name == "BAR")
+    wanted = {"SYNC": 1, "ARV": 1} if config.ping_pong else {}
+    if turns != wanted:
+        problems.append(f"steady loop: named barriers {dict(turns)}; wanted {wanted}")
+    if config.softmax_reference == SoftmaxReference.LAGGED and not names["VIMNMX3"]:
+        problems.append("steady loop: growth is not found by three-input integer maxima")
+    return problems

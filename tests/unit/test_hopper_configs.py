@@ -1,0 +1,218 @@
+"""Hopper configurations: names there and back, choices, the ladder, feasibility, agreement with C++."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flash_helpers.build.sources import include_root
+from flash_helpers.configs.hopper import PRODUCT_WIDTHS
+from flash_helpers.configs.hopper_sets import CHOICES, LADDER
+from flash_helpers.kernel_configs import (
+    DType,
+    ForwardKernel,
+    HopperForwardKernelConfig,
+    NextItem,
+    SoftmaxReference,
+    choose_hopper_kernel,
+    device_facts,
+    get_hopper_best_kernels,
+    get_hopper_kernels_to_build,
+    get_hopper_progression_configs,
+    parse_kernel_name_into_config,
+)
+
+CFG = HopperForwardKernelConfig(
+    DType.BF16, 128, 128, 128, 128, 2, 2, True, True, SoftmaxReference.LAGGED, True,
+    NextItem.AFTER_LAST_PV, False, True, True,
+)  # fmt: skip
+SHORT = (
+    "(BF16, 128, 128, 128, 2wg): "
+    "tma+kv_2+q_2+overlap+ping_pong+lagged+forced_overlap+next_after_pv+dynamic+sections"
+)
+
+
+def test_config_is_frozen_ordered_and_hashable() -> None:
+    with pytest.raises(FrozenInstanceError):
+        CFG.B_r = 64  # type: ignore[misc]
+    assert replace(CFG, B_c=64) < CFG < replace(CFG, next_item=NextItem.AFTER_LAST_PV, d_head=192)
+    assert len({CFG, replace(CFG)}) == 1
+
+
+def test_short_form() -> None:
+    assert CFG.short_form() == SHORT
+    assert CFG.short_form(include_d_head=False).startswith("(BF16, 128, 128, 2wg): tma")
+    assert CFG.short_form(include_tup=False) == SHORT.split(": ")[1]
+    assert replace(CFG, d_head=192).short_form().startswith("(BF16, 192/128, 128, 128, 2wg): ")
+
+
+@pytest.mark.parametrize("kernel", get_hopper_kernels_to_build(), ids=ForwardKernel.short_form)
+def test_every_built_kernel_is_feasible_and_read_back_from_its_names(kernel: ForwardKernel) -> None:
+    config = kernel.config
+    assert config.infeasible_reason(device_facts("H100")) is None
+    for name in (config.short_form(), config.to_cpp_struct(), config.kernel_name()):
+        assert parse_kernel_name_into_config(name) == config
+
+
+def test_compiler_names_are_read_back() -> None:
+    demangled = (
+        "void flash::hopper::hopper_forward_kernel<HopperForwardKernelConfig{(DType)15, 128, 128, 128, "
+        "128, 2, 2, true, true, (SoftmaxReference)2, true, (NextItem)2, false, true, true}, "
+        "ForwardTraits{true}>(CUtensorMap)"
+    )
+    mangled = (
+        "_ZN5flash6hopper21hopper_forward_kernelIXtl25HopperForwardKernelConfigL5DType15ELi128ELi128ELi128ELi128E"
+        "Li2ELi2ELb1ELb1EL16SoftmaxReference2ELb1EL8NextItem2ELb0ELb1ELb1EEEXtl13ForwardTraitsLb1EEEEEv"
+    )
+    assert parse_kernel_name_into_config(demangled) == CFG
+    assert parse_kernel_name_into_config(mangled) == CFG
+    short = demangled.replace(", (NextItem)2, false, true, true}", "}")  # trailing zeros are left out
+    plain = replace(CFG, next_item=NextItem.NONE, dynamic_schedule=False, head_sections=False)
+    assert parse_kernel_name_into_config(short) == plain
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        SHORT + "+warp",  # no such word
+        SHORT + "+lagged",  # twice
+        SHORT.replace("lagged+", ""),  # no softmax
+        SHORT.replace("2wg", "3wg"),  # not B_r / 64
+        SHORT.replace("next_after_pv", "next_after_pv+next_with_pv"),
+        "HopperForwardKernelConfig{}",
+    ],
+)
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="names no Hopper kernel configuration"):
+        parse_kernel_name_into_config(name)
+
+
+def test_choices_cover_every_length_and_mask_once() -> None:
+    for d_head in {choice.d_head for choice in CHOICES}:
+        for causal in (False, True):
+            limits = [c.max_seq_len for c in CHOICES if c.d_head == d_head and c.causal in (None, causal)]
+            assert limits[-1] is None
+            assert limits[:-1] == sorted(set(limits[:-1]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_choose_hopper_kernel(causal: bool, exact: bool) -> None:
+    for d_head in (64, 128, 256):
+        for seq_len in (1, 1024, 1025, 2048, 2049, 16384):
+            kernel, reason = choose_hopper_kernel(DType.FP16, d_head, causal, seq_len, exact)
+            assert isinstance(kernel.config, HopperForwardKernelConfig)
+            assert (kernel.config.dtype, kernel.config.d_head) == (DType.FP16, d_head)
+            assert kernel.traits.causal == kernel.config.dynamic_schedule == causal
+            assert (kernel.config.softmax_reference == SoftmaxReference.LAGGED) == (not exact)
+            assert kernel in get_hopper_best_kernels()
+            assert reason
+
+
+def test_choose_hopper_kernel_names_the_head_sizes_it_has() -> None:
+    with pytest.raises(ValueError, match="head size 80; there are choices for 64, 128, 256"):
+        choose_hopper_kernel(DType.FP16, 80, causal=False, seq_len=512)
+
+
+def test_each_step_of_the_ladder_changes_what_it_says() -> None:
+    ladder = get_hopper_progression_configs()
+    for (_, changes), before, after in zip(LADDER[1:], ladder, ladder[1:], strict=False):
+        changed = {f.name for f in fields(CFG) if getattr(before, f.name) != getattr(after, f.name)}
+        assert changed == set(changes)
+    assert ladder[-1] == CFG
+    assert len(ladder) == len(LADDER) == len(set(ladder))
+
+
+def test_resources_by_hand() -> None:
+    # two Q slots of 128 rows, two K and two V slots of 128 rows, 128 columns of 2 bytes; 1 KiB
+    assert CFG.smem_bytes() == (2 * 128 + 2 * 2 * 128) * 256 + 1024 == 197632
+    assert replace(CFG, d_head=96, d_head_v=96).smem_bytes() == CFG.smem_bytes()  # padded to 128 columns
+    assert (CFG.n_consumers, CFG.n_threads, CFG.n_warps) == (2, 384, 12)
+    assert CFG.num_ctas_per_sm(228 * 1024) == 1
+    assert CFG.resident_registers() == 64 + 64 + 32  # S, O, P of 16-bit pairs
+    assert CFG.attn_flop(2, 3, 64) == 4 * 2 * 3 * 64 * 64 * 128
+    assert replace(CFG, d_head=192).attn_flop(1, 1, 64) == 2 * 64 * 64 * (192 + 128)
+    # one row, 128 keys: 5 a score, one step of 128 + 4, 128 divisions
+    assert CFG.total_flop(1, 1, 128) == CFG.attn_flop(1, 1, 128) + 128 * (5 * 128 + 132 + 128)
+
+
+INFEASIBLE: list[tuple[dict[str, Any], str]] = [
+    (dict(d_head=80), "d_head is 80.*64, 96, 128"),
+    (dict(d_head_v=80), "d_head_v is 80"),
+    (dict(B_r=96), "B_r is 96.*64, 128, 192, 256"),
+    (dict(B_r=320), "B_r is 320"),
+    (dict(B_c=72), "B_c is 72.*64, 80"),
+    (dict(kv_stages=1), "kv_stages is 1.*2 to 8"),
+    (dict(q_stages=0), "q_stages is 0.*1 to 4"),
+    (dict(d_head=64), "choose direct_store"),
+    (dict(B_r=64, next_item=NextItem.NONE), "ping_pong: B_r is 64"),
+    (dict(overlap_products=False, next_item=NextItem.NONE), "forced_overlap needs overlap_products"),
+    (dict(overlap_products=False, forced_overlap=False), "next_item needs overlap_products"),
+    (dict(q_stages=1, next_item=NextItem.WITH_LAST_PV), "choose q_stages of 2"),
+    (dict(q_stages=1, direct_store=True), "AFTER_LAST_PV holds its turn"),
+    (dict(B_r=192, B_c=80), "AFTER_LAST_PV holds its turn"),
+    (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 128"),
+    (dict(kv_stages=8), "590848 bytes of shared memory.*232448"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), INFEASIBLE, ids=[m for _, m in INFEASIBLE])
+def test_infeasible_reason(change: dict[str, Any], message: str) -> None:
+    reason = replace(CFG, **change).infeasible_reason(device_facts("H100"))
+    assert reason is not None
+    assert re.search(message, reason), reason
+
+
+def test_other_generations_are_refused() -> None:
+    assert "wgmma exists on 9.0 only" in (CFG.infeasible_reason(device_facts("A100")) or "")
+    blackwell = replace(device_facts("H100"), name="B200", capability=(10, 0))
+    assert "compute capability 10.0" in (CFG.infeasible_reason(blackwell) or "")
+
+
+# ---------------------------------------------------------------- agreement with C++
+def host_compile(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    assert compiler, "no C++ compiler found: install g++ or clang++, or set CXX"
+    (folder / "source.cpp").write_text(source)
+    command = [*compiler.split(), "-std=c++20", "-fsyntax-only", f"-I{include_root()}", "source.cpp"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_cpp_derives_the_same_resources(tmp_path: Path) -> None:
+    lines = ['#include "hopper/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
+    for kernel in get_hopper_kernels_to_build():
+        config = kernel.config
+        assert isinstance(config, HopperForwardKernelConfig)
+        static = f"StaticForwardKernelConfig<{config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}>"
+        lines.append(f"static_assert({static}::smem_bytes == {config.smem_bytes()});")
+        lines.append(f"static_assert({static}::n_threads == {config.n_threads});")
+    compiled = host_compile("\n".join(lines), tmp_path)
+    assert compiled.returncode == 0, compiled.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change for change, message in INFEASIBLE if "registers" not in message and "B_c" not in change],
+    ids=str,
+)
+def test_cpp_refuses_what_python_refuses(change: dict[str, Any], tmp_path: Path) -> None:
+    config = replace(CFG, **change)
+    source = (
+        '#include "hopper/static_kernel_configuration.cuh"\n'
+        f"constexpr int bytes = flash::hopper::StaticForwardKernelConfig<{config.to_cpp_struct()}, "
+        "ForwardTraits{}>::smem_bytes;"
+    )
+    compiled = host_compile(source, tmp_path)
+    assert "static assertion failed" in compiled.stderr, compiled.stderr
+
+
+def test_product_widths_are_those_of_the_header() -> None:
+    text = (include_root() / "hopper" / "wgmma.cuh").read_text()
+    assert tuple(map(int, re.findall(r"^FLASH_WGMMA_SHAPE\((\d+),", text, re.MULTILINE))) == PRODUCT_WIDTHS

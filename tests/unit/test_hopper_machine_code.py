@@ -1,0 +1,141 @@
+"""The gates on machine code: on made-up code, and, where there is a compiler, on real kernels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flash_helpers.build import KernelCache, build_library
+from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, hot_path, steady_loop
+from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
+from flash_helpers.build.sass import Instruction, disassemble, find_tool, parse_functions
+from flash_helpers.configs.hopper import HopperForwardKernelConfig, SoftmaxReference
+from flash_helpers.kernel_configs import (
+    DType,
+    ForwardKernel,
+    choose_hopper_kernel,
+    parse_kernel_name_into_config,
+)
+
+RECORDED = Path(__file__).with_name("hopper_instruction_counts.json")
+KERNELS = [
+    choose_hopper_kernel(DType.BF16, 64, causal=True, seq_len=4096)[0],
+    choose_hopper_kernel(DType.BF16, 64, causal=False, seq_len=512)[0],
+    choose_hopper_kernel(DType.FP16, 128, causal=True, seq_len=4096)[0],
+    choose_hopper_kernel(DType.BF16, 128, causal=False, seq_len=512, exact=True)[0],
+    choose_hopper_kernel(DType.BF16, 256, causal=False, seq_len=4096)[0],
+]
+CLEAN = PtxasReport(registers=168, spill_bytes=0, static_smem_bytes=0, warnings=())
+
+
+def code(*lines: str) -> list[Instruction]:
+    """Instructions 16 bytes apart; ``BRA n`` goes to the n-th."""
+    body = []
+    for i, line in enumerate(lines):
+        opcode, _, target = line.partition(" ")
+        body.append(Instruction(16 * i, opcode, 16 * int(target) if target else None))
+    return body
+
+
+@pytest.fixture
+def config() -> HopperForwardKernelConfig:
+    """Four products of Q K^T and three of P V."""
+    config = choose_hopper_kernel(DType.BF16, 64, causal=False, seq_len=4096)[0].config
+    assert isinstance(config, HopperForwardKernelConfig)
+    return replace(config, B_c=48)
+
+
+GOOD = [
+    "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC",
+    "BAR.SYNC", *["HGMMA.64x48x16"] * 4, *["HGMMA.64x64x16"] * 3, "BAR.ARV",  # 2 ... 10
+    "WARPGROUP.DEPBAR.LE", "VIMNMX3", "MUFU.EX2", "WARPGROUP.DEPBAR.LE",  # 11 ... 14
+    "BRA 19", "LDSM.16", "HMMA.16816", "BRA 16", "F2FP.BF16", "BRA 2", "EXIT",
+]  # fmt: skip
+
+
+def test_good_code_passes(config: HopperForwardKernelConfig) -> None:
+    assert gate_violations(config, CLEAN, code(*GOOD)) == []
+
+
+def test_steady_loop_is_found_and_its_cold_block_left_out(config: HopperForwardKernelConfig) -> None:
+    loop = steady_loop(config, code(*GOOD))
+    assert (loop[0].address, loop[-1].address) == (16 * 2, 16 * 20)
+    hot = hot_path(loop)
+    assert [i.name for i in hot[-3:]] == ["BRA", "F2FP", "BRA"]
+    assert count_opcodes(hot)["total"] == len(loop) - 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("USETMAXREG.DEALLOC", "NOP", "setmaxnreg appears 1 times"),
+        ("MUFU.EX2", "LDL", "1 accesses to local memory"),
+        ("VIMNMX3", "FMNMX", "three-input integer maxima"),
+        ("BAR.ARV", "NOP", "named barriers"),
+        ("LDSM.16", "WARPGROUP.DEPBAR.LE", "3 waits for products"),
+        ("HGMMA.64x64x16", "HMMA.16816", "no loop holds the products"),
+        ("F2FP.BF16", "R2P", "no loop holds the products"),
+    ],
+)
+def test_each_lack_is_named(config: HopperForwardKernelConfig, old: str, new: str, message: str) -> None:
+    body = code(*(new if line == old else line for line in GOOD))
+    assert message in "\n".join(gate_violations(config, CLEAN, body))
+
+
+def test_descriptor_moves_spills_warnings_and_drift_are_named(config: HopperForwardKernelConfig) -> None:
+    many_moves = code(*GOOD[:11], *["R2UR"] * 5, *GOOD[11:15], *["NOP"] * 5, "BRA 2", "EXIT")
+    assert "5 R2UR, at most 4" in "\n".join(gate_violations(config, CLEAN, many_moves))
+    spilled = replace(CLEAN, spill_bytes=8, warnings=("(C7510) serialized",))
+    assert gate_violations(config, spilled, code(*GOOD)) == [
+        "ptxas: (C7510) serialized",
+        "8 bytes of registers are spilled",
+    ]
+    recorded = count_opcodes(hot_path(steady_loop(config, code(*GOOD))))
+    assert gate_violations(config, CLEAN, code(*GOOD), recorded) == []
+    drifted = gate_violations(config, CLEAN, code(*GOOD), {**recorded, "MUFU": 2})
+    assert drifted == ["steady loop: 1 MUFU, recorded 2"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[ForwardKernel, str]]:
+    """The library of ``KERNELS`` and each kernel's compiler output."""
+    cache = KernelCache(tmp_path_factory.mktemp("cache"))
+    result = build_library(KERNELS, 90, cache=cache)
+    return result.path, {compiled.kernel: compiled.log for compiled in result.kernels}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=ForwardKernel.short_form)
+def test_ptxas_neither_spills_nor_serializes(
+    built: tuple[Path, dict[ForwardKernel, str]], kernel: ForwardKernel
+) -> None:
+    report = parse_ptxas(built[1][kernel])
+    assert (report.spill_bytes, report.warnings) == (0, ())
+
+
+@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="no cuobjdump: pip install nvidia-cuda-cuobjdump")
+@pytest.mark.parametrize("kernel", KERNELS, ids=ForwardKernel.short_form)
+def test_machine_code_passes_the_gates(
+    built: tuple[Path, dict[ForwardKernel, str]], kernel: ForwardKernel
+) -> None:
+    library, logs = built
+    assert isinstance(kernel.config, HopperForwardKernelConfig)
+    recorded = json.loads(RECORDED.read_text())[kernel.short_form()]
+    body = machine_code(library, kernel)
+    assert gate_violations(kernel.config, parse_ptxas(logs[kernel]), body, recorded) == []
+    lagged = kernel.config.softmax_reference == SoftmaxReference.LAGGED
+    assert (len(hot_path(steady_loop(kernel.config, body))) < len(steady_loop(kernel.config, body))) == lagged
+
+
+def machine_code(library: Path, kernel: ForwardKernel) -> list[Instruction]:
+    """One kernel's machine code, found by the configuration and traits in its mangled name."""
+    (body,) = (
+        body
+        for name, body in parse_functions(disassemble(library)).items()
+        if "hopper_forward_kernel" in name
+        and parse_kernel_name_into_config(name) == kernel.config
+        and ("13ForwardTraitsLb1E" in name) == kernel.traits.causal
+    )
+    return body
