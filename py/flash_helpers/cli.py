@@ -92,7 +92,9 @@ def bench(
 
 @app.command()
 def explain(
-    kernel: Annotated[str, typer.Argument(help="a kernel's short form")],
+    kernel: Annotated[
+        str | None, typer.Argument(help="a kernel's short form; none: what the problem below gets, and why")
+    ] = None,
     diff: Annotated[str | None, typer.Option(help="compare with this short form")] = None,
     device: Annotated[
         str, typer.Option(help="A100, RTX3090, RTX4090, H100, several by commas, or all")
@@ -101,13 +103,20 @@ def explain(
     heads: int = 16,
     seq_len: int = 4096,
     causal: bool = False,
+    dtype: Annotated[str, typer.Option(help="of a problem; a kernel has its own")] = "bf16",
+    d_head: Annotated[int, typer.Option(help="of a problem; a kernel has its own")] = 128,
     compile_it: Annotated[bool, typer.Option("--compile/--no-compile", help="ask the compiler too")] = False,
-    json: Annotated[Path | None, typer.Option(help="write the explanation")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
 ) -> None:
-    """Resources, floors, bank conflicts, instructions and rejected neighbours of a kernel; needs no GPU."""
+    """A kernel: resources, floors, instructions. A problem: what it gets, and why. Needs no GPU."""
     with shown_errors():
-        from flash_helpers.explain.command import explain_command
+        from flash_helpers.explain.command import explain_command, explain_problem_command
 
+        if kernel is None:
+            if diff is not None:
+                raise ValueError("--diff compares with a kernel: name it first, explain KERNEL --diff OTHER")
+            explain_problem_command(device, dtype, d_head, batch, heads, seq_len, causal, json)
+            return
         explain_command(kernel, diff, device, batch, heads, seq_len, causal, compile_it, json)
 
 
