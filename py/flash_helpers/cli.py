@@ -65,7 +65,7 @@ def bench(
     ] = "512,1024,2048,4096",
     d_heads: Annotated[str, typer.Argument(help="head sizes, joined by commas")] = "64,128",
     kernels: Annotated[
-        str, typer.Option(help="all, ladder, tune, 'B_r,B_c', none, or short forms joined by ;")
+        str, typer.Option(help=f"tuned: the best of each tuned bucket; none; {SETS_HELP}")
     ] = "ladder",
     peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
     dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16",

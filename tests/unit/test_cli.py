@@ -102,6 +102,7 @@ def test_mistakes_end_with_a_message_and_status_2(arguments: tuple[str, ...], me
     [
         (("tune", "512"), "no CUDA device can be used here"),
         (("tune", "--export"), "no CUDA device can be used here"),
+        (("bench", "64", "64", "--kernels", "tuned"), "there is none here"),
         (("build", "ladder"), "--target 80, 86, 89 or 90"),
     ],
 )

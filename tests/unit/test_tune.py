@@ -19,7 +19,15 @@ from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.kernel_configs import device_facts, get_autotuning_kernel_configs
 from flash_helpers.problem import Problem
-from flash_helpers.tune import Bucket, TunedDevice, TuningDatabase, TuningResults, lookup, tables
+from flash_helpers.tune import (
+    Bucket,
+    TunedDevice,
+    TuningDatabase,
+    TuningResults,
+    lookup,
+    tables,
+    tuned_configs,
+)
 from flash_helpers.tune.database import ELIMINATED, FINAL, SCREENED
 from flash_helpers.tune.device import present_sources
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
@@ -330,6 +338,9 @@ def test_results_for_selection(bench: Bench) -> None:
     near = results.best(sizes(SMALL, seq_len_q=200, seq_len_k=200), H100)  # type: ignore[arg-type]
     assert near is not None
     assert near[0] == CONFIGS[0]
+    assert tuned_configs(DEVICE, bench.database) == [CONFIGS[0]]
+    with pytest.raises(ValueError, match="run flash-attention tune"):
+        tuned_configs(replace(DEVICE, driver="1.0"), bench.database)
     for changes in ({"seq_len_q": 2048, "seq_len_k": 2048}, {"d_head_v": 128}, {"causal": True}):
         assert results.best(sizes(SMALL, **changes), H100) is None  # type: ignore[arg-type]
     for other in (device_facts("A100"), replace(H100, name="NVIDIA H100 PCIe")):

@@ -62,7 +62,8 @@ def ladder_steps(names: Iterable[str], rows: Sequence[Row], mode: str = "hot") -
 
 def ladder_table(steps: Sequence[Step], title: str) -> Table:
     """The steps as a table."""
-    table = Table("step", "kernel", title=title, title_justify="left")
+    table = Table("step", title=title, title_justify="left")
+    table.add_column("kernel", overflow="fold")
     for heading in ("TFLOP/s", "/ step before", "/ best peer"):
         table.add_column(heading, justify="right")
     for number, step in enumerate(steps, start=1):

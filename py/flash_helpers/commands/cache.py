@@ -150,7 +150,8 @@ def _print_parts(parts: list[CachePart], console: Console) -> None:
 
 
 def _print_objects(objects: list[CachedObject], console: Console) -> None:
-    table = Table("kernel")
+    table = Table()
+    table.add_column("kernel", overflow="fold")
     for title in ("size", "compiled in", "usable on"):
         table.add_column(title, justify="right")
     for entry in objects:

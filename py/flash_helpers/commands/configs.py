@@ -103,7 +103,9 @@ def configs_command(
     """Prints what ``list_configs`` gives."""
     entries = list_configs(kernels, causal, dtype, d_head, words, built, device)
     console = console or console_for(json_path)
-    table = Table("kernel", "family")
+    table = Table()
+    table.add_column("kernel", overflow="fold")
+    table.add_column("family")
     for title in ("shared memory", "registers", "blocks\nper SM", "built for"):
         table.add_column(title, justify="right")
     for e in entries:

@@ -7,7 +7,7 @@ a GPU; measuring does.
 from flash_helpers.tune.bucket import Bucket
 from flash_helpers.tune.database import Measurement, TuningDatabase
 from flash_helpers.tune.device import TunedDevice
-from flash_helpers.tune.lookup import TunedBucket, TunedKernel, TuningResults, lookup
+from flash_helpers.tune.lookup import TunedBucket, TunedKernel, TuningResults, lookup, tuned_configs
 
 __all__ = [
     "Bucket",
@@ -18,4 +18,5 @@ __all__ = [
     "TuningDatabase",
     "TuningResults",
     "lookup",
+    "tuned_configs",
 ]

@@ -83,7 +83,8 @@ def tune_command(
             stopped = "interrupted: what is measured is kept, and the same command goes on from there"
         except DeviceLostError as lost:
             stopped = f"{lost}. This kernel is left out from now on: run the same command again"
-    console.print(tuned_table(ended))
+    if ended:
+        console.print(tuned_table(ended))
     if stopped:
         console.print(stopped, style="yellow", markup=False)
     elif any(tuned.state in ("skipped", "partly") for tuned in ended):
@@ -108,7 +109,8 @@ def export_command(path: Path | None = None, device: str = "cuda", console: Cons
 
 def tuned_table(outcomes: Sequence[TunedProblem]) -> Table:
     """The best kernel of each bucket, and what became of the others."""
-    table = Table("bucket", "best kernel")
+    table = Table("bucket")
+    table.add_column("best kernel", overflow="fold")
     for title in ("TFLOP/s", "/ second", "measured", "wrong or\nfailed", "pruned", "state"):
         table.add_column(title, justify="right")
     for tuned in outcomes:

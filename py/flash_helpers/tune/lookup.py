@@ -103,6 +103,22 @@ def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None 
     return _shipped(nearest, table)
 
 
+def tuned_configs(device: TunedDevice, database: TuningDatabase | None = None) -> list[ForwardConfig]:
+    """The quickest configuration of every tuned bucket of a device, each once.
+
+    Raises:
+        ValueError: nothing was tuned.
+    """
+    database, sources = database or TuningDatabase(), present_sources()
+    table = shipped_table(device)
+    buckets = [*database.buckets(device, sources), *(table.buckets if table else ())]
+    found = [lookup(bucket, device, database) for bucket in dict.fromkeys(buckets)]
+    names = dict.fromkeys(entry.kernels[0].kernel for entry in found if entry and entry.kernels)
+    if not names:
+        raise ValueError(f"no kernel was tuned on {device.gpu} yet: run flash-attention tune")
+    return list(dict.fromkeys(map(parse_kernel_name_into_config, names)))
+
+
 class TuningResults:
     """Tuning results as selection asks for them. Results are read again when the file changed.
 
