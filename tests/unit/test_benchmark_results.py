@@ -132,7 +132,8 @@ def test_unknown_names_get_the_valid_ones() -> None:
 def test_selected_sets() -> None:
     ladder = get_kernel_progression_configs()
     assert select_configs("ladder") == ladder
-    assert select_configs("all") == get_kernels_to_build()
+    assert select_configs("ampere") == get_kernels_to_build()
+    assert set(select_configs("all")) == {*select_configs("ampere"), *select_configs("hopper")}
     assert select_configs("; ".join(c.short_form() for c in ladder[:2])) == ladder[:2]
     assert closest_short_forms(ladder[3].short_form(), 1) == [ladder[3].short_form()]
 
