@@ -50,6 +50,11 @@ struct Description<FlashForwardKernelConfig> {
         FLASH_FIELD(FlashForwardKernelConfig, V_mma_load_K_tiles),
         FLASH_FIELD(FlashForwardKernelConfig, mma_double_buffer_loads),
         FLASH_FIELD(FlashForwardKernelConfig, optimized_softmax),
+        FLASH_FIELD(FlashForwardKernelConfig, kv_stages),
+        FLASH_FIELD(FlashForwardKernelConfig, mbarrier),
+        FLASH_FIELD(FlashForwardKernelConfig, softmax_reference),
+        FLASH_FIELD(FlashForwardKernelConfig, tensor_row_sums),
+        FLASH_FIELD(FlashForwardKernelConfig, fragments_ahead),
     };
 };
 
@@ -104,7 +109,7 @@ constexpr EnumDescription<sizeof...(Enum)> enumeration(const char *name, Enum...
 constexpr auto describe(DType) { return enumeration("DType", DType::FP16, DType::BF16); }
 constexpr auto describe(SoftmaxReference) {
     using enum SoftmaxReference;
-    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED);
+    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED, ANCHORED);
 }
 constexpr auto describe(NextItem) {
     using enum NextItem;
