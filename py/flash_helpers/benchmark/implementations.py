@@ -65,6 +65,11 @@ class KernelImplementation:
             return f"the configuration is for {config.dtype.name}"
         if config.d_head != problem.d_head:
             return f"the configuration is for d_head {config.d_head}"
+        if device.type == "cuda":
+            from flash_attention.backends.cuda import device_facts_of
+
+            if reason := config.infeasible_reason(device_facts_of(device)):
+                return reason
         return None
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:

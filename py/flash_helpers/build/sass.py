@@ -134,14 +134,18 @@ def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
     """The innermost loop that holds matrix instructions; empty when there is none.
 
     Of several such loops (one with a mask, one without) it is the shortest: the one without extra work.
+    A loop that also has the softmax's exponentials goes before one that has not. Where there are warpgroup
+    instructions, only those count as matrix instructions: other products are of a rare path.
     """
+    products = ("HGMMA",) if any(i.name == "HGMMA" for i in instructions) else MMA
     loops = []
     for instruction in instructions:
         if instruction.target is not None and instruction.target <= instruction.address:
             body = [i for i in instructions if instruction.target <= i.address <= instruction.address]
-            if any(i.name in MMA for i in body):
+            if any(i.name in products for i in body):
                 loops.append(body)
-    return min(loops, key=len, default=[])
+    whole = [body for body in loops if any(i.opcode.startswith("MUFU.EX2") for i in body)]
+    return min(whole or loops, key=len, default=[])
 
 
 def count_classes(instructions: Iterable[Instruction]) -> dict[str, int]:

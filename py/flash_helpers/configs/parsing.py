@@ -37,8 +37,6 @@ def parse_kernel_name_into_config(name: str) -> ForwardConfig:
     """
     if names_hopper_kernel(name):
         return parse_hopper_kernel_name(name)
-    if names_hopper_kernel(name):
-        return parse_hopper_kernel_name(name)
     if match := _DEMANGLED.search(name):
         return _from_values([_number(text) for text in match["values"].split(",") if text.strip()], name)
     if match := _MANGLED.search(name):
