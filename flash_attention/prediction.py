@@ -8,10 +8,11 @@ from flash_attention.problem import AttentionProblem
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.explain.floors import EXP2_PER_CLOCK, MMA_SYNC_SHARE
 from flash_helpers.explain.resources import occupancy, predict_registers
 from flash_helpers.flops import visible_pairs
+from flash_helpers.splits import n_splits
 
 # Share of mma.sync's best rate by resident warps of an SM: 638, 629 and 556 TFLOP/s with 16, 8 and 4 warps,
 # products alone (H100 80GB HBM3, 2026-11). Fewer warps: in proportion.
@@ -36,32 +37,36 @@ class Prediction:
 
     Attributes:
         seconds: the time.
-        blocks: query blocks of all heads and batch items.
+        blocks: thread blocks: query blocks of all heads and batch items, times n_splits.
         blocks_per_sm: of them that one SM works on at a time.
         waves: blocks over those that all SMs work on at a time.
+        n_splits: parts that the keys are cut into.
     """
 
     seconds: float
     blocks: int
     blocks_per_sm: int
     waves: float
+    n_splits: int = 1
 
     def text(self) -> str:
         """For reasons: ``0.123 ms expected (528 blocks, 4 per SM, 1.00 waves)``."""
+        parts = f", keys in {self.n_splits} parts" if self.n_splits > 1 else ""
         return (
             f"{1e3 * self.seconds:.3g} ms expected ({self.blocks} blocks, {self.blocks_per_sm} per SM, "
-            f"{self.waves:.2f} waves)"
+            f"{self.waves:.2f} waves{parts})"
         )
 
 
-def predict(config: ForwardConfig, problem: AttentionProblem, facts: DeviceFacts) -> Prediction:
+def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> Prediction:
     """Time of the blocks that the busiest SM computes, each step as long as its products take one SM.
 
     Args:
-        config: a configuration that fits the device.
+        kernel: a kernel whose configuration fits the device.
         problem: the problem.
         facts: the device.
     """
+    config = kernel.config
     clock = facts.clock_hz or DEFAULT_CLOCK_HZ
     rate = facts.mma_flops / facts.sm_count or DEFAULT_MMA_FLOPS_PER_SM_CLOCK * clock  # of one SM
     if isinstance(config, HopperForwardKernelConfig):
@@ -73,11 +78,15 @@ def predict(config: ForwardConfig, problem: AttentionProblem, facts: DeviceFacts
         per_sm, step = resident.blocks, _ampere_step(config, rate, clock)
     blocks = problem.batch * problem.n_heads * -(-problem.seq_len_q // config.B_r)
     at_a_time = max(per_sm, 1) * facts.sm_count
+    parts, launches = 1, 1
+    if kernel.traits.split:
+        parts = n_splits(blocks, at_a_time, facts.sm_count, problem.keys_of_block(config.B_r))
+        blocks, launches = blocks * parts, 2  # the second one combines
     # Blocks resident together share the SM; the last wave takes as long as its fullest SM.
     in_turn = blocks // at_a_time * per_sm + -(-(blocks % at_a_time) // facts.sm_count)
-    steps = _visible_share(problem) * -(-problem.seq_len_k // config.B_c)
-    seconds = in_turn * steps * step + LAUNCH_SECONDS if per_sm else float("inf")
-    return Prediction(seconds, blocks, per_sm, blocks / at_a_time)
+    steps = _visible_share(problem) * -(-problem.seq_len_k // config.B_c) / parts
+    seconds = in_turn * steps * step + launches * LAUNCH_SECONDS if per_sm else float("inf")
+    return Prediction(seconds, blocks, per_sm, blocks / at_a_time, parts)
 
 
 def _ampere_step(config: FlashForwardKernelConfig, rate: float, clock: float) -> float:

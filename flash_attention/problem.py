@@ -56,6 +56,13 @@ class AttentionProblem:
         """The only limit is that a query sees nothing after its own place."""
         return self.left is None and self.right == 0
 
+    def keys_of_block(self, B_r: int) -> int:
+        """The most keys that a block of B_r neighbouring queries visits."""
+        if self.left is None:
+            return self.seq_len_k
+        right = self.seq_len_k if self.right is None else self.right
+        return min(self.seq_len_k, self.left + B_r + right)
+
     def features(self) -> dict[str, bool]:
         """What a kernel must be compiled for, by the names of ``ForwardTraits``."""
         return {

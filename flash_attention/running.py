@@ -12,6 +12,7 @@ from flash_attention.backends import backend
 from flash_attention.memory import misalignment
 from flash_attention.problem import AttentionProblem
 from flash_attention.select import Choice, head_sizes
+from flash_helpers.configs.traits import ForwardTraits
 
 
 def run_cpu(
@@ -60,16 +61,18 @@ def run_cuda(
     Args:
         offsets: cu_seqlens_q and cu_seqlens_k of packed sequences, (total, heads, d).
     """
-    cuda = backend("cuda")
+    cuda, traits = backend("cuda"), choice.kernel.traits
     d_head, d_head_v = head_sizes(choice.kernel.config)
+    if traits.padded_head:
+        d_head, d_head_v = problem.d_head, problem.d_head_v
     if scale < 0:
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
     target, features = o, None
-    on = problem.features()
-    if d_head != d_head_v or on["window"] or on["softcap"] or on["sinks"] or on["varlen"]:
+    if d_head != d_head_v or traits != ForwardTraits(causal=traits.causal):
         sinks = None if sinks is None else sinks.float().contiguous()
+        workspace = _workspace(choice, problem, d_head_v, q) if traits.split else None
         features = cuda.Features(
             d_head_v=d_head_v,
             window_left=cuda.UNBOUNDED if problem.left is None else problem.left,
@@ -79,6 +82,9 @@ def run_cuda(
             cu_seqlens_q=0 if offsets is None else offsets[0].data_ptr(),
             cu_seqlens_k=0 if offsets is None else offsets[1].data_ptr(),
             lse_stride=0 if offsets is None else q.shape[0],
+            n_splits=choice.n_splits,
+            partial_o=0 if workspace is None else workspace[0].data_ptr(),
+            partial_lse=0 if workspace is None else workspace[1].data_ptr(),
         )
     if offsets is not None:
         q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))
@@ -86,6 +92,15 @@ def run_cuda(
     cuda.forward(choice.kernel, q, k, v, target, lse, scale, features)
     if o is not out:
         out.copy_(o[..., : out.shape[-1]])
+
+
+def _workspace(
+    choice: Choice, problem: AttentionProblem, d_head_v: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs and LSEs of the parts. The caller's allocator gives them out again after the stream's use."""
+    shape = (choice.n_splits, problem.batch, problem.n_heads, problem.seq_len_q)
+    o = torch.empty((*shape, d_head_v), dtype=torch.float32, device=like.device)
+    return o, torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def _as_sequences(x: Tensor, batch: int, longest: int) -> Tensor:

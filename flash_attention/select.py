@@ -6,7 +6,7 @@ No GPU is asked and nothing is built, so that a choice can be explained and test
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flash_attention.errors import NoKernelError
@@ -50,11 +50,13 @@ class Choice:
         kernel: the kernel.
         reason: why this one.
         rejected: all other candidates; those that could have run come first, the nearest one first.
+        n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
     """
 
     kernel: ForwardKernel
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    n_splits: int = 1
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
@@ -88,8 +90,12 @@ def select(
         kernel = kernel_for(config, problem)
         if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
             rejected.append(Rejected(kernel, reason))
-        else:
-            able.append((kernel, predict(config, problem, facts)))
+            continue
+        able.append((kernel, predict(kernel, problem, facts)))
+        if (split := split_variant(kernel)) is not None:
+            prediction = predict(split, problem, facts)
+            if prediction.n_splits > 1:
+                able.append((split, prediction))
     if not able:
         raise NoKernelError(_nothing_fits(problem, facts, rejected))
     able.sort(key=lambda entry: entry[1].seconds)
@@ -121,7 +127,8 @@ def select(
         elif kernel != chosen:
             ratio = seconds[kernel] / seconds[chosen]
             others.append(Rejected(kernel, f"{prediction.text()}: {ratio:.2f} times the chosen one's"))
-    return Choice(chosen, reason, (*others, *rejected))
+    parts = next(prediction.n_splits for kernel, prediction in able if kernel == chosen)
+    return Choice(chosen, reason, (*others, *rejected), parts)
 
 
 def default_candidates() -> list[ForwardConfig]:
@@ -150,8 +157,24 @@ HOPPER_HEAD_SIZES = sorted({kernel.config.d_head for kernel in get_hopper_best_k
 
 # ---------------------------------------------------------------------- who can
 def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
-    """The configuration compiled for the features of the problem, whether or not its family has them."""
-    return ForwardKernel(config, ForwardTraits(**problem.features()))
+    """The configuration compiled for the features of the problem, whether or not its family has them.
+
+    Tensors with smaller heads are taken as they are by families that can, and else padded before the call.
+    """
+    kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
+    wanted = (problem.d_head, problem.d_head_v)
+    if wanted != head_sizes(config) and _holds(config, wanted) and "padded_head" in family_of(kernel).traits:
+        kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
+    return kernel
+
+
+def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
+    """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
+    if "split" not in family_of(kernel).traits or getattr(kernel.config, "tensor_row_sums", False):
+        return None
+    if getattr(getattr(kernel.config, "softmax_reference", None), "name", "") == "ANCHORED":
+        return None
+    return replace(kernel, traits=replace(kernel.traits, split=True))
 
 
 def unable_reason(
@@ -170,6 +193,8 @@ def unable_reason(
     family = family_of(kernel)
     if missing := family.missing_traits(kernel.traits):
         return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
+    if problem.lse and getattr(config, "tensor_row_sums", False):
+        return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None
 
 

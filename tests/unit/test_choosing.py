@@ -62,11 +62,14 @@ class ActedCuda:
         cu_seqlens_q: int
         cu_seqlens_k: int
         lse_stride: int
+        n_splits: int
+        partial_o: int
+        partial_lse: int
 
     def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
         for x in (q, k, v, o):
             assert x.ndim == 4
-            assert x.shape[3] == kernel.config.d_head
+            assert x.shape[3] == kernel.config.d_head or kernel.traits.padded_head
             assert x.stride(3) == 1
             assert x.data_ptr() % 16 == 0
             assert all(n == 1 or s % 8 == 0 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True))
@@ -81,6 +84,8 @@ class ActedCuda:
             "softcap": features.softcap,
             "sinks": read(features.sinks, ctypes.c_float, q.shape[2]) if features.sinks else None,
         }
+        assert kernel.traits.split == (features.n_splits > 1)
+        assert kernel.traits.split == (features.partial_o != 0) == (features.partial_lse != 0)
         if not features.cu_seqlens_q:
             cpu.attention(kernel.config, q, k, v, o, lse, softmax_scale, **options)
             return
@@ -139,7 +144,7 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
 @pytest.fixture
 def all_features(monkeypatch):
     """Families that have every feature."""
-    family = SimpleNamespace(name="acted", missing_traits=lambda traits: ())
+    family = SimpleNamespace(name="acted", traits=("split",), missing_traits=lambda traits: ())
     monkeypatch.setattr("flash_attention.select.family_of", lambda kernel: family)
 
 
@@ -168,6 +173,17 @@ def test_features_reach_the_kernel(cuda, all_features, d, options):
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
     assert cuda.launches[-1].traits.causal == bool(options.get("causal"))
+
+
+def test_split_keys_get_a_workspace(cuda):
+    q, k, v = generate_qkv(QKVConfig(1, 1, 4, 64, DType.FP16, seq_len_k=3000, n_heads_kv=2))
+    problem = AttentionProblem(DType.FP16, 1, 1, 3000, 4, 2, 64, 64)
+    choice = choosing.choose(problem, CUDA, None)
+    assert choice.n_splits > 1
+    out = torch.full_like(q, math.nan)
+    run_cuda(choice, problem, q, k, v, out, None, 0.1, 0.0, None)
+    expected, _ = reference(q, k, v, softmax_scale=0.1)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("d", [64, 40])
@@ -282,8 +298,9 @@ def test_last_kernel_of_packed_sequences():
 
 def test_explained_for_a_device_that_is_not_there():
     q, k, v = generate_qkv(QKVConfig(1, 100, 2, 64, DType.FP16))
-    with pytest.raises(NoKernelError, match="softcap"):
-        explain_choice(q, k, v, softcap=3.0, facts=H100)
+    wide = generate_qkv(QKVConfig(1, 100, 2, 256, DType.FP16))
+    with pytest.raises(NoKernelError, match="not made for softcap"):
+        explain_choice(*wide, softcap=3.0, facts=H100)
     choice = explain_choice(q, k, v, facts=H100)
     assert (
         explain_choice(q, k, v, facts=H100, config=choice.rejected[0].kernel.config).kernel

@@ -25,10 +25,12 @@ from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     DType,
     FlashForwardKernelConfig,
+    ForwardKernel,
     choose_hopper_kernel,
     device_facts,
     get_kernels_to_build,
 )
+from flash_helpers.splits import MAX_SPLITS, MIN_KEYS, WAVES, n_splits
 from flash_helpers.test.reference import visible_keys
 
 AMPERE = get_kernels_to_build()[0]
@@ -94,10 +96,13 @@ def test_the_choice_fits(name, dtype, d):
         assert config.dtype is dtype
         assert config.d_head == (64 if d <= 64 else 128)
         assert "Hopper" not in type(config).__name__ or name == "H100"
-        assert choice.kernel.traits == ForwardTraits(causal=True)
-        assert {choice.kernel, *(r.kernel for r in choice.rejected)} == {
-            dataclasses.replace(choice.kernel, config=c) for c in default_candidates()
-        }
+        traits = choice.kernel.traits
+        assert traits.causal == (problem.right == 0)
+        assert traits.padded_head == (d not in (64, 128)) or "Hopper" in type(config).__name__
+        assert (choice.n_splits > 1) == traits.split
+        assert {choice.kernel.config, *(r.kernel.config for r in choice.rejected)} == set(
+            default_candidates()
+        )
 
 
 def test_what_does_not_fit_is_rejected_with_the_reason():
@@ -145,10 +150,10 @@ def test_no_kernel_for_an_old_gpu():
 # ---------------------------------------------------------------------- who is chosen
 def test_quickest_by_the_model():
     choice = select(LARGE, RTX3090)
-    seconds = predict(choice.kernel.config, LARGE, RTX3090).seconds
+    seconds = predict(choice.kernel, LARGE, RTX3090).seconds
     modelled = [r for r in choice.rejected if "ms expected" in r.reason]
     assert len(modelled) > 10
-    assert all(predict(r.kernel.config, LARGE, RTX3090).seconds >= seconds for r in modelled)
+    assert all(predict(r.kernel, LARGE, RTX3090).seconds >= seconds for r in modelled)
     assert "by the model" in choice.reason
 
 
@@ -189,8 +194,8 @@ def test_a_bad_built_kernel_does_not():
     problem = dataclasses.replace(LARGE, batch=1, seq_len_q=64, seq_len_k=65536)
     best = select(problem, RTX3090)
     slow = [r.kernel for r in best.rejected if "ms expected" in r.reason][-1]
-    least = predict(best.kernel.config, problem, RTX3090).seconds
-    assert predict(slow.config, problem, RTX3090).seconds > GOOD_ENOUGH * least
+    least = predict(best.kernel, problem, RTX3090).seconds
+    assert predict(slow, problem, RTX3090).seconds > GOOD_ENOUGH * least
     choice = select(problem, RTX3090, is_built=lambda kernel: kernel == slow)
     assert choice.kernel == best.kernel
     assert "not built yet" in choice.reason
@@ -200,23 +205,61 @@ def test_pure():
     assert select(LARGE, H100) == select(LARGE, H100)
 
 
+# ---------------------------------------------------------------------- split keys
+DECODE = AttentionProblem(DType.BF16, 1, 1, 16384, 8, 8, 128, 128)
+
+
+def test_one_query_with_many_keys_is_split():
+    choice = select(DECODE, H100)
+    assert choice.kernel.traits.split
+    assert choice.n_splits * DECODE.n_heads >= H100.sm_count
+    assert f"keys in {choice.n_splits} parts" in choice.reason
+    assert not select(LARGE, H100).kernel.traits.split
+    assert not select(dataclasses.replace(DECODE, seq_len_k=300), H100).kernel.traits.split
+
+
+def test_split_kernels_are_not_compiled_for_a_small_gain():
+    short = dataclasses.replace(DECODE, seq_len_k=768)
+    built = ForwardKernel(select(short, H100).kernel.config)
+    choice = select(short, H100, is_built=lambda kernel: kernel == built)
+    assert choice.kernel == built
+    assert choice.n_splits == 1
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 8, 100, 131, 132, 10_000])
+@pytest.mark.parametrize("keys", [1, 255, 512, 4096, 131_072, 10_000_000])
+def test_number_of_parts(blocks, keys):
+    parts = n_splits(blocks, 2 * 132, 132, keys)
+    assert 1 <= parts <= MAX_SPLITS
+    assert parts == 1 or keys // parts >= MIN_KEYS
+    assert parts * blocks <= max(WAVES * 2 * 132 + blocks, blocks)
+    if blocks >= 132:
+        assert parts == 1
+
+
+def test_a_window_limits_the_parts():
+    windowed = dataclasses.replace(DECODE, seq_len_q=64, seq_len_k=65536, left=1000, right=0)
+    assert windowed.keys_of_block(64) == 1064
+    assert select(windowed, H100).n_splits <= 1064 // MIN_KEYS
+
+
 # ---------------------------------------------------------------------- the model
 def test_prediction_grows_with_the_work():
-    config = AMPERE_BF16
-    base = predict(config, LARGE, H100).seconds
-    assert predict(config, dataclasses.replace(LARGE, seq_len_k=8192), H100).seconds == pytest.approx(
+    kernel = ForwardKernel(AMPERE_BF16)
+    base = predict(kernel, LARGE, H100).seconds
+    assert predict(kernel, dataclasses.replace(LARGE, seq_len_k=8192), H100).seconds == pytest.approx(
         2 * base, rel=0.02
     )
-    assert predict(config, dataclasses.replace(LARGE, batch=32), H100).seconds == pytest.approx(
+    assert predict(kernel, dataclasses.replace(LARGE, batch=32), H100).seconds == pytest.approx(
         2 * base, rel=0.05
     )
-    assert predict(config, dataclasses.replace(LARGE, right=0), H100).seconds == pytest.approx(
+    assert predict(kernel, dataclasses.replace(LARGE, right=0), H100).seconds == pytest.approx(
         base / 2, rel=0.02
     )
-    assert predict(config, LARGE, RTX3090).seconds > 3 * base
+    assert predict(kernel, LARGE, RTX3090).seconds > 3 * base
 
 
 def test_small_problems_get_small_query_blocks():
-    problem = dataclasses.replace(LARGE, batch=1, seq_len_q=256, seq_len_k=8192)
+    problem = dataclasses.replace(LARGE, batch=1, seq_len_q=256, seq_len_k=256)
     assert select(problem, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 64
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128

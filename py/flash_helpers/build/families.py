@@ -77,7 +77,12 @@ class KernelFamily:
 
 
 FAMILIES = (
-    KernelFamily("ampere", FlashForwardKernelConfig, first_target=80, traits=("causal",)),
+    KernelFamily(
+        "ampere",
+        FlashForwardKernelConfig,
+        first_target=80,
+        traits=("causal", "window", "softcap", "sinks", "varlen", "split", "padded_head"),
+    ),
     KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True, traits=("causal",)),
 )
 """Every family, in the order in which the binding lists them."""
