@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pytest
+from contract_kernels import FEATURES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,13 @@ LIMITS = st.one_of(st.none(), st.integers(0, 9), st.integers(10, 300))
 @st.composite
 def cases(draw: st.DrawFn, cuda: bool) -> Case:
     """Any case; for CUDA, of what kernels exist for."""
+    # On CUDA one of the sets of features that kernels were built for.
+    features = draw(st.sampled_from(FEATURES)) if cuda else None
+
+    def has(feature: str) -> bool:
+        return draw(st.booleans()) if features is None else feature in features
+
+    windowed = has("window")
     d_head = 8 * draw(st.integers(1, 16 if cuda else 32))
     d_head_v = d_head if draw(st.booleans()) else 8 * draw(st.integers(1, 16 if cuda else 32))
     return Case(
@@ -32,11 +40,11 @@ def cases(draw: st.DrawFn, cuda: bool) -> Case:
         group=draw(st.integers(1, 4)),
         d_head=d_head,
         d_head_v=d_head_v,
-        causal=draw(st.booleans()),
-        window=(None, None) if cuda else (draw(LIMITS), draw(LIMITS)),
+        causal=has("causal"),
+        window=(draw(LIMITS), draw(LIMITS)) if windowed else (None, None),
         softmax_scale=draw(st.sampled_from((None, None, 0.0, 0.05, 1.0, -0.3))),
-        softcap=0.0 if cuda else draw(st.sampled_from((0.0, 0.0, 1.0, 20.0))),
-        sinks=False if cuda else draw(st.booleans()),
+        softcap=draw(st.sampled_from((1.0, 20.0))) if has("softcap") else 0.0,
+        sinks=has("sinks"),
         magnitude=draw(st.sampled_from((1.0, 1.0, 0.0, 4.0))),
         layouts=tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(3)),
         seed=draw(st.integers(0, 3)),
