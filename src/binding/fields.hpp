@@ -50,6 +50,11 @@ struct Description<FlashForwardKernelConfig> {
         FLASH_FIELD(FlashForwardKernelConfig, V_mma_load_K_tiles),
         FLASH_FIELD(FlashForwardKernelConfig, mma_double_buffer_loads),
         FLASH_FIELD(FlashForwardKernelConfig, optimized_softmax),
+        FLASH_FIELD(FlashForwardKernelConfig, kv_stages),
+        FLASH_FIELD(FlashForwardKernelConfig, mbarrier),
+        FLASH_FIELD(FlashForwardKernelConfig, softmax_reference),
+        FLASH_FIELD(FlashForwardKernelConfig, tensor_row_sums),
+        FLASH_FIELD(FlashForwardKernelConfig, fragments_ahead),
     };
 };
 
@@ -73,6 +78,11 @@ struct Description<HopperForwardKernelConfig> {
         FLASH_FIELD(HopperForwardKernelConfig, direct_store),
         FLASH_FIELD(HopperForwardKernelConfig, dynamic_schedule),
         FLASH_FIELD(HopperForwardKernelConfig, head_sections),
+        FLASH_FIELD(HopperForwardKernelConfig, prepared_turns),
+        FLASH_FIELD(HopperForwardKernelConfig, early_pass),
+        FLASH_FIELD(HopperForwardKernelConfig, drained),
+        FLASH_FIELD(HopperForwardKernelConfig, trimmed),
+        FLASH_FIELD(HopperForwardKernelConfig, section_heads),
     };
 };
 
@@ -104,7 +114,7 @@ constexpr EnumDescription<sizeof...(Enum)> enumeration(const char *name, Enum...
 constexpr auto describe(DType) { return enumeration("DType", DType::FP16, DType::BF16); }
 constexpr auto describe(SoftmaxReference) {
     using enum SoftmaxReference;
-    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED);
+    return enumeration("SoftmaxReference", EXACT, EXACT_SKIP_RESCALE, LAGGED, ANCHORED);
 }
 constexpr auto describe(NextItem) {
     using enum NextItem;

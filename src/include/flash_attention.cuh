@@ -15,6 +15,14 @@
 // torch's scalar-type numbers.
 enum class DType : int { FP16 = 5, BF16 = 15 };
 
+// Against which value of a row the softmax takes its exponentials.
+enum class SoftmaxReference : int {
+    EXACT = 0,               // the row's maximum up to and with this tile
+    EXACT_SKIP_RESCALE = 1,  // the same; O is rescaled only when a row of the warp grew
+    LAGGED = 2,              // the maximum before this tile; growth beyond 2^8 is adopted
+    ANCHORED = 3,            // the maximum of the first tiles, for good; examined once, in the end (Ampere)
+};
+
 // Every choice of one Ampere-class kernel. Names and order: flash_helpers.kernel_configs.
 struct FlashForwardKernelConfig {
     DType dtype;
@@ -30,15 +38,13 @@ struct FlashForwardKernelConfig {
     int V_mma_load_K_tiles;
     bool mma_double_buffer_loads;
     bool optimized_softmax;
+    int kv_stages = 1;
+    bool mbarrier = false;
+    SoftmaxReference softmax_reference = SoftmaxReference::EXACT;
+    bool tensor_row_sums = false;
+    int fragments_ahead = 0;
 
     auto operator<=>(const FlashForwardKernelConfig &) const = default;
-};
-
-// Against which value of a row the Hopper family's softmax takes its exponentials.
-enum class SoftmaxReference : int {
-    EXACT = 0,               // the row's maximum up to and with this tile
-    EXACT_SKIP_RESCALE = 1,  // the same; O is rescaled only when a row of the warp grew
-    LAGGED = 2,              // the maximum before this tile; growth is examined afterwards
 };
 
 // Where the Hopper family starts the next work item's first product.
@@ -65,6 +71,11 @@ struct HopperForwardKernelConfig {
     bool direct_store;
     bool dynamic_schedule;
     bool head_sections;
+    bool prepared_turns = false;
+    bool early_pass = false;
+    bool drained = false;
+    bool trimmed = false;
+    int section_heads = 0;
 
     auto operator<=>(const HopperForwardKernelConfig &) const = default;
 };
@@ -158,7 +169,7 @@ struct KernelLibrary {
     const char *(*error_string)(int error);
 };
 
-inline constexpr int kAbiVersion = 2;
+inline constexpr int kAbiVersion = 3;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 
 }  // namespace flash

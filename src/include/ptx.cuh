@@ -26,6 +26,15 @@ FLASH_DEVICE void cp_async(uint32_t smem, const void *gmem) {
 // Waits for all copies that this thread has started; other threads see them after a barrier.
 FLASH_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Makes a group of the copies that this thread has started since the last group; it may be empty.
+FLASH_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups of this thread but the youngest kPending.
+template <int kPending>
+FLASH_DEVICE void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 struct Chunk {
     uint32_t reg[4];  // 8 elements
 };
@@ -64,7 +73,50 @@ FLASH_DEVICE void store_shared(uint32_t smem, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(value) : "memory");
 }
 
+// ---------------------------------------------------------------- mbarrier
+// A barrier in shared memory, 8 bytes, that does not make those who arrive wait: a phase completes with
+// its last arrival, and whoever needs it waits for the phase's parity.
+
+FLASH_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+FLASH_DEVICE void mbarrier_arrive(uint32_t barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
+}
+
+// This thread's arrival, which takes place when all copies that it has started are complete.
+FLASH_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits until the phase of `parity` is complete. sm_90 lets the thread sleep meanwhile.
+FLASH_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred done; wait_%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra wait_%=; "
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{ .reg .pred done; wait_%=: mbarrier.test_wait.parity.shared.b64 done, [%0], %1; @!done bra "
+        "wait_%=; "
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+#endif
+}
+
 // ---------------------------------------------------------------- shared -> fragments
+
+// a ^ b, computed where it stands. The compiler would rather compute every address once before a loop
+// and keep it, in kernels that have no register left for that.
+FLASH_DEVICE uint32_t xor_in_place(uint32_t a, uint32_t b) {
+    uint32_t result;
+    asm volatile("xor.b32 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
 
 // Four 8 x 8 squares; `smem`: the address of this lane's row (fragments.cuh).
 FLASH_DEVICE void ldmatrix(uint32_t (&reg)[4], uint32_t smem) {

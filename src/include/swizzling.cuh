@@ -46,10 +46,18 @@ struct SmemTile {
     // 128, may be contained in lane_offset.
     static FLASH_HOST_DEVICE constexpr uint32_t fragment_offset(uint32_t lane_offset, int row_tile,
                                                                 int column_tile) {
-        constexpr int panel_tiles = row_chunks / 2;
-        const uint32_t step = (column_tile % panel_tiles) * (2 * kChunkBytes);
-        const uint32_t in_panel = kSwizzled ? lane_offset ^ step : lane_offset + step;
-        return in_panel + (column_tile / panel_tiles) * panel_bytes + row_tile * (16 * row_bytes);
+        const uint32_t step = column_step(column_tile);
+        return (kSwizzled ? lane_offset ^ step : lane_offset + step) + tile_offset(row_tile, column_tile);
+    }
+
+    // What fragment_offset is made of: where a column tile stands in its panel, to be XORed (or added,
+    // without swizzle) to lane_offset, and the rest. Column tiles that are 4 apart have the same step.
+    static constexpr int panel_tiles = row_chunks / 2;
+    static FLASH_HOST_DEVICE constexpr uint32_t column_step(int column_tile) {
+        return (column_tile % panel_tiles) * (2 * kChunkBytes);
+    }
+    static FLASH_HOST_DEVICE constexpr uint32_t tile_offset(int row_tile, int column_tile) {
+        return (column_tile / panel_tiles) * panel_bytes + row_tile * (16 * row_bytes);
     }
 };
 

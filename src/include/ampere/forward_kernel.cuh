@@ -1,144 +1,183 @@
 // FlashAttention-2 forward: O = softmax(scale * Q K^T) V, with the log-sum-exp of every row on request.
 //
 // One thread block computes B_r queries of one head; each of its warps owns B_r / n_warps of them. It
-// walks over the blocks of B_c keys from the last visible one to the first, so that the blocks that
-// need a mask come first:
+// walks over the blocks of B_c keys from the last visible one to the first (mask.cuh), in up to three loops,
+// so that only blocks that need a mask are masked:
 //
-//     K/V block   0        …       n_full-1  n_full    …    n_visible-1
-//                 |←───── no mask ─────────|←── mask ──────────────────| start here
+//     K/V block   begin  …           full_begin  …       full_end  …      end - 1
+//                 |← general (window) |←──── no mask ───|←── general ───────────| start here
 //
-// S, P and O stay in registers; Q, K and V pass through shared memory, one block each. Schedule of one
-// K/V block, with `eager_load_blocks` (| is a barrier; copies run until the next wait at the barrier):
+// General blocks have a mask where one is needed, and take the softmax's reference from their maximum; a
+// reference that is not the maximum (softmax.cuh) is therefore good for every row when the steady blocks
+// begin. S, P and O stay in registers; Q, K and V pass through shared memory (pipeline.cuh).
 //
-//     V(j) ──────────┐   K(j-1) ──────────────────┐
-//   | S = Q K(j)^T   | softmax   O += P V(j)      |  …        without it: K(j), wait, S, V(j), wait, …
+// With split keys a thread block walks over one part of these blocks, and a second kernel combines the
+// parts (split_combine.cuh).
 #pragma once
 
 #include "ampere/epilogue.cuh"
+#include "ampere/forward_kernel_args.cuh"
 #include "ampere/gemm.cuh"
 #include "ampere/load_store.cuh"
+#include "ampere/pipeline.cuh"
 #include "ampere/softmax.cuh"
 #include "ampere/static_kernel_configuration.cuh"
-#include "block_coordinates.cuh"
 #include "mask.cuh"
+#include "sequence_rows.cuh"
 
 namespace flash::ampere {
-
-struct ForwardKernelArgs {
-    const void *Q;  // (batch, seq_len_q, n_heads, d_head)
-    const void *K;  // (batch, seq_len_k, n_heads_kv, d_head)
-    const void *V;  // (batch, seq_len_k, n_heads_kv, d_head)
-    void *O;        // (batch, seq_len_q, n_heads, d_head)
-    float *lse;     // (batch, n_heads, seq_len_q) or nullptr
-    TensorStrides Q_strides, K_strides, V_strides, O_strides;
-    GridShape grid;
-    int heads_per_kv_head;
-    int seq_len_q, seq_len_k;
-    SoftmaxScale scale;
-};
 
 // What a warp holds while its thread block works on one Q block.
 template <typename Kernel>
 struct ForwardWarp {
-    using Tile = typename Kernel::KVTile;
-
     const Mask<Kernel::traits> mask;
     const int first_row;   // the warp's first query
     const int last_block;  // the K/V block that is visited first
-    TileLoader<Kernel, Tile> K_loader;
-    TileLoader<Kernel, Tile> V_loader;
+    Pipeline<Kernel> pipeline;
     QueryOperand<Kernel> Q;                      // (warp_rows, d_head)
     const ScoreProduct<Kernel> score_product;    // S = Q K^T
     const OutputProduct<Kernel> output_product;  // O += P V
     OnlineSoftmax<Kernel> softmax;
     Output<Kernel> O;  // (warp_rows, d_head), not yet divided by l
 
-    static constexpr bool eager = Kernel::cfg.eager_load_blocks;
-
-    // Q is complete in shared memory.
+    // Q and the first K/V blocks are under way.
     FLASH_DEVICE void prepare_Q() {
-        if constexpr (Kernel::cfg.optimized_softmax) {
-            if (softmax.scale.negate_Q) Q.negate();
-        }
+        const bool negate = Kernel::cfg.optimized_softmax && softmax.scale.negate_Q;
+        if (!Pipeline<Kernel>::waits_for_Q && !Kernel::holds_Q && !negate) return;
+        pipeline.wait_for_Q();
+        if (negate) Q.negate();
         if constexpr (Kernel::holds_Q) Q.hold();
     }
 
-    // kMasked: some query does not see some key, maybe because the keys end within the block.
-    template <bool kMasked>
+    // kGeneral: some query may not see some key, maybe because the keys end within the block.
+    template <bool kGeneral>
     FLASH_DEVICE void process_kv_block(int kv_block) {
         const int first_key = kv_block * Kernel::B_c;
         const int valid_keys = mask.seq_len_k - first_key;
-
-        if constexpr (!eager) K_loader.template load<kMasked>(valid_keys);
-        wait_for_copies<Kernel>();
-        __syncthreads();  // K is complete; all warps are done with the V block before it
-        if constexpr (eager) V_loader.template load<kMasked>(valid_keys);
-
+        const bool sees_block = has_rows() && (!kGeneral || may_see(first_key));
         Scores<Kernel> S;  // (warp_rows, B_c)
-        score_product(S, Q);
 
-        if constexpr (!eager) V_loader.template load<kMasked>(valid_keys);
-        wait_for_copies<Kernel>();
-        __syncthreads();  // V is complete; all warps are done with K
-        if constexpr (eager) {
-            if (kv_block > 0) K_loader.template load<false>(Kernel::B_c);
+        pipeline.template before_scores<kGeneral>(valid_keys);
+        if (sees_block) score_product(S, Q, pipeline.offset());
+        pipeline.template after_scores<kGeneral>(valid_keys);
+        if (sees_block) {
+            softmax.scale_scores(S);
+            if constexpr (kGeneral) hide_invisible(S, first_key);
+            softmax.template update<kGeneral>(S, O, kv_block == last_block);
+            output_product(
+                O, [&](int key_tile) { return softmax.template probabilities<kGeneral>(S, key_tile); },
+                pipeline.offset());
         }
-
-        softmax.scale_scores(S);
-        if constexpr (kMasked) hide_invisible(S, first_key);
-        softmax.update_max(S, O, kv_block == last_block);
-        output_product(O, [&](int key_tile) { return softmax.probabilities(S, key_tile); });
+        pipeline.after_output();
     }
 
+    // Whether any of the warp's queries exists. With split keys a Q block may be a single query: warps that
+    // have none only copy. Elsewhere that is not worth a branch.
+    FLASH_DEVICE bool has_rows() const { return !Kernel::traits.split || first_row < mask.seq_len_q; }
+
   private:
+    // Under a causal mask or a window the rows of some warps end before a block that others see, or begin
+    // behind it.
+    FLASH_DEVICE bool may_see(int first_key) const {
+        constexpr bool ends_grow = Kernel::traits.causal || Kernel::traits.window;
+        return (!ends_grow || mask.visible_end(first_row + Kernel::warp_rows - 1) > first_key) &&
+               (!Kernel::traits.window || mask.visible_begin(first_row) < first_key + Kernel::B_c);
+    }
+
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
+        bool all_visible = mask.visible_end(first_row) >= first_key + Kernel::B_c;
+        if constexpr (Kernel::traits.window) {
+            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key;
+        }
+        if (all_visible) return;  // no row of the warp ends or begins here
         const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const MatrixCoordinate at = accumulator(lane, i);
-                const int end = mask.visible_end(first_row + m * kMmaM + at.row) - first_key - at.column;
+                const int row = first_row + m * kMmaM + at.row;
+                const int end = mask.visible_end(row) - first_key - at.column;
+                const int begin = mask.visible_begin(row) - first_key - at.column;
 #pragma unroll
                 for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
                     if (n * kMmaN >= end) S.rmem[m][n][i] = -INFINITY;
+                    if (Kernel::traits.window && n * kMmaN < begin) S.rmem[m][n][i] = -INFINITY;
                 }
             }
         }
     }
 };
 
-template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
-                                  StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
-    flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
-    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+// Computes the Q block of this thread block. Returns whether scores have outgrown an anchored reference, as
+// far as this thread sees; what was stored then is not right.
+template <typename Kernel>
+FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     extern __shared__ __align__(128) char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
     const int warp = threadIdx.x / kWarpSize;
     const int lane = threadIdx.x % kWarpSize;
 
-    const auto [batch, head, q_block] = args.grid.decode<TRAITS.causal>(blockIdx.x);
+    constexpr ForwardTraits traits = Kernel::traits;
+    // Consecutive thread blocks work on one part of the keys.
+    int block_index = blockIdx.x;
+    int part = 0;
+    if constexpr (traits.split) {
+        const int part_blocks = args.grid.n_q_blocks * args.grid.total_heads;
+        part = block_index / part_blocks;
+        block_index -= part * part_blocks;
+    }
+    constexpr bool longest_first = traits.causal || traits.window;  // a head's later Q blocks have more work
+    const auto [batch, head, q_block] = args.grid.decode<longest_first>(block_index);
     const int kv_head = head / args.heads_per_kv_head;
-    const GlobalMatrix gmem_Q(args.Q, args.Q_strides, batch, head);     // (seq_len_q, d_head)
-    const GlobalMatrix gmem_K(args.K, args.K_strides, batch, kv_head);  // (seq_len_k, d_head)
-    const GlobalMatrix gmem_V(args.V, args.V_strides, batch, kv_head);  // (seq_len_k, d_head)
 
-    const Mask<TRAITS> mask{args.seq_len_q, args.seq_len_k};
+    SequenceRows q_seq{batch, 0, args.seq_len_q}, k_seq{batch, 0, args.seq_len_k};
+    if constexpr (traits.varlen) {
+        q_seq = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, batch);
+        k_seq = sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k, batch);
+    }
+    const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
+    const int d_head_v = traits.padded_head ? args.d_head_v : Kernel::d_head;
+    GlobalMatrix gmem_Q(args.Q, args.Q_strides, q_seq.batch, head, d_head);       // (seq_len_q, d_head)
+    GlobalMatrix gmem_K(args.K, args.K_strides, k_seq.batch, kv_head, d_head);    // (seq_len_k, d_head)
+    GlobalMatrix gmem_V(args.V, args.V_strides, k_seq.batch, kv_head, d_head_v);  // (seq_len_k, d_head_v)
+    if constexpr (traits.varlen) {
+        gmem_Q.skip_rows(q_seq.first_row);
+        gmem_K.skip_rows(k_seq.first_row);
+        gmem_V.skip_rows(k_seq.first_row);
+    }
+
+    Mask<traits> mask{q_seq.n_rows, k_seq.n_rows};
+    if constexpr (traits.window) {
+        mask.window_left = args.window_left;
+        mask.window_right = args.window_right;
+    }
     const int q_row = q_block * Kernel::B_r;  // first query of the thread block
-    const int q_rows = min_of(Kernel::B_r, args.seq_len_q - q_row);
-    const int n_visible_blocks = mask.n_visible_blocks(q_row + q_rows - 1, Kernel::B_c);
-    const int n_full_blocks = min_of(mask.n_full_blocks(q_row, Kernel::B_c), n_visible_blocks);
-    const int last_key_row = (n_visible_blocks - 1) * Kernel::B_c;
+    const int q_rows = min_of(Kernel::B_r, q_seq.n_rows - q_row);
+    if (traits.varlen && q_rows <= 0) return false;  // the grid has room for the longest sequence
+    KeyBlocks blocks =
+        mask.template key_blocks<Kernel::approximate_reference>(q_row, q_row + q_rows - 1, Kernel::B_c);
+    if constexpr (traits.split) {
+        blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
+    }
+    const int last_key_row = (blocks.end - 1) * Kernel::B_c;
     const int warp_row = warp * Kernel::warp_rows;
 
+    if (blocks.begin < blocks.end) {
+        TileLoader<Kernel, typename Kernel::QTile> Q_loader(gmem_Q, q_row, smem + Kernel::smem_Q);
+        Q_loader.template load<true>(q_rows);
+    }
+    const KVSource<Kernel> source{
+        .K = {gmem_K, last_key_row, smem + Kernel::smem_K},
+        .V = {gmem_V, last_key_row, smem + Kernel::smem_V},
+        .blocks_left = blocks.end - blocks.begin,
+    };
     ForwardWarp<Kernel> state{
         .mask = mask,
         .first_row = q_row + warp_row,
-        .last_block = n_visible_blocks - 1,
-        .K_loader = {gmem_K, last_key_row, smem + Kernel::smem_K},
-        .V_loader = {gmem_V, last_key_row, smem + Kernel::smem_V},
+        .last_block = blocks.end - 1,
+        .pipeline = {source, smem + Kernel::smem_barriers},
         .Q = {smem + Kernel::smem_Q, warp, lane},
         .score_product = {smem + Kernel::smem_K, lane},
         .output_product = {smem + Kernel::smem_V, lane},
@@ -146,32 +185,72 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
     };
     state.O.clear();
 
-    if (n_visible_blocks > 0) {
-        int kv_block = n_visible_blocks - 1;
-        TileLoader<Kernel, typename Kernel::QTile> Q_loader(gmem_Q, q_row, smem + Kernel::smem_Q);
-        Q_loader.template load<true>(q_rows);
-        if constexpr (CFG.eager_load_blocks) {
-            state.K_loader.template load<true>(args.seq_len_k - kv_block * Kernel::B_c);
-        }
-        wait_for_copies<Kernel>();
-        __syncthreads();  // Q is complete
+    if (blocks.begin < blocks.end) {
+        int kv_block = blocks.end - 1;
+        state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         state.prepare_Q();
 #pragma unroll 1
-        for (; kv_block >= n_full_blocks; --kv_block) state.template process_kv_block<true>(kv_block);
+        for (; kv_block >= blocks.full_end; --kv_block) state.template process_kv_block<true>(kv_block);
 #pragma unroll 1
-        for (; kv_block >= 0; --kv_block) state.template process_kv_block<false>(kv_block);
+        for (; kv_block >= blocks.full_begin; --kv_block) state.template process_kv_block<false>(kv_block);
+        if constexpr (traits.window) {
+#pragma unroll 1
+            for (; kv_block >= blocks.begin; --kv_block) state.template process_kv_block<true>(kv_block);
+        }
     }
 
-    float *lse = args.lse;  // (seq_len_q)
-    if (lse != nullptr) lse += (int64_t(batch) * args.grid.n_heads + head) * args.seq_len_q;
-    const GlobalMatrix gmem_O(args.O, args.O_strides, batch, head);  // (seq_len_q, d_head)
     const Epilogue<Kernel> epilogue{
         .smem_O = smem + Kernel::smem_Q,
         .warp_row = warp_row,
         .first_row = state.first_row,
         .mask = mask,
     };
-    epilogue.store(state.O, state.softmax, gmem_O, lse);
+    if constexpr (traits.split) {
+        const int64_t total_rows = int64_t(args.grid.total_heads) * args.seq_len_q;
+        const int64_t first_row =
+            part * total_rows + (int64_t(batch) * args.grid.n_heads + head) * args.seq_len_q;
+        if (state.has_rows()) {
+            epilogue.store_partial(state.O, state.softmax, args.partial_O + first_row * d_head_v,
+                                   args.partial_lse + first_row, d_head_v);
+        }
+    } else {
+        float *lse = args.lse;  // (seq_len_q)
+        if (lse != nullptr) {
+            lse += lse_begin(traits.varlen && args.cu_seqlens_q != nullptr, q_seq, args.grid.n_heads, head,
+                             args.seq_len_q, args.total_q);
+        }
+        const float sink = traits.sinks ? args.sinks[head] : 0.0f;
+        GlobalMatrix gmem_O(args.O, args.O_strides, q_seq.batch, head, d_head_v);  // (seq_len_q, d_head_v)
+        if constexpr (traits.varlen) gmem_O.skip_rows(q_seq.first_row);
+        epilogue.store(state.O, state.softmax, sink, gmem_O, lse);
+    }
+    return Kernel::cfg.softmax_reference == SoftmaxReference::ANCHORED && state.softmax.left_safe_range();
+}
+
+// The same kernel with every block's maximum as its reference; in smaller steps, for which no registers
+// need to be spilled.
+FLASH_HOST_DEVICE constexpr FlashForwardKernelConfig with_exact_softmax(FlashForwardKernelConfig config) {
+    config.softmax_reference = SoftmaxReference::EXACT_SKIP_RESCALE;
+    config.B_c = 32;
+    config.mbarrier = false;
+    return config;
+}
+
+// A function of its own, so that this rarely needed code costs the other no registers.
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+__device__ __noinline__ void recompute_q_block(const ForwardKernelArgs &args) {
+    compute_q_block<StaticForwardKernelConfig<with_exact_softmax(CFG), TRAITS>>(args);
+}
+
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
+                                  StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
+    flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
+    const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
+    if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
+        // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
+        if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+    }
 }
 
 }  // namespace flash::ampere

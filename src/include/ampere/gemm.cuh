@@ -6,7 +6,8 @@
 // Both walk along the reduction dimension in tiles of 16. *_mma_load_K_tiles says how many tiles of
 // an operand are loaded at a time, mma_double_buffer_loads whether the next ones load meanwhile. This is
 // the order of the program and the number of registers it names; within it ptxas moves ldmatrix and mma
-// past each other as it sees fit.
+// past each other as it sees fit. With fragments_ahead, K and V come one ldmatrix at a time, which is what
+// large accumulators leave registers for.
 #pragma once
 
 #include "ampere/load_store.cuh"
@@ -47,6 +48,17 @@ struct BFragment {
     uint32_t rmem[kColumns / kMmaTile][4];  // (16, kColumns)
 };
 
+// C (warp_rows, 16 columns from 16 * n) += A (warp_rows, 16) B (16, 16)
+template <typename Kernel, int kColumns>
+FLASH_DEVICE void multiply_tile(Accumulator<Kernel, kColumns> &C, const AFragment<Kernel> &A,
+                                const uint32_t (&B)[4], int n) {
+#pragma unroll
+    for (int m = 0; m < Kernel::m_tiles; ++m) {
+        mma<Kernel::dtype>(C.rmem[m][2 * n], A.rmem[m], B[0], B[1]);
+        mma<Kernel::dtype>(C.rmem[m][2 * n + 1], A.rmem[m], B[2], B[3]);
+    }
+}
+
 // A warp's Q, held in registers or streamed from shared memory for every K block.
 template <typename Kernel>
 struct QueryOperand {
@@ -67,6 +79,13 @@ struct QueryOperand {
         for (int m = 0; m < Kernel::m_tiles; ++m) {
             ldmatrix(fragment.rmem[m], Kernel::QTile::fragment_offset(lane_address, m, d_tile));
         }
+    }
+
+    FLASH_DEVICE void load_in_place(Fragment &fragment, int d_tile) const {
+        FragmentAddress<typename Kernel::QTile> address{lane_address};
+        address.step_to(d_tile);
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) ldmatrix(fragment.rmem[m], address.of(m, d_tile));
     }
 
     // Flips the sign of the warp's own rows in shared memory.
@@ -103,18 +122,29 @@ struct ScoreProduct {
         lane_address = smem_K + Kernel::KVTile::offset(at.row, at.chunk);
     }
 
-    FLASH_DEVICE void operator()(Scores<Kernel> &S, const QueryOperand<Kernel> &Q) const {
+    // `slot`: bytes from the first K block's place to this one's.
+    FLASH_DEVICE void operator()(Scores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot) const {
+        S.clear();
+        if constexpr (Kernel::cfg.fragments_ahead > 0) {
+            multiply_by_fragments(S, Q, slot);
+        } else {
+            multiply_by_tiles(S, Q, slot);
+        }
+    }
+
+  private:
+    FLASH_DEVICE void multiply_by_tiles(Scores<Kernel> &S, const QueryOperand<Kernel> &Q,
+                                        uint32_t slot) const {
         typename QueryOperand<Kernel>::Stream Q_stream;
         FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.K_mma_load_K_tiles,
                        Kernel::cfg.mma_double_buffer_loads>
             K_stream;
-        S.clear();
 #pragma unroll
         for (int k = 0; k < Kernel::d_tiles; ++k) {
             if constexpr (!Kernel::holds_Q) {
                 Q_stream.prepare(k, [&](auto &fragment, int tile) { Q.load(fragment, tile); });
             }
-            K_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile); });
+            K_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
             if constexpr (Kernel::holds_Q) {
                 multiply(S, Q.held[k], K_stream[k]);
             } else {
@@ -123,23 +153,41 @@ struct ScoreProduct {
         }
     }
 
-  private:
-    FLASH_DEVICE void load(Fragment &fragment, int d_tile) const {
+    FLASH_DEVICE void multiply_by_fragments(Scores<Kernel> &S, const QueryOperand<Kernel> &Q,
+                                            uint32_t slot) const {
+        using Tile = typename Kernel::KVTile;
+        AFragment<Kernel> Q_rmem[2];
+        FragmentAddress<Tile> address{lane_address + slot};
+        stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::key_tiles>(
+            [&](uint32_t (&K)[4], int i) {
+                const int k = i / Kernel::key_tiles, n = i % Kernel::key_tiles;
+                const int d_tile = panel_order(k, Kernel::d_tiles);
+                if (n == 0) {
+                    address.step_to(d_tile);
+                    if constexpr (!Kernel::holds_Q) Q.load_in_place(Q_rmem[k % 2], d_tile);
+                }
+                ldmatrix(K, address.of(n, d_tile));
+            },
+            [&](const uint32_t (&K)[4], int i) {
+                const int k = i / Kernel::key_tiles, n = i % Kernel::key_tiles;
+                if constexpr (Kernel::holds_Q) {
+                    multiply_tile(S, Q.held[panel_order(k, Kernel::d_tiles)], K, n);
+                } else {
+                    multiply_tile(S, Q_rmem[k % 2], K, n);
+                }
+            });
+    }
+
+    FLASH_DEVICE void load(Fragment &fragment, int d_tile, uint32_t slot) const {
 #pragma unroll
         for (int n = 0; n < Kernel::key_tiles; ++n) {
-            ldmatrix(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_address, n, d_tile));
+            ldmatrix(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_address, n, d_tile) + slot);
         }
     }
 
     static FLASH_DEVICE void multiply(Scores<Kernel> &S, const AFragment<Kernel> &Q, const Fragment &K) {
 #pragma unroll
-        for (int n = 0; n < Kernel::key_tiles; ++n) {
-#pragma unroll
-            for (int m = 0; m < Kernel::m_tiles; ++m) {
-                mma<Kernel::dtype>(S.rmem[m][2 * n], Q.rmem[m], K.rmem[n][0], K.rmem[n][1]);
-                mma<Kernel::dtype>(S.rmem[m][2 * n + 1], Q.rmem[m], K.rmem[n][2], K.rmem[n][3]);
-            }
-        }
+        for (int n = 0; n < Kernel::key_tiles; ++n) multiply_tile(S, Q, K.rmem[n], n);
     }
 };
 
@@ -157,34 +205,56 @@ struct OutputProduct {
     // `P`: called for key tiles 0, 1, …, returns the A fragment of 16 keys. It is made just before it is
     // multiplied, so that S and P are never both in registers as a whole, and exp2 runs between products.
     template <typename MakeP>
-    FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P) const {
+    // `slot`: bytes from the first V block's place to this one's.
+    FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P, uint32_t slot) const {
+        if constexpr (Kernel::cfg.fragments_ahead > 0) {
+            multiply_by_fragments(O, P, slot);
+        } else {
+            multiply_by_tiles(O, P, slot);
+        }
+    }
+
+  private:
+    template <typename MakeP>
+    FLASH_DEVICE void multiply_by_tiles(Output<Kernel> &O, MakeP P, uint32_t slot) const {
         FragmentStream<Fragment, Kernel::key_tiles, Kernel::cfg.V_mma_load_K_tiles,
                        Kernel::cfg.mma_double_buffer_loads>
             V_stream;
 #pragma unroll
         for (int k = 0; k < Kernel::key_tiles; ++k) {
-            V_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile); });
+            V_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
             multiply(O, P(k), V_stream[k]);
         }
     }
 
-  private:
-    FLASH_DEVICE void load(Fragment &fragment, int key_tile) const {
+    template <typename MakeP>
+    FLASH_DEVICE void multiply_by_fragments(Output<Kernel> &O, MakeP make_P, uint32_t slot) const {
+        using Tile = typename Kernel::KVTile;
+        AFragment<Kernel> P;
+        FragmentAddress<Tile> address{lane_address + slot};
+        stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::key_tiles>(
+            [&](uint32_t (&V)[4], int i) {
+                const int n = panel_order(i % Kernel::d_tiles, Kernel::d_tiles);
+                address.step_to(n);
+                ldmatrix_transposed(V, address.of(i / Kernel::d_tiles, n));
+            },
+            [&](const uint32_t (&V)[4], int i) {
+                if (i % Kernel::d_tiles == 0) P = make_P(i / Kernel::d_tiles);
+                multiply_tile(O, P, V, panel_order(i % Kernel::d_tiles, Kernel::d_tiles));
+            });
+    }
+
+    FLASH_DEVICE void load(Fragment &fragment, int key_tile, uint32_t slot) const {
 #pragma unroll
         for (int n = 0; n < Kernel::d_tiles; ++n) {
-            ldmatrix_transposed(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_address, key_tile, n));
+            ldmatrix_transposed(fragment.rmem[n],
+                                Kernel::KVTile::fragment_offset(lane_address, key_tile, n) + slot);
         }
     }
 
     static FLASH_DEVICE void multiply(Output<Kernel> &O, const AFragment<Kernel> &P, const Fragment &V) {
 #pragma unroll
-        for (int n = 0; n < Kernel::d_tiles; ++n) {
-#pragma unroll
-            for (int m = 0; m < Kernel::m_tiles; ++m) {
-                mma<Kernel::dtype>(O.rmem[m][2 * n], P.rmem[m], V.rmem[n][0], V.rmem[n][1]);
-                mma<Kernel::dtype>(O.rmem[m][2 * n + 1], P.rmem[m], V.rmem[n][2], V.rmem[n][3]);
-            }
-        }
+        for (int n = 0; n < Kernel::d_tiles; ++n) multiply_tile(O, P, V.rmem[n], n);
     }
 };
 

@@ -5,6 +5,8 @@
 // a loader holds one global pointer, which steps towards row 0 pass by pass and tile by tile.
 #pragma once
 
+#include <utility>
+
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
 
@@ -14,22 +16,29 @@ namespace flash::ampere {
 struct GlobalMatrix {
     const char *begin;
     int64_t row_bytes;
+    int chunks;  // of a row; read by kernels for padded heads only
 
-    FLASH_DEVICE GlobalMatrix(const void *tensor, const TensorStrides &strides, int batch, int head)
+    FLASH_DEVICE GlobalMatrix(const void *tensor, const TensorStrides &strides, int batch, int head,
+                              int d_head)
         : begin(static_cast<const char *>(tensor) +
                 (batch * strides.batch + head * strides.head) * kElementBytes),
-          row_bytes(strides.seq * kElementBytes) {}
+          row_bytes(strides.seq * kElementBytes),
+          chunks(d_head / kChunkElements) {}
+
+    FLASH_DEVICE void skip_rows(int n_rows) { begin += n_rows * row_bytes; }
 };
 
 // A thread's share of copying tiles of one matrix, last tile first.
 template <typename Kernel, typename Tile>
 struct TileLoader {
     static constexpr int passes = Tile::rows / Kernel::copy_rows;
+    static constexpr bool kPadded = Kernel::traits.padded_head;
 
     const char *gmem;    // this thread's chunk in the row it copies next
     int64_t pass_bytes;  // from one pass to the next
     uint32_t smem;       // where this thread's chunk of pass 0 goes
     int row;             // this thread's row of pass 0
+    int n_panels;        // with padded heads: the panels in which the tensor has this thread's chunk
 
     // `first_row`: the matrix row with which the tile that is loaded first begins.
     FLASH_DEVICE TileLoader(const GlobalMatrix &matrix, int first_row, uint32_t smem_tile)
@@ -38,21 +47,24 @@ struct TileLoader {
         const int64_t last_pass_row = int64_t(first_row) + (passes - 1) * Kernel::copy_rows + row;
         gmem = matrix.begin + last_pass_row * matrix.row_bytes + chunk * kChunkBytes;
         smem = smem_tile + Tile::offset(row, chunk);
+        n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
     }
 
-    // Loads a tile and steps to the one before it. kEdge: rows from `valid_rows` on lie behind the
-    // tensor's end; they are not read, their place is filled with zeros.
+    // Loads a tile, `slot` bytes behind the first place, and steps to the one before it. kEdge: rows from
+    // `valid_rows` on lie behind the tensor's end; they are not read, their place is filled with zeros.
+    // So is that of columns which a padded head lacks.
     template <bool kEdge>
-    FLASH_DEVICE void load(int valid_rows) {
+    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
         if constexpr (Kernel::cfg.async_copy) {
 #pragma unroll
             for (int pass = passes - 1; pass >= 0; --pass, gmem -= pass_bytes) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
-                    if constexpr (kEdge) {
-                        cp_async(smem_of(pass, panel), gmem_of(panel), in_bounds(pass, valid_rows));
+                    if constexpr (kEdge || kPadded) {
+                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel),
+                                 exists<kEdge>(pass, panel, valid_rows));
                     } else {
-                        cp_async(smem_of(pass, panel), gmem_of(panel));
+                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel));
                     }
                 }
             }
@@ -74,7 +86,7 @@ struct TileLoader {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     rmem[i][panel] = Chunk{};
-                    if (!kEdge || in_bounds(last - i, valid_rows)) {
+                    if (exists<kEdge>(last - i, panel, valid_rows)) {
                         rmem[i][panel] = load_global(gmem_of(panel));
                     }
                 }
@@ -89,8 +101,9 @@ struct TileLoader {
         }
     }
 
-    FLASH_DEVICE bool in_bounds(int pass, int valid_rows) const {
-        return row + pass * Kernel::copy_rows < valid_rows;
+    template <bool kEdge>
+    FLASH_DEVICE bool exists(int pass, int panel, int valid_rows) const {
+        return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);
     }
     FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
         return smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
@@ -130,6 +143,50 @@ struct FragmentStream {
     FLASH_DEVICE void load_group(int first, Load load) {
 #pragma unroll
         for (int i = 0; i < group; ++i) load(rmem[(first + i) % slots], first + i);
+    }
+};
+
+// Calls load(fragment, i) and use(fragment, i) for i = 0 … kSteps - 1, each load kAhead steps before its use.
+// Written out as a fold: ptxas gives up unrolling loops as long as those of d_head 256.
+template <int kAhead, int kSteps, typename Load, typename Use>
+FLASH_DEVICE void stream_fragments(Load load, Use use) {
+    constexpr int slots = kAhead + 1;
+    uint32_t fragment[slots][4];
+    const auto load_step = [&](int i) {
+        if (i < kSteps) load(fragment[i % slots], i);
+    };
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        (load_step(I), ...);
+    }(std::make_integer_sequence<int, kAhead>{});
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+        ((load_step(I + kAhead), use(fragment[I % slots], I)), ...);
+    }(std::make_integer_sequence<int, kSteps>{});
+}
+
+// Step i of an order of n column tiles in which those at the same place of their panels, whose addresses
+// differ by an immediate only, follow each other: 0 4 1 5 2 6 3 7.
+FLASH_HOST_DEVICE constexpr int panel_order(int i, int n) {
+    constexpr int panel_tiles = 4;
+    const int panels = n / panel_tiles;
+    return i % panels * panel_tiles + i / panels;
+}
+
+// A lane's address in the tiles of a matrix, with one register for the column step it stands at.
+template <typename Tile>
+struct FragmentAddress {
+    uint32_t lane_address;
+    uint32_t column_address = 0;
+    uint32_t step = ~0u;
+
+    // Free where the column tile stands at the same place of its panel as the one before.
+    FLASH_DEVICE void step_to(int column_tile) {
+        const uint32_t wanted = Tile::column_step(column_tile);
+        if (wanted == step) return;
+        step = wanted;
+        column_address = wanted == 0 ? lane_address : xor_in_place(lane_address, wanted);
+    }
+    FLASH_DEVICE uint32_t of(int row_tile, int column_tile) const {
+        return column_address + Tile::tile_offset(row_tile, column_tile);
     }
 };
 

@@ -1,81 +1,96 @@
 // The online softmax of one warp's rows, in fp32.
 //
-// For every row it keeps the maximum m of the scores seen and the sum l of P = exp(S - m) over the keys
-// seen. When a block of keys raises m to m', what was summed before is rescaled by exp(m - m'):
+// For every row it keeps a reference m and the sum l of P = exp(S - m) over the keys seen. When m
+// becomes m', what was summed before is rescaled by exp(m - m'):
 //
 //     l := l * exp(m - m') + sum(P),     O := O * exp(m - m') + P V,     in the end O / l
 //
+// Any m is right as long as P, l and O stay within their types: it cancels. What m is decides how much
+// stands between the two products of a block (softmax_reference):
+//
+//     EXACT                the maximum of the scores seen. Nothing exceeds 1; every block rescales.
+//     EXACT_SKIP_RESCALE   the same; a warp in which no row grew does not rescale.
+//     LAGGED               S * factor - m * factor is taken at once; only where it exceeds 8, which a sign
+//                          and an integer comparison show, the reference moves. P stays below 2^8.
+//     ANCHORED             the maximum of the blocks that `update<true>` saw, for good: no maximum at all.
+//                          bf16 has the exponents of fp32, so P is as accurate at 2^60 as at 1. Sums that
+//                          have left the safe range are seen in the end, and the block is computed anew.
+//
 // A thread holds the parts of two rows in each 16-row tile (fragments.cuh): rows lane / 4 and + 8. The
-// four threads of a quad share a row: the maximum is made common at every step, the sum in the end.
+// four threads of a quad share a row: the maximum is made common at every step, the sum in the end, or
+// by the tensor cores, which multiply P by a column of ones (tensor_row_sums).
 #pragma once
 
 #include "ampere/gemm.cuh"
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
+#include "softcap.cuh"
 #include "softmax_scale.cuh"
 
 namespace flash::ampere {
 
-inline constexpr int kRowsPerThread = 2;  // in a 16-row tile
+inline constexpr int kRowsPerThread = 2;        // in a 16-row tile
+inline constexpr float kLaggedGrowth = 8.0f;    // exponents that LAGGED lets pass
+inline constexpr float kAnchoredLimit = 1e18f;  // sums beyond 2^60: then |V| < 2^68 cannot overflow O
+inline constexpr uint32_t kAllLanes = 0xffffffff;
 
 template <typename Kernel>
 struct OnlineSoftmax {
     static constexpr bool optimized = Kernel::cfg.optimized_softmax;
+    static constexpr bool tensor_sums = Kernel::cfg.tensor_row_sums;
+    static constexpr SoftmaxReference mode = Kernel::cfg.softmax_reference;
 
     SoftmaxScale scale;
-    float row_max[Kernel::m_tiles][kRowsPerThread];  // m, of scaled scores unless optimized
-    float row_sum[Kernel::m_tiles][kRowsPerThread];  // l, this thread's columns only
+    // The reference. Optimized: -m * exponent_factor, ready to be added; else m, of scaled scores.
+    float reference[Kernel::m_tiles][kRowsPerThread];
+    // l. On the tensor cores: an accumulator whose columns are all alike; else this thread's columns only.
+    float row_sum[Kernel::m_tiles][tensor_sums ? 4 : kRowsPerThread];
 
     FLASH_DEVICE explicit OnlineSoftmax(const SoftmaxScale &softmax_scale) : scale(softmax_scale) {
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
-            for (int r = 0; r < kRowsPerThread; ++r) {
-                row_max[m][r] = scale.lowest;
-                row_sum[m][r] = 0.0f;
-            }
+            for (float &x : reference[m]) x = reference_of(scale.lowest);
+#pragma unroll
+            for (float &sum : row_sum[m]) sum = 0.0f;
         }
     }
 
-    // Before scores are masked. The optimized softmax scales within the exponent instead.
+    // Before scores are masked. Without a soft cap the optimized softmax scales within the exponent.
     FLASH_DEVICE void scale_scores(Scores<Kernel> &S) const {
-        if constexpr (!optimized) {
+        if constexpr (!optimized || Kernel::traits.softcap) {
 #pragma unroll
             for (auto &row : S.rmem) {
 #pragma unroll
                 for (auto &tile : row) {
 #pragma unroll
-                    for (float &s : tile) s *= scale.score_factor;
+                    for (float &s : tile) {
+                        s *= scale.score_factor;
+                        if constexpr (Kernel::traits.softcap) s = softcap_tanh(s);
+                    }
                 }
             }
         }
     }
 
-    // Takes the scores into the maximum and rescales what was summed before. The optimized softmax
-    // does not rescale at the first step, when nothing was.
-    FLASH_DEVICE void update_max(const Scores<Kernel> &S, Output<Kernel> &O, bool first_step) {
-        float old_max[Kernel::m_tiles][kRowsPerThread];
-#pragma unroll
-        for (int m = 0; m < Kernel::m_tiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < kRowsPerThread; ++r) {
-                old_max[m][r] = row_max[m][r];
-                row_max[m][r] = quad_max(max_of_row(S, m, r, old_max[m][r]));
-            }
-        }
-        if (optimized && first_step) return;
-#pragma unroll
-        for (int m = 0; m < Kernel::m_tiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < kRowsPerThread; ++r) {
-                rescale(O, m, r, exp2_approx((old_max[m][r] - row_max[m][r]) * scale.exponent_factor));
-            }
+    // Takes a block's scores into the reference and rescales what was summed before. kExact: by their
+    // maximum, whatever the mode; blocks with a mask and the first one go this way. `first`: nothing
+    // was summed before. The optimized softmax does not rescale then.
+    template <bool kExact>
+    FLASH_DEVICE void update(Scores<Kernel> &S, Output<Kernel> &O, bool first) {
+        if constexpr (kExact || !Kernel::approximate_reference) {
+            take_maximum(S, O, first);
+        } else if constexpr (mode == SoftmaxReference::LAGGED) {
+            take_growth(S, O);
         }
     }
 
-    // P = exp(S - m) of 16 keys, added to l in fp32 and then rounded to the input type. The accumulators
-    // of two neighbouring 8-column tiles of S are one A fragment of P (fragments.cuh).
+    // P = exp(S - m) of 16 keys, rounded to the input type, and added to l: in fp32 before it is rounded, or
+    // by the tensor cores afterwards. The accumulators of two neighbouring 8-column tiles of S are one A
+    // fragment of P (fragments.cuh). kExact: as in `update`.
+    template <bool kExact>
     FLASH_DEVICE AFragment<Kernel> probabilities(const Scores<Kernel> &S, int key_tile) {
+        constexpr bool has_exponents = !kExact && mode == SoftmaxReference::LAGGED;
         AFragment<Kernel> P;  // (warp_rows, 16)
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -83,10 +98,14 @@ struct OnlineSoftmax {
             for (int i = 0; i < 4; ++i) {
                 const int r = i % 2;
                 const float (&tile)[4] = S.rmem[m][2 * key_tile + i / 2];
-                const float left = exponential(tile[2 * r], m, r);
-                const float right = exponential(tile[2 * r + 1], m, r);
-                row_sum[m][r] += left + right;
+                const float left = exponential<has_exponents>(tile[2 * r], m, r);
+                const float right = exponential<has_exponents>(tile[2 * r + 1], m, r);
+                if constexpr (!tensor_sums) row_sum[m][r] += left + right;
                 P.rmem[m][i] = pack<Kernel::dtype>(left, right);
+            }
+            if constexpr (tensor_sums) {
+                constexpr uint32_t ones = Kernel::dtype == DType::FP16 ? 0x3c003c00 : 0x3f803f80;
+                mma<Kernel::dtype>(row_sum[m], P.rmem[m], ones, ones);
             }
         }
         return P;
@@ -94,19 +113,107 @@ struct OnlineSoftmax {
 
     // The sum of a row over the whole quad.
     FLASH_DEVICE float total(int m, int r) const {
-        float sum = row_sum[m][r];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        return sum + __shfl_xor_sync(0xffffffff, sum, 2);
+        if constexpr (tensor_sums) {
+            return row_sum[m][2 * r];
+        } else {
+            float sum = row_sum[m][r];
+            sum += __shfl_xor_sync(kAllLanes, sum, 1);
+            return sum + __shfl_xor_sync(kAllLanes, sum, 2);
+        }
+    }
+
+    // m as an exponent of 2.
+    FLASH_DEVICE float reference_exponent(int m, int r) const {
+        return optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
     }
 
     // log(sum over keys of exp(scaled score)), natural logarithm.
     FLASH_DEVICE float log_sum_exp(int m, int r, float total) const {
-        return (row_max[m][r] * scale.exponent_factor + __log2f(total)) * kLn2;
+        return (reference_exponent(m, r) + __log2f(total)) * kLn2;
+    }
+
+    // Whether a score has outgrown an anchored reference, or is NaN.
+    FLASH_DEVICE bool left_safe_range() const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) sum += row_sum[m][tensor_sums ? 2 * r : r];
+        }
+        return !(sum < kAnchoredLimit);
     }
 
   private:
-    static FLASH_DEVICE float max_of_row(const Scores<Kernel> &S, int m, int r, float start) {
-        float even = start, odd = start;  // two chains, half as long
+    FLASH_DEVICE float reference_of(float maximum) const {
+        return optimized ? -maximum * scale.exponent_factor : maximum;
+    }
+
+    FLASH_DEVICE void take_maximum(const Scores<Kernel> &S, Output<Kernel> &O, bool first) {
+        constexpr bool always_rescale = mode == SoftmaxReference::EXACT;
+        float factor[Kernel::m_tiles][kRowsPerThread];
+        bool grew = false;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) {
+                const float old = reference[m][r];
+                const float maximum = reference_of(quad_max(max_of_row(S, m, r)));
+                reference[m][r] = optimized ? fminf(old, maximum) : fmaxf(old, maximum);
+                const float step =
+                    optimized ? reference[m][r] - old : (old - reference[m][r]) * scale.exponent_factor;
+                factor[m][r] = exp2_approx(step);
+                grew |= step < 0;
+            }
+        }
+        if (always_rescale ? optimized && first : !__any_sync(kAllLanes, grew)) return;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) rescale(O, m, r, factor[m][r]);
+        }
+    }
+
+    // LAGGED: S := S * factor - m * factor. Positive floats are ordered as their bits are as integers, and
+    // negative ones are negative integers: the largest of 0 and all of them needs no comparison of floats.
+    FLASH_DEVICE void take_growth(Scores<Kernel> &S, Output<Kernel> &O) {
+        int growth[Kernel::m_tiles][kRowsPerThread] = {};
+        int largest = 0;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) {
+#pragma unroll
+                for (auto &tile : S.rmem[m]) {
+                    float &left = tile[2 * r], &right = tile[2 * r + 1];
+                    left = fmaf(left, scale.exponent_factor, reference[m][r]);
+                    right = fmaf(right, scale.exponent_factor, reference[m][r]);
+                    growth[m][r] = __vimax3_s32(growth[m][r], __float_as_int(left), __float_as_int(right));
+                }
+                largest = max(largest, growth[m][r]);
+            }
+        }
+        if (!__any_sync(kAllLanes, largest > __float_as_int(kLaggedGrowth))) return;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) {
+                int g = growth[m][r];
+                g = max(g, __shfl_xor_sync(kAllLanes, g, 1));
+                g = max(g, __shfl_xor_sync(kAllLanes, g, 2));
+                const float step = __int_as_float(g);
+                reference[m][r] -= step;
+                rescale(O, m, r, exp2_approx(-step));
+#pragma unroll
+                for (auto &tile : S.rmem[m]) {
+                    tile[2 * r] -= step;
+                    tile[2 * r + 1] -= step;
+                }
+            }
+        }
+    }
+
+    static FLASH_DEVICE float max_of_row(const Scores<Kernel> &S, int m, int r) {
+        float even = S.rmem[m][0][2 * r], odd = S.rmem[m][0][2 * r + 1];  // two chains, half as long
 #pragma unroll
         for (const auto &tile : S.rmem[m]) {
             even = fmaxf(even, tile[2 * r]);
@@ -116,12 +223,12 @@ struct OnlineSoftmax {
     }
 
     static FLASH_DEVICE float quad_max(float x) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-        return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+        x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+        return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
     }
 
     FLASH_DEVICE void rescale(Output<Kernel> &O, int m, int r, float factor) {
-        row_sum[m][r] *= factor;
+        row_sum[m][tensor_sums ? 2 * r : r] *= factor;
 #pragma unroll
         for (auto &tile : O.rmem[m]) {
             tile[2 * r] *= factor;
@@ -129,11 +236,14 @@ struct OnlineSoftmax {
         }
     }
 
+    template <bool kIsExponent>
     FLASH_DEVICE float exponential(float s, int m, int r) const {
-        if constexpr (optimized) {
-            return exp2_approx(fmaf(s, scale.exponent_factor, -row_max[m][r] * scale.exponent_factor));
+        if constexpr (kIsExponent) {
+            return exp2_approx(s);
+        } else if constexpr (optimized) {
+            return exp2_approx(fmaf(s, scale.exponent_factor, reference[m][r]));
         } else {
-            return exp2_approx((s - row_max[m][r]) * scale.exponent_factor);
+            return exp2_approx((s - reference[m][r]) * scale.exponent_factor);
         }
     }
 };

@@ -18,6 +18,9 @@
 
 namespace flash::ampere {
 
+inline constexpr int kMaxStages = 8;
+inline constexpr int kBarrierBytes = 128;  // full[8] and empty[8], 8 bytes each
+
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct StaticForwardKernelConfig {
     static constexpr FlashForwardKernelConfig cfg = CFG;
@@ -45,8 +48,27 @@ struct StaticForwardKernelConfig {
     static constexpr int smem_Q = 0;
     static constexpr int smem_K = smem_Q + QTile::bytes;
     static constexpr int smem_V = smem_K + KVTile::bytes;
-    static constexpr int smem_bytes = smem_V + KVTile::bytes;
-    static_assert(smem_bytes == (B_r + 2 * B_c) * d_head * kElementBytes);
+    static constexpr int smem_barriers = smem_K + CFG.kv_stages * 2 * KVTile::bytes;  // K V, K V, …
+    static constexpr int smem_bytes = smem_barriers + (CFG.mbarrier ? kBarrierBytes : 0);
+    static_assert(smem_barriers == (B_r + 2 * CFG.kv_stages * B_c) * d_head * kElementBytes);
+
+    static_assert(CFG.kv_stages >= 1 && CFG.kv_stages <= kMaxStages, "kv_stages must be 1 to 8");
+    static_assert(CFG.kv_stages == 1 || (CFG.async_copy && CFG.eager_load_blocks),
+                  "kv_stages beyond 1 needs async_copy and eager_load_blocks");
+    static_assert(!CFG.mbarrier || CFG.kv_stages > 1, "mbarrier needs kv_stages of 2 or more");
+
+    // ---------------------------------------------------------------- softmax
+    static constexpr bool approximate_reference = CFG.softmax_reference == SoftmaxReference::LAGGED ||
+                                                  CFG.softmax_reference == SoftmaxReference::ANCHORED;
+    static_assert(CFG.softmax_reference == SoftmaxReference::EXACT || CFG.optimized_softmax,
+                  "softmax_reference other than EXACT needs optimized_softmax");
+    static_assert(CFG.softmax_reference != SoftmaxReference::ANCHORED || dtype == DType::BF16,
+                  "an ANCHORED softmax_reference needs BF16: P passes the range of FP16");
+    static_assert(!(CFG.softmax_reference == SoftmaxReference::ANCHORED && TRAITS.split),
+                  "an ANCHORED softmax_reference is recomputed in other blocks of keys, and with split keys "
+                  "their bounds are those of the parts");
+    static_assert(!(CFG.tensor_row_sums && TRAITS.split),
+                  "tensor_row_sums sums rounded P, which spoils the LSE that split keys are combined by");
 
     // ---------------------------------------------------------------- copies
     static constexpr int copy_rows = n_threads / QTile::row_chunks;  // rows the block copies in one pass
@@ -67,6 +89,12 @@ struct StaticForwardKernelConfig {
     static_assert(valid_tile_count(CFG.V_mma_load_K_tiles, key_tiles),
                   "V_mma_load_K_tiles must be 0 or divide B_c / 16");
     static constexpr bool holds_Q = CFG.Q_mma_load_K_tiles == 0;
+    static_assert(CFG.fragments_ahead >= 0 && CFG.fragments_ahead <= key_tiles,
+                  "fragments_ahead must be 0 to B_c / 16");
+    static_assert(CFG.fragments_ahead == 0 || (CFG.Q_mma_load_K_tiles <= 1 && CFG.K_mma_load_K_tiles == 1 &&
+                                               CFG.V_mma_load_K_tiles == 1 && !CFG.mma_double_buffer_loads),
+                  "fragments_ahead loads fragment by fragment: K and V tiles must be 1, Q tiles 0 or 1, and "
+                  "mma_double_buffer_loads off");
 };
 
 }  // namespace flash::ampere

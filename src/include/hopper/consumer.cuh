@@ -26,7 +26,7 @@ struct Consumer {
     uint32_t rmem_P[B_c / 4];  // (64, B_c) weights, 16 bit
     float rmem_O[d_v / 2];     // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
-    UniformSlots slots;
+    Descriptors tiles;
     RingPosition<Static::kKvStages> kv{0};  // K's tile; V's has the same slot, one tile later
     RingPosition<Static::kQStages> q{0};
     WorkItem item;
@@ -119,28 +119,30 @@ struct Consumer {
 
     FLASH_DEVICE int first_kv_block() const {
         int n_blocks = item.n_kv_blocks;
-        if (Static::kSkipsLeadingTile) {
+        if (Static::kMaxSkippedTiles > 0) {
             const int visible = item.q_block * B_r + (warpgroup + 1) * kWarpgroupRows + args.work.seq_len_k -
                                 args.work.seq_len_q;
             n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
-            n_blocks = max(n_blocks, item.n_kv_blocks - 1);  // at most one
+            n_blocks = max(n_blocks, item.n_kv_blocks - Static::kMaxSkippedTiles);
         }
         return n_blocks - 1;
     }
 
-    FLASH_DEVICE bool skips_leading_tile() const {
-        return Static::kSkipsLeadingTile && kv_block + 1 < item.n_kv_blocks;
-    }
-
-    // Passes a tile on unused, with all the turns and releases of one that is used.
-    FLASH_DEVICE void skip_tile() {
-        mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
-        await_turn();
-        pass_turn();
-        release(smem.k_empty(kv.slot()));
-        mbarrier_wait(smem.v_full(kv.slot()), kv.phase());
-        release(smem.v_empty(kv.slot()));
-        kv.advance();
+    // Passes the tiles before the first one on unused, with all the turns and releases of those that are
+    // used.
+    FLASH_DEVICE void skip_leading_tiles() {
+        if constexpr (Static::kMaxSkippedTiles > 0) {
+#pragma unroll 1
+            for (int skipped = item.n_kv_blocks - 1; skipped > kv_block; --skipped) {
+                mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
+                await_turn();
+                pass_turn();
+                release(smem.k_empty(kv.slot()));
+                mbarrier_wait(smem.v_full(kv.slot()), kv.phase());
+                release(smem.v_empty(kv.slot()));
+                kv.advance();
+            }
+        }
     }
 
     FLASH_DEVICE void fetch_item() {
@@ -159,7 +161,8 @@ struct Consumer {
     // ---------------------------------------------------------------- barriers
     // The opaque zero is the sign of a sum of powers of two (the hardware's NaN is positive too).
     FLASH_DEVICE void use_slots(uint32_t k, uint32_t v) {
-        slots = make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31);
+        tiles = products.descriptors(
+            make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31));
     }
 
     // This warp no longer needs what the barrier guards.
@@ -178,14 +181,28 @@ struct Consumer {
 
     FLASH_DEVICE void sync_warpgroup() { named_barrier_sync(8 + warpgroup, kWarpgroupThreads); }
 
+    // S is there; P V goes on, unless both are waited for here (drained).
+    FLASH_DEVICE void await_scores(uint32_t v_slot) {
+        if constexpr (CFG.drained) {
+            wgmma_wait<0>();
+            pin_output();
+            release(smem.v_empty(v_slot));
+        } else {
+            wgmma_wait<1>();
+        }
+        pin_registers(rmem_S);
+    }
+
     // P V is done. ptxas moves this wait up in front of the exponentials, unless a branch that depends on
     // them stands before it: forced_overlap adds one, which no finite sum takes.
-    FLASH_DEVICE void await_pv() {
+    FLASH_DEVICE void await_pv(uint32_t v_slot) {
+        if (CFG.drained) return;  // in await_scores
         if (CFG.forced_overlap && __any_sync(kFullWarp, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
             store_shared(smem.sink(), 1);
         }
         wgmma_wait<0>();
         pin_output();
+        release(smem.v_empty(v_slot));
     }
 
     FLASH_DEVICE void pin_output() {

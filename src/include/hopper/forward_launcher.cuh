@@ -32,7 +32,10 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     constexpr int kKeyBytes = (CFG.d_head + CFG.d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
     const int section_heads =
-        CFG.head_sections ? section_width(TRAITS.causal, problem.seq_len_q, problem.seq_len_k, kKeyBytes) : 1;
+        !CFG.head_sections        ? 1
+        : CFG.section_heads != 0 ? CFG.section_heads
+                                 : section_width(TRAITS.causal, problem.seq_len_q, problem.seq_len_k,
+                                                 kKeyBytes);
     if (!plan_work(problem.batch, problem.n_heads, problem.seq_len_q, problem.seq_len_k, CFG.B_r,
                    TRAITS.causal, section_heads, args.work)) {
         return cudaErrorInvalidValue;

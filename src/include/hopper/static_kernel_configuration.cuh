@@ -69,8 +69,16 @@ struct StaticForwardKernelConfig {
     static constexpr int kControlOffset = kVOffset + kKvStages * kVBytes;
     static constexpr int smem_bytes = kControlOffset + kControlBytes;
 
-    // Causal blocks of three warpgroups: the first tile may lie wholly above a warpgroup's diagonal.
-    static constexpr bool kSkipsLeadingTile = TRAITS.causal && n_consumers == 3;
+    // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
+    // them on unused. So many at most; the tile before the item's first must keep its V slot meanwhile.
+    static constexpr int kTilesAboveDiagonal =
+        ((n_consumers - 1) * kWarpgroupRows + B_c - 1) / B_c;
+    static constexpr int kMaxSkippedTiles =
+        !TRAITS.causal || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
+        : CFG.trimmed                                              ? (kTilesAboveDiagonal < kKvStages ? kTilesAboveDiagonal
+                                                                                                   : kKvStages - 1)
+        : n_consumers == 3                                         ? 1
+                                                                   : 0;
 
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),
                   "d_head, d_head_v: 64, 96, 128, 192 or 256");
@@ -84,6 +92,12 @@ struct StaticForwardKernelConfig {
     static_assert(CFG.direct_store || kQBytes >= tile_bytes(B_r, d_head_v),
                   "O is staged in Q's slot and must fit: d_head_v <= d_head, or direct_store");
     static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
+    static_assert((!CFG.prepared_turns && !CFG.early_pass) || (CFG.ping_pong && CFG.overlap_products),
+                  "prepared_turns, early_pass: about turns of two products; ping_pong and overlap_products");
+    static_assert(!CFG.drained || (CFG.overlap_products && !CFG.forced_overlap),
+                  "drained starts the softmax after P V: overlap_products, and no forced_overlap");
+    static_assert(CFG.section_heads >= 0 && (CFG.section_heads == 0 || CFG.head_sections),
+                  "section_heads: 0, or positive with head_sections");
     static_assert(!CFG.forced_overlap || CFG.overlap_products,
                   "forced_overlap forces the softmax under P V: overlap_products must put it there");
     static_assert(CFG.next_item == NextItem::NONE || CFG.overlap_products,

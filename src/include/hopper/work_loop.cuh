@@ -44,7 +44,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         wg.kv_block = wg.item.n_kv_blocks - 1;
         wg.use_slots(wg.kv.slot(), wg.kv.slot());
         mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-        wg.products.issue_qk(wg.rmem_S, wg.slots);
+        wg.products.issue_qk(wg.rmem_S, wg.tiles);
         wg.pass_turn();
         wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next item's first product
         wgmma_wait<0>();
@@ -63,25 +63,19 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         wg.kv_block = wg.first_kv_block();
         const auto v = wg.kv;
         wg.kv.advance();
-        if (wg.skips_leading_tile()) wg.skip_tile();
-        wg.use_slots(wg.kv.slot(), v.slot());
-        mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-        if (CFG.ping_pong) {
-            wg.await_turn();
-        } else {
-            wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
-        }
-        wg.products.issue_qk(wg.rmem_S, wg.slots);
-        mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
-        wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
-        wg.pass_turn();
+        wg.skip_leading_tiles();
         const RowState state = wg.row_state();
-        wgmma_wait<1>();  // S; P V goes on
-        pin_registers(wg.rmem_S);
+        issue_both_products(wg, v, [&] {
+            if (CFG.ping_pong) {
+                wg.await_turn();
+            } else {
+                wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+            }
+        });
+        wg.await_scores(v.slot());
         wg.release(wg.smem.k_empty(wg.kv.slot()));
         wg.first_softmax();
-        wg.await_pv();
-        wg.release(wg.smem.v_empty(v.slot()));
+        wg.await_pv(v.slot());
         wg.round_weights();
         wg.finish(done, state, q_slot);
     }

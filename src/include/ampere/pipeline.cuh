@@ -1,0 +1,245 @@
+// How K and V blocks come into shared memory, and what keeps a warp from reading a block that is not
+// complete or overwriting one that another warp still reads. Three schedules with one interface; j is
+// the block that is worked on, blocks count down, | is a barrier of the thread block:
+//
+//   kv_stages = 1, one slot. Copies run until the next barrier:
+//                       V(j) ──────────┐   K(j-1) ──────────────────┐
+//                     | S = Q K(j)^T   | softmax   O += P V(j)      |  …
+//                     without eager_load_blocks: K(j), wait, S, V(j), wait, …
+//
+//   kv_stages = n       n - 1 blocks, K and V, are under way or there. One barrier a block, behind which
+//                       the slot of block j+1 is free for block j-n+1:
+//                     | K, V(j-n+1) ───────────────────────── …
+//                     | S = Q K(j)^T   softmax   O += P V(j) | …
+//
+//   mbarrier            the same without making warps wait for each other: a slot has a barrier that its
+//                       copies complete (full) and one that its readers complete (empty). A warp waits for
+//                       the first before it reads, for the second only when it wants to fill the slot, so the
+//                       warps of a thread block drift apart by up to n - 1 blocks.
+#pragma once
+
+#include "ampere/load_store.cuh"
+#include "ampere/static_kernel_configuration.cuh"
+#include "ptx.cuh"
+
+namespace flash::ampere {
+
+// Where the blocks of one head come from: a thread's loaders, and how many blocks are still to be loaded.
+template <typename Kernel>
+struct KVSource {
+    using Loader = TileLoader<Kernel, typename Kernel::KVTile>;
+    Loader K;
+    Loader V;
+    int blocks_left;
+};
+
+// One slot for K and one for V.
+template <typename Kernel>
+struct SingleSlot {
+    static constexpr bool waits_for_Q = true;  // before the first block, whoever needs it
+    static constexpr bool eager = Kernel::cfg.eager_load_blocks;
+
+    KVSource<Kernel> source;
+
+    FLASH_DEVICE SingleSlot(const KVSource<Kernel> &kv, uint32_t) : source(kv) {}
+
+    FLASH_DEVICE static uint32_t offset() { return 0; }
+
+    // Q is under way. `valid_keys`: rows of the first block that lie within the tensor.
+    FLASH_DEVICE void start(int valid_keys) {
+        if constexpr (eager) source.K.template load<true>(valid_keys);
+    }
+
+    FLASH_DEVICE void wait_for_Q() {
+        wait_for_copies<Kernel>();
+        __syncthreads();
+    }
+
+    template <bool kEdge>
+    FLASH_DEVICE void before_scores(int valid_keys) {
+        if constexpr (!eager) source.K.template load<kEdge>(valid_keys);
+        wait_for_copies<Kernel>();
+        __syncthreads();  // K is complete; all warps are done with the V block before it
+        if constexpr (eager) source.V.template load<kEdge>(valid_keys);
+    }
+
+    template <bool kEdge>
+    FLASH_DEVICE void after_scores(int valid_keys) {
+        if constexpr (!eager) source.V.template load<kEdge>(valid_keys);
+        wait_for_copies<Kernel>();
+        __syncthreads();  // V is complete; all warps are done with K
+        if constexpr (eager) {
+            if (--source.blocks_left > 0) source.K.template load<false>(Kernel::B_c);
+        }
+    }
+
+    FLASH_DEVICE void after_output() {}
+};
+
+// Which slot of a ring, and how often the ring was gone through, as a parity.
+template <int kSlots>
+struct RingPosition {
+    uint32_t slot = 0;
+    uint32_t parity = 0;
+
+    FLASH_DEVICE void advance() {
+        const bool wraps = slot == kSlots - 1;
+        parity ^= uint32_t(wraps);
+        slot = wraps ? 0 : slot + 1;
+    }
+};
+
+// What the two schedules with several slots share: the ring of slots that hold K and V of a block.
+template <typename Kernel>
+struct SlotRing {
+    static constexpr bool waits_for_Q = false;  // Q is complete when the first block is
+    static constexpr int slots = Kernel::cfg.kv_stages;
+    static constexpr uint32_t slot_bytes = 2 * Kernel::KVTile::bytes;
+
+    KVSource<Kernel> source;
+    uint32_t load_slot = 0;
+
+    template <bool kEdge>
+    FLASH_DEVICE void load_block(int valid_keys) {
+        if (source.blocks_left > 0) {
+            source.K.template load<kEdge>(valid_keys, load_slot * slot_bytes);
+            source.V.template load<kEdge>(valid_keys, load_slot * slot_bytes);
+        }
+        --source.blocks_left;
+    }
+    FLASH_DEVICE void advance_load() { load_slot = load_slot == slots - 1 ? 0 : load_slot + 1; }
+};
+
+// Several slots, one barrier of the thread block for each K/V block.
+template <typename Kernel>
+struct BarrierRing : SlotRing<Kernel> {
+    using Ring = SlotRing<Kernel>;
+    uint32_t slot = 0;
+
+    FLASH_DEVICE BarrierRing(const KVSource<Kernel> &kv, uint32_t) : Ring{kv} {}
+
+    FLASH_DEVICE uint32_t offset() const { return slot * Ring::slot_bytes; }
+
+    FLASH_DEVICE void start(int valid_keys) {
+        cp_async_commit();  // Q
+        load<true>(valid_keys);
+#pragma unroll
+        for (int i = 2; i < Ring::slots; ++i) load<false>(Kernel::B_c);
+    }
+
+    FLASH_DEVICE void wait_for_Q() {
+        cp_async_wait_group<Ring::slots - 1>();
+        __syncthreads();
+    }
+
+    template <bool kEdge>
+    FLASH_DEVICE void before_scores(int) {
+        cp_async_wait_group<Ring::slots - 2>();
+        __syncthreads();  // K and V are complete; all warps are done with the block before
+        load<false>(Kernel::B_c);
+    }
+
+    template <bool kEdge>
+    FLASH_DEVICE void after_scores(int) {}
+
+    FLASH_DEVICE void after_output() { slot = slot == Ring::slots - 1 ? 0 : slot + 1; }
+
+  private:
+    // Always one group, so that the number of groups says which blocks are complete.
+    template <bool kEdge>
+    FLASH_DEVICE void load(int valid_keys) {
+        Ring::template load_block<kEdge>(valid_keys);
+        cp_async_commit();
+        Ring::advance_load();
+    }
+};
+
+// Several slots, two mbarriers for each.
+template <typename Kernel>
+struct MbarrierRing : SlotRing<Kernel> {
+    using Ring = SlotRing<Kernel>;
+    using Position = RingPosition<Ring::slots>;
+
+    uint32_t barriers;  // shared memory: full[slots], empty[slots], 8 bytes each
+    Position at;
+    Position before;  // the block before this one; its slot is filled next
+    bool first = true;
+
+    FLASH_DEVICE MbarrierRing(const KVSource<Kernel> &kv, uint32_t smem_barriers)
+        : Ring{kv}, barriers(smem_barriers) {
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < Ring::slots; ++i) {
+                mbarrier_init(full(i), Kernel::n_threads);
+                mbarrier_init(empty(i), Kernel::cfg.n_warps);
+            }
+        }
+        __syncthreads();  // the barriers can be used
+    }
+
+    FLASH_DEVICE uint32_t offset() const { return at.slot * Ring::slot_bytes; }
+
+    FLASH_DEVICE void start(int valid_keys) {
+        cp_async_commit();  // Q
+        load<true>(valid_keys);
+#pragma unroll
+        for (int i = 2; i < Ring::slots; ++i) load<false>(Kernel::B_c);
+        cp_async_commit();
+    }
+
+    FLASH_DEVICE void wait_for_Q() {
+        cp_async_wait_group<1>();
+        __syncthreads();
+    }
+
+    template <bool kEdge>
+    FLASH_DEVICE void before_scores(int) {
+        mbarrier_wait(full(at.slot), at.parity);  // K and V are complete
+    }
+
+    template <bool kEdge>
+    FLASH_DEVICE void after_scores(int) {
+        // All warps are done with the block before: not before the first one, whose slot was never filled.
+        if (!first && this->source.blocks_left > 0) mbarrier_wait(empty(before.slot), before.parity);
+        first = false;
+        load<false>(Kernel::B_c);
+    }
+
+    FLASH_DEVICE void after_output() {
+        __syncwarp();  // all lanes have read their fragments
+        if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty(at.slot));
+        before = at;
+        at.advance();
+    }
+
+  private:
+    FLASH_DEVICE uint32_t full(uint32_t slot) const { return barriers + 8 * slot; }
+    FLASH_DEVICE uint32_t empty(uint32_t slot) const { return barriers + 8 * (Ring::slots + slot); }
+
+    template <bool kEdge>
+    FLASH_DEVICE void load(int valid_keys) {
+        Ring::template load_block<kEdge>(valid_keys);
+        mbarrier_arrive_after_copies(full(this->load_slot));
+        Ring::advance_load();
+    }
+};
+
+template <typename Kernel>
+struct PipelineOf {
+    using type = SingleSlot<Kernel>;
+};
+template <typename Kernel>
+    requires(Kernel::cfg.kv_stages > 1 && !Kernel::cfg.mbarrier)
+struct PipelineOf<Kernel> {
+    using type = BarrierRing<Kernel>;
+};
+template <typename Kernel>
+    requires(Kernel::cfg.mbarrier)
+struct PipelineOf<Kernel> {
+    using type = MbarrierRing<Kernel>;
+};
+
+template <typename Kernel>
+using Pipeline = typename PipelineOf<Kernel>::type;
+
+}  // namespace flash::ampere
