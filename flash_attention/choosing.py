@@ -18,6 +18,7 @@ from flash_helpers.build import build_kernels
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.tune.lookup import TuningResults
 
 LAYOUT = "(batch, seq, heads, d)"
 CHOICES_KEPT = 1024  # problems whose choice is remembered
@@ -136,7 +137,10 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
     facts = cuda.device_facts_of(device)
     if config is None:
         choice = select(
-            problem, facts, is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None
+            problem,
+            facts,
+            TuningResults(),
+            is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None,
         )
     else:
         _check_able(problem, config, unable_reason(config, problem, [config]))
@@ -218,7 +222,8 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     if device.type == "cuda":
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
-        kernels = dict.fromkeys(select(problem, facts).kernel for problem in problems)
+        results = TuningResults()
+        kernels = dict.fromkeys(select(problem, facts, results).kernel for problem in problems)
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
             build_kernels(missing, [facts.target])
