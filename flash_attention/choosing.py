@@ -27,8 +27,6 @@ CHOICES_KEPT = 1024  # problems whose choice is remembered
 # AVX-512, 512 to 4096 keys, head sizes 64 and 128).
 CPU_B_C = 256
 
-TUNING_RESULTS = TuningResults()  # the user's and the shipped ones, read when first asked for
-
 INSISTED = "the caller insists on it"
 
 
@@ -141,7 +139,7 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
         choice = select(
             problem,
             facts,
-            TUNING_RESULTS,
+            TuningResults(),
             is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None,
         )
     else:
@@ -224,7 +222,8 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     if device.type == "cuda":
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
-        kernels = dict.fromkeys(select(problem, facts, TUNING_RESULTS).kernel for problem in problems)
+        results = TuningResults()
+        kernels = dict.fromkeys(select(problem, facts, results).kernel for problem in problems)
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
             build_kernels(missing, [facts.target])

@@ -80,7 +80,14 @@ def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts
     at_a_time = max(per_sm, 1) * facts.sm_count
     parts, launches = 1, 1
     if kernel.traits.split:
-        parts = n_splits(blocks, at_a_time, facts.sm_count, problem.keys_of_block(config.B_r))
+        parts = n_splits(
+            blocks,
+            problem.batch * problem.n_heads * problem.seq_len_q,
+            -(-problem.keys_of_block(config.B_r) // config.B_c),
+            problem.d_head_v,
+            sm_count=facts.sm_count,
+            blocks_per_sm=max(per_sm, 1),
+        )
         blocks, launches = blocks * parts, 2  # the second one combines
     # Blocks resident together share the SM; the last wave takes as long as its fullest SM.
     in_turn = blocks // at_a_time * per_sm + -(-(blocks % at_a_time) // facts.sm_count)

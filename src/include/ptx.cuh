@@ -11,6 +11,19 @@ FLASH_DEVICE uint32_t smem_address(const void *smem) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(smem));
 }
 
+inline constexpr uint32_t kAllLanes = 0xffffffff;
+
+// The value of lane 0 in all lanes. It is the same number where all lanes have the same; but now the
+// compiler knows that, keeps it in a uniform register, and lets the warp branch on it as one.
+FLASH_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+// x, of which the compiler is told nothing: what is computed from it is computed here, neither before a loop
+// nor kept from earlier. Costs no instruction; saves registers where none is left.
+FLASH_DEVICE int computed_here(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // ---------------------------------------------------------------- global <-> shared
 
 // 16 bytes, past the L1 cache. A chunk that is not `in_bounds` is filled with zeros; nothing is read.

@@ -30,7 +30,6 @@ from flash_helpers.kernel_configs import (
     device_facts,
     get_kernels_to_build,
 )
-from flash_helpers.splits import MAX_SPLITS, MIN_KEYS, WAVES, n_splits
 from flash_helpers.test.reference import visible_keys
 
 AMPERE = get_kernels_to_build()[0]
@@ -226,21 +225,11 @@ def test_split_kernels_are_not_compiled_for_a_small_gain():
     assert choice.n_splits == 1
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 8, 100, 131, 132, 10_000])
-@pytest.mark.parametrize("keys", [1, 255, 512, 4096, 131_072, 10_000_000])
-def test_number_of_parts(blocks, keys):
-    parts = n_splits(blocks, 2 * 132, 132, keys)
-    assert 1 <= parts <= MAX_SPLITS
-    assert parts == 1 or keys // parts >= MIN_KEYS
-    assert parts * blocks <= max(WAVES * 2 * 132 + blocks, blocks)
-    if blocks >= 132:
-        assert parts == 1
-
-
 def test_a_window_limits_the_parts():
     windowed = dataclasses.replace(DECODE, seq_len_q=64, seq_len_k=65536, left=1000, right=0)
     assert windowed.keys_of_block(64) == 1064
-    assert select(windowed, H100).n_splits <= 1064 // MIN_KEYS
+    choice = select(windowed, H100)
+    assert 1 < choice.n_splits <= -(-1064 // choice.kernel.config.B_c)
 
 
 # ---------------------------------------------------------------------- the model

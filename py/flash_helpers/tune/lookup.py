@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.tune.bucket import Bucket
 from flash_helpers.tune.database import NotATuningDatabaseError, TuningDatabase
 from flash_helpers.tune.device import TunedDevice, present_sources
-from flash_helpers.tune.tables import ShippedTable, shipped_table
+from flash_helpers.tune.space import tuning_space
+from flash_helpers.tune.tables import ShippedTable, TableError, families_of, shipped_table
 
 MAX_DISTANCE = 2  # doublings of length or load over which a result is still worth more than the model
 
@@ -42,11 +45,13 @@ class TunedBucket:
         bucket: where they were measured, which may be near the one asked for.
         source: where the results are from, in words.
         kernels: the fastest first.
+        families: the kernel families that took part.
     """
 
     bucket: Bucket
     source: str
     kernels: tuple[TunedKernel, ...]
+    families: frozenset[str]
 
 
 class AttentionSizes(Protocol):
@@ -98,7 +103,8 @@ def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None 
         kernels = [
             TunedKernel(m.kernel, m.milliseconds, m.tflops) for m in rows if m.milliseconds and m.tflops
         ]
-        return TunedBucket(nearest, f"measured on this machine ({database.path})", tuple(kernels))
+        source = f"measured on this machine ({database.path})"
+        return TunedBucket(nearest, source, tuple(kernels), families_of(m.kernel for m in rows))
     assert table is not None
     return _shipped(nearest, table)
 
@@ -139,9 +145,13 @@ class TuningResults:
         return ranked[0] if ranked else None
 
     def ranked(self, problem: AttentionSizes, facts: DeviceFacts) -> list[tuple[ForwardConfig, str]]:
-        """All measured configurations, the quickest first, each with the measurement in words."""
+        """All measured configurations, the quickest first, each with the measurement in words.
+
+        None where the family that was made for the device did not take part: the quickest of the others
+        would say nothing about it.
+        """
         found = self.of(problem, facts)
-        if found is None:
+        if found is None or _newest_family(problem.dtype, problem.d_head, facts) not in found.families:
             return []
         return [
             (
@@ -167,16 +177,31 @@ class TuningResults:
         if key not in self._found:
             try:
                 self._found[key] = lookup(*key, self._database)
-            except (OSError, NotATuningDatabaseError) as error:  # a call must not fail for want of advice
+            except (
+                OSError,
+                NotATuningDatabaseError,
+                TableError,
+            ) as error:  # a call must not fail for want of advice
                 print(f"flash_attention: no tuning results are used: {error}", file=sys.stderr)
                 self._found[key] = None
         return self._found[key]
 
 
 def _shipped(bucket: Bucket, table: ShippedTable) -> TunedBucket:
-    rows = table.buckets[bucket]
+    entry = table.buckets[bucket]
     source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
-    return TunedBucket(bucket, source, tuple(TunedKernel(*row) for row in rows))
+    return TunedBucket(bucket, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.families)
+
+
+@functools.cache
+def _newest_family(dtype: DType, d_head: int, facts: DeviceFacts) -> str | None:
+    """The family with the most special instructions that has kernels for these on the device."""
+    fitting = {
+        family_of(ForwardKernel(config)).name
+        for config in tuning_space()
+        if (config.dtype, config.d_head) == (dtype, d_head) and config.infeasible_reason(facts) is None
+    }
+    return next((family.name for family in reversed(FAMILIES) if family.name in fitting), None)
 
 
 def _state_of(path: Path) -> object:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flash_helpers.build.families import family_of
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.tune.bucket import Bucket
 from flash_helpers.tune.database import TuningDatabase
 from flash_helpers.tune.device import TunedDevice, present_sources
@@ -26,17 +30,30 @@ class TableError(ValueError):
 
 
 @dataclass(frozen=True)
+class TableBucket:
+    """One bucket of a table.
+
+    Attributes:
+        kernels: the best, the fastest first.
+        families: the kernel families that took part.
+    """
+
+    kernels: tuple[Entry, ...]
+    families: frozenset[str]
+
+
+@dataclass(frozen=True)
 class ShippedTable:
     """The best kernels of one card.
 
     Attributes:
         device: the card, and the driver that it was measured with.
-        buckets: the best kernels of each, the fastest first.
+        buckets: what is known of each.
         facts: torch, CUDA, commit and date of the measurements.
     """
 
     device: TunedDevice
-    buckets: dict[Bucket, tuple[Entry, ...]]
+    buckets: dict[Bucket, TableBucket]
     facts: dict[str, Any]
 
 
@@ -60,7 +77,8 @@ def export_table(
     buckets: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     for bucket in database.buckets(device, sources):
-        rows = [m for m in database.measurements(device, sources, bucket) if m.milliseconds]
+        everything = database.measurements(device, sources, bucket)
+        rows = [m for m in everything if m.milliseconds]
         best = rows[:KERNELS_A_BUCKET]
         facts = max((facts, *(m.facts for m in best)), key=lambda f: str(f.get("measured_at", "")))
         buckets.append(
@@ -68,6 +86,7 @@ def export_table(
                 "bucket": bucket.to_json(),
                 "problem": best[0].problem.to_json(),
                 "measured": len(rows),
+                "families": sorted(families_of(m.kernel for m in everything)),
                 "kernels": [
                     {"kernel": m.kernel, "milliseconds": m.milliseconds, "tflops": m.tflops} for m in best
                 ],
@@ -104,9 +123,12 @@ def load_table(path: Path) -> ShippedTable:
         if document["schema"] != SCHEMA:
             raise TableError(f"{path} has schema {document['schema']}, this version reads schema {SCHEMA}")
         buckets = {
-            Bucket.from_json(entry["bucket"]): tuple(
-                (str(row["kernel"]), float(row["milliseconds"]), float(row["tflops"]))
-                for row in entry["kernels"]
+            Bucket.from_json(entry["bucket"]): TableBucket(
+                tuple(
+                    (str(row["kernel"]), float(row["milliseconds"]), float(row["tflops"]))
+                    for row in entry["kernels"]
+                ),
+                frozenset(entry["families"]),
             )
             for entry in document["buckets"]
         }
@@ -116,6 +138,11 @@ def load_table(path: Path) -> ShippedTable:
         raise TableError(f"{path} can't be read as a tuned table: {error!r}") from error
     except json.JSONDecodeError as error:
         raise TableError(f"{path} can't be read as a tuned table: {error}") from error
+
+
+def families_of(kernels: Iterable[str]) -> frozenset[str]:
+    """The families of kernels given by their short forms."""
+    return frozenset(family_of(ForwardKernel(parse_kernel_name_into_config(name))).name for name in kernels)
 
 
 def shipped_table(device: TunedDevice) -> ShippedTable | None:

@@ -23,7 +23,6 @@
 #include "ampere/softmax.cuh"
 #include "ampere/static_kernel_configuration.cuh"
 #include "mask.cuh"
-#include "sequence_rows.cuh"
 
 namespace flash::ampere {
 
@@ -91,7 +90,7 @@ struct ForwardWarp {
             all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key;
         }
         if (all_visible) return;  // no row of the warp ends or begins here
-        const int lane = threadIdx.x % kWarpSize;
+        const int lane = computed_here(threadIdx.x % kWarpSize);
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
@@ -116,27 +115,12 @@ template <typename Kernel>
 FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     extern __shared__ __align__(128) char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
-    const int warp = threadIdx.x / kWarpSize;
+    const int warp = uniform(threadIdx.x / kWarpSize);
     const int lane = threadIdx.x % kWarpSize;
 
     constexpr ForwardTraits traits = Kernel::traits;
-    // Consecutive thread blocks work on one part of the keys.
-    int block_index = blockIdx.x;
-    int part = 0;
-    if constexpr (traits.split) {
-        const int part_blocks = args.grid.n_q_blocks * args.grid.total_heads;
-        part = block_index / part_blocks;
-        block_index -= part * part_blocks;
-    }
-    constexpr bool longest_first = traits.causal || traits.window;  // a head's later Q blocks have more work
-    const auto [batch, head, q_block] = args.grid.decode<longest_first>(block_index);
+    const auto [part, batch, head, q_block, q_seq, k_seq] = find_place<traits>(args, blockIdx.x);
     const int kv_head = head / args.heads_per_kv_head;
-
-    SequenceRows q_seq{batch, 0, args.seq_len_q}, k_seq{batch, 0, args.seq_len_k};
-    if constexpr (traits.varlen) {
-        q_seq = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, batch);
-        k_seq = sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k, batch);
-    }
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
     const int d_head_v = traits.padded_head ? args.d_head_v : Kernel::d_head;
     GlobalMatrix gmem_Q(args.Q, args.Q_strides, q_seq.batch, head, d_head);       // (seq_len_q, d_head)
@@ -199,29 +183,31 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         }
     }
 
+    // What block this is is found out again, so that the loops need no registers for it.
+    const Place at = find_place<traits>(args, computed_here(blockIdx.x));
+    float *lse = args.lse;  // (seq_len_q)
+    if (lse != nullptr) {
+        lse += lse_begin(traits.varlen && args.cu_seqlens_q != nullptr, at.q_seq, args.grid.n_heads, at.head,
+                         args.seq_len_q, args.total_q);
+    }
+    GlobalMatrix gmem_O(args.O, args.O_strides, at.q_seq.batch, at.head, d_head_v);  // (seq_len_q, d_head_v)
+    if constexpr (traits.varlen) gmem_O.skip_rows(at.q_seq.first_row);
     const Epilogue<Kernel> epilogue{
         .smem_O = smem + Kernel::smem_Q,
         .warp_row = warp_row,
-        .first_row = state.first_row,
+        .first_row = at.q_block * Kernel::B_r + warp_row,
         .mask = mask,
     };
     if constexpr (traits.split) {
-        const int64_t total_rows = int64_t(args.grid.total_heads) * args.seq_len_q;
-        const int64_t first_row =
-            part * total_rows + (int64_t(batch) * args.grid.n_heads + head) * args.seq_len_q;
+        const int64_t total_heads = args.grid.total_heads;
+        const int64_t first_row =  // of the workspaces
+            (at.part * total_heads + at.batch * args.grid.n_heads + at.head) * args.seq_len_q;
         if (state.has_rows()) {
             epilogue.store_partial(state.O, state.softmax, args.partial_O + first_row * d_head_v,
                                    args.partial_lse + first_row, d_head_v);
         }
     } else {
-        float *lse = args.lse;  // (seq_len_q)
-        if (lse != nullptr) {
-            lse += lse_begin(traits.varlen && args.cu_seqlens_q != nullptr, q_seq, args.grid.n_heads, head,
-                             args.seq_len_q, args.total_q);
-        }
-        const float sink = traits.sinks ? args.sinks[head] : 0.0f;
-        GlobalMatrix gmem_O(args.O, args.O_strides, q_seq.batch, head, d_head_v);  // (seq_len_q, d_head_v)
-        if constexpr (traits.varlen) gmem_O.skip_rows(q_seq.first_row);
+        const float sink = traits.sinks ? args.sinks[at.head] : 0.0f;
         epilogue.store(state.O, state.softmax, sink, gmem_O, lse);
     }
     return Kernel::cfg.softmax_reference == SoftmaxReference::ANCHORED && state.softmax.left_safe_range();

@@ -77,7 +77,7 @@ struct QueryOperand {
     FLASH_DEVICE void load(Fragment &fragment, int d_tile) const {
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
-            ldmatrix(fragment.rmem[m], Kernel::QTile::fragment_offset(lane_address, m, d_tile));
+            ldmatrix(fragment.rmem[m], Kernel::QTile::fragment_offset(computed_here(lane_address), m, d_tile));
         }
     }
 

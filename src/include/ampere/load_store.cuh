@@ -57,7 +57,7 @@ struct TileLoader {
     FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
         if constexpr (Kernel::cfg.async_copy) {
 #pragma unroll
-            for (int pass = passes - 1; pass >= 0; --pass, gmem -= pass_bytes) {
+            for (int pass = passes - 1; pass >= 0; --pass, step_back()) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     if constexpr (kEdge || kPadded) {
@@ -82,7 +82,7 @@ struct TileLoader {
         for (int last = passes - 1; last >= 0; last -= batch) {
             Chunk rmem[batch][Tile::panels];
 #pragma unroll
-            for (int i = 0; i < batch; ++i, gmem -= pass_bytes) {
+            for (int i = 0; i < batch; ++i, step_back()) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     rmem[i][panel] = Chunk{};
@@ -101,6 +101,12 @@ struct TileLoader {
         }
     }
 
+    // The compiler is kept from deriving the addresses of each panel on their own, 64 bits each: they are
+    // this pointer and an immediate.
+    FLASH_DEVICE void step_back() {
+        gmem -= pass_bytes;
+        asm volatile("" : "+l"(gmem));
+    }
     template <bool kEdge>
     FLASH_DEVICE bool exists(int pass, int panel, int valid_rows) const {
         return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);

@@ -76,20 +76,8 @@ struct SingleSlot {
     FLASH_DEVICE void after_output() {}
 };
 
-// Which slot of a ring, and how often the ring was gone through, as a parity.
-template <int kSlots>
-struct RingPosition {
-    uint32_t slot = 0;
-    uint32_t parity = 0;
-
-    FLASH_DEVICE void advance() {
-        const bool wraps = slot == kSlots - 1;
-        parity ^= uint32_t(wraps);
-        slot = wraps ? 0 : slot + 1;
-    }
-};
-
-// What the two schedules with several slots share: the ring of slots that hold K and V of a block.
+// What the two schedules with several slots share: the ring of slots that hold K and V of a block. The slot
+// behind the one that is worked on is the next to be filled.
 template <typename Kernel>
 struct SlotRing {
     static constexpr bool waits_for_Q = false;  // Q is complete when the first block is
@@ -97,34 +85,39 @@ struct SlotRing {
     static constexpr uint32_t slot_bytes = 2 * Kernel::KVTile::bytes;
 
     KVSource<Kernel> source;
-    uint32_t load_slot = 0;
+    uint32_t slot = 0;
+
+    FLASH_DEVICE uint32_t offset() const { return slot * slot_bytes; }
+    FLASH_DEVICE uint32_t slot_behind() const { return slot == 0 ? slots - 1 : slot - 1; }
+    FLASH_DEVICE void advance() { slot = slot == slots - 1 ? 0 : slot + 1; }
 
     template <bool kEdge>
-    FLASH_DEVICE void load_block(int valid_keys) {
+    FLASH_DEVICE void load_block(uint32_t into, int valid_keys) {
         if (source.blocks_left > 0) {
-            source.K.template load<kEdge>(valid_keys, load_slot * slot_bytes);
-            source.V.template load<kEdge>(valid_keys, load_slot * slot_bytes);
+            source.K.template load<kEdge>(valid_keys, into * slot_bytes);
+            source.V.template load<kEdge>(valid_keys, into * slot_bytes);
         }
         --source.blocks_left;
     }
-    FLASH_DEVICE void advance_load() { load_slot = load_slot == slots - 1 ? 0 : load_slot + 1; }
 };
 
-// Several slots, one barrier of the thread block for each K/V block.
+// Several slots, one barrier of the thread block for each K/V block. Copies of a block are a group, which
+// may be empty, so that the number of groups says which blocks are complete.
 template <typename Kernel>
 struct BarrierRing : SlotRing<Kernel> {
     using Ring = SlotRing<Kernel>;
-    uint32_t slot = 0;
 
     FLASH_DEVICE BarrierRing(const KVSource<Kernel> &kv, uint32_t) : Ring{kv} {}
 
-    FLASH_DEVICE uint32_t offset() const { return slot * Ring::slot_bytes; }
-
     FLASH_DEVICE void start(int valid_keys) {
         cp_async_commit();  // Q
-        load<true>(valid_keys);
+        Ring::template load_block<true>(0, valid_keys);
+        cp_async_commit();
 #pragma unroll
-        for (int i = 2; i < Ring::slots; ++i) load<false>(Kernel::B_c);
+        for (int i = 1; i < Ring::slots - 1; ++i) {
+            Ring::template load_block<false>(i, Kernel::B_c);
+            cp_async_commit();
+        }
     }
 
     FLASH_DEVICE void wait_for_Q() {
@@ -136,34 +129,23 @@ struct BarrierRing : SlotRing<Kernel> {
     FLASH_DEVICE void before_scores(int) {
         cp_async_wait_group<Ring::slots - 2>();
         __syncthreads();  // K and V are complete; all warps are done with the block before
-        load<false>(Kernel::B_c);
+        Ring::template load_block<false>(Ring::slot_behind(), Kernel::B_c);
+        cp_async_commit();
     }
 
     template <bool kEdge>
     FLASH_DEVICE void after_scores(int) {}
 
-    FLASH_DEVICE void after_output() { slot = slot == Ring::slots - 1 ? 0 : slot + 1; }
-
-  private:
-    // Always one group, so that the number of groups says which blocks are complete.
-    template <bool kEdge>
-    FLASH_DEVICE void load(int valid_keys) {
-        Ring::template load_block<kEdge>(valid_keys);
-        cp_async_commit();
-        Ring::advance_load();
-    }
+    FLASH_DEVICE void after_output() { Ring::advance(); }
 };
 
 // Several slots, two mbarriers for each.
 template <typename Kernel>
 struct MbarrierRing : SlotRing<Kernel> {
     using Ring = SlotRing<Kernel>;
-    using Position = RingPosition<Ring::slots>;
 
-    uint32_t barriers;  // shared memory: full[slots], empty[slots], 8 bytes each
-    Position at;
-    Position before;  // the block before this one; its slot is filled next
-    bool first = true;
+    uint32_t barriers;    // shared memory: full[slots], empty[slots], 8 bytes each
+    uint32_t parity = 0;  // how often the ring was gone through
 
     FLASH_DEVICE MbarrierRing(const KVSource<Kernel> &kv, uint32_t smem_barriers)
         : Ring{kv}, barriers(smem_barriers) {
@@ -177,13 +159,11 @@ struct MbarrierRing : SlotRing<Kernel> {
         __syncthreads();  // the barriers can be used
     }
 
-    FLASH_DEVICE uint32_t offset() const { return at.slot * Ring::slot_bytes; }
-
     FLASH_DEVICE void start(int valid_keys) {
         cp_async_commit();  // Q
-        load<true>(valid_keys);
+        load<true>(0, valid_keys);
 #pragma unroll
-        for (int i = 2; i < Ring::slots; ++i) load<false>(Kernel::B_c);
+        for (int i = 1; i < Ring::slots - 1; ++i) load<false>(i, Kernel::B_c);
         cp_async_commit();
     }
 
@@ -194,33 +174,33 @@ struct MbarrierRing : SlotRing<Kernel> {
 
     template <bool kEdge>
     FLASH_DEVICE void before_scores(int) {
-        mbarrier_wait(full(at.slot), at.parity);  // K and V are complete
+        mbarrier_wait(full(this->slot), parity);  // K and V are complete
     }
 
     template <bool kEdge>
     FLASH_DEVICE void after_scores(int) {
-        // All warps are done with the block before: not before the first one, whose slot was never filled.
-        if (!first && this->source.blocks_left > 0) mbarrier_wait(empty(before.slot), before.parity);
-        first = false;
-        load<false>(Kernel::B_c);
+        const uint32_t behind = Ring::slot_behind();
+        // All warps are done with the block before. At the first block the last slot is still unused; a new
+        // barrier lets pass whoever waits for the phase before its first, of parity 1.
+        if (this->source.blocks_left > 0) mbarrier_wait(empty(behind), parity ^ uint32_t(this->slot == 0));
+        load<false>(behind, Kernel::B_c);
     }
 
     FLASH_DEVICE void after_output() {
         __syncwarp();  // all lanes have read their fragments
-        if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty(at.slot));
-        before = at;
-        at.advance();
+        if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty(this->slot));
+        Ring::advance();
+        parity ^= uint32_t(this->slot == 0);
     }
 
   private:
-    FLASH_DEVICE uint32_t full(uint32_t slot) const { return barriers + 8 * slot; }
-    FLASH_DEVICE uint32_t empty(uint32_t slot) const { return barriers + 8 * (Ring::slots + slot); }
+    FLASH_DEVICE uint32_t full(uint32_t i) const { return barriers + 8 * i; }
+    FLASH_DEVICE uint32_t empty(uint32_t i) const { return barriers + 8 * (Ring::slots + i); }
 
     template <bool kEdge>
-    FLASH_DEVICE void load(int valid_keys) {
-        Ring::template load_block<kEdge>(valid_keys);
-        mbarrier_arrive_after_copies(full(this->load_slot));
-        Ring::advance_load();
+    FLASH_DEVICE void load(uint32_t into, int valid_keys) {
+        Ring::template load_block<kEdge>(into, valid_keys);
+        mbarrier_arrive_after_copies(full(into));
     }
 };
 

@@ -32,7 +32,6 @@ namespace flash::ampere {
 inline constexpr int kRowsPerThread = 2;        // in a 16-row tile
 inline constexpr float kLaggedGrowth = 8.0f;    // exponents that LAGGED lets pass
 inline constexpr float kAnchoredLimit = 1e18f;  // sums beyond 2^60: then |V| < 2^68 cannot overflow O
-inline constexpr uint32_t kAllLanes = 0xffffffff;
 
 template <typename Kernel>
 struct OnlineSoftmax {
@@ -174,33 +173,29 @@ struct OnlineSoftmax {
     }
 
     // LAGGED: S := S * factor - m * factor. Positive floats are ordered as their bits are as integers, and
-    // negative ones are negative integers: the largest of 0 and all of them needs no comparison of floats.
+    // negative ones are negative integers: whether any exceeds 8 needs no comparison of floats.
     FLASH_DEVICE void take_growth(Scores<Kernel> &S, Output<Kernel> &O) {
-        int growth[Kernel::m_tiles][kRowsPerThread] = {};
-        int largest = 0;
+        int largest[2] = {};
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
-            for (int r = 0; r < kRowsPerThread; ++r) {
+            for (auto &tile : S.rmem[m]) {
 #pragma unroll
-                for (auto &tile : S.rmem[m]) {
+                for (int r = 0; r < kRowsPerThread; ++r) {
                     float &left = tile[2 * r], &right = tile[2 * r + 1];
                     left = fmaf(left, scale.exponent_factor, reference[m][r]);
                     right = fmaf(right, scale.exponent_factor, reference[m][r]);
-                    growth[m][r] = __vimax3_s32(growth[m][r], __float_as_int(left), __float_as_int(right));
+                    largest[r] = __vimax3_s32(largest[r], __float_as_int(left), __float_as_int(right));
                 }
-                largest = max(largest, growth[m][r]);
             }
         }
-        if (!__any_sync(kAllLanes, largest > __float_as_int(kLaggedGrowth))) return;
+        const bool grew = max(largest[0], largest[1]) > __float_as_int(kLaggedGrowth);
+        if (!__any_sync(kAllLanes, grew)) return;
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
             for (int r = 0; r < kRowsPerThread; ++r) {
-                int g = growth[m][r];
-                g = max(g, __shfl_xor_sync(kAllLanes, g, 1));
-                g = max(g, __shfl_xor_sync(kAllLanes, g, 2));
-                const float step = __int_as_float(g);
+                const float step = fmaxf(quad_max(max_of_row(S, m, r)), 0.0f);
                 reference[m][r] -= step;
                 rescale(O, m, r, exp2_approx(-step));
 #pragma unroll

@@ -3,10 +3,11 @@
 #pragma once
 
 #include "hopper/epilogue.cuh"
-#include "hopper/mask.cuh"
+#include "hopper/mask_tile.cuh"
 #include "hopper/products.cuh"
 #include "hopper/recompute.cuh"
 #include "hopper/softmax.cuh"
+#include "softcap.cuh"
 
 namespace flash::hopper {
 
@@ -43,12 +44,15 @@ struct Consumer {
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        if (TRAITS.causal || (kv_block + 1) * B_c > args.work.seq_len_k) mask_tile();
+        cap_scores();
+        if (Static::kMasksDiagonal || (kv_block + 1) * B_c > seq_len_k()) mask_tile();
         softmax.template exact_step<true, true>(rmem_S, args.scale_log2);
     }
 
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
+        cap_scores();
+        if (kMasked) mask_tile();
         if constexpr (kLagged && !kMasked) {
             softmax.lagged_step(rmem_S, args.scale_log2);
         } else {
@@ -66,6 +70,7 @@ struct Consumer {
                 recompute_scores<CFG.dtype, B_r, B_c, Static::d_head>(
                     rmem_S, smem.q(q.slot()), smem.k(kv.slot()), warpgroup * kWarpgroupRows + warp * 16,
                     lane);
+                cap_scores();
                 softmax.template exact_step<false, false>(rmem_S, args.scale_log2);
             } else {
                 softmax.adopt_growth(rmem_S, args.scale_log2, args.inv_scale_log2);
@@ -76,15 +81,28 @@ struct Consumer {
         scale_rows(rmem_O, softmax.rescale);
     }
 
+    // Scores become tanh(score_factor S); softcap is a part of scale_log2.
+    FLASH_DEVICE void cap_scores() {
+        if constexpr (TRAITS.softcap) {
+#pragma unroll
+            for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
+        }
+    }
+
     FLASH_DEVICE void mask_tile() {
-        const int row0 = item.q_block * B_r + warpgroup * kWarpgroupRows + warp * 16 + (lane >> 2);
+        const int row0 = first_row() + warp * 16 + (lane >> 2);
+        const int first_column = kv_block * B_c;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int last_visible =
-                row0 + 8 * r + args.work.seq_len_k - args.work.seq_len_q;  // bottom-right
-            const int n_visible =
-                TRAITS.causal ? min(args.work.seq_len_k, last_visible + 1) : args.work.seq_len_k;
-            keep_columns_below<B_c>(rmem_S, r, lane, n_visible - kv_block * B_c);
+            const int row = row0 + 8 * r;
+            if constexpr (TRAITS.window) {
+                keep_columns<B_c, true>(rmem_S, r, lane, mask().visible_end(row) - first_column,
+                                        mask().visible_begin(row) - first_column);
+            } else {
+                const int last_visible = row + seq_len_k() - seq_len_q();  // bottom-right
+                const int n_visible = TRAITS.causal ? min(seq_len_k(), last_visible + 1) : seq_len_k();
+                keep_columns<B_c>(rmem_S, r, lane, n_visible - first_column);
+            }
         }
     }
 
@@ -105,25 +123,40 @@ struct Consumer {
     FLASH_DEVICE void finish(const WorkItem &ended, const RowState &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
-        const WorkItem done = CFG.direct_store ? ended : read_item(q_slot);
+        const WorkItem done = Static::kDirectStore ? ended : read_item(smem, q_slot);
         finish_item<CFG, TRAITS>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
     }
 
     // ---------------------------------------------------------------- which tiles
-    // Masks end at this tile: the first row of the warpgroup sees all columns of those before it, and one
-    // of this one. So every row has met a key before the steady loop, and its reference is finite.
+    FLASH_DEVICE int seq_len_q() const { return TRAITS.varlen ? item.seq_len_q : args.work.seq_len_q; }
+    FLASH_DEVICE int seq_len_k() const { return TRAITS.varlen ? item.seq_len_k : args.work.seq_len_k; }
+    FLASH_DEVICE Mask<TRAITS> mask() const { return make_mask<TRAITS>(args, seq_len_q(), seq_len_k()); }
+    FLASH_DEVICE int first_row() const { return item.q_block * B_r + warpgroup * kWarpgroupRows; }
+
+    // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
+    // before it, and one of this one. So every row has met a key before the steady loop, and its reference is
+    // finite.
     FLASH_DEVICE int last_masked_block() const {
-        const int first_row = item.q_block * B_r + warpgroup * kWarpgroupRows;
-        return max(0, (first_row + args.work.seq_len_k - args.work.seq_len_q) / B_c);
+        const int right = TRAITS.window && !TRAITS.causal ? args.window_right : 0;
+        return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
     }
 
-    FLASH_DEVICE int first_kv_block() const {
-        int n_blocks = item.n_kv_blocks;
+    // Masks of the left edge begin before this tile.
+    FLASH_DEVICE int first_whole_block() const {
+        if constexpr (!TRAITS.window) return end_of_loops();
+        const int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
+    }
+
+    // Tiles go from the last to this one.
+    FLASH_DEVICE int end_of_loops() const { return Static::kTilesBegin ? item.first_kv_block : 0; }
+
+    FLASH_DEVICE int leading_kv_block() const {
+        int n_blocks = item.end_kv_block;
         if (Static::kMaxSkippedTiles > 0) {
-            const int visible = item.q_block * B_r + (warpgroup + 1) * kWarpgroupRows + args.work.seq_len_k -
-                                args.work.seq_len_q;
+            const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
             n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
-            n_blocks = max(n_blocks, item.n_kv_blocks - Static::kMaxSkippedTiles);
+            n_blocks = max(n_blocks, item.end_kv_block - Static::kMaxSkippedTiles);
         }
         return n_blocks - 1;
     }
@@ -133,7 +166,7 @@ struct Consumer {
     FLASH_DEVICE void skip_leading_tiles() {
         if constexpr (Static::kMaxSkippedTiles > 0) {
 #pragma unroll 1
-            for (int skipped = item.n_kv_blocks - 1; skipped > kv_block; --skipped) {
+            for (int skipped = item.end_kv_block - 1; skipped > kv_block; --skipped) {
                 mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
                 await_turn();
                 pass_turn();
@@ -147,22 +180,21 @@ struct Consumer {
 
     FLASH_DEVICE void fetch_item() {
         mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
-        item = read_item(q.slot());
+        item = read_item(smem, q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kFullWarp, item.q_block, 0);
-        item.n_kv_blocks = __shfl_sync(kFullWarp, item.n_kv_blocks, 0);
-    }
-
-    FLASH_DEVICE WorkItem read_item(uint32_t slot) const {
-        const int4 stored = load_shared_int4(smem.item(slot));
-        return {stored.x, stored.y, stored.z, stored.w};
+        item.end_kv_block = __shfl_sync(kFullWarp, item.end_kv_block, 0);
+        if (Static::kTilesBegin) item.first_kv_block = __shfl_sync(kFullWarp, item.first_kv_block, 0);
+        if (TRAITS.varlen) {
+            item.seq_len_q = __shfl_sync(kFullWarp, item.seq_len_q, 0);
+            item.seq_len_k = __shfl_sync(kFullWarp, item.seq_len_k, 0);
+        }
     }
 
     // ---------------------------------------------------------------- barriers
     // The opaque zero is the sign of a sum of powers of two (the hardware's NaN is positive too).
     FLASH_DEVICE void use_slots(uint32_t k, uint32_t v) {
-        tiles = products.descriptors(
-            make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31));
+        tiles = products.descriptors(make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31));
     }
 
     // This warp no longer needs what the barrier guards.

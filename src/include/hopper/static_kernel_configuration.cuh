@@ -69,16 +69,25 @@ struct StaticForwardKernelConfig {
     static constexpr int kControlOffset = kVOffset + kKvStages * kVBytes;
     static constexpr int smem_bytes = kControlOffset + kControlBytes;
 
+    // O's parts are float32, for which a Q slot has no room.
+    static constexpr bool kDirectStore = CFG.direct_store || TRAITS.split;
+    // A mask may hide columns at the right edge of other tiles than the last.
+    static constexpr bool kMasksDiagonal = TRAITS.causal || TRAITS.window;
+    // An item's first tile may be another than tile 0.
+    static constexpr bool kTilesBegin = TRAITS.window || TRAITS.split;
+    // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
+    // all write the rows of items without.
+    static constexpr bool kWarpLoads = TRAITS.varlen || TRAITS.split;
+    // What a consumer must know of an item does not fit one 16-byte word.
+    static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
     // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
     // them on unused. So many at most; the tile before the item's first must keep its V slot meanwhile.
-    static constexpr int kTilesAboveDiagonal =
-        ((n_consumers - 1) * kWarpgroupRows + B_c - 1) / B_c;
+    static constexpr int kTilesAboveDiagonal = ceil_div((n_consumers - 1) * kWarpgroupRows, B_c);
     static constexpr int kMaxSkippedTiles =
-        !TRAITS.causal || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
-        : CFG.trimmed                                              ? (kTilesAboveDiagonal < kKvStages ? kTilesAboveDiagonal
-                                                                                                   : kKvStages - 1)
-        : n_consumers == 3                                         ? 1
-                                                                   : 0;
+        !TRAITS.causal || kTilesBegin || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
+        : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kKvStages - 1)
+        : n_consumers == 3 ? 1
+                           : 0;
 
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),
                   "d_head, d_head_v: 64, 96, 128, 192 or 256");
@@ -89,7 +98,7 @@ struct StaticForwardKernelConfig {
     static_assert(kKvStages >= 2 && kKvStages <= 8,
                   "kv_stages: 2 to 8 (V's slot is still in use when the next K is waited for)");
     static_assert(smem_bytes <= kMaxSmemBytes, "the tiles exceed the 227 KiB of shared memory of a block");
-    static_assert(CFG.direct_store || kQBytes >= tile_bytes(B_r, d_head_v),
+    static_assert(kDirectStore || kQBytes >= tile_bytes(B_r, d_head_v),
                   "O is staged in Q's slot and must fit: d_head_v <= d_head, or direct_store");
     static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
     static_assert((!CFG.prepared_turns && !CFG.early_pass) || (CFG.ping_pong && CFG.overlap_products),
