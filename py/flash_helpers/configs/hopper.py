@@ -306,8 +306,8 @@ class HopperForwardKernelConfig:
                 )
         if self.next_item == NextItem.AFTER_LAST_PV and self.q_stages < 2:
             return (
-                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, which one Q slot would "
-                "never free; choose q_stages of 2 or more"
+                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, and one Q slot "
+                "would never be free; choose q_stages of 2 or more"
             )
         budget = REGISTERS[self.n_consumers][1] - REGISTER_OVERHEAD[self.n_consumers]
         if self.resident_registers() > budget:
