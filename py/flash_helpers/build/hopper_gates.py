@@ -22,7 +22,7 @@ COUNTED = ("HGMMA", "MUFU", "FFMA", "FMUL", "FADD", "FMNMX", "VIMNMX3", "F2FP", 
 
 
 def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) -> list[Instruction]:
-    """The loop over tiles without a mask: one tile's products, no mask words; empty when there is none."""
+    """The loop over tiles without a mask: the products of one tile, and the shortest hot path; empty if none."""
     n_products = config.d_head // MMA_K + config.B_c // MMA_K
     found: list[Instruction] = []
     for branch in body:
@@ -30,8 +30,7 @@ def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) 
             continue
         loop = [i for i in body if branch.target <= i.address <= branch.address]
         products = sum(i.name == "HGMMA" for i in loop)
-        masked = any(i.name == "R2P" for i in loop)
-        if products == n_products and not masked and (not found or len(loop) < len(found)):
+        if products == n_products and (not found or len(hot_path(loop)) < len(hot_path(found))):
             found = loop
     return found
 

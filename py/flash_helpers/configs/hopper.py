@@ -304,10 +304,10 @@ class HopperForwardKernelConfig:
                     "next_item: O is staged in the old Q slot while the next Q is in use; choose q_stages of "
                     "2 or more, or direct_store"
                 )
-        if self.next_item == NextItem.AFTER_LAST_PV and (self.n_consumers != 2 or self.q_stages < 2):
+        if self.next_item == NextItem.AFTER_LAST_PV and self.q_stages < 2:
             return (
-                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: it needs q_stages of "
-                "2 or more and two warpgroups (B_r of 128), which skip no tiles"
+                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, and one Q slot "
+                "would never be free; choose q_stages of 2 or more"
             )
         budget = REGISTERS[self.n_consumers][1] - REGISTER_OVERHEAD[self.n_consumers]
         if self.resident_registers() > budget:

@@ -11,6 +11,8 @@
 
 namespace flash::hopper {
 
+inline constexpr float kLargeCap = 1024;  // tanh_exponential is off by 2^-22: below, scores by less than 2^-12
+
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct Consumer {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
@@ -81,11 +83,17 @@ struct Consumer {
         scale_rows(rmem_O, softmax.rescale);
     }
 
-    // Scores become tanh(score_factor S); softcap is a part of scale_log2.
+    // Scores become tanh(score_factor S); softcap is a part of scale_log2. The form that is right for small
+    // arguments too costs half as much again, and is needed only for caps that multiply what they lose.
     FLASH_DEVICE void cap_scores() {
         if constexpr (TRAITS.softcap) {
+            if (args.scale_log2 > kLargeCap * kLog2e) {
 #pragma unroll
-            for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
+                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
+            } else {
+#pragma unroll
+                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = tanh_exponential(rmem_S[i] * args.score_factor);
+            }
         }
     }
 

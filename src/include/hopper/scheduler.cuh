@@ -42,7 +42,8 @@ struct Scheduler {
 
     // ... and this when all its loads have been issued.
     FLASH_DEVICE void prefetch() {
-        if (CFG.dynamic_schedule && has_item()) following = take();
+        // To look for the end takes long where sequences differ; a number too many does no harm.
+        if (CFG.dynamic_schedule && (TRAITS.varlen || has_item())) following = take();
     }
 
     // The last block to come to its end leaves the counter as the launch found it. Called by one thread.

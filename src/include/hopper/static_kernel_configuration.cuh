@@ -26,12 +26,14 @@ inline constexpr int kMaxSmemBytes = 227 * 1024;
 struct RegisterBudget {
     int producer, consumer;
 };
-constexpr RegisterBudget register_budget(int n_consumers) {
+// warp_loads: finding sequences and parts takes the load warp more. Three and four consumers have none to give:
+// their load warp spills, outside of its loop over tiles.
+constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads) {
     switch (n_consumers) {
         case 1:
-            return {40, 240};
+            return {warp_loads ? 56 : 40, 240};
         case 2:
-            return {40, 232};
+            return warp_loads ? RegisterBudget{72, 216} : RegisterBudget{40, 232};
         case 3:
             return {32, 160};
         case 4:
@@ -57,7 +59,6 @@ struct StaticForwardKernelConfig {
     static constexpr int n_consumers = B_r / kWarpgroupRows;
     static constexpr int n_consumer_warps = n_consumers * kWarpsPerWarpgroup;
     static constexpr int n_threads = (n_consumers + 1) * kWarpgroupThreads;
-    static constexpr RegisterBudget kRegisters = register_budget(n_consumers);
 
     static constexpr int kQBytes = tile_bytes(B_r, d_head);
     static constexpr int kKBytes = tile_bytes(B_c, d_head);
@@ -78,6 +79,7 @@ struct StaticForwardKernelConfig {
     // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
     // all write the rows of items without.
     static constexpr bool kWarpLoads = TRAITS.varlen || TRAITS.split;
+    static constexpr RegisterBudget kRegisters = register_budget(n_consumers, kWarpLoads);
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
     // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
@@ -114,10 +116,9 @@ struct StaticForwardKernelConfig {
     static_assert(
         CFG.next_item == NextItem::NONE || CFG.direct_store || kQStages >= 2,
         "next_item: O is staged in the old Q slot while the next Q is in use: two q_stages, or direct_store");
-    static_assert(
-        CFG.next_item != NextItem::AFTER_LAST_PV || (n_consumers == 2 && kQStages >= 2),
-        "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot, or with "
-        "tiles that a warpgroup skips, the warpgroups would wait for each other");
+    static_assert(CFG.next_item != NextItem::AFTER_LAST_PV || kQStages >= 2,
+                  "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot the "
+                  "warpgroups would wait for each other");
 };
 
 }  // namespace flash::hopper
