@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
