@@ -16,7 +16,8 @@
 namespace flash {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kSmemBanks = 32;    // of 4 bytes each
+inline constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;  // of a one-dimensional grid
+inline constexpr int kSmemBanks = 32;                          // of 4 bytes each
 inline constexpr int kChunkBytes = 16;   // what one thread copies at once, and one ldmatrix row
 inline constexpr int kElementBytes = 2;  // fp16 and bf16
 inline constexpr int kChunkElements = kChunkBytes / kElementBytes;

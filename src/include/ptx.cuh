@@ -107,13 +107,14 @@ FLASH_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
 FLASH_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(
-        "{ .reg .pred done; wait_%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra wait_%=; }" ::
-            "r"(barrier),
+        "{ .reg .pred done; wait_%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra wait_%=; "
+        "}" ::"r"(barrier),
         "r"(parity)
         : "memory");
 #else
     asm volatile(
-        "{ .reg .pred done; wait_%=: mbarrier.test_wait.parity.shared.b64 done, [%0], %1; @!done bra wait_%=; "
+        "{ .reg .pred done; wait_%=: mbarrier.test_wait.parity.shared.b64 done, [%0], %1; @!done bra "
+        "wait_%=; "
         "}" ::"r"(barrier),
         "r"(parity)
         : "memory");

@@ -10,6 +10,8 @@
 // m * exponent_factor is rounded, the other product is not: all P of a row share a factor 2^d, where
 // |d| <= 2^-24 |m * exponent_factor|. It cancels in O / l; only scaled scores beyond 2^20 lose accuracy by
 // it when the maximum changes, beyond 2^30 they overflow, where the plain form still is right.
+//
+// With a soft cap, both forms take S := tanh(S * score_factor), which is softcap_tanh.
 #pragma once
 
 #include <cfloat>
@@ -30,6 +32,17 @@ struct SoftmaxScale {
     float lowest;
     bool negate_Q;
 };
+
+// For scores softcap * tanh(score * softmax_scale / softcap): the cap is a part of the exponent's factor.
+// `softcap`: positive.
+FLASH_HOST_DEVICE constexpr SoftmaxScale make_capped_softmax_scale(float softmax_scale, float softcap) {
+    constexpr float largest_cap = 0x1p100f;  // no finite score is near it, and nothing below overflows
+    const float cap = softcap < largest_cap ? softcap : largest_cap;
+    const double ratio = double(softmax_scale) / cap;
+    const double bounded = ratio > FLT_MAX ? FLT_MAX : ratio < -FLT_MAX ? -FLT_MAX : ratio;
+    const float factor = cap * kLog2e;
+    return {static_cast<float>(bounded), factor, -FLT_MAX / 4 / (factor > 1 ? factor : 1.0f), false};
+}
 
 FLASH_HOST_DEVICE constexpr SoftmaxScale make_softmax_scale(float softmax_scale, bool optimized_softmax) {
     if (!optimized_softmax) return {softmax_scale, kLog2e, -FLT_MAX / 4, false};

@@ -21,9 +21,9 @@ struct Epilogue {
     int first_row;    // the query of that row
     Mask<Kernel::traits> mask;
 
-    // `O`: the head's output; `lse`: its row of (batch, heads, seq_len_q), nullptr if not wanted.
-    // The warp has read its Q rows for the last time.
-    FLASH_DEVICE void store(const Output<Kernel> &O, const OnlineSoftmax<Kernel> &softmax,
+    // `sink`: the head's sink, if it has one; `gmem_O`: the head's output; `lse`: its log-sum-exp
+    // (seq_len_q), nullptr if not wanted. The warp has read its Q rows for the last time.
+    FLASH_DEVICE void store(const Output<Kernel> &O, const OnlineSoftmax<Kernel> &softmax, float sink,
                             const GlobalMatrix &gmem_O, float *lse) const {
         const int lane = threadIdx.x % kWarpSize;
         __syncwarp();  // all lanes are done with Q: its rows may be overwritten
@@ -33,14 +33,19 @@ struct Epilogue {
             for (int r = 0; r < kRowsPerThread; ++r) {
                 const int row = m * kMmaM + accumulator(lane, 2 * r).row;
                 const int query = first_row + row;
-                const bool sees_nothing = mask.visible_end(query) == 0;
+                const bool sees_nothing = mask.sees_nothing(query);
                 const float l = softmax.total(m, r);
+                const SinkSum with_sink = Kernel::traits.sinks ? add_sink(softmax, m, r, l, sink) : SinkSum{};
                 // A sum of 0 in a row that does see keys is no empty row: its scores are all -inf, and
                 // 0 * (1 / 0) shows that as NaN.
-                const float inverse = sees_nothing ? 0.0f : reciprocal_approx(l);
-                stage_row(O, m, r, warp_row + row, inverse);
+                const float factor = sees_nothing           ? 0.0f
+                                     : Kernel::traits.sinks ? with_sink.factor
+                                                            : reciprocal_approx(l);
+                stage_row(O, m, r, warp_row + row, factor);
                 if (lse != nullptr && lane % 4 == 0 && query < mask.seq_len_q) {
-                    lse[query] = sees_nothing ? -INFINITY : softmax.log_sum_exp(m, r, l);
+                    lse[query] = sees_nothing           ? (Kernel::traits.sinks ? sink : -INFINITY)
+                                 : Kernel::traits.sinks ? with_sink.lse
+                                                        : softmax.log_sum_exp(m, r, l);
                 }
             }
         }
@@ -48,7 +53,51 @@ struct Epilogue {
         copy_rows(gmem_O);
     }
 
+    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32. A row that
+    // sees none of them has O = 0 and lse = -inf. `partial_O`: (seq_len_q, d_head_v), contiguous;
+    // `partial_lse`: (seq_len_q). A quad writes 32 bytes of a row at once, a whole sector.
+    FLASH_DEVICE void store_partial(const Output<Kernel> &O, const OnlineSoftmax<Kernel> &softmax,
+                                    float *partial_O, float *partial_lse, int d_head_v) const {
+        const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) {
+                const int query = first_row + m * kMmaM + accumulator(lane, 2 * r).row;
+                const float l = softmax.total(m, r);  // of all lanes, before some leave
+                if (query >= mask.seq_len_q) continue;
+                const float factor = l == 0.0f ? 0.0f : reciprocal_approx(l);
+                float *row = partial_O + int64_t(query) * d_head_v + accumulator(lane, 0).column;
+#pragma unroll
+                for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {
+                    if (Kernel::traits.padded_head && n * kMmaN >= d_head_v) continue;
+                    const float (&tile)[4] = O.rmem[m][n];
+                    *reinterpret_cast<float2 *>(row + n * kMmaN) =
+                        make_float2(tile[2 * r] * factor, tile[2 * r + 1] * factor);
+                }
+                if (lane % 4 == 0) partial_lse[query] = softmax.log_sum_exp(m, r, l);
+            }
+        }
+    }
+
   private:
+    struct SinkSum {
+        float factor;  // of O
+        float lse;
+    };
+
+    // The sink is one more logit, without a value. It may exceed all scores by far, and then takes the
+    // place of their reference.
+    FLASH_DEVICE static SinkSum add_sink(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l,
+                                         float sink) {
+        const float exponent_m = softmax.reference_exponent(m, r);
+        const float exponent_sink = sink * kLog2e;
+        const float larger = fmaxf(exponent_m, exponent_sink);
+        const float weight_m = exp2_approx(exponent_m - larger);
+        const float sum = l * weight_m + exp2_approx(exponent_sink - larger);
+        return {weight_m * reciprocal_approx(sum), (larger + __log2f(sum)) * kLn2};
+    }
+
     FLASH_DEVICE void stage_row(const Output<Kernel> &O, int m, int r, int tile_row, float factor) const {
         const int in_chunk = accumulator(threadIdx.x % kWarpSize, 0).column * kElementBytes;
 #pragma unroll
@@ -71,6 +120,7 @@ struct Epilogue {
 #pragma unroll
             for (int panel = 0; panel < Tile::panels; ++panel) {
                 const int chunk = panel * Tile::row_chunks + lane_chunk;
+                if (Kernel::traits.padded_head && chunk >= gmem_O.chunks) break;
                 store_global(gmem + chunk * kChunkBytes,
                              load_shared(smem_O + Tile::offset(warp_row + row, chunk)));
             }

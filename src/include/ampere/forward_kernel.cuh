@@ -1,40 +1,30 @@
 // FlashAttention-2 forward: O = softmax(scale * Q K^T) V, with the log-sum-exp of every row on request.
 //
 // One thread block computes B_r queries of one head; each of its warps owns B_r / n_warps of them. It
-// walks over the blocks of B_c keys from the last visible one to the first, so that the blocks that
-// need a mask come first:
+// walks over the blocks of B_c keys from the last visible one to the first (mask.cuh), in up to three loops,
+// so that only blocks that need a mask are masked:
 //
-//     K/V block   0        …       n_steady-1  n_steady  …    n_visible-1
-//                 |←───── no mask ───────────|←── general ──────────────| start here
+//     K/V block   begin  …           full_begin  …       full_end  …      end - 1
+//                 |← general (window) |←──── no mask ───|←── general ───────────| start here
 //
 // General blocks have a mask where one is needed, and take the softmax's reference from their maximum; a
 // reference that is not the maximum (softmax.cuh) is therefore good for every row when the steady blocks
 // begin. S, P and O stay in registers; Q, K and V pass through shared memory (pipeline.cuh).
+//
+// With split keys a thread block walks over one part of these blocks, and a second kernel combines the
+// parts (split_combine.cuh).
 #pragma once
 
 #include "ampere/epilogue.cuh"
+#include "ampere/forward_kernel_args.cuh"
 #include "ampere/gemm.cuh"
 #include "ampere/load_store.cuh"
 #include "ampere/pipeline.cuh"
 #include "ampere/softmax.cuh"
 #include "ampere/static_kernel_configuration.cuh"
-#include "block_coordinates.cuh"
 #include "mask.cuh"
 
 namespace flash::ampere {
-
-struct ForwardKernelArgs {
-    const void *Q;  // (batch, seq_len_q, n_heads, d_head)
-    const void *K;  // (batch, seq_len_k, n_heads_kv, d_head)
-    const void *V;  // (batch, seq_len_k, n_heads_kv, d_head)
-    void *O;        // (batch, seq_len_q, n_heads, d_head)
-    float *lse;     // (batch, n_heads, seq_len_q) or nullptr
-    TensorStrides Q_strides, K_strides, V_strides, O_strides;
-    GridShape grid;
-    int heads_per_kv_head;
-    int seq_len_q, seq_len_k;
-    SoftmaxScale scale;
-};
 
 // What a warp holds while its thread block works on one Q block.
 template <typename Kernel>
@@ -63,9 +53,7 @@ struct ForwardWarp {
     FLASH_DEVICE void process_kv_block(int kv_block) {
         const int first_key = kv_block * Kernel::B_c;
         const int valid_keys = mask.seq_len_k - first_key;
-        // Under a causal mask the rows of some warps end before the block.
-        const bool sees_block = !kGeneral || !Kernel::traits.causal ||
-                                mask.visible_end(first_row + Kernel::warp_rows - 1) > first_key;
+        const bool sees_block = has_rows() && (!kGeneral || may_see(first_key));
         Scores<Kernel> S;  // (warp_rows, B_c)
 
         pipeline.template before_scores<kGeneral>(valid_keys);
@@ -82,36 +70,44 @@ struct ForwardWarp {
         pipeline.after_output();
     }
 
+    // Whether any of the warp's queries exists. With split keys a Q block may be a single query: warps that
+    // have none only copy. Elsewhere that is not worth a branch.
+    FLASH_DEVICE bool has_rows() const { return !Kernel::traits.split || first_row < mask.seq_len_q; }
+
   private:
+    // Under a causal mask or a window the rows of some warps end before a block that others see, or begin
+    // behind it.
+    FLASH_DEVICE bool may_see(int first_key) const {
+        constexpr bool ends_grow = Kernel::traits.causal || Kernel::traits.window;
+        return (!ends_grow || mask.visible_end(first_row + Kernel::warp_rows - 1) > first_key) &&
+               (!Kernel::traits.window || mask.visible_begin(first_row) < first_key + Kernel::B_c);
+    }
+
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
-        if (mask.visible_end(first_row) >= first_key + Kernel::B_c) return;  // no row of the warp ends here
+        bool all_visible = mask.visible_end(first_row) >= first_key + Kernel::B_c;
+        if constexpr (Kernel::traits.window) {
+            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key;
+        }
+        if (all_visible) return;  // no row of the warp ends or begins here
         const int lane = computed_here(threadIdx.x % kWarpSize);
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const MatrixCoordinate at = accumulator(lane, i);
-                const int end = mask.visible_end(first_row + m * kMmaM + at.row) - first_key - at.column;
+                const int row = first_row + m * kMmaM + at.row;
+                const int end = mask.visible_end(row) - first_key - at.column;
+                const int begin = mask.visible_begin(row) - first_key - at.column;
 #pragma unroll
                 for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
                     if (n * kMmaN >= end) S.rmem[m][n][i] = -INFINITY;
+                    if (Kernel::traits.window && n * kMmaN < begin) S.rmem[m][n][i] = -INFINITY;
                 }
             }
         }
     }
 };
-
-// K/V blocks that the steady loop takes: every query of the thread block sees all of their keys and, if the
-// softmax's reference is not the maximum, has seen another key before.
-template <typename Kernel>
-FLASH_DEVICE int count_steady_blocks(const Mask<Kernel::traits> &mask, int first_row) {
-    if constexpr (Kernel::approximate_reference) {
-        return max_of(mask.visible_end(first_row) - 1, 0) / Kernel::B_c;
-    } else {
-        return mask.n_full_blocks(first_row, Kernel::B_c);
-    }
-}
 
 // Computes the Q block of this thread block. Returns whether scores have outgrown an anchored reference, as
 // far as this thread sees; what was stored then is not right.
@@ -122,33 +118,49 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     const int warp = uniform(threadIdx.x / kWarpSize);
     const int lane = threadIdx.x % kWarpSize;
 
-    const auto [batch, head, q_block] = args.grid.decode<Kernel::traits.causal>(blockIdx.x);
+    constexpr ForwardTraits traits = Kernel::traits;
+    const auto [part, batch, head, q_block, q_seq, k_seq] = find_place<traits>(args, blockIdx.x);
     const int kv_head = head / args.heads_per_kv_head;
-    const GlobalMatrix gmem_Q(args.Q, args.Q_strides, batch, head);     // (seq_len_q, d_head)
-    const GlobalMatrix gmem_K(args.K, args.K_strides, batch, kv_head);  // (seq_len_k, d_head)
-    const GlobalMatrix gmem_V(args.V, args.V_strides, batch, kv_head);  // (seq_len_k, d_head)
+    const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
+    const int d_head_v = traits.padded_head ? args.d_head_v : Kernel::d_head;
+    GlobalMatrix gmem_Q(args.Q, args.Q_strides, q_seq.batch, head, d_head);       // (seq_len_q, d_head)
+    GlobalMatrix gmem_K(args.K, args.K_strides, k_seq.batch, kv_head, d_head);    // (seq_len_k, d_head)
+    GlobalMatrix gmem_V(args.V, args.V_strides, k_seq.batch, kv_head, d_head_v);  // (seq_len_k, d_head_v)
+    if constexpr (traits.varlen) {
+        gmem_Q.skip_rows(q_seq.first_row);
+        gmem_K.skip_rows(k_seq.first_row);
+        gmem_V.skip_rows(k_seq.first_row);
+    }
 
-    const Mask<Kernel::traits> mask{args.seq_len_q, args.seq_len_k};
+    Mask<traits> mask{q_seq.n_rows, k_seq.n_rows};
+    if constexpr (traits.window) {
+        mask.window_left = args.window_left;
+        mask.window_right = args.window_right;
+    }
     const int q_row = q_block * Kernel::B_r;  // first query of the thread block
-    const int q_rows = min_of(Kernel::B_r, args.seq_len_q - q_row);
-    const int n_visible_blocks = mask.n_visible_blocks(q_row + q_rows - 1, Kernel::B_c);
-    const int n_steady_blocks = min_of(count_steady_blocks<Kernel>(mask, q_row), n_visible_blocks);
-    const int last_key_row = (n_visible_blocks - 1) * Kernel::B_c;
+    const int q_rows = min_of(Kernel::B_r, q_seq.n_rows - q_row);
+    if (traits.varlen && q_rows <= 0) return false;  // the grid has room for the longest sequence
+    KeyBlocks blocks =
+        mask.template key_blocks<Kernel::approximate_reference>(q_row, q_row + q_rows - 1, Kernel::B_c);
+    if constexpr (traits.split) {
+        blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
+    }
+    const int last_key_row = (blocks.end - 1) * Kernel::B_c;
     const int warp_row = warp * Kernel::warp_rows;
 
-    if (n_visible_blocks > 0) {
+    if (blocks.begin < blocks.end) {
         TileLoader<Kernel, typename Kernel::QTile> Q_loader(gmem_Q, q_row, smem + Kernel::smem_Q);
         Q_loader.template load<true>(q_rows);
     }
     const KVSource<Kernel> source{
         .K = {gmem_K, last_key_row, smem + Kernel::smem_K},
         .V = {gmem_V, last_key_row, smem + Kernel::smem_V},
-        .blocks_left = n_visible_blocks,
+        .blocks_left = blocks.end - blocks.begin,
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
         .first_row = q_row + warp_row,
-        .last_block = n_visible_blocks - 1,
+        .last_block = blocks.end - 1,
         .pipeline = {source, smem + Kernel::smem_barriers},
         .Q = {smem + Kernel::smem_Q, warp, lane},
         .score_product = {smem + Kernel::smem_K, lane},
@@ -157,28 +169,47 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     };
     state.O.clear();
 
-    if (n_visible_blocks > 0) {
-        int kv_block = n_visible_blocks - 1;
-        state.pipeline.start(args.seq_len_k - kv_block * Kernel::B_c);
+    if (blocks.begin < blocks.end) {
+        int kv_block = blocks.end - 1;
+        state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         state.prepare_Q();
 #pragma unroll 1
-        for (; kv_block >= n_steady_blocks; --kv_block) state.template process_kv_block<true>(kv_block);
+        for (; kv_block >= blocks.full_end; --kv_block) state.template process_kv_block<true>(kv_block);
 #pragma unroll 1
-        for (; kv_block >= 0; --kv_block) state.template process_kv_block<false>(kv_block);
+        for (; kv_block >= blocks.full_begin; --kv_block) state.template process_kv_block<false>(kv_block);
+        if constexpr (traits.window) {
+#pragma unroll 1
+            for (; kv_block >= blocks.begin; --kv_block) state.template process_kv_block<true>(kv_block);
+        }
     }
 
-    // Which block this is is found out again, so that the loops need no registers for it.
-    const BlockCoordinates at = args.grid.decode<Kernel::traits.causal>(computed_here(blockIdx.x));
+    // What block this is is found out again, so that the loops need no registers for it.
+    const Place at = find_place<traits>(args, computed_here(blockIdx.x));
     float *lse = args.lse;  // (seq_len_q)
-    if (lse != nullptr) lse += (int64_t(at.batch) * args.grid.n_heads + at.head) * args.seq_len_q;
-    const GlobalMatrix gmem_O(args.O, args.O_strides, at.batch, at.head);  // (seq_len_q, d_head)
+    if (lse != nullptr) {
+        lse += lse_begin(traits.varlen && args.cu_seqlens_q != nullptr, at.q_seq, args.grid.n_heads, at.head,
+                         args.seq_len_q, args.total_q);
+    }
+    GlobalMatrix gmem_O(args.O, args.O_strides, at.q_seq.batch, at.head, d_head_v);  // (seq_len_q, d_head_v)
+    if constexpr (traits.varlen) gmem_O.skip_rows(at.q_seq.first_row);
     const Epilogue<Kernel> epilogue{
         .smem_O = smem + Kernel::smem_Q,
         .warp_row = warp_row,
         .first_row = at.q_block * Kernel::B_r + warp_row,
         .mask = mask,
     };
-    epilogue.store(state.O, state.softmax, gmem_O, lse);
+    if constexpr (traits.split) {
+        const int64_t total_heads = args.grid.total_heads;
+        const int64_t first_row =  // of the workspaces
+            (at.part * total_heads + at.batch * args.grid.n_heads + at.head) * args.seq_len_q;
+        if (state.has_rows()) {
+            epilogue.store_partial(state.O, state.softmax, args.partial_O + first_row * d_head_v,
+                                   args.partial_lse + first_row, d_head_v);
+        }
+    } else {
+        const float sink = traits.sinks ? args.sinks[at.head] : 0.0f;
+        epilogue.store(state.O, state.softmax, sink, gmem_O, lse);
+    }
     return Kernel::cfg.softmax_reference == SoftmaxReference::ANCHORED && state.softmax.left_safe_range();
 }
 

@@ -7,10 +7,9 @@
 
 #include "ampere/forward_kernel.cuh"
 #include "flash_attention.cuh"
+#include "split_combine.cuh"
 
 namespace flash::ampere {
-
-inline constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;  // of a one-dimensional grid
 
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct ForwardLauncher {
@@ -40,7 +39,20 @@ struct ForwardLauncher {
             .heads_per_kv_head = heads_per_kv_head,
             .seq_len_q = problem.seq_len_q,
             .seq_len_k = problem.seq_len_k,
-            .scale = make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax),
+            .scale = TRAITS.softcap ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
+                                    : make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax),
+            .window_left = problem.window_left,
+            .window_right = problem.window_right,
+            .sinks = problem.sinks,
+            .cu_seqlens_q = problem.cu_seqlens_q,
+            .cu_seqlens_k = problem.cu_seqlens_k,
+            .seqused_k = problem.seqused_k,
+            .total_q = problem.lse_stride,
+            .n_splits = problem.n_splits,
+            .partial_O = problem.partial_o,
+            .partial_lse = problem.partial_lse,
+            .d_head = problem.d_head,
+            .d_head_v = problem.d_head_v,
         };
     }
 
@@ -55,8 +67,10 @@ struct ForwardLauncher {
     // An empty output is no error and launches nothing.
     static int launch(const ForwardProblem &problem, void *stream) {
         const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
-        const int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
+        int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
+        if (!traits_allow(problem)) return cudaErrorInvalidValue;
+        if (TRAITS.split) blocks *= problem.n_splits;
         // Sums of rounded P are good enough for O, not for the LSE.
         if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
         if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
@@ -67,7 +81,29 @@ struct ForwardLauncher {
             cudaLaunchKernel(kernel(), dim3(static_cast<unsigned>(blocks)), dim3(Kernel::n_threads),
                              parameters, Kernel::smem_bytes, static_cast<cudaStream_t>(stream));
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        if constexpr (TRAITS.split) {
+            if (error == cudaSuccess) {
+                return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS>(
+                    problem, static_cast<cudaStream_t>(stream));
+            }
+        }
         return error;
+    }
+
+    // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
+    static bool traits_allow(const ForwardProblem &problem) {
+        if (TRAITS.window &&
+            (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
+            return false;
+        }
+        if (TRAITS.softcap && !(problem.softcap > 0)) return false;
+        if (TRAITS.sinks && problem.sinks == nullptr) return false;
+        if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
+                             problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+            return false;
+        }
+        return !TRAITS.padded_head ||
+               (problem.d_head % kChunkElements == 0 && problem.d_head_v % kChunkElements == 0);
     }
 
     static int attributes(KernelAttributes &out) {

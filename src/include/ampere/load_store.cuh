@@ -16,22 +16,29 @@ namespace flash::ampere {
 struct GlobalMatrix {
     const char *begin;
     int64_t row_bytes;
+    int chunks;  // of a row; read by kernels for padded heads only
 
-    FLASH_DEVICE GlobalMatrix(const void *tensor, const TensorStrides &strides, int batch, int head)
+    FLASH_DEVICE GlobalMatrix(const void *tensor, const TensorStrides &strides, int batch, int head,
+                              int d_head)
         : begin(static_cast<const char *>(tensor) +
                 (batch * strides.batch + head * strides.head) * kElementBytes),
-          row_bytes(strides.seq * kElementBytes) {}
+          row_bytes(strides.seq * kElementBytes),
+          chunks(d_head / kChunkElements) {}
+
+    FLASH_DEVICE void skip_rows(int n_rows) { begin += n_rows * row_bytes; }
 };
 
 // A thread's share of copying tiles of one matrix, last tile first.
 template <typename Kernel, typename Tile>
 struct TileLoader {
     static constexpr int passes = Tile::rows / Kernel::copy_rows;
+    static constexpr bool kPadded = Kernel::traits.padded_head;
 
     const char *gmem;    // this thread's chunk in the row it copies next
     int64_t pass_bytes;  // from one pass to the next
     uint32_t smem;       // where this thread's chunk of pass 0 goes
     int row;             // this thread's row of pass 0
+    int n_panels;        // with padded heads: the panels in which the tensor has this thread's chunk
 
     // `first_row`: the matrix row with which the tile that is loaded first begins.
     FLASH_DEVICE TileLoader(const GlobalMatrix &matrix, int first_row, uint32_t smem_tile)
@@ -40,10 +47,12 @@ struct TileLoader {
         const int64_t last_pass_row = int64_t(first_row) + (passes - 1) * Kernel::copy_rows + row;
         gmem = matrix.begin + last_pass_row * matrix.row_bytes + chunk * kChunkBytes;
         smem = smem_tile + Tile::offset(row, chunk);
+        n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
     }
 
     // Loads a tile, `slot` bytes behind the first place, and steps to the one before it. kEdge: rows from
     // `valid_rows` on lie behind the tensor's end; they are not read, their place is filled with zeros.
+    // So is that of columns which a padded head lacks.
     template <bool kEdge>
     FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
         if constexpr (Kernel::cfg.async_copy) {
@@ -51,8 +60,9 @@ struct TileLoader {
             for (int pass = passes - 1; pass >= 0; --pass, step_back()) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
-                    if constexpr (kEdge) {
-                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel), in_bounds(pass, valid_rows));
+                    if constexpr (kEdge || kPadded) {
+                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel),
+                                 exists<kEdge>(pass, panel, valid_rows));
                     } else {
                         cp_async(smem_of(pass, panel) + slot, gmem_of(panel));
                     }
@@ -76,7 +86,7 @@ struct TileLoader {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     rmem[i][panel] = Chunk{};
-                    if (!kEdge || in_bounds(last - i, valid_rows)) {
+                    if (exists<kEdge>(last - i, panel, valid_rows)) {
                         rmem[i][panel] = load_global(gmem_of(panel));
                     }
                 }
@@ -97,8 +107,9 @@ struct TileLoader {
         gmem -= pass_bytes;
         asm volatile("" : "+l"(gmem));
     }
-    FLASH_DEVICE bool in_bounds(int pass, int valid_rows) const {
-        return row + pass * Kernel::copy_rows < valid_rows;
+    template <bool kEdge>
+    FLASH_DEVICE bool exists(int pass, int panel, int valid_rows) const {
+        return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);
     }
     FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
         return smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;

@@ -13,8 +13,8 @@
 //                     | S = Q K(j)^T   softmax   O += P V(j) | …
 //
 //   mbarrier            the same without making warps wait for each other: a slot has a barrier that its
-//                       copies complete (full) and one that its readers complete (empty). A warp waits for the
-//                       first before it reads, for the second only when it wants to fill the slot, so the
+//                       copies complete (full) and one that its readers complete (empty). A warp waits for
+//                       the first before it reads, for the second only when it wants to fill the slot, so the
 //                       warps of a thread block drift apart by up to n - 1 blocks.
 #pragma once
 

@@ -24,12 +24,13 @@
 #include "ampere/gemm.cuh"
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
+#include "softcap.cuh"
 #include "softmax_scale.cuh"
 
 namespace flash::ampere {
 
-inline constexpr int kRowsPerThread = 2;       // in a 16-row tile
-inline constexpr float kLaggedGrowth = 8.0f;   // exponents that LAGGED lets pass
+inline constexpr int kRowsPerThread = 2;        // in a 16-row tile
+inline constexpr float kLaggedGrowth = 8.0f;    // exponents that LAGGED lets pass
 inline constexpr float kAnchoredLimit = 1e18f;  // sums beyond 2^60: then |V| < 2^68 cannot overflow O
 
 template <typename Kernel>
@@ -54,15 +55,18 @@ struct OnlineSoftmax {
         }
     }
 
-    // Before scores are masked. The optimized softmax scales within the exponent instead.
+    // Before scores are masked. Without a soft cap the optimized softmax scales within the exponent.
     FLASH_DEVICE void scale_scores(Scores<Kernel> &S) const {
-        if constexpr (!optimized) {
+        if constexpr (!optimized || Kernel::traits.softcap) {
 #pragma unroll
             for (auto &row : S.rmem) {
 #pragma unroll
                 for (auto &tile : row) {
 #pragma unroll
-                    for (float &s : tile) s *= scale.score_factor;
+                    for (float &s : tile) {
+                        s *= scale.score_factor;
+                        if constexpr (Kernel::traits.softcap) s = softcap_tanh(s);
+                    }
                 }
             }
         }
@@ -117,10 +121,14 @@ struct OnlineSoftmax {
         }
     }
 
+    // m as an exponent of 2.
+    FLASH_DEVICE float reference_exponent(int m, int r) const {
+        return optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
+    }
+
     // log(sum over keys of exp(scaled score)), natural logarithm.
     FLASH_DEVICE float log_sum_exp(int m, int r, float total) const {
-        const float m_exponent = optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
-        return (m_exponent + __log2f(total)) * kLn2;
+        return (reference_exponent(m, r) + __log2f(total)) * kLn2;
     }
 
     // Whether a score has outgrown an anchored reference, or is NaN.
@@ -150,8 +158,8 @@ struct OnlineSoftmax {
                 const float old = reference[m][r];
                 const float maximum = reference_of(quad_max(max_of_row(S, m, r)));
                 reference[m][r] = optimized ? fminf(old, maximum) : fmaxf(old, maximum);
-                const float step = optimized ? reference[m][r] - old
-                                             : (old - reference[m][r]) * scale.exponent_factor;
+                const float step =
+                    optimized ? reference[m][r] - old : (old - reference[m][r]) * scale.exponent_factor;
                 factor[m][r] = exp2_approx(step);
                 grew |= step < 0;
             }

@@ -64,6 +64,9 @@ struct StaticForwardKernelConfig {
                   "softmax_reference other than EXACT needs optimized_softmax");
     static_assert(CFG.softmax_reference != SoftmaxReference::ANCHORED || dtype == DType::BF16,
                   "an ANCHORED softmax_reference needs BF16: P passes the range of FP16");
+    static_assert(!(CFG.softmax_reference == SoftmaxReference::ANCHORED && TRAITS.split),
+                  "an ANCHORED softmax_reference is recomputed in other blocks of keys, and with split keys "
+                  "their bounds are those of the parts");
     static_assert(!(CFG.tensor_row_sums && TRAITS.split),
                   "tensor_row_sums sums rounded P, which spoils the LSE that split keys are combined by");
 
@@ -88,9 +91,8 @@ struct StaticForwardKernelConfig {
     static constexpr bool holds_Q = CFG.Q_mma_load_K_tiles == 0;
     static_assert(CFG.fragments_ahead >= 0 && CFG.fragments_ahead <= key_tiles,
                   "fragments_ahead must be 0 to B_c / 16");
-    static_assert(CFG.fragments_ahead == 0 ||
-                      (CFG.Q_mma_load_K_tiles <= 1 && CFG.K_mma_load_K_tiles == 1 &&
-                       CFG.V_mma_load_K_tiles == 1 && !CFG.mma_double_buffer_loads),
+    static_assert(CFG.fragments_ahead == 0 || (CFG.Q_mma_load_K_tiles <= 1 && CFG.K_mma_load_K_tiles == 1 &&
+                                               CFG.V_mma_load_K_tiles == 1 && !CFG.mma_double_buffer_loads),
                   "fragments_ahead loads fragment by fragment: K and V tiles must be 1, Q tiles 0 or 1, and "
                   "mma_double_buffer_loads off");
 };

@@ -1,0 +1,36 @@
+// Where the rows of one sequence lie, and how many there are, for sequences of different lengths.
+//
+//     cu_seqlens, packed     rows cu_seqlens[b] … cu_seqlens[b + 1] - 1 of one long tensor
+//     none                   `seq_len` rows at place b of the batch
+//
+// and of the keys only the first seqused[b], where that is given.
+#pragma once
+
+#include "cuda_utils.cuh"
+
+namespace flash {
+
+struct SequenceRows {
+    int batch;      // place in the batch dimension of the tensor
+    int first_row;  // first row at that place
+    int n_rows;
+};
+
+// `seqused`: nullptr for queries. A count beyond the sequence's own rows is cut down to them, so that
+// no other sequence's rows are read; a negative one is 0.
+FLASH_HOST_DEVICE constexpr SequenceRows sequence_rows(const int *cu_seqlens, const int *seqused, int seq_len,
+                                                       int b) {
+    SequenceRows rows{b, 0, seq_len};
+    if (cu_seqlens != nullptr) rows = {0, cu_seqlens[b], max_of(0, cu_seqlens[b + 1] - cu_seqlens[b])};
+    if (seqused != nullptr) rows.n_rows = max_of(0, min_of(rows.n_rows, seqused[b]));
+    return rows;
+}
+
+// The index in lse of a head's first row: (batch, n_heads, seq_len_q), or with packed queries
+// (n_heads, total_q).
+FLASH_HOST_DEVICE constexpr int64_t lse_begin(bool packed, const SequenceRows &rows, int n_heads, int head,
+                                              int seq_len_q, int64_t total_q) {
+    return packed ? head * total_q + rows.first_row : (int64_t(rows.batch) * n_heads + head) * seq_len_q;
+}
+
+}  // namespace flash
