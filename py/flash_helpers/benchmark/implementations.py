@@ -77,9 +77,10 @@ class KernelImplementation:
         from flash_attention import attention, forward
 
         config, o = self.kernel.config, torch.empty_like(q)
-        if problem.causal:
-            return Prepared(lambda: attention(q, k, v, causal=True, config=config, out=o))
-        return Prepared(lambda: forward(config, q, k, v, o))
+        whole_tiles = q.shape[1] % config.B_r == 0 and k.shape[1] % config.B_c == 0
+        if whole_tiles and q.shape == k.shape and not problem.causal:
+            return Prepared(lambda: forward(config, q, k, v, o))
+        return Prepared(lambda: attention(q, k, v, causal=problem.causal, config=config, out=o))
 
     @classmethod
     def of(cls, config: Any, problem: Problem) -> KernelImplementation:
