@@ -128,7 +128,7 @@ def read_plan(path: Path) -> Iterator[Variant]:
             ) from error
 
 
-def cells(d_heads: Iterable[int], causal: str, seq_lens: Iterable[int]) -> list[Problem]:
+def cells(d_heads: Sequence[int], causal: str, seq_lens: Sequence[int]) -> list[Problem]:
     """The grid of problems in bf16."""
     return [
         Problem(DType.BF16, TOKENS // s, HIDDEN // d, s, d, causal=c)
@@ -289,7 +289,7 @@ def main(
     """Times variants of the Hopper family's chosen kernels against each other and against the peers."""
     start = time.monotonic()
     console = Console(width=None if os.isatty(1) else 200)
-    problems = cells(map(int, d.split(",")), causal, map(int, s.split(",")))
+    problems = cells([int(x) for x in d.split(",")], causal, [int(x) for x in s.split(",")])
     variants = list(read_plan(plan)) if plan else []
     variants += [
         Variant(p.d_head, p.causal, p.seq_len, p.seq_len, text) for p in problems for text in change or []

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flash_attention import attention_checks as checks
-from flash_attention.backends import backend as backend_of
 from flash_attention.choosing import choose, plan
-from flash_attention.memory import misalignment
 from flash_attention.problem import AttentionProblem, Window, visible_limits
+from flash_attention.running import fill_without_keys, run_cpu, run_cuda
 from flash_attention.select import Choice
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
@@ -71,11 +67,11 @@ def attention(
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
     if choice is not None:
         if not q.is_cuda:
-            _run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+            run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
         elif problem.seq_len_k:
-            _run_cuda(choice, q, k, v, out, lse, scale)
+            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
         else:
-            _fill_without_keys(out, lse, sinks)
+            fill_without_keys(out, lse, sinks)
         _remember(choice)
     return out if lse is None else (out, lse)
 
@@ -151,13 +147,16 @@ def attention_varlen(
             lse=return_lse,
         )
         choice = choose(problem, q.device, config)
-        # Kernels for packed CUDA tensors do not exist yet: choose() has refused those.
-        ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-        for i in range(problem.batch):
-            queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
-            one_lse = None if lse is None else lse[None, :, queries]
-            one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
-            _run_cpu(choice, problem, *one, scale, softcap, sinks)
+        if q.is_cuda:
+            offsets = (cu_seqlens_q, cu_seqlens_k)
+            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
+        else:
+            ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+            for i in range(problem.batch):
+                queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
+                one_lse = None if lse is None else lse[None, :, queries]
+                one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
+                run_cpu(choice, problem, *one, scale, softcap, sinks)
         _remember(choice)
     return out if lse is None else (out, lse)
 
@@ -180,60 +179,3 @@ def _output(
     inputs = {"q": q, "k": k, "v": v}
     checks.check_out(out, shape, inputs if sinks is None else {**inputs, "sinks": sinks})
     return out
-
-
-def _run_cpu(
-    choice: Choice,
-    problem: AttentionProblem,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor | None,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
-) -> None:
-    backend_of("cpu").attention(
-        choice.kernel.config,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        scale,
-        left=problem.left,
-        right=problem.right,
-        softcap=softcap,
-        sinks=sinks,
-    )
-
-
-def _run_cuda(
-    choice: Choice, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, scale: float
-) -> None:
-    """Launches a kernel on tensors brought into the form it takes: padded, aligned, with a scale >= 0."""
-    d_head = choice.kernel.config.d_head
-    if scale < 0:
-        q, scale = -q, -scale
-    q, k, v = (_fitted(x, d_head) for x in (q, k, v))
-    o = out if out.shape[3] == d_head else out.new_empty((*out.shape[:3], d_head))
-    backend_of("cuda").forward(choice.kernel, q, k, v, o, lse, scale)
-    if o is not out:
-        out.copy_(o[..., : out.shape[3]])
-
-
-def _fitted(x: Tensor, d_head: int) -> Tensor:
-    if x.shape[3] != d_head:
-        return pad(x, (0, d_head - x.shape[3]))
-    if x.stride(3) != 1 or misalignment(x):
-        return x.clone(memory_format=torch.contiguous_format)
-    return x
-
-
-def _fill_without_keys(out: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
-    out.zero_()
-    if lse is not None and sinks is None:
-        lse.fill_(-math.inf)
-    elif lse is not None and sinks is not None:
-        lse.copy_(sinks[None, :, None])

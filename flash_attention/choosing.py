@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import lru_cache
 
 import torch
@@ -14,19 +13,19 @@ from flash_attention.backends import backend
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.problem import AttentionProblem, Window, visible_limits
-from flash_attention.select import Choice, required_traits, select, unable_reason
+from flash_attention.select import Choice, kernel_for, select, size_reason, unable_reason
 from flash_helpers.build import build_kernels
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.tune.lookup import TuningResults
 
 LAYOUT = "(batch, seq, heads, d)"
 CHOICES_KEPT = 1024  # problems whose choice is remembered
 
 # Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
 # AVX-512, 512 to 4096 keys, head sizes 64 and 128).
-CPU_B_C = 512
+CPU_B_C = 256
 
 INSISTED = "the caller insists on it"
 
@@ -138,34 +137,36 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
     facts = cuda.device_facts_of(device)
     if config is None:
         choice = select(
-            problem, facts, is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None
+            problem,
+            facts,
+            TuningResults(),
+            is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None,
         )
     else:
-        _check_able(problem, config)
+        _check_able(problem, config, unable_reason(config, problem, [config]))
         check_fits_device(config, device)
-        choice = Choice(ForwardKernel(config, required_traits(problem)), INSISTED)
+        choice = Choice(kernel_for(config, problem), INSISTED)
     check_grid(problem.batch, problem.n_heads, problem.seq_len_q, choice.kernel.config.B_r)
     return choice
 
 
 def _cpu_choice(problem: AttentionProblem, config: ForwardConfig | None) -> Choice:
-    known = {f.name for f in fields(ForwardTraits)}
-    traits = ForwardTraits(**{name: on for name, on in problem.features().items() if name in known})
     if config is not None:
-        _check_able(problem, config)
-        return Choice(ForwardKernel(config, traits), INSISTED)
+        # The CPU backend has every feature, whatever the kernels of the family have.
+        _check_able(problem, config, size_reason(config, problem, [config]))
+        return Choice(kernel_for(config, problem), INSISTED)
     # Only B_c and the softmax variant have an influence on what the CPU backend computes.
     config = FlashForwardKernelConfig(
         problem.dtype, problem.d_head, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True
     )
     return Choice(
-        ForwardKernel(config, traits),
+        kernel_for(config, problem),
         f"the CPU backend takes every problem, and blocks of {CPU_B_C} keys suit its matrix products",
     )
 
 
-def _check_able(problem: AttentionProblem, config: ForwardConfig) -> None:
-    if reason := unable_reason(config, problem, [config]):
+def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | None) -> None:
+    if reason:
         raise InfeasibleConfigError(
             f"config {config.short_form()} cannot compute {problem.label()}: {reason}"
         )
@@ -221,7 +222,8 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     if device.type == "cuda":
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
-        kernels = dict.fromkeys(select(problem, facts).kernel for problem in problems)
+        results = TuningResults()
+        kernels = dict.fromkeys(select(problem, facts, results).kernel for problem in problems)
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
             build_kernels(missing, [facts.target])

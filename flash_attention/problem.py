@@ -47,20 +47,27 @@ class AttentionProblem:
     lse: bool = False
 
     @property
-    def causal(self) -> bool:
-        """A query sees nothing after its own place."""
-        return self.right == 0
+    def masked(self) -> bool:
+        """Some query does not see some key."""
+        return self.left is not None or self.right is not None
 
     @property
-    def windowed(self) -> bool:
-        """A limit other than the causal one."""
-        return self.left is not None or self.right not in (None, 0)
+    def causal(self) -> bool:
+        """The only limit is that a query sees nothing after its own place."""
+        return self.left is None and self.right == 0
+
+    def keys_of_block(self, B_r: int) -> int:
+        """The most keys that a block of B_r neighbouring queries visits."""
+        if self.left is None:
+            return self.seq_len_k
+        right = self.seq_len_k if self.right is None else self.right
+        return min(self.seq_len_k, self.left + B_r + right)
 
     def features(self) -> dict[str, bool]:
         """What a kernel must be compiled for, by the names of ``ForwardTraits``."""
         return {
             "causal": self.causal,
-            "window": self.windowed,
+            "window": self.masked and not self.causal,  # a causal window too: its right limit is 0
             "softcap": self.softcap,
             "sinks": self.sinks,
             "varlen": self.varlen,

@@ -6,16 +6,21 @@ No GPU is asked and nothing is built, so that a choice can be explained and test
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flash_attention.errors import NoKernelError
 from flash_attention.prediction import predict
 from flash_attention.problem import AttentionProblem
+from flash_helpers.build.families import family_of
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
-from flash_helpers.kernel_configs import get_kernels_to_build
+from flash_helpers.kernel_configs import (
+    choose_hopper_kernel,
+    get_hopper_best_kernels,
+    get_kernels_to_build,
+)
 
 # A built kernel runs in place of a better one that would have to be compiled first, if it is expected to
 # take at most this many times as long.
@@ -45,11 +50,13 @@ class Choice:
         kernel: the kernel.
         reason: why this one.
         rejected: all other candidates; those that could have run come first, the nearest one first.
+        n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
     """
 
     kernel: ForwardKernel
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    n_splits: int = 1
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
@@ -65,96 +72,164 @@ def select(
     candidates: Iterable[ForwardConfig] | None = None,
     is_built: Callable[[ForwardKernel], bool] = lambda kernel: True,
 ) -> Choice:
-    """Chooses a kernel: the measured one if the database has the problem, else the quickest by the model.
+    """Chooses a kernel: what was measured to be quickest, else what the model expects to be.
 
     Args:
         problem: what to compute.
         facts: the device.
-        database: tuning results; None: there are none.
+        database: tuning results, which come first; None: there are none.
         candidates: configurations to choose from; None: those that are built ahead of time.
         is_built: whether a kernel is there already; a good one that is comes before a better one that is not.
 
     Raises:
         NoKernelError: no candidate can compute it; the message has the reasons.
     """
-    configs = list(get_kernels_to_build() if candidates is None else candidates)
-    traits = required_traits(problem)
+    configs = list(default_candidates() if candidates is None else candidates)
     able, rejected = [], []
     for config in configs:
-        kernel = ForwardKernel(config, traits)
+        kernel = kernel_for(config, problem)
         if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
             rejected.append(Rejected(kernel, reason))
-        else:
-            able.append((kernel, predict(config, problem, facts)))
+            continue
+        able.append((kernel, predict(kernel, problem, facts)))
+        if (split := split_variant(kernel)) is not None:
+            prediction = predict(split, problem, facts)
+            if prediction.n_splits > 1:
+                able.append((split, prediction))
     if not able:
         raise NoKernelError(_nothing_fits(problem, facts, rejected))
     able.sort(key=lambda entry: entry[1].seconds)
-    best, prediction = able[0]
-    basis = f"{prediction.text()}, the least of {len(able)} by the model"
-    measured = database.best(problem, facts) if database is not None else None
-    if measured is not None and any(kernel.config == measured[0] for kernel, _ in able):
-        best, basis = ForwardKernel(measured[0], traits), f"measured to be the quickest: {measured[1]}"
+    seconds = {kernel: prediction.seconds for kernel, prediction in able}
 
-    seconds = {kernel: p.seconds for kernel, p in able}
+    best, basis = able[0][0], f"{able[0][1].text()}, the least of {len(able)} by the model"
+    for source in (database, ShippedMeasurements()):
+        measured = source.best(problem, facts) if source is not None else None
+        if measured is not None and (kernel := kernel_for(measured[0], problem)) in seconds:
+            best, basis = kernel, f"measured to be the quickest: {measured[1]}"
+            break
+
     chosen, reason = best, basis
     if not is_built(best):
-        built = [k for k, p in able if is_built(k) and p.seconds <= GOOD_ENOUGH * seconds[best]]
-        if built:
-            chosen = built[0]
+        limit = GOOD_ENOUGH * max(seconds[best], able[0][1].seconds)
+        built = next((k for k, _ in able if seconds[k] <= limit and is_built(k)), None)
+        if built is None:
+            reason += "; it is not built yet, and no built one comes near it"
+        else:
+            chosen = built
             reason = (
                 f"it is built, while {best.short_form()} ({basis}) would have to be compiled first: "
                 "prepare() does that ahead of time"
             )
-        else:
-            reason += "; it is not built yet, and no built one comes near it"
-    slower = [
-        Rejected(
-            kernel, "it is not built yet" if kernel == best else _compared(p.text(), seconds, kernel, chosen)
-        )
-        for kernel, p in able
-        if kernel != chosen
-    ]
-    return Choice(chosen, reason, (*slower, *rejected))
+    others = []
+    for kernel, prediction in able:
+        if kernel == best != chosen:
+            others.append(Rejected(kernel, "it is not built yet"))
+        elif kernel != chosen:
+            ratio = seconds[kernel] / seconds[chosen]
+            others.append(Rejected(kernel, f"{prediction.text()}: {ratio:.2f} times the chosen one's"))
+    parts = next(prediction.n_splits for kernel, prediction in able if kernel == chosen)
+    return Choice(chosen, reason, (*others, *rejected), parts)
 
 
-def required_traits(problem: AttentionProblem) -> ForwardTraits:
-    """What a kernel must be compiled for.
+def default_candidates() -> list[ForwardConfig]:
+    """The configurations that are built ahead of time, of all families."""
+    return [*get_kernels_to_build(), *sorted({kernel.config for kernel in get_hopper_best_kernels()})]
 
-    Raises:
-        NoKernelError: kernels know no such feature; the message names it.
+
+class ShippedMeasurements:
+    """The choices that were measured on the cards this library was made on, as a ``TuningDatabase``."""
+
+    MIN_QUERIES = 512  # measured from here on
+
+    def best(self, problem: AttentionProblem, facts: DeviceFacts) -> tuple[ForwardConfig, str] | None:
+        """The Hopper family's choice, on Hopper."""
+        if facts.capability != (9, 0) or problem.seq_len_q < self.MIN_QUERIES:
+            return None
+        d_head = next((d for d in HOPPER_HEAD_SIZES if d >= max(problem.d_head, problem.d_head_v)), None)
+        if d_head is None:
+            return None
+        kernel, reason = choose_hopper_kernel(problem.dtype, d_head, problem.causal, problem.seq_len_q)
+        return kernel.config, reason
+
+
+HOPPER_HEAD_SIZES = sorted({kernel.config.d_head for kernel in get_hopper_best_kernels()})
+
+
+# ---------------------------------------------------------------------- who can
+def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
+    """The configuration compiled for the features of the problem, whether or not its family has them.
+
+    Tensors with smaller heads are taken as they are by families that can, and else padded before the call.
     """
-    known = {f.name for f in fields(ForwardTraits)}
-    wanted = [name for name, on in problem.features().items() if on]
-    missing = [name for name in wanted if name not in known]
-    if missing:
-        raise NoKernelError(
-            f"no kernel computes {problem.label()}: none can be compiled for {', '.join(missing)}, only for "
-            f"{', '.join(sorted(known))}; CPU tensors take every feature"
-        )
-    return ForwardTraits(**dict.fromkeys(wanted, True))
+    kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
+    wanted = (problem.d_head, problem.d_head_v)
+    if wanted != head_sizes(config) and _holds(config, wanted) and "padded_head" in family_of(kernel).traits:
+        kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
+    return kernel
+
+
+def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
+    """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
+    if "split" not in family_of(kernel).traits or getattr(kernel.config, "tensor_row_sums", False):
+        return None
+    if getattr(getattr(kernel.config, "softmax_reference", None), "name", "") == "ANCHORED":
+        return None
+    return replace(kernel, traits=replace(kernel.traits, split=True))
 
 
 def unable_reason(
     config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
 ) -> str | None:
-    """Why a configuration cannot compute a problem on any device, or None.
+    """Why a configuration cannot compute a problem on any GPU, or None.
 
-    Head sizes between those of the candidates are padded with zeros to the next one.
+    Args:
+        config: the candidate.
+        problem: the problem.
+        configs: all candidates.
     """
-    if config.dtype is not problem.dtype:
-        return f"it computes in {config.dtype.name}, the tensors are {problem.dtype.name}"
-    wanted = max(problem.d_head, problem.d_head_v)
-    if config.d_head < wanted:
-        return f"its head size is {config.d_head}, the tensors' is {wanted}"
-    if any(wanted <= other.d_head < config.d_head for other in configs):
-        return f"its head size is {config.d_head}; a smaller one holds the tensors' {wanted}"
+    if reason := size_reason(config, problem, configs):
+        return reason
+    kernel = kernel_for(config, problem)
+    family = family_of(kernel)
+    if missing := family.missing_traits(kernel.traits):
+        return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
+    if problem.lse and getattr(config, "tensor_row_sums", False):
+        return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None
 
 
-def _compared(
-    text: str, seconds: dict[ForwardKernel, float], kernel: ForwardKernel, chosen: ForwardKernel
-) -> str:
-    return f"{text}: {seconds[kernel] / seconds[chosen]:.2f} times the chosen one's"
+def size_reason(
+    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
+) -> str | None:
+    """Why element type or head sizes rule a configuration out, or None.
+
+    Tensors whose head size is between those of the candidates are padded with zeros to the next one.
+    """
+    if config.dtype is not problem.dtype:
+        return f"it computes in {config.dtype.name}, the tensors are {problem.dtype.name}"
+    wanted = (problem.d_head, problem.d_head_v)
+    if not _holds(config, wanted):
+        return f"its head size is {_sizes_text(head_sizes(config))}, the tensors' is {_sizes_text(wanted)}"
+    for other in configs:
+        if type(other) is type(config) and _holds(other, wanted) and head_sizes(other) < head_sizes(config):
+            return (
+                f"its head size is {_sizes_text(head_sizes(config))}; a smaller one, "
+                f"{_sizes_text(head_sizes(other))}, holds the tensors' {_sizes_text(wanted)}"
+            )
+    return None
+
+
+def head_sizes(config: ForwardConfig) -> tuple[int, int]:
+    """Columns of Q and K, and of V and O."""
+    return config.d_head, getattr(config, "d_head_v", config.d_head)
+
+
+def _holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:
+    return all(has >= needs for has, needs in zip(head_sizes(config), wanted, strict=True))
+
+
+def _sizes_text(sizes: tuple[int, int]) -> str:
+    return str(sizes[0]) if sizes[0] == sizes[1] else f"{sizes[0]}/{sizes[1]}"
 
 
 def _nothing_fits(problem: AttentionProblem, facts: DeviceFacts, rejected: Sequence[Rejected]) -> str:
@@ -162,5 +237,5 @@ def _nothing_fits(problem: AttentionProblem, facts: DeviceFacts, rejected: Seque
     listed = "".join(f"\n  {reason}" for reason in reasons) or "\n  there are no candidates"
     return (
         f"no kernel computes {problem.label()} on {facts.name}. Reasons of the {len(rejected)} "
-        f"candidates:{listed}\nCPU tensors take every head size"
+        f"candidates:{listed}\nCPU tensors take every feature and head size"
     )

@@ -48,6 +48,8 @@ _REMEDIES = {
     35: "no usable NVIDIA driver: install or update it; CPU tensors run on the CPU backend",
     100: "no CUDA device is there: see CUDA_VISIBLE_DEVICES; CPU tensors run on the CPU backend",
     209: "the kernel is compiled for another GPU generation; build it for this device's",
+    801: "the kernel sums rows on the tensor cores (tensor_row_sums), which is too coarse for an LSE; pass no "
+    "lse or choose a kernel without",
     700: "a kernel touched memory that is not its own; CUDA is unusable in this process, start a new one",
 }
 _UNKNOWN_REMEDY = (
@@ -126,7 +128,7 @@ def forward(
         KernelLaunchError: CUDA refused it; the message has CUDA's reason and what to do.
     """
     index = q.get_device()
-    if index != torch._C._cuda_getDevice():  # what torch.cuda.current_device() asks after its own checks
+    if index != _current_device():
         with torch.cuda.device(index):
             return forward(kernel, q, k, v, o, lse, softmax_scale, features)
     try:
@@ -152,6 +154,11 @@ def forward(
         )
     except _binding().CudaError as error:
         raise _launch_error(kernel, index, error) from None
+
+
+def _current_device() -> int:
+    # The public way first makes sure that CUDA is started, which a CUDA tensor proves.
+    return torch._C._cuda_getDevice()
 
 
 def _raw_stream(index: int) -> int:

@@ -3,7 +3,7 @@
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem, SoftmaxReference
+from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
 from flash_helpers.configs.hopper_sets import (
     choose_hopper_kernel,
     get_hopper_best_kernels,
@@ -19,6 +19,7 @@ from flash_helpers.configs.sets import (
     get_kernels_to_build,
     should_autotune_config,
 )
+from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
 __all__ = [

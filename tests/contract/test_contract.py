@@ -514,12 +514,16 @@ def test_c21_guarded(device, seq_q, seq_k):
 
 
 def test_c22_equal_bits(device):
-    q, k, v = generate_qkv(QKVConfig(3, 200, 4, 64, DType.BF16, device, n_heads_kv=2))
+    q, k, v = generate_qkv(QKVConfig(3, 200, 4, 64, DType.FP16, device, n_heads_kv=2))
     for causal in (False, True):
         o = attend(q, k, v, causal=causal)
         assert torch.equal(o, attend(q, k, v, causal=causal))
+        others = [torch.cat((x[:1], torch.full_like(x[1:], 7.0))) for x in (q, k, v)]
+        assert torch.equal(o[0], attend(*others, causal=causal)[0])
+        o = attend(q, k, v, causal=causal, config=CONFIG)
         for b in range(3):
-            assert torch.equal(o[b], attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=causal)[0])
+            alone = attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=causal, config=CONFIG)
+            assert torch.equal(o[b], alone[0])
 
 
 def test_c23_nothing_is_kept(device):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpu_cases import CONFIG
 from test_shapes import AMPERE, HOPPER
+from test_traits import KERNELS as WITH_TRAITS
 
 from flash_helpers import build
 from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build
@@ -21,7 +22,9 @@ def _built_kernels() -> None:
     begin = time.perf_counter()
     major, minor = torch.cuda.get_device_capability()
     target = 10 * major + minor
-    kernels = [ForwardKernel(config) for config in sorted({*get_kernels_to_build(), CONFIG})] + AMPERE
+    kernels = (
+        [ForwardKernel(config) for config in sorted({*get_kernels_to_build(), CONFIG})] + AMPERE + WITH_TRAITS
+    )
     build.build_kernels(kernels, [target])
     if target == 90:
         kernels += HOPPER

@@ -1,7 +1,8 @@
 """The traits of the Hopper family, each and together, against the float64 reference.
 
 Every tensor lies within NaN, every output is poisoned before the launch and surrounded by a sentinel, and
-every call is made twice. What is read or written beyond a sequence shows, and so does an order of sums that changes.
+every call is made twice. What is read or written beyond a sequence shows, and so does an order of sums that
+changes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from flash_helpers.build import KernelCache, build_library
 from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, hot_path, steady_loop
 from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
 from flash_helpers.build.sass import Instruction, disassemble, find_tool, parse_functions
-from flash_helpers.configs.hopper import HopperForwardKernelConfig, SoftmaxReference
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
+from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,

@@ -65,6 +65,11 @@ class KernelImplementation:
             return f"the configuration is for {config.dtype.name}"
         if config.d_head != problem.d_head:
             return f"the configuration is for d_head {config.d_head}"
+        if device.type == "cuda":
+            from flash_attention.backends.cuda import device_facts_of
+
+            if reason := config.infeasible_reason(device_facts_of(device)):
+                return reason
         return None
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
@@ -72,9 +77,10 @@ class KernelImplementation:
         from flash_attention import attention, forward
 
         config, o = self.kernel.config, torch.empty_like(q)
-        if problem.causal:
-            return Prepared(lambda: attention(q, k, v, causal=True, config=config, out=o))
-        return Prepared(lambda: forward(config, q, k, v, o))
+        whole_tiles = q.shape[1] % config.B_r == 0 and k.shape[1] % config.B_c == 0
+        if whole_tiles and q.shape == k.shape and not problem.causal:
+            return Prepared(lambda: forward(config, q, k, v, o))
+        return Prepared(lambda: attention(q, k, v, causal=problem.causal, config=config, out=o))
 
     @classmethod
     def of(cls, config: Any, problem: Problem) -> KernelImplementation:

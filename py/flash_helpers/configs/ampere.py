@@ -6,13 +6,16 @@ from dataclasses import MISSING, dataclass, fields
 
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
 
 MMA_M = 16  # rows of one mma.sync.m16n8k16 product
 MMA_N = 8  # columns of one product
 MMA_K = 16  # reduction length of one product: one "tile" of the *_mma_load_K_tiles fields
 WARP_SIZE = 32
 CHUNK_BYTES = 16  # one cp.async, one ldmatrix row
-D_HEADS = (64, 128)
+D_HEADS = (64, 128, 192, 256)
+MAX_STAGES = 8
+BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
 MIN_CAPABILITY = (8, 0)
 
 
@@ -41,6 +44,15 @@ class FlashForwardKernelConfig:
         mma_double_buffer_loads: the next tiles load while the current ones multiply.
         optimized_softmax: scale and log2(e) folded into one fused multiply-add before exp2, and
             the first step without the rescale.
+        kv_stages: K and V blocks that shared memory holds; from 2 on whole blocks are under way ahead of
+            their use.
+        mbarrier: warps wait for copies and for free stages by ``mbarrier`` instead of a barrier of the whole
+            thread block, and drift apart by up to ``kv_stages - 1`` blocks.
+        softmax_reference: see ``SoftmaxReference``.
+        tensor_row_sums: the tensor cores sum the rows of P, rounded as it is multiplied. Such a kernel
+            writes no LSE: 5e-4 to 4e-3 would be wrong in it.
+        fragments_ahead: 0: operands are loaded as the three ``*_tiles`` fields say; n: K's and V's come one
+            ``ldmatrix`` at a time, n of them ahead of their products.
     """
 
     dtype: DType
@@ -56,13 +68,19 @@ class FlashForwardKernelConfig:
     V_mma_load_K_tiles: int
     mma_double_buffer_loads: bool
     optimized_softmax: bool
+    kv_stages: int = 1
+    mbarrier: bool = False
+    softmax_reference: SoftmaxReference = SoftmaxReference.EXACT
+    tensor_row_sums: bool = False
+    fragments_ahead: int = 0
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
         """The kernel's id.
 
         For example ``(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax``.
-        Fields with a default appear only when they differ from it: ``+name`` or ``+name_value``.
+        Fields with a default appear only when they differ from it: ``+name`` or ``+name_value``, and the
+        softmax's reference by its word (``SOFTMAX_WORDS``).
 
         Args:
             include_d_head: show ``d_head`` in the tuple.
@@ -78,8 +96,12 @@ class FlashForwardKernelConfig:
         ]
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.default is not MISSING and value != f.default:
-                flags.append(f.name if value is True else f"{f.name}_{int(value)}")
+            if f.default is MISSING or value == f.default:
+                continue
+            if isinstance(value, SoftmaxReference):
+                flags.append(SOFTMAX_WORDS[value])
+            else:
+                flags.append(f.name if value is True else f"{f.name}_{value}")
         text = "+".join(flag for flag in flags if flag)
         if not include_tup:
             return text
@@ -95,7 +117,7 @@ class FlashForwardKernelConfig:
         values = []
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, DType):
+            if isinstance(value, (DType, SoftmaxReference)):
                 text = value.to_cpp_str()
             elif isinstance(value, bool):
                 text = str(value).lower()
@@ -116,12 +138,18 @@ class FlashForwardKernelConfig:
         return self.B_r // self.n_warps
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory of a block: one Q block, one K block and one V block, bytes."""
-        return (self.B_r + 2 * self.B_c) * self.d_head * elem_size
+        """Shared memory of a block: one Q block, a K and a V block each stage, barriers; bytes."""
+        tiles = (self.B_r + 2 * self.kv_stages * self.B_c) * self.d_head * elem_size
+        return tiles + (BARRIER_BYTES if self.mbarrier else 0)
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks that fit one SM's shared memory of ``max_smem_bytes`` bytes."""
         return max_smem_bytes // self.smem_bytes()
+
+    @property
+    def writes_lse(self) -> bool:
+        """Whether the kernel can write the log-sum-exp of each row."""
+        return not self.tensor_row_sums
 
     def resident_registers(self) -> int:
         """32-bit registers a thread holds through the whole main loop: O and S in float32, and Q if held.
@@ -186,6 +214,35 @@ class FlashForwardKernelConfig:
             )
         if self.eager_load_blocks and not self.async_copy:
             return "eager_load_blocks needs async_copy: copies through registers cannot be under way"
+        return self._malformed_pipeline() or self._malformed_softmax()
+
+    def _malformed_pipeline(self) -> str | None:
+        if not 1 <= self.kv_stages <= MAX_STAGES:
+            return f"kv_stages is {self.kv_stages}; it must be 1 to {MAX_STAGES}"
+        if self.kv_stages > 1 and not self.eager_load_blocks:
+            return f"kv_stages is {self.kv_stages}: stages beyond the first need async_copy and eager_load_blocks"
+        if self.mbarrier and self.kv_stages == 1:
+            return "mbarrier needs kv_stages of 2 or more: with one stage warps cannot drift apart"
+        if not 0 <= self.fragments_ahead <= self.B_c // MMA_K:
+            return (
+                f"fragments_ahead is {self.fragments_ahead}; it must be 0 to {self.B_c // MMA_K}, the fragments "
+                "of K that one step along d_head needs"
+            )
+        tiles = (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
+        single = tiles[0] in (0, 1) and tiles[1:] == (1, 1) and not self.mma_double_buffer_loads
+        if self.fragments_ahead and not single:
+            return (
+                f"fragments_ahead is {self.fragments_ahead} with loads of {tiles} tiles: it loads fragment by "
+                "fragment; make K's and V's tiles 1, Q's 0 or 1, and mma_double_buffer_loads False"
+            )
+        return None
+
+    def _malformed_softmax(self) -> str | None:
+        reference = self.softmax_reference
+        if reference != SoftmaxReference.EXACT and not self.optimized_softmax:
+            return f"softmax_reference {reference.name} needs optimized_softmax"
+        if reference == SoftmaxReference.ANCHORED and self.dtype != DType.BF16:
+            return "softmax_reference ANCHORED needs BF16: P grows beyond what FP16 can hold; choose LAGGED"
         return None
 
     def infeasible_reason(self, facts: DeviceFacts) -> str | None:

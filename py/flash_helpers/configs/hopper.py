@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
 
 CAPABILITY = (9, 0)
 WARPGROUP_SIZE = 128  # threads
@@ -36,25 +37,6 @@ REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 32, 4: 32}
 """Registers a consumer needs beside accumulators and P: found by compiling, the first that does not spill."""
 
 
-class SoftmaxReference(IntEnum):
-    """Against which value of a row exponentials are taken.
-
-    Attributes:
-        EXACT: the row's maximum up to and with the tile.
-        EXACT_SKIP_RESCALE: the same; O is rescaled only when a row of the warp grew.
-        LAGGED: the maximum before the tile. Nothing stands between product and exponentials; growth is
-            examined afterwards, adopted beyond 2^8, and the tile recomputed exactly beyond 2^100.
-    """
-
-    EXACT = 0
-    EXACT_SKIP_RESCALE = 1
-    LAGGED = 2
-
-    def to_cpp_str(self) -> str:
-        """The enumerator as C++ source text."""
-        return f"SoftmaxReference::{self.name}"
-
-
 class NextItem(IntEnum):
     """Where the next work item's first product starts.
 
@@ -73,11 +55,6 @@ class NextItem(IntEnum):
         return f"NextItem::{self.name}"
 
 
-SOFTMAX_WORDS = {
-    SoftmaxReference.EXACT: "exact",
-    SoftmaxReference.EXACT_SKIP_RESCALE: "skip_rescale",
-    SoftmaxReference.LAGGED: "lagged",
-}
 NEXT_ITEM_WORDS = {
     NextItem.NONE: "",
     NextItem.WITH_LAST_PV: "next_with_pv",
@@ -306,9 +283,11 @@ class HopperForwardKernelConfig:
                 )
         if self.next_item == NextItem.AFTER_LAST_PV and self.q_stages < 2:
             return (
-                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, which one Q slot "
-                "would never free; choose q_stages of 2 or more"
+                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, and one Q slot "
+                "would never be free; choose q_stages of 2 or more"
             )
+        if self.softmax_reference == SoftmaxReference.ANCHORED:
+            return "softmax_reference ANCHORED is of the Ampere family; choose LAGGED"
         budget = REGISTERS[self.n_consumers][1] - REGISTER_OVERHEAD[self.n_consumers]
         if self.resident_registers() > budget:
             return (

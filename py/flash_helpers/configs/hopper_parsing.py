@@ -10,12 +10,11 @@ from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import (
     FLAG_WORDS,
     NEXT_ITEM_WORDS,
-    SOFTMAX_WORDS,
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     NextItem,
-    SoftmaxReference,
 )
+from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
 
 _SHORT_FORM = re.compile(
     r"\((?P<dtype>\w+), (?P<d>\d+)(?:/(?P<d_v>\d+))?, (?P<B_r>\d+), (?P<B_c>\d+), (?P<n>\d)wg\):\s*"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem, SoftmaxReference
+from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
 from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
 

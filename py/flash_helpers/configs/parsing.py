@@ -10,11 +10,12 @@ from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper_parsing import names_hopper_kernel, parse_hopper_kernel_name
 from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
 
 _SHORT_FORM = re.compile(r"\((?P<tuple>[^)]*)\):\s*(?P<flags>[\w+]+)")
 _DEMANGLED = re.compile(r"FlashForwardKernelConfig\s*\{(?P<values>[^{}]*)\}")
 _MANGLED = re.compile(r"24FlashForwardKernelConfig(?P<values>(?:L\w+?E)*)E")
-_MANGLED_VALUE = re.compile(r"L(?:5DType|i|b)(?P<number>\d+)E")
+_MANGLED_VALUE = re.compile(r"L(?:5DType|16SoftmaxReference|i|b)(?P<number>\d+)E")
 _FLAGS = {
     "async": "async_copy",
     "eager": "eager_load_blocks",
@@ -22,6 +23,8 @@ _FLAGS = {
     "buffer": "mma_double_buffer_loads",
     "opt_softmax": "optimized_softmax",
 }
+_TYPES: dict[str, Any] = {"DType": DType, "SoftmaxReference": SoftmaxReference, "bool": bool, "int": int}
+_REFERENCES = {word: reference for reference, word in SOFTMAX_WORDS.items()}
 _LOAD = re.compile(r"load_(\d+)_(\d+)_(\d+)_tiles")
 
 
@@ -35,8 +38,6 @@ def parse_kernel_name_into_config(name: str) -> ForwardConfig:
     Raises:
         ValueError: the name holds no configuration.
     """
-    if names_hopper_kernel(name):
-        return parse_hopper_kernel_name(name)
     if names_hopper_kernel(name):
         return parse_hopper_kernel_name(name)
     if match := _DEMANGLED.search(name):
@@ -54,20 +55,27 @@ def _number(text: str) -> int:
     text = re.sub(r"^\((?:\w|::)+\)", "", text)
     if text in ("true", "false"):
         return int(text == "true")
-    if text.startswith("DType::"):
-        return DType.from_string(text.removeprefix("DType::"))
-    return int(text)
+    enum, _, enumerator = text.rpartition("::")
+    return int(_TYPES[enum][enumerator]) if enum in _TYPES else int(text)
 
 
 def _typed(f: Field[Any], value: int) -> Any:
-    return {"DType": DType, "bool": bool, "int": int}[str(f.type)](value)
+    return _TYPES[str(f.type)](value)
 
 
 def _from_values(values: list[int], name: str) -> FlashForwardKernelConfig:
-    """Values by position. Compilers leave out trailing zeros when they print a struct."""
+    """Values by position. Compilers leave out trailing zeros when they print a struct.
+
+    A name that ends before the fields with a default speaks of the fields without one: among the others is
+    ``kv_stages``, which is never 0.
+    """
     all_fields = fields(FlashForwardKernelConfig)
     if not 1 <= len(values) <= len(all_fields):
         raise _not_a_name(name)
+    required = sum(f.default is MISSING for f in all_fields)
+    if len(values) <= required:
+        values = values + [0] * (required - len(values))
+        values += [int(f.default) for f in all_fields[required:]]
     values = values + [0] * (len(all_fields) - len(values))
     return FlashForwardKernelConfig(*(_typed(f, v) for f, v in zip(all_fields, values, strict=True)))
 
@@ -84,6 +92,8 @@ def _from_short_form(tuple_text: str, flags_text: str, name: str) -> FlashForwar
         extra, _, value = token.rpartition("_")
         if token in _FLAGS:
             values[_FLAGS[token]] = True
+        elif token in _REFERENCES:
+            values["softmax_reference"] = _REFERENCES[token]
         elif token in extras:
             values[token] = True
         elif extra in extras and value.isdigit():

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Iterable
 
 from flash_helpers import environment
-from flash_helpers.configs.ampere import D_HEADS, FlashForwardKernelConfig
+from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.dtype import DType
+
+TUNED_D_HEADS = (64, 128)
 
 BLOCK_SIZES = (  # (B_r, B_c, n_warps)
     (64, 32, 4),
@@ -83,7 +85,7 @@ def get_autotuning_kernel_configs(
             dtype, d_head, B_r, B_c, n_warps, True, eager, True, q_tiles, 2, 2, buffer, True
         )
         for dtype, d_head, (B_r, B_c, n_warps), eager, q_tiles, buffer in itertools.product(
-            dtypes, D_HEADS, BLOCK_SIZES, (False, True), (0, 2), (False, True)
+            dtypes, TUNED_D_HEADS, BLOCK_SIZES, (False, True), (0, 2), (False, True)
         )
     )
     return [cfg for cfg in configs if should_autotune_config(cfg)]

@@ -90,7 +90,7 @@ class Report:
         return problem, named
 
     def landscape(self) -> tuple[Problem, list[tuple[FlashForwardKernelConfig, float]]] | None:
-        """(problem, [(configuration, TFLOP/s)]) of the problem with most configurations, at least 2."""
+        """(problem, [(configuration, TFLOP/s)]) of the problem with most Ampere-family ones, at least 2."""
         timed: dict[Problem, list[tuple[FlashForwardKernelConfig, float]]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)

@@ -66,23 +66,25 @@ struct QueryOperand {
     using Stream = FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.Q_mma_load_K_tiles,
                                   Kernel::cfg.mma_double_buffer_loads>;
 
-    uint32_t lane_address;
+    uint32_t smem_rows;    // of the warp
+    uint32_t lane_offset;  // in a tile of 16 rows; the same as in V
     Fragment held[Kernel::holds_Q ? Kernel::d_tiles : 1];
 
     FLASH_DEVICE QueryOperand(uint32_t smem_Q, int warp, int lane) {
         const LdmatrixRow at = ldmatrix_row_QV(lane);
-        lane_address = smem_Q + Kernel::QTile::offset(warp * Kernel::warp_rows + at.row, at.chunk);
+        smem_rows = smem_Q + Kernel::QTile::tile_offset(warp * Kernel::m_tiles, 0);
+        lane_offset = Kernel::QTile::offset(at.row, at.chunk);
     }
 
     FLASH_DEVICE void load(Fragment &fragment, int d_tile) const {
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
-            ldmatrix(fragment.rmem[m], Kernel::QTile::fragment_offset(computed_here(lane_address), m, d_tile));
+            ldmatrix(fragment.rmem[m], fragment_address(m, d_tile));
         }
     }
 
     FLASH_DEVICE void load_in_place(Fragment &fragment, int d_tile) const {
-        FragmentAddress<typename Kernel::QTile> address{lane_address};
+        FragmentAddress<typename Kernel::QTile> address{lane_offset, smem_rows};
         address.step_to(d_tile);
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) ldmatrix(fragment.rmem[m], address.of(m, d_tile));
@@ -94,7 +96,7 @@ struct QueryOperand {
         for (int k = 0; k < Kernel::d_tiles; ++k) {
 #pragma unroll
             for (int m = 0; m < Kernel::m_tiles; ++m) {
-                const uint32_t address = Kernel::QTile::fragment_offset(lane_address, m, k);
+                const uint32_t address = fragment_address(m, k);
                 Chunk chunk = load_shared(address);
 #pragma unroll
                 for (uint32_t &pair : chunk.reg) pair ^= 0x80008000;
@@ -109,17 +111,23 @@ struct QueryOperand {
 #pragma unroll
         for (int k = 0; k < Kernel::d_tiles; ++k) load(held[k], k);
     }
+
+  private:
+    FLASH_DEVICE uint32_t fragment_address(int row_tile, int d_tile) const {
+        return Kernel::QTile::fragment_offset(computed_here(lane_offset), row_tile, d_tile) + smem_rows;
+    }
 };
 
 // S = Q K^T
 template <typename Kernel>
 struct ScoreProduct {
     using Fragment = BFragment<Kernel::B_c>;
-    uint32_t lane_address;  // of K
+    uint32_t smem_K;
+    uint32_t lane_offset;
 
-    FLASH_DEVICE ScoreProduct(uint32_t smem_K, int lane) {
+    FLASH_DEVICE ScoreProduct(uint32_t smem, int lane) : smem_K(smem) {
         const LdmatrixRow at = ldmatrix_row_K(lane);
-        lane_address = smem_K + Kernel::KVTile::offset(at.row, at.chunk);
+        lane_offset = Kernel::KVTile::offset(at.row, at.chunk);
     }
 
     // `slot`: bytes from the first K block's place to this one's.
@@ -157,7 +165,7 @@ struct ScoreProduct {
                                             uint32_t slot) const {
         using Tile = typename Kernel::KVTile;
         AFragment<Kernel> Q_rmem[2];
-        FragmentAddress<Tile> address{lane_address + slot};
+        FragmentAddress<Tile> address{lane_offset, smem_K + slot};
         stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::key_tiles>(
             [&](uint32_t (&K)[4], int i) {
                 const int k = i / Kernel::key_tiles, n = i % Kernel::key_tiles;
@@ -181,7 +189,7 @@ struct ScoreProduct {
     FLASH_DEVICE void load(Fragment &fragment, int d_tile, uint32_t slot) const {
 #pragma unroll
         for (int n = 0; n < Kernel::key_tiles; ++n) {
-            ldmatrix(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_address, n, d_tile) + slot);
+            ldmatrix(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_offset, n, d_tile) + smem_K + slot);
         }
     }
 
@@ -195,11 +203,12 @@ struct ScoreProduct {
 template <typename Kernel>
 struct OutputProduct {
     using Fragment = BFragment<Kernel::d_head>;
-    uint32_t lane_address;  // of V
+    uint32_t smem_V;
+    uint32_t lane_offset;
 
-    FLASH_DEVICE OutputProduct(uint32_t smem_V, int lane) {
+    FLASH_DEVICE OutputProduct(uint32_t smem, int lane) : smem_V(smem) {
         const LdmatrixRow at = ldmatrix_row_QV(lane);
-        lane_address = smem_V + Kernel::KVTile::offset(at.row, at.chunk);
+        lane_offset = Kernel::KVTile::offset(at.row, at.chunk);
     }
 
     // `P`: called for key tiles 0, 1, …, returns the A fragment of 16 keys. It is made just before it is
@@ -231,7 +240,7 @@ struct OutputProduct {
     FLASH_DEVICE void multiply_by_fragments(Output<Kernel> &O, MakeP make_P, uint32_t slot) const {
         using Tile = typename Kernel::KVTile;
         AFragment<Kernel> P;
-        FragmentAddress<Tile> address{lane_address + slot};
+        FragmentAddress<Tile> address{lane_offset, smem_V + slot};
         stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::key_tiles>(
             [&](uint32_t (&V)[4], int i) {
                 const int n = panel_order(i % Kernel::d_tiles, Kernel::d_tiles);
@@ -248,7 +257,7 @@ struct OutputProduct {
 #pragma unroll
         for (int n = 0; n < Kernel::d_tiles; ++n) {
             ldmatrix_transposed(fragment.rmem[n],
-                                Kernel::KVTile::fragment_offset(lane_address, key_tile, n) + slot);
+                                Kernel::KVTile::fragment_offset(lane_offset, key_tile, n) + smem_V + slot);
         }
     }
 

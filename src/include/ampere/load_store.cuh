@@ -180,8 +180,9 @@ FLASH_HOST_DEVICE constexpr int panel_order(int i, int n) {
 // A lane's address in the tiles of a matrix, with one register for the column step it stands at.
 template <typename Tile>
 struct FragmentAddress {
-    uint32_t lane_address;
-    uint32_t column_address = 0;
+    uint32_t lane_offset;  // in a tile of 16 rows
+    uint32_t smem;         // the matrix; the same for the whole warp, so it costs no register of the thread
+    uint32_t column_offset = 0;
     uint32_t step = ~0u;
 
     // Free where the column tile stands at the same place of its panel as the one before.
@@ -189,10 +190,10 @@ struct FragmentAddress {
         const uint32_t wanted = Tile::column_step(column_tile);
         if (wanted == step) return;
         step = wanted;
-        column_address = wanted == 0 ? lane_address : xor_in_place(lane_address, wanted);
+        column_offset = wanted == 0 ? lane_offset : xor_in_place(lane_offset, wanted);
     }
     FLASH_DEVICE uint32_t of(int row_tile, int column_tile) const {
-        return column_address + Tile::tile_offset(row_tile, column_tile);
+        return column_offset + smem + Tile::tile_offset(row_tile, column_tile);
     }
 };
 

@@ -96,6 +96,7 @@ struct StaticForwardKernelConfig {
     static_assert(B_r % kWarpgroupRows == 0 && n_consumers >= 1 && n_consumers <= 4,
                   "B_r: 64 rows a consumer warpgroup, one to four of them");
     static_assert(B_c % kMmaDepth == 0 && B_c >= 16 && B_c <= 256, "B_c: a multiple of 16 up to 256");
+    static_assert(CFG.softmax_reference != SoftmaxReference::ANCHORED, "ANCHORED: Ampere family only");
     static_assert(kQStages >= 1 && kQStages <= 4, "q_stages: 1 to 4");
     static_assert(kKvStages >= 2 && kKvStages <= 8,
                   "kv_stages: 2 to 8 (V's slot is still in use when the next K is waited for)");

@@ -1,0 +1,227 @@
+"""The Ampere family's best kernels with their reasons, for each kind of GPU, and the ladder that leads there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.softmax import SoftmaxReference
+from flash_helpers.configs.traits import ForwardTraits
+
+
+def _config(
+    d_head: int, B_r: int, B_c: int, n_warps: int, kv_stages: int, **changes: Any
+) -> FlashForwardKernelConfig:
+    """A BF16 configuration with what every good one of this family has; ``changes`` names the rest."""
+    base = FlashForwardKernelConfig(
+        dtype=DType.BF16,
+        d_head=d_head,
+        B_r=B_r,
+        B_c=B_c,
+        n_warps=n_warps,
+        async_copy=True,
+        eager_load_blocks=True,
+        swizzled=True,
+        Q_mma_load_K_tiles=1,
+        K_mma_load_K_tiles=1,
+        V_mma_load_K_tiles=1,
+        mma_double_buffer_loads=False,
+        optimized_softmax=True,
+        kv_stages=kv_stages,
+        mbarrier=True,
+        softmax_reference=SoftmaxReference.ANCHORED,
+        tensor_row_sums=False,
+        fragments_ahead=1,
+    )
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best known configuration of a range of problems on one generation of GPUs.
+
+    Attributes:
+        capability: compute capability it is for; (9, 0) was measured, on one H100 80GB HBM3 with 16384 tokens
+            and hidden size 2048; the others follow from their resources and those measurements.
+        d_head: head size.
+        max_seq_len: up to this many queries; None: any number.
+        causal: for causal problems only, for others only, or (None) for both.
+        config: in BF16, with row sums in float32.
+        tensor_row_sums: whether rows are summed on the tensor cores where no LSE is asked for.
+        reason: why.
+    """
+
+    capability: tuple[int, int]
+    d_head: int
+    max_seq_len: int | None
+    causal: bool | None
+    config: FlashForwardKernelConfig
+    tensor_row_sums: bool
+    reason: str
+
+
+_HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
+
+_D64_REASON = (
+    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 row "
+    "sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
+)
+
+CHOICES = (
+    # ------------------------------------------------------------------ H100: 227 KiB
+    Choice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), False, _D64_REASON),
+    Choice(
+        (9, 0), 128, 1024, None, _config(128, 128, 64, 4, 2), True,
+        "two blocks of 4 warps per SM: 2 to 11 % ahead of one of 8 up to 1024, where blocks end often",
+    ),
+    Choice(
+        (9, 0), 128, 4096, True, _config(128, 128, 64, 4, 2), True,
+        "short blocks balance the triangle: ahead of 8 warps up to 4096",
+    ),
+    Choice(
+        (9, 0), 128, None, None, _config(128, 256, 64, 8, 3), True,
+        "8 warps share each K and V block, half of the copies and L2 reads: +1 to +3 % for long sequences",
+    ),
+    Choice(
+        (9, 0), 256, None, None, _config(256, 128, 64, 8, 2), False,
+        "16 rows a warp, so that O fits the registers; mbarriers +11 % over a barrier of the block",
+    ),
+    # ------------------------------------------------------------------ A100: 163 KiB a block
+    Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), False, _D64_REASON),
+    Choice(
+        (8, 0), 128, None, None, _config(128, 256, 64, 8, 3), True,
+        "two blocks of 96 KiB do not fit an SM; 8 warps with three stages take 160 KiB and keep two warps "
+        "per scheduler",
+    ),
+    Choice(
+        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2), False,
+        "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB",
+    ),
+    # ------------------------------------------------------------------ RTX 3090, RTX 4090: 99 KiB a block
+    *(
+        choice
+        for capability in ((8, 6), (8, 9))
+        for choice in (
+            Choice(
+                capability, 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), False,
+                _D64_REASON + "; two blocks of 48 KiB just fit an SM",
+            ),
+            Choice(
+                capability, 128, None, None, _config(128, 256, 32, 8, 2), True,
+                "8 warps, two per scheduler, and two stages fit 96 KiB with blocks of 32 keys",
+            ),
+            Choice(
+                capability, 256, None, None, _config(256, 128, 32, 8, 1, mbarrier=False), False,
+                "one stage of 32 keys next to Q takes 96 KiB: K and V still load under the other's product",
+            ),
+        )
+    ),
+)  # fmt: skip
+
+
+def choose_ampere_kernel(
+    dtype: DType,
+    d_head: int,
+    causal: bool,
+    seq_len: int,
+    capability: tuple[int, int] = (9, 0),
+    lse: bool = False,
+    exact: bool = False,
+) -> tuple[ForwardKernel, str]:
+    """The kernel known best for a problem, and why.
+
+    Args:
+        dtype: element type. FP16 takes a lagged reference where BF16 takes an anchored one.
+        d_head: head size, one of those in ``CHOICES``.
+        causal: whether the mask is causal.
+        seq_len: queries a head.
+        capability: compute capability of the GPU; one without choices gets those of the next lower one.
+        lse: whether the log-sum-exp is asked for; row sums then stay in float32.
+        exact: take the row's true maximum as the reference in every step.
+
+    Raises:
+        ValueError: no choice has this head size, or the GPU is older than the family.
+    """
+    known = sorted({choice.capability for choice in CHOICES if choice.capability <= capability})
+    if not known:
+        raise ValueError(
+            f"compute capability {capability[0]}.{capability[1]}: this family needs 8.0 or newer"
+        )
+    for choice in CHOICES:
+        fits_length = choice.max_seq_len is None or seq_len <= choice.max_seq_len
+        fits = choice.capability == known[-1] and choice.d_head == d_head and fits_length
+        if fits and choice.causal in (None, causal):
+            return _kernel(choice, dtype, causal, lse, exact), choice.reason
+    heads = ", ".join(map(str, sorted({choice.d_head for choice in CHOICES})))
+    raise ValueError(f"no Ampere kernel is chosen for head size {d_head}; there are choices for {heads}")
+
+
+def _kernel(choice: Choice, dtype: DType, causal: bool, lse: bool, exact: bool) -> ForwardKernel:
+    """The kernel of a choice for one dtype, mask and accuracy."""
+    if exact:
+        reference = SoftmaxReference.EXACT_SKIP_RESCALE
+    elif dtype == DType.FP16:
+        reference = SoftmaxReference.LAGGED
+    else:
+        reference = SoftmaxReference.ANCHORED
+    config = replace(
+        choice.config,
+        dtype=dtype,
+        softmax_reference=reference,
+        tensor_row_sums=choice.tensor_row_sums and not lse,
+    )
+    return ForwardKernel(config, ForwardTraits(causal=causal))
+
+
+def get_ampere_best_kernels(
+    dtypes: Iterable[DType] = (DType.FP16, DType.BF16), capability: tuple[int, int] = (9, 0)
+) -> list[ForwardKernel]:
+    """Every kernel that ``choose_ampere_kernel`` can choose on a GPU, sorted, each once."""
+    return sorted(
+        {
+            _kernel(choice, dtype, causal, lse, exact)
+            for choice in CHOICES
+            if choice.capability == capability
+            for dtype in dtypes
+            for causal in ((False, True) if choice.causal is None else (choice.causal,))
+            for lse in (False, True)
+            for exact in (False, True)
+        }
+    )
+
+
+SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
+    # what the step adds, and the fields it changes
+    ("the seventh step of the ladder in BF16, with 32 rows a warp", {}),
+    ("fragment by fragment", dict(
+        Q_mma_load_K_tiles=1, K_mma_load_K_tiles=1, V_mma_load_K_tiles=1, fragments_ahead=1)),
+    ("two K/V stages", dict(kv_stages=2)),
+    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
+    ("anchored softmax reference", dict(softmax_reference=SoftmaxReference.ANCHORED)),
+    ("mbarriers", dict(mbarrier=True)),
+    ("row sums on the tensor cores", dict(tensor_row_sums=True)),
+    ("eight warps, three stages", dict(B_r=256, n_warps=8, kv_stages=3)),
+)  # fmt: skip
+
+
+def get_ampere_speed_ladder(dtype: DType = DType.BF16) -> list[FlashForwardKernelConfig]:
+    """From where the seven-step ladder ends to where the family stands, for head size 128: one idea a step."""
+    config = _config(
+        128, 128, 64, 4, 1,
+        dtype=dtype,
+        Q_mma_load_K_tiles=2,
+        K_mma_load_K_tiles=2,
+        V_mma_load_K_tiles=2,
+        mbarrier=False,
+        softmax_reference=SoftmaxReference.EXACT,
+        fragments_ahead=0,
+    )  # fmt: skip
+    configs = []
+    for _, changes in SPEED_LADDER:
+        config = replace(config, **changes)
+        configs.append(config)
+    return configs

@@ -1,0 +1,224 @@
+"""One call of a kernel with traits: guarded tensors, the launch, and what should come out of it.
+
+Every tensor lies within NaN and every output is poisoned before the launch: what is read beyond a tensor
+shows, and so does what is written there or left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends import cuda
+from flash_attention.backends.cuda import UNBOUNDED, Features
+from flash_helpers.kernel_configs import DType, ForwardKernel
+from flash_helpers.splits import n_splits
+from flash_helpers.test.utils import error_stats, reference
+
+GUARD = 16  # rows and columns around every tensor
+SENTINEL = 777.0  # around outputs
+TOLERANCE = {DType.FP16: 2e-3, DType.BF16: 1.6e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to compute.
+
+    Attributes:
+        q, k: queries and keys of every sequence; a tuple: of each, one sequence packed behind the other.
+        batch: sequences, where no tuple says it.
+        heads: query heads and kv heads.
+        used: keys of each sequence that exist; the others are NaN.
+        window: (left, right); None: unbounded.
+        softcap: 0: none.
+        parts: into which the keys are cut; 0: as many as ``n_splits`` says for an H100.
+        d, d_v: columns of q and k, of v and o; 0: the kernel's, and d.
+        spread: standard deviation of q.
+    """
+
+    q: int | tuple[int, ...]
+    k: int | tuple[int, ...]
+    batch: int = 2
+    heads: tuple[int, int] = (4, 2)
+    used: tuple[int, ...] | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    softcap: float = 0.0
+    parts: int = 0
+    d: int = 0
+    d_v: int = 0
+    spread: float = 1.0
+
+
+def guarded(shape: tuple[int, ...], dtype: torch.dtype, fill: float) -> tuple[Tensor, Tensor]:
+    """A buffer full of ``fill``, and (batch, rows, heads, columns) in the middle of it."""
+    batch, rows, heads, columns = shape
+    buffer = torch.full(
+        (batch + 2, rows + 2 * GUARD, heads, columns + 2 * GUARD), fill, dtype=dtype, device="cuda"
+    )
+    return buffer, buffer[1:-1, GUARD : GUARD + rows, :, GUARD : GUARD + columns]
+
+
+class Sequences:
+    """Where the rows of each sequence are: packed in one batch entry, or one sequence an entry."""
+
+    def __init__(self, lengths: int | tuple[int, ...], batch: int) -> None:
+        self.packed = isinstance(lengths, tuple)
+        self.lengths = lengths if isinstance(lengths, tuple) else (lengths,) * batch
+        self.longest = max(self.lengths)
+        self.offsets = [sum(self.lengths[:b]) for b in range(len(self.lengths) + 1)]
+        self.shape = (1, self.offsets[-1]) if self.packed else (len(self.lengths), self.longest)
+
+    def rows(self, x: Tensor, b: int) -> Tensor:
+        """(1, rows, heads, columns) of sequence b."""
+        return x[:, self.offsets[b] : self.offsets[b + 1]] if self.packed else x[b : b + 1]
+
+    def lse(self, lse: Tensor, b: int) -> Tensor:
+        """(1, heads, rows) of sequence b."""
+        return lse[None, :, self.offsets[b] : self.offsets[b + 1]] if self.packed else lse[b : b + 1]
+
+    def as_batch(self, x: Tensor) -> Tensor:
+        """The tensor with the shape (sequences, longest, ...) that a launch takes; not to be looked at."""
+        return x.as_strided((len(self.lengths), self.longest, *x.shape[2:]), x.stride()) if self.packed else x
+
+
+class Call:
+    """The tensors of a case."""
+
+    def __init__(self, kernel: ForwardKernel, case: Case) -> None:
+        self.kernel, self.case = kernel, case
+        config, (self.heads, heads_kv) = kernel.config, case.heads
+        self.q_seq, self.k_seq = Sequences(case.q, case.batch), Sequences(case.k, case.batch)
+        self.n = len(self.q_seq.lengths)
+        self.d = case.d or config.d_head
+        self.d_v = case.d_v or self.d
+        self.used = case.used or self.k_seq.lengths
+        generator = torch.Generator("cuda").manual_seed(self.q_seq.offsets[-1] + 7 * self.k_seq.offsets[-1])
+
+        def normal(seq: Sequences, heads: int, columns: int) -> Tensor:
+            shape = (*seq.shape, heads, columns)
+            _, view = guarded(shape, config.dtype.to_torch_dtype(), math.nan)
+            return view.copy_(torch.randn(shape, device="cuda", generator=generator))
+
+        self.q = normal(self.q_seq, self.heads, self.d).mul_(case.spread)
+        self.k = normal(self.k_seq, heads_kv, self.d)
+        self.v = normal(self.k_seq, heads_kv, self.d_v)
+        for b, used in enumerate(self.used):
+            for x in (self.k, self.v):
+                self.k_seq.rows(x, b)[:, used:] = math.nan
+        self.sinks = None
+        if kernel.traits.sinks:  # from far below the scores to far above them
+            self.sinks = torch.linspace(-200, 200, self.heads, device="cuda").roll(1)
+            self.sinks[: self.heads // 2] = torch.linspace(-3, 4, self.heads // 2, device="cuda")
+        self.parts = 1
+        if kernel.traits.split:
+            q_blocks = -(-self.q_seq.longest // config.B_r)
+            self.parts = case.parts or n_splits(
+                self.n * self.heads * q_blocks,
+                self.n * self.heads * self.q_seq.longest,
+                -(-self.k_seq.longest // config.B_c),
+                self.d_v,
+                sm_count=132,
+                blocks_per_sm=2,
+            )
+
+    def launch(self) -> tuple[Tensor, Tensor]:
+        """o and lse, shaped as q and as (heads, rows of all) or (batch, heads, rows)."""
+        buffer, o = guarded((*self.q.shape[:3], self.d_v), self.q.dtype, SENTINEL)
+        o.fill_(math.nan)
+        total = self.q.shape[1]
+        rows = (self.n, self.heads, self.q_seq.longest)
+        lse = torch.full((self.heads, total) if self.q_seq.packed else rows, math.nan, device="cuda")
+        partial_o = torch.full((self.parts, *rows, self.d_v), math.nan, device="cuda")
+        partial_lse = torch.full((self.parts, *rows), math.nan, device="cuda")
+        cu_q, cu_k, used = (
+            torch.tensor(x, dtype=torch.int32, device="cuda")
+            for x in (self.q_seq.offsets, self.k_seq.offsets, self.used)
+        )
+        left, right = self.case.window
+        features = Features(
+            d_head_v=self.d_v,
+            window_left=UNBOUNDED if left is None else left,
+            window_right=UNBOUNDED if right is None else right,
+            softcap=self.case.softcap,
+            sinks=0 if self.sinks is None else self.sinks.data_ptr(),
+            cu_seqlens_q=cu_q.data_ptr() if self.q_seq.packed else 0,
+            cu_seqlens_k=cu_k.data_ptr() if self.k_seq.packed else 0,
+            seqused_k=used.data_ptr() if self.case.used else 0,
+            lse_stride=total if self.q_seq.packed else 0,
+            n_splits=self.parts,
+            partial_o=partial_o.data_ptr(),
+            partial_lse=partial_lse.data_ptr(),
+        )
+        q, k, v = self.q_seq.as_batch(self.q), self.k_seq.as_batch(self.k), self.k_seq.as_batch(self.v)
+        cuda.forward(self.kernel, q, k, v, o, lse, self.d**-0.5, features)
+        torch.cuda.synchronize()
+        result = o.clone()
+        o.fill_(SENTINEL)
+        assert (buffer == SENTINEL).all(), "something beyond the output was written"
+        return result, lse
+
+    def sequence(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of sequence b, without the keys that do not exist."""
+        q, k, v = self.q_seq.rows(self.q, b), self.k_seq.rows(self.k, b), self.k_seq.rows(self.v, b)
+        return q, k[:, : self.used[b]], v[:, : self.used[b]]
+
+    def check(self) -> tuple[Tensor, Tensor]:
+        """Launches twice and compares each sequence with the reference; returns o and lse.
+
+        An error may be twice that of PyTorch in the same precision, over the whole sequence, and nowhere
+        beyond the tolerance of the type.
+        """
+        o, lse = self.launch()
+        again, lse_again = self.launch()
+        assert torch.equal(o, again), f"{self.case}: two equal calls differ"
+        assert torch.equal(lse, lse_again), f"{self.case}: two equal calls differ in LSE"
+        for b in range(self.n):
+            if self.q_seq.lengths[b]:
+                self._check_sequence(b, self.q_seq.rows(o, b), self.q_seq.lse(lse, b))
+        return o, lse
+
+    def _check_sequence(self, b: int, o: Tensor, lse: Tensor) -> None:
+        q, k, v = self.sequence(b)
+        out, expected_lse = reference(
+            q, k, v, causal=self.kernel.traits.causal, window=self.case.window, softcap=self.case.softcap,
+            sinks=self.sinks,
+        )  # fmt: skip
+
+        def where(text: str) -> str:
+            return f"{self.case}, sequence {b}: {text}"
+
+        tolerance = TOLERANCE[self.kernel.config.dtype]
+        torch.testing.assert_close(o.double(), out, atol=tolerance, rtol=tolerance, msg=where)
+        torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6, msg=where)
+        allowed = error_stats(self.same_precision(b), out).rel_frobenius
+        error = error_stats(o, out).rel_frobenius
+        assert error <= 2 * allowed + 1e-6, where(f"error {error}, allowed twice {allowed}")
+
+    def same_precision(self, b: int) -> Tensor:
+        """PyTorch's eager attention of sequence b, every step rounded to the tensors' type."""
+        q, k, v = self.sequence(b)
+        group = q.shape[2] // k.shape[2]
+        k, v = (x.repeat_interleave(group, dim=2).transpose(1, 2) for x in (k, v))
+        scores = q.transpose(1, 2) @ k.mT * self.d**-0.5  # (1, heads, rows, keys)
+        if self.case.softcap:
+            scores = self.case.softcap * torch.tanh(scores / self.case.softcap)
+        rows, keys = scores.shape[-2:]
+        place = torch.arange(rows, device="cuda")[:, None] + keys - rows
+        key = torch.arange(keys, device="cuda")
+        left, right = self.case.window
+        if self.kernel.traits.causal:
+            right = min(0, keys if right is None else right)
+        hidden = torch.zeros(rows, keys, dtype=torch.bool, device="cuda")
+        if left is not None:
+            hidden |= key < place - left
+        if right is not None:
+            hidden |= key > place + right
+        scores = scores.masked_fill(hidden, -math.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.to(scores.dtype)[None, :, None, None].expand(1, -1, rows, 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = torch.softmax(scores, -1).nan_to_num()[..., :keys]  # rows without keys are NaN
+        return (weights @ v).transpose(1, 2)
