@@ -81,7 +81,9 @@ class Sequences:
 
     def as_batch(self, x: Tensor) -> Tensor:
         """The tensor with the shape (sequences, longest, ...) that a launch takes; not to be looked at."""
-        return x.as_strided((len(self.lengths), self.longest, *x.shape[2:]), x.stride()) if self.packed else x
+        if not self.packed:
+            return x
+        return x.as_strided((len(self.lengths), self.longest, *x.shape[2:]), (0, *x.stride()[1:]))
 
 
 class Call:
