@@ -37,7 +37,7 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
     plan = checks.forward_plan(kernel_cfg)
     o = _checked_output(plan, q, k, v, o)
     if o.numel():
-        backend(q.device.type).forward(plan.kernel, q, k, v, o, None, plan.softmax_scale)
+        backend("cuda" if q.is_cuda else "cpu").forward(plan.kernel, q, k, v, o, None, plan.softmax_scale)
     return o
 
 
@@ -79,4 +79,8 @@ def forward_timed(
 def _checked_output(plan: checks.ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Tensor:
     if not checks.is_plain_call(plan, q, k, v, o):
         checks.check_forward(plan, q, k, v, o)
-    return torch.empty_like(q, memory_format=torch.contiguous_format) if o is None else o
+    if o is not None:
+        return o
+    if q.is_contiguous():
+        return torch.empty_like(q)  # the quicker way
+    return torch.empty_like(q, memory_format=torch.contiguous_format)

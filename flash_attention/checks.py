@@ -68,7 +68,7 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
             return plan
     except (KeyError, TypeError):  # new, or not hashable and so no configuration
         pass
-    check_config(kernel_cfg)
+    check_config(kernel_cfg, "kernel_cfg")
     plan = ForwardPlan(
         kernel=ForwardKernel(kernel_cfg),
         dtype=kernel_cfg.dtype.to_torch_dtype(),
@@ -81,23 +81,28 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
     return plan
 
 
-def check_config(kernel_cfg: ForwardConfig) -> None:
-    """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says."""
-    if not isinstance(kernel_cfg, ForwardConfig):
+def check_config(config: ForwardConfig, name: str) -> None:
+    """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
+
+    Args:
+        config: the configuration.
+        name: of the argument, for messages.
+    """
+    if not isinstance(config, ForwardConfig):
         raise TypeError(
-            f"kernel_cfg is a {_type_name(kernel_cfg)}; it must be a FlashForwardKernelConfig or a "
+            f"{name} is a {_type_name(config)}; it must be a FlashForwardKernelConfig or a "
             "HopperForwardKernelConfig: build one, or "
             "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
-    for f in fields(kernel_cfg):
-        value, wanted = getattr(kernel_cfg, f.name), FIELD_TYPES[str(f.type)]
+    for f in fields(config):
+        value, wanted = getattr(config, f.name), FIELD_TYPES[str(f.type)]
         if type(value) is not wanted:
             raise TypeError(
-                f"kernel_cfg.{f.name} is {value!r}, a {_type_name(value)}; it must be a {wanted.__name__}"
+                f"{name}.{f.name} is {value!r}, a {_type_name(value)}; it must be a {wanted.__name__}"
                 + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
             )
-    if reason := kernel_cfg.malformed_reason():
-        raise InfeasibleConfigError(f"kernel_cfg {kernel_cfg.short_form()} cannot run on any GPU: {reason}")
+    if reason := config.malformed_reason():
+        raise InfeasibleConfigError(f"{name} {config.short_form()} cannot run on any GPU: {reason}")
 
 
 # ---------------------------------------------------------------------- the cheap acceptance

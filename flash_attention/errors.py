@@ -22,6 +22,7 @@ __all__ = [
     "KernelLaunchError",
     "KernelNotBuiltError",
     "NoCudaDeviceError",
+    "NoKernelError",
     "SourcesNotFoundError",
 ]
 
@@ -36,6 +37,10 @@ class DeviceNotSupportedError(RuntimeError):
 
 class InfeasibleConfigError(ValueError):
     """The configuration cannot run: on any device, or on the one that holds the tensors."""
+
+
+class NoKernelError(NotImplementedError):
+    """No kernel computes the problem on this device: a feature or a head size that none is made for."""
 
 
 class BindingNotBuiltError(ImportError):

@@ -29,6 +29,8 @@ def span_bytes(x: Tensor) -> int:
     """Bytes from the first element of x to the end of its last one."""
     if not x.numel():
         return 0
+    if x.is_contiguous():
+        return x.numel() * x.element_size()
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return (last + 1) * x.element_size()
 
@@ -47,6 +49,8 @@ def overlap(x: Tensor, y: Tensor) -> bool:
 
 def overlaps_itself(x: Tensor) -> bool:
     """Whether elements of x may share memory: a stride is smaller than the extent of those below it."""
+    if x.is_contiguous():
+        return False
     extent = 1
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if stride < extent:

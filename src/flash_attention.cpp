@@ -213,6 +213,7 @@ py::dict attributes(const Kernel &kernel) {
 PYBIND11_MODULE(flash_attention_kernels, m) {
     using namespace flash::binding;
     m.doc() = "Loads compiled attention kernels and launches them. Knows neither torch nor CUDA.";
+    m.attr("feature_names") = kFeatures;
     m.attr("abi_version") = flash::kAbiVersion;
     cuda_error_type = PyErr_NewExceptionWithDoc("flash_attention_kernels.CudaError",
                                                 "A CUDA call failed: args are (text, cudaError_t).",

@@ -9,9 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 GPU_TEST_TIMEOUT_S = 120  # a kernel that hangs must not hang the run: dump the stacks and end the process
+
+
+# Every run draws the same cases; a long one draws more.
+RANDOM_CASES = {"usual": 250, "long": 2500}
+for _name, _examples in RANDOM_CASES.items():
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,9 +1,9 @@
 """The CPU backend: the contract of the kernels, executed with PyTorch.
 
-Takes the same steps as a kernel and rounds where a kernel rounds: keys in blocks of ``B_c``, scores and
-softmax in float32, P rounded to the input type before P V, its row sum taken before that rounding,
-float32 accumulation, one final rounding. Query rows do not depend on each other, so that ``B_r`` has no
-influence on the result; here as many rows as fit the caches share one step.
+Takes the same steps as a kernel and rounds where a kernel rounds: keys in blocks of ``B_c``, the last
+block first; scores and softmax in float32; P rounded to the input type before P V, its row sum taken
+before that rounding; float32 accumulation; one final rounding. Query rows do not depend on each other, so
+that ``B_r`` has no influence on the result; here as many rows as fit the caches share one step.
 
 Shapes in the comments: n = batch items x kv heads of a chunk, rows = queries x group, where group is the
 number of query heads that share a kv head. Rows are ordered (query, head of the group), so that a range
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_helpers.kernel_configs import FlashForwardKernelConfig, ForwardKernel
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
+SMALLEST_NORMAL = 2.0**-126  # of float32
 ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB: the L2 caches of a few cores
 
 
@@ -97,14 +98,14 @@ def forward(
         o: (batch, seq_len_q, n_heads, d_head_v), written.
         lse: (batch, n_heads, seq_len_q) float32, written with the natural logarithm of the softmax
             denominators; None: not wanted.
-        softmax_scale: positive factor of the scores.
+        softmax_scale: factor of the scores, any finite number.
     """
     right = 0 if kernel.traits.causal else None
     attention(kernel.config, q, k, v, o, lse, softmax_scale, right=right)
 
 
 def attention(
-    config: FlashForwardKernelConfig,
+    config: ForwardConfig,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -162,7 +163,7 @@ class _Chunk:
 
     def __init__(
         self,
-        config: FlashForwardKernelConfig,
+        config: ForwardConfig,
         q: Tensor,
         d_head_v: int,
         group: int,
@@ -179,13 +180,17 @@ class _Chunk:
         # With the optimized softmax the scale waits for the exponent; a soft cap needs scaled scores.
         folded = config.optimized_softmax and not softcap
         self.score_factor = 1.0 if folded else softmax_scale
-        self.unit = softmax_scale if folded else 1.0  # natural logit = score * unit
+        # natural logit = score * unit. Maxima are taken of unscaled scores then, so a negative scale goes
+        # to Q, and for a zero scale unit is too small for any score to feel, while masked ones stay -inf.
+        self.unit = max(abs(softmax_scale), SMALLEST_NORMAL) if folded else 1.0
         self.to_log2 = self.unit * LOG2_E
 
         n, rows = items * (n_heads // group), queries * group
         self.q = torch.empty(*self.shape, d_head)
         self.q.copy_(q.unflatten(2, (-1, group)).transpose(1, 2))
         self.q = self.q.view(n, rows, d_head)
+        if folded and softmax_scale < 0:
+            self.q.neg_()
         self.o = torch.zeros(n, rows, d_head_v)  # sum of P V, relative to the running maximum
         self.row_max = torch.full((n, rows, 1), -math.inf)  # of the scores so far
         self.row_sum = torch.zeros(n, rows, 1)  # of exp(score - row_max) so far
@@ -197,7 +202,7 @@ class _Chunk:
         queries = self.shape[2]
         begin, end = visibility.keys_of(first_query, first_query + queries)
         end = min(end, k.shape[1])
-        for first in range(max(begin, 0) // self.B_c * self.B_c, end, self.B_c):
+        for first in reversed(range(max(begin, 0) // self.B_c * self.B_c, end, self.B_c)):
             last = min(first + self.B_c, k.shape[1])
             some, past = visibility.queries_of(first, last)
             some, past = max(some - first_query, 0), min(past - first_query, queries)

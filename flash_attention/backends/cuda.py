@@ -128,7 +128,7 @@ def forward(
         KernelLaunchError: CUDA refused it; the message has CUDA's reason and what to do.
     """
     index = q.get_device()
-    if index != torch.cuda.current_device():
+    if index != _current_device():
         with torch.cuda.device(index):
             return forward(kernel, q, k, v, o, lse, softmax_scale, features)
     try:
@@ -154,6 +154,11 @@ def forward(
         )
     except _binding().CudaError as error:
         raise _launch_error(kernel, index, error) from None
+
+
+def _current_device() -> int:
+    # The public way first makes sure that CUDA is started, which a CUDA tensor proves.
+    return torch._C._cuda_getDevice()
 
 
 def _raw_stream(index: int) -> int:

@@ -19,6 +19,9 @@ app = typer.Typer(
     help="Kernels as data: measure, tune, explain, build.",
 )
 
+JSON_HELP = "write the outcome to this file; -: to standard output"
+SETS_HELP = "all, ampere, hopper, tune, ladder, hopper_ladder, 'B_r,B_c', or short forms joined by ;"
+
 USER_ERRORS = (ValueError, OSError, RuntimeError, ModuleNotFoundError)
 
 
@@ -34,6 +37,8 @@ def shown_errors() -> Iterator[None]:
             f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
         )
         raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 def integers(text: str) -> list[int]:
@@ -60,7 +65,7 @@ def bench(
     ] = "512,1024,2048,4096",
     d_heads: Annotated[str, typer.Argument(help="head sizes, joined by commas")] = "64,128",
     kernels: Annotated[
-        str, typer.Option(help="all, ladder, tune, 'B_r,B_c', none, or short forms joined by ;")
+        str, typer.Option(help=f"tuned: the best of each tuned bucket; none; {SETS_HELP}")
     ] = "ladder",
     peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
     dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16",
@@ -87,7 +92,9 @@ def bench(
 
 @app.command()
 def explain(
-    kernel: Annotated[str, typer.Argument(help="a kernel's short form")],
+    kernel: Annotated[
+        str | None, typer.Argument(help="a kernel's short form; none: what the problem below gets, and why")
+    ] = None,
     diff: Annotated[str | None, typer.Option(help="compare with this short form")] = None,
     device: Annotated[
         str, typer.Option(help="A100, RTX3090, RTX4090, H100, several by commas, or all")
@@ -96,14 +103,128 @@ def explain(
     heads: int = 16,
     seq_len: int = 4096,
     causal: bool = False,
+    dtype: Annotated[str, typer.Option(help="of a problem; a kernel has its own")] = "bf16",
+    d_head: Annotated[int, typer.Option(help="of a problem; a kernel has its own")] = 128,
     compile_it: Annotated[bool, typer.Option("--compile/--no-compile", help="ask the compiler too")] = False,
-    json: Annotated[Path | None, typer.Option(help="write the explanation")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
 ) -> None:
-    """Resources, floors, bank conflicts, instructions and rejected neighbours of a kernel; needs no GPU."""
+    """A kernel: resources, floors, instructions. A problem: what it gets, and why. Needs no GPU."""
     with shown_errors():
-        from flash_helpers.explain.command import explain_command
+        from flash_helpers.explain.command import explain_command, explain_problem_command
 
+        if kernel is None:
+            if diff is not None:
+                raise ValueError("--diff compares with a kernel: name it first, explain KERNEL --diff OTHER")
+            explain_problem_command(device, dtype, d_head, batch, heads, seq_len, causal, json)
+            return
         explain_command(kernel, diff, device, batch, heads, seq_len, causal, compile_it, json)
+
+
+@app.command()
+def tune(
+    seq_lens: Annotated[
+        str, typer.Argument(help="queries and keys, joined by commas")
+    ] = "512,1024,2048,4096,8192,16384",
+    d_heads: Annotated[str, typer.Argument(help="head sizes, joined by commas")] = "64,128",
+    dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16,bf16",
+    causal: Annotated[str, typer.Option(help="no, yes or both")] = "both",
+    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
+    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
+    kernels: Annotated[str, typer.Option(help="tune: all families' spaces; or as in bench")] = "tune",
+    budget: Annotated[float | None, typer.Option(help="seconds for everything")] = None,
+    jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,
+    fresh: Annotated[bool, typer.Option(help="measure again what is known")] = False,
+    device: Annotated[str, typer.Option(help="cuda, cuda:1")] = "cuda",
+    export: Annotated[bool, typer.Option(help="only write the table of this card into the package")] = False,
+    table: Annotated[Path | None, typer.Option(help="with --export: write the table here")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+) -> None:
+    """Find the fastest kernel of each kind of problem and remember it; resumes where it was stopped."""
+    with shown_errors():
+        from flash_helpers.tune.command import export_command, tune_command
+
+        if export:
+            export_command(table, device)
+            return
+        tune_command(
+            integers(seq_lens), integers(d_heads), dtype, causal, batch, heads, kernels, budget, jobs, fresh,
+            device, json,
+        )  # fmt: skip
+
+
+@app.command()
+def ladder(
+    out: Annotated[Path, typer.Option(help="folder of the results and the report")] = Path("ladder"),
+    family: Annotated[str, typer.Option(help="ampere or hopper")] = "ampere",
+    batch: int = 16,
+    heads: int = 16,
+    seq_len: int = 4096,
+    causal: bool = False,
+    peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
+    rounds: int = 11,
+    device: Annotated[str | None, typer.Option(help="default: the GPU if there is one")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+) -> None:
+    """Run the steps of optimisation side by side and write the report."""
+    with shown_errors():
+        from flash_helpers.commands.ladder import ladder_command
+
+        ladder_command(out, family, batch, heads, seq_len, causal, peers, rounds, device, json)
+
+
+@app.command()
+def configs(
+    kernels: Annotated[str, typer.Argument(help=SETS_HELP)] = "all",
+    causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
+    dtype: Annotated[str, typer.Option(help="only this one")] = "",
+    d_head: Annotated[int, typer.Option(help="only this one; 0: any")] = 0,
+    words: Annotated[str, typer.Option(help="parts of the short form, joined by commas")] = "",
+    built: Annotated[bool | None, typer.Option("--built/--not-built", help="only those")] = None,
+    device: Annotated[str, typer.Option(help="a GPU model: say whether it runs them")] = "",
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+) -> None:
+    """List kernels: what each needs, where it is built."""
+    with shown_errors():
+        from flash_helpers.commands.configs import configs_command
+
+        configs_command(kernels, causal, dtype, d_head, words, built, device, json)
+
+
+@app.command()
+def build(
+    kernels: Annotated[str, typer.Argument(help=SETS_HELP)] = "all",
+    causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
+    target: Annotated[str, typer.Option(help="80,90 …; default: the GPUs that are here")] = "",
+    jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+) -> None:
+    """Compile kernels ahead of time."""
+    with shown_errors():
+        from flash_helpers.commands.build import build_command
+
+        build_command(kernels, causal, target, jobs, json)
+
+
+@app.command()
+def doctor(json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None) -> None:
+    """What works here, what does not, and what to do about it."""
+    with shown_errors():
+        from flash_helpers.commands.doctor import doctor_command, exit_code
+
+        code = exit_code(doctor_command(json))
+    raise typer.Exit(code)
+
+
+@app.command()
+def cache(
+    action: Annotated[str, typer.Argument(help="size, list or clear")] = "size",
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+) -> None:
+    """The folder of compiled kernels: its size, its contents; clear it."""
+    with shown_errors():
+        from flash_helpers.commands.cache import cache_command
+
+        cache_command(action, json)
 
 
 @app.command()

@@ -33,6 +33,11 @@ VARIABLES = (
     Variable(
         "FLASH_ATTENTION_JOBS", "cores, at most one for 2 GB of memory", "kernels compiled at the same time"
     ),
+    Variable(
+        "FLASH_ATTENTION_TUNING_DB",
+        "tuning-1.sqlite3 in the folder of compiled kernels",
+        "file of tuning results",
+    ),
     Variable("CUDA_HOME", "not set", "folder of the CUDA toolkit whose bin/nvcc is tried first"),
     Variable(
         "KERNELS",
@@ -72,6 +77,12 @@ def cache_dir() -> Path:
     except RuntimeError:  # a user without a home folder, as in some containers
         home = Path("/nonexistent")
     return home / ".cache" / "flash_attention_kernels"
+
+
+def tuning_db() -> Path | None:
+    """``FLASH_ATTENTION_TUNING_DB``: the file of tuning results; ``None`` where it is not set."""
+    text = os.environ.get("FLASH_ATTENTION_TUNING_DB", "").strip()
+    return Path(text).expanduser().absolute() if text else None
 
 
 def jobs() -> int | None:

@@ -1,24 +1,33 @@
-"""Reads ``--kernels``: which configurations a command is about."""
+"""Reads ``--kernels``: which configurations or kernels a command is about."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import fields
 
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
-    FlashForwardKernelConfig,
+    get_hopper_kernels_to_build,
+    get_hopper_progression_configs,
     get_kernel_configs,
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
 
+CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
+"""What ``--causal`` may say."""
 
-def select_configs(text: str) -> list[FlashForwardKernelConfig]:
+SETS = "all, ampere, hopper, tune, ladder, hopper_ladder, block sizes B_r,B_c, or none"
+
+
+def select_configs(text: str) -> list[ForwardConfig]:
     """The configurations that a text names.
 
     Args:
-        text: short forms joined by ``;``, or a set: ``all``, ``tune``, ``ladder`` (also ``prog``),
-            block sizes ``"B_r,B_c"``, ``none``.
+        text: short forms joined by ``;``, or a set: ``all``, one family (``ampere``, ``hopper``), ``tune``,
+            ``ladder`` (also ``prog``), ``hopper_ladder``, block sizes ``"B_r,B_c"``, ``none``.
 
     Raises:
         ValueError: unknown; the message names the closest valid short forms or the sets.
@@ -28,10 +37,45 @@ def select_configs(text: str) -> list[FlashForwardKernelConfig]:
         return []
     if text.startswith("("):
         return [parse_short_form(part.strip()) for part in text.split(";") if part.strip()]
-    return get_kernel_configs("prog" + text.removeprefix("ladder") if text.startswith("ladder") else text)
+    hopper = sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
+    sets: dict[str, Sequence[ForwardConfig]] = {
+        "all": [*get_kernels_to_build(), *hopper],
+        "ampere": get_kernels_to_build(),
+        "hopper": hopper,
+        "hopper_ladder": get_hopper_progression_configs(),
+    }
+    if text in sets:
+        return list(sets[text])
+    try:
+        return list(get_kernel_configs("prog" + text[6:] if text.startswith("ladder") else text))
+    except ValueError as error:
+        raise ValueError(f"{error}; also: {SETS}") from None
 
 
-def parse_short_form(text: str) -> FlashForwardKernelConfig:
+def select_kernels(text: str, causal: str = "no") -> list[ForwardKernel]:
+    """The kernels that a text names.
+
+    Args:
+        text: as in ``select_configs``. A short form may name its traits itself: ``(...): ... | causal``.
+        causal: ``no``, ``yes`` or ``both``: the traits of what does not name them.
+
+    Raises:
+        ValueError: see ``select_configs``; an unknown trait; another word for ``causal``.
+    """
+    if causal not in CAUSAL:
+        raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
+    masks = [ForwardTraits(causal=on) for on in CAUSAL[causal]]
+    if not text.strip().startswith("("):
+        return [ForwardKernel(config, traits) for config in select_configs(text) for traits in masks]
+    kernels = []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, separator, words = part.partition("|")
+        for traits in [_parse_traits(words)] if separator else masks:
+            kernels.append(ForwardKernel(parse_short_form(name.strip()), traits))
+    return kernels
+
+
+def parse_short_form(text: str) -> ForwardConfig:
     """One short form; unlike the parser's own message, an error offers the closest valid ones.
 
     Raises:
@@ -49,6 +93,14 @@ def parse_short_form(text: str) -> FlashForwardKernelConfig:
 
 
 def closest_short_forms(text: str, count: int = 3) -> Sequence[str]:
-    """The short forms of built kernels most like ``text``, the closest first."""
-    names = [config.short_form() for config in get_kernels_to_build()]
+    """The short forms of the known kernels most like ``text``, the closest first."""
+    names = [config.short_form() for config in select_configs("all")]
     return difflib.get_close_matches(text, names, n=count, cutoff=0.0)
+
+
+def _parse_traits(text: str) -> ForwardTraits:
+    known = [f.name for f in fields(ForwardTraits)]
+    words = [word.strip() for word in text.split("+") if word.strip()]
+    if unknown := [word for word in words if word not in known]:
+        raise ValueError(f"unknown trait {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    return ForwardTraits(**dict.fromkeys(words, True))

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 import flash_attention
-from flash_helpers.kernel_configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernel_configs import parse_kernel_name_into_config
 from flash_helpers.test.utils import QKVConfig, error_stats, generate_qkv, py_flash_attention, reference
 
 KERNEL = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
@@ -26,7 +27,7 @@ REPEATS = {"cpu": 3, "cuda": 10}
 REFERENCE_HEADS = 2  # the float64 reference of a large problem is computed for its first heads only
 
 
-def run_size(cfg: FlashForwardKernelConfig, batch: int, seq_len: int, heads: int, device: str) -> list[str]:
+def run_size(cfg: ForwardConfig, batch: int, seq_len: int, heads: int, device: str) -> list[str]:
     """One row of the table; the last cell is ``ok`` or ``WRONG``.
 
     Right means: at most twice the error that PyTorch makes in the same precision.

@@ -78,6 +78,11 @@ struct Description<HopperForwardKernelConfig> {
         FLASH_FIELD(HopperForwardKernelConfig, direct_store),
         FLASH_FIELD(HopperForwardKernelConfig, dynamic_schedule),
         FLASH_FIELD(HopperForwardKernelConfig, head_sections),
+        FLASH_FIELD(HopperForwardKernelConfig, prepared_turns),
+        FLASH_FIELD(HopperForwardKernelConfig, early_pass),
+        FLASH_FIELD(HopperForwardKernelConfig, drained),
+        FLASH_FIELD(HopperForwardKernelConfig, trimmed),
+        FLASH_FIELD(HopperForwardKernelConfig, section_heads),
     };
 };
 

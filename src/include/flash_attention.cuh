@@ -71,6 +71,11 @@ struct HopperForwardKernelConfig {
     bool direct_store;
     bool dynamic_schedule;
     bool head_sections;
+    bool prepared_turns = false;
+    bool early_pass = false;
+    bool drained = false;
+    bool trimmed = false;
+    int section_heads = 0;
 
     auto operator<=>(const HopperForwardKernelConfig &) const = default;
 };

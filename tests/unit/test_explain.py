@@ -10,17 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from flash_attention.errors import NoKernelError
+from flash_helpers.build.families import family_of
 from flash_helpers.configs.dtype import DType
 from flash_helpers.explain import explain
 from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
-from flash_helpers.explain.command import explain_command
+from flash_helpers.explain.command import explain_command, explain_problem_command
 from flash_helpers.explain.explanation import Compiled
-from flash_helpers.explain.floors import floors, work
+from flash_helpers.explain.floors import floors, matrix_share, work
 from flash_helpers.explain.rejected import nearest_rejected
 from flash_helpers.explain.render import diff_lines
 from flash_helpers.explain.resources import Waves, occupancy, predict_registers
 from flash_helpers.kernel_configs import device_facts, get_kernels_to_build, parse_kernel_name_into_config
 from flash_helpers.problem import Problem
+from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase
+from flash_helpers.tune.database import FINAL
+from flash_helpers.tune.device import sources_digest
 
 TUNED = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -103,7 +108,7 @@ def test_causal_work_counts_visited_tiles(seq_len: int, seq_len_k: int, steps: i
     ],
 )
 def test_floors_by_hand(device: str, memory: float, matrix: float, exp2: float) -> None:
-    found = floors(work(TUNED, HEADLINE), device_facts(device))
+    found = floors(work(TUNED, HEADLINE), device_facts(device), matrix_share(TUNED, device_facts(device)))
     assert found.memory == pytest.approx(1e3 * memory)
     assert found.matrix == pytest.approx(1e3 * matrix)
     assert found.exp2 == pytest.approx(1e3 * exp2)
@@ -113,7 +118,7 @@ def test_floors_by_hand(device: str, memory: float, matrix: float, exp2: float) 
 def test_one_query_is_bound_by_memory() -> None:
     problem = Problem(DType.FP16, 16, 16, 1, 128, seq_len_k=4096)
     # One query fills a 64th of the tile that the matrix unit computes, and still memory binds.
-    assert floors(work(TUNED, problem), device_facts("A100")).binding == "memory"
+    assert floors(work(TUNED, problem), device_facts("A100"), 1.0).binding == "memory"
 
 
 def test_a_phase_of_eight_rows_of_a_plain_tile_hits_the_same_banks() -> None:
@@ -212,3 +217,77 @@ def test_mistakes_are_explained() -> None:
 def test_explain_imports_no_torch() -> None:
     code = "import sys, flash_helpers.explain.command, flash_helpers.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---------------------------------------------------------------- the Hopper family
+HOPPER = parse_kernel_name_into_config(
+    "(BF16, 128, 128, 128, 2wg): tma+kv_2+q_2+overlap+ping_pong+lagged+forced_overlap+next_after_pv+sections"
+)
+
+
+def test_hopper_registers_and_occupancy_by_hand() -> None:
+    # S and O of 64 rows in 128 threads: (128 + 128) / 2; P of the tile before, 16 bits: 128 / 4.
+    registers = predict_registers(HOPPER)
+    assert (registers.accumulators, registers.held_P, registers.held_Q) == (128, 32, 0)
+    # 384 threads: 65536 / 384 = 170, in units of 8: 168. Consumers take 232 of them by setmaxnreg.
+    assert (registers.total, registers.budget, registers.predicted_spill) == (168, 232, 0)
+    wide = predict_registers(replace(HOPPER, B_c=176))  # 152 + 44 + 24 = 220 fit; 256: 192 + 64 + 24 do not
+    assert wide.predicted_spill == 0
+    assert predict_registers(replace(HOPPER, B_c=256)).predicted_spill == 192 + 64 + 24 - 232
+
+    problem = Problem(DType.BF16, 16, 16, 4096, 128)
+    found = explain(HOPPER, problem, device_facts("H100"))
+    # Q 2 * 128 * 128, K and V 2 * 2 * 128 * 128 elements, 1 KiB of barriers.
+    assert found.smem_bytes == (2 + 4) * 128 * 128 * 2 + 1024
+    assert (found.occupancy.blocks, found.occupancy.warps) == (1, 12)
+    # wgmma reaches the datasheet's rate: 989 TFLOP/s.
+    assert found.floors.matrix == pytest.approx(1e3 * 4 * 256 * 4096**2 * 128 / 989e12)
+    assert found.attainable_tflops == pytest.approx(989)
+    assert [(a.name, a.ways) for a in found.accesses] == [("O into shared memory, stmatrix", 1)]
+    assert explain(replace(HOPPER, direct_store=True), problem, device_facts("H100")).accesses == ()
+
+
+def test_hopper_neighbours_and_other_devices() -> None:
+    rejected = {r.change: r.reason for r in nearest_rejected(HOPPER, device_facts("H100"))}
+    assert "263168 bytes of shared memory" in rejected["kv_stages 2 -> 3"]
+    assert "one warpgroup" in rejected["B_r 128 -> 64"]
+    assert not any(change.startswith("softmax_reference") for change in rejected)
+    elsewhere = explain(HOPPER, Problem(DType.BF16, 1, 1, 64, 128), device_facts("A100"))
+    assert elsewhere.infeasible is not None
+    assert "wgmma" in elsewhere.infeasible
+
+
+# ---------------------------------------------------------------- problems
+def test_a_problem_shows_choice_candidates_and_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(tmp_path / "tuning.sqlite3"))
+    problem, facts = Problem(DType.FP16, 16, 16, 4096, 128), device_facts("A100")
+    options = {"device": "A100", "dtype": "fp16"}
+    (by_model,) = explain_problem_command(**options)
+    assert by_model.candidates[0].chosen
+    assert "by the model" in by_model.reason
+    assert {c.kernel.config.d_head for c in by_model.candidates} == {128}
+    assert sum(by_model.unable.values()) + len(by_model.candidates) >= len(get_kernels_to_build())
+    assert any("BF16" in reason for reason in by_model.unable)
+    assert "nothing near was measured on this card" in capsys.readouterr().out
+
+    # A measured kernel goes before the model's choice.
+    other = by_model.candidates[-1].kernel
+    device = TunedDevice.of(facts)
+    bucket = Bucket.of_problem(problem, facts.sm_count)
+    measured = Measurement(other.short_form(), problem, stage=FINAL, milliseconds=10.0, rounds=11)
+    TuningDatabase().record(device, sources_digest(family_of(other)), bucket, measured)
+    (by_time,) = explain_problem_command(**options, json_path=tmp_path / "problem.json")
+    assert by_time.candidates[0].kernel == other
+    written = json.loads((tmp_path / "problem.json").read_text())[0]
+    assert written["chosen"] == other.short_form()
+    assert written["candidates"][0]["measured"]["tflops"] == pytest.approx(problem.flop() / 10 / 1e9)
+    assert "measured on this machine" in written["measured_as"]
+
+
+def test_mistakes_about_problems_are_explained() -> None:
+    with pytest.raises(ValueError, match="d_head is 0"):
+        explain_problem_command(d_head=0)
+    with pytest.raises(NoKernelError, match="no kernel computes bf16 b16 h16 s4096 d512"):
+        explain_problem_command(d_head=512, device="A100")

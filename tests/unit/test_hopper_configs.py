@@ -61,6 +61,16 @@ def test_every_built_kernel_is_feasible_and_read_back_from_its_names(kernel: For
         assert parse_kernel_name_into_config(name) == config
 
 
+def test_words_of_later_fields_come_last_and_are_read_back() -> None:
+    config = replace(
+        CFG, forced_overlap=False, prepared_turns=True, early_pass=True, drained=True, trimmed=True,
+        section_heads=12,
+    )  # fmt: skip
+    assert config.short_form().endswith("+sections+prepared+early_pass+drained+trimmed+heads_12")
+    for name in (config.short_form(), config.to_cpp_struct(), config.kernel_name()):
+        assert parse_kernel_name_into_config(name) == config
+
+
 def test_compiler_names_are_read_back() -> None:
     demangled = (
         "void flash::hopper::hopper_forward_kernel<HopperForwardKernelConfig{(DType)15, 128, 128, 128, "
@@ -83,6 +93,8 @@ def test_compiler_names_are_read_back() -> None:
     [
         SHORT + "+warp",  # no such word
         SHORT + "+lagged",  # twice
+        SHORT + "+heads_4+heads_8",
+        SHORT + "+heads_0",
         SHORT.replace("lagged+", ""),  # no softmax
         SHORT.replace("2wg", "3wg"),  # not B_r / 64
         SHORT.replace("next_after_pv", "next_after_pv+next_with_pv"),
@@ -157,8 +169,12 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     (dict(overlap_products=False, forced_overlap=False), "next_item needs overlap_products"),
     (dict(q_stages=1, next_item=NextItem.WITH_LAST_PV), "choose q_stages of 2"),
     (dict(q_stages=1, direct_store=True), "AFTER_LAST_PV holds its turn"),
-    (dict(B_r=192, B_c=80), "AFTER_LAST_PV holds its turn"),
     (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 128"),
+    (dict(prepared_turns=True, ping_pong=False), "prepared_turns is about turns"),
+    (dict(early_pass=True, ping_pong=False), "early_pass is about turns"),
+    (dict(drained=True), "drained .* excludes forced_overlap"),
+    (dict(section_heads=8, head_sections=False), "section_heads is 8.*positive with head_sections"),
+    (dict(section_heads=-1), "section_heads is -1"),
     (dict(kv_stages=8), "590848 bytes of shared memory.*232448"),
 ]
 

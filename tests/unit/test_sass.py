@@ -95,3 +95,20 @@ def test_a_tool_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(ValueError, match="nothing to see"):
         disassemble(tmp_path / "kernel.so")
+
+
+def test_the_main_loop_of_a_warpgroup_kernel_is_the_one_with_its_softmax() -> None:
+    """As in the Hopper family: a rare path with HMMA, a product of the next item alone, the main loop."""
+    text = "\t\tFunction : k\n" + "".join(
+        f"        /*{16 * n:04x}*/    {line} ;\n"
+        for n, line in enumerate(
+            [
+                "HMMA.16816.F32 R4, R8, R10, R4", "MUFU.EX2 R3, R3", "@P0 BRA 0x0",
+                "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4]", "@P0 BRA 0x30",
+                "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4]", "FADD R1, R1, R2", "MUFU.EX2 R3, R3",
+                "@P0 BRA 0x50",
+            ]
+        )
+    )  # fmt: skip
+    loop = main_loop(parse_functions(text)["k"])
+    assert (loop[0].address, loop[-1].address) == (0x50, 0x80)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -15,10 +16,11 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, default_device
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.configs.dtype import DType
-from flash_helpers.kernel_selection import select_configs
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.problem import grid
-
-CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
+from flash_helpers.tune.device import TunedDevice
+from flash_helpers.tune.lookup import tuned_configs
 
 
 def bench_command(
@@ -44,7 +46,7 @@ def bench_command(
         dtypes: names joined by commas.
         causal: ``no``, ``yes`` or ``both``.
         batch, heads: 0: chosen so that every size is the same amount of work.
-        kernels: see ``select_configs``.
+        kernels: ``tuned``: the best of each tuned bucket of this card; or as in ``select_configs``.
         peers: see ``select_peers``.
         rounds, modes: see ``Plan``.
         automatic: measure ``attention()`` as well.
@@ -68,7 +70,8 @@ def bench_command(
     others: list[Implementation] = select_peers(peers)
     if automatic:
         others.append(AttentionImplementation())
-    configs = select_configs(kernels)
+    where = torch.device(device) if device else default_device()
+    configs = _tuned(where) if kernels == "tuned" else select_configs(kernels)
     results = Results()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=None)
@@ -83,7 +86,7 @@ def bench_command(
                 problems,
                 configs,
                 others,
-                device=device or default_device(),
+                device=where,
                 plan=Plan(rounds, tuple(modes)),
                 on_row=on_row,
                 results=results,
@@ -94,3 +97,11 @@ def bench_command(
         results.save(json)
     console.print(results_table(results, mode=modes[0]))
     return results
+
+
+def _tuned(device: torch.device) -> list[ForwardConfig]:
+    if device.type != "cuda":
+        raise ValueError("kernels 'tuned' are those measured best on a GPU; there is none here")
+    from flash_attention.backends.cuda import device_facts_of
+
+    return tuned_configs(TunedDevice.of(device_facts_of(device)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ class Prepared:
         context: settings that hold for many calls, entered around them.
     """
 
-    call: Callable[[], Tensor]
+    call: Callable[[], Any]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -66,22 +65,22 @@ class KernelImplementation:
             return f"the configuration is for {config.dtype.name}"
         if config.d_head != problem.d_head:
             return f"the configuration is for d_head {config.d_head}"
-        if problem.causal:
-            from flash_attention import forward
+        if device.type == "cuda":
+            from flash_attention.backends.cuda import device_facts_of
 
-            if "causal" not in inspect.signature(forward).parameters:
-                return "forward() of this version computes no causal mask"
+            if reason := config.infeasible_reason(device_facts_of(device)):
+                return reason
         return None
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call allocates nothing."""
-        import flash_attention
+        from flash_attention import attention, forward
 
-        forward: Callable[..., Tensor] = flash_attention.forward
         config, o = self.kernel.config, torch.empty_like(q)
-        if problem.causal:
-            return Prepared(lambda: forward(config, q, k, v, o, causal=True))
-        return Prepared(lambda: forward(config, q, k, v, o))
+        whole_tiles = q.shape[1] % config.B_r == 0 and k.shape[1] % config.B_c == 0
+        if whole_tiles and q.shape == k.shape and not problem.causal:
+            return Prepared(lambda: forward(config, q, k, v, o))
+        return Prepared(lambda: attention(q, k, v, causal=problem.causal, config=config, out=o))
 
     @classmethod
     def of(cls, config: Any, problem: Problem) -> KernelImplementation:

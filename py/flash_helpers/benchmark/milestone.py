@@ -22,6 +22,7 @@ from rich.table import Table
 
 from flash_helpers.benchmark.host_time import SMALL, host_times
 from flash_helpers.benchmark.implementations import KernelImplementation
+from flash_helpers.benchmark.ladder import ladder_steps
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench, default_device
@@ -142,20 +143,13 @@ def ladder_section(m: Milestone) -> None:
     configs = get_kernel_progression_configs()
     first = len(m.results.rows)
     bench([problem], configs, select_peers("fa2"), device=m.device, plan=Plan(m.rounds), results=m.results)
-    rows = {row.implementation: row for row in m.results.rows[first:]}
-    previous: float | None = None
-    steps = []
-    for number, config in enumerate(configs, start=1):
-        row = rows[config.short_form()]
-        rate = row.tflops("hot")
-        gain = rate / previous if rate and previous else None
-        ratio = _ratio_to(row, list(rows.values()), "fa2", "hot")
-        text = f"{shown_rate(rate)} TFLOP/s, / fa2 {ratio}" if rate else f"{row.status}: {row.reason}"
-        text += f", / step before {gain:.3f}" if gain else ""
+    steps = ladder_steps([config.short_form() for config in configs], m.results.rows[first:])
+    for number, (config, step) in enumerate(zip(configs, steps, strict=True), start=1):
+        ratio = f"{step.over_peer:.3f}" if step.over_peer else "not measured"
+        text = f"{shown_rate(step.tflops)} TFLOP/s, / fa2 {ratio}" if step.tflops else step.reason
+        text += f", / step before {step.over_step_before:.3f}" if step.over_step_before else ""
         m.summary.append((f"ladder {number}: {config.short_form(include_tup=False)}", text))
-        steps.append({"kernel": row.implementation, "tflops": rate, "over_step_before": gain})
-        previous = rate or previous
-    m.results.extra["ladder"] = steps
+    m.results.extra["ladder"] = [step.to_json() for step in steps]
 
 
 def host_section(m: Milestone) -> None:

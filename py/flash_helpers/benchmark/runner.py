@@ -143,12 +143,12 @@ def measure_problem(
         try:
             prepared = implementation.prepare(problem, q, k, v)
             timed = TimedCall(prepared.call, prepared.context)
-            row = _check(row, timed, ref)
+            row = check_output(row, timed, ref)
             if row.status == "ok":
                 timer.estimate(timed)
                 calls[row.implementation] = timed
         except Exception as error:
-            row = _failed(row, error, device)
+            row = failed_row(row, error, device)
         rows[row.implementation] = row
     del ref
     try:
@@ -179,7 +179,7 @@ def _time_together(
         )
         for name, raised in failures.items():
             # A peer that can't be captured in a graph keeps its other times.
-            rows[name] = _failed(rows[name], raised, device, f"{mode}: ", keep=bool(rows[name].timings))
+            rows[name] = failed_row(rows[name], raised, device, f"{mode}: ", keep=bool(rows[name].timings))
         for name, values in samples.items():
             timing = Timing.of(values, calls[name].launch_hidden)
             rows[name] = replace(rows[name], timings={**rows[name].timings, mode: timing})
@@ -199,7 +199,8 @@ def _fits(config: object, problem: Problem) -> bool:
     )
 
 
-def _check(row: Row, timed: TimedCall, ref: Tensor | None) -> Row:
+def check_output(row: Row, timed: TimedCall, ref: Tensor | None) -> Row:
+    """``row`` with the error of one call against ``ref``, and status ``wrong`` where it is too large."""
     with timed.context():
         o = timed.call()
     if ref is None:
@@ -210,7 +211,7 @@ def _check(row: Row, timed: TimedCall, ref: Tensor | None) -> Row:
     return replace(row, status="wrong", reason=wrong) if wrong else row
 
 
-def _failed(row: Row, error: Exception, device: torch.device, prefix: str = "", keep: bool = False) -> Row:
+def failed_row(row: Row, error: Exception, device: torch.device, prefix: str = "", keep: bool = False) -> Row:
     """The row of an implementation that raised.
 
     Raises:

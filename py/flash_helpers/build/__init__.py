@@ -60,7 +60,7 @@ def build_kernels(
         One result a library.
 
     Raises:
-        ValueError: a kernel's family runs on none of ``targets``.
+        ValueError: a kernel's family runs on none of ``targets``, or lacks a feature of its traits.
         CompilerNotFoundError: no usable compiler.
         KernelCompileError: the compiler refused a kernel.
     """
@@ -71,6 +71,12 @@ def build_kernels(
         members = [kernel for kernel in kernels if family_of(kernel) is family]
         if not members:
             continue
+        for kernel in members:
+            if missing := family.missing_traits(kernel.traits):
+                raise ValueError(
+                    f"{kernel.short_form()}: kernels of the {family.name} family cannot be compiled for "
+                    f"{', '.join(missing)}, only for {', '.join(family.traits)}"
+                )
         fitting = [target for target in targets if family.runs_on(target)]
         if not fitting:
             raise ValueError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class KernelFamily:
         first_target: the lowest GPU generation its kernels run on, 80 for sm_80.
         only_target: whether ``first_target`` is also the only one, with instructions that no other
             generation has (compiled for sm_90a, say).
+        traits: the features its kernels can be compiled for, by the names of ``ForwardTraits``.
     """
 
     name: str
     config: type
     first_target: int
     only_target: bool = False
+    traits: tuple[str, ...] = ()
 
     @property
     def launcher_header(self) -> str:
@@ -41,6 +44,10 @@ class KernelFamily:
     def allowed_targets(self) -> str:
         """The targets in words: ``sm_80 and newer``, ``sm_90a only``."""
         return f"sm_{self.arch(self.first_target)} {'only' if self.only_target else 'and newer'}"
+
+    def missing_traits(self, traits: ForwardTraits) -> tuple[str, ...]:
+        """The features of ``traits`` that the family's kernels do not have: they would ignore them."""
+        return tuple(f.name for f in fields(traits) if getattr(traits, f.name) and f.name not in self.traits)
 
     def arch(self, target: int) -> str:
         """The architecture suffix for nvcc: ``80``, or ``90a`` where the family needs it."""
@@ -70,8 +77,13 @@ class KernelFamily:
 
 
 FAMILIES = (
-    KernelFamily("ampere", FlashForwardKernelConfig, first_target=80),
-    KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True),
+    KernelFamily(
+        "ampere",
+        FlashForwardKernelConfig,
+        first_target=80,
+        traits=("causal", "window", "softcap", "sinks", "varlen", "split", "padded_head"),
+    ),
+    KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True, traits=("causal",)),
 )
 """Every family, in the order in which the binding lists them."""
 

@@ -133,22 +133,19 @@ def parse_functions(text: str) -> dict[str, list[Instruction]]:
 def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
     """The innermost loop that holds matrix instructions; empty when there is none.
 
-    Of several such loops it is the one with the most of them, and of those (one with a mask, one without)
-    the shortest: the one without extra work.
+    Of several such loops (one with a mask, one without) it is the shortest: the one without extra work.
+    A loop that also has the softmax's exponentials goes before one that has not. Where there are warpgroup
+    instructions, only those count as matrix instructions: other products are of a rare path.
     """
-    found: list[list[Instruction]] = []
+    products = ("HGMMA",) if any(i.name == "HGMMA" for i in instructions) else MMA
+    loops = []
     for instruction in instructions:
         if instruction.target is not None and instruction.target <= instruction.address:
             body = [i for i in instructions if instruction.target <= i.address <= instruction.address]
-            if any(i.name in MMA for i in body):
-                found.append(body)
-    innermost = [loop for loop in found if not any(_contains(loop, other) for other in found)]
-    return min(innermost, key=lambda loop: (-sum(i.name in MMA for i in loop), len(loop)), default=[])
-
-
-def _contains(loop: Sequence[Instruction], other: Sequence[Instruction]) -> bool:
-    inside = loop[0].address <= other[0].address and other[-1].address <= loop[-1].address
-    return inside and len(other) < len(loop)
+            if any(i.name in products for i in body):
+                loops.append(body)
+    whole = [body for body in loops if any(i.opcode.startswith("MUFU.EX2") for i in body)]
+    return min(whole or loops, key=len, default=[])
 
 
 def count_classes(instructions: Iterable[Instruction]) -> dict[str, int]:

@@ -67,6 +67,10 @@ FLAG_WORDS = {
     "direct_store": "direct",
     "dynamic_schedule": "dynamic",
     "head_sections": "sections",
+    "prepared_turns": "prepared",
+    "early_pass": "early_pass",
+    "drained": "drained",
+    "trimmed": "trimmed",
 }
 """The words of ``short_form()``, shared with the parser."""
 
@@ -93,6 +97,12 @@ class HopperForwardKernelConfig:
         direct_store: O goes from registers to global memory, else by TMA through its Q slot.
         dynamic_schedule: blocks take items from a counter, longest first; else in static rounds.
         head_sections: heads are worked on in sections whose K and V stay in the L2 cache; else one by one.
+        prepared_turns: a warpgroup waits for its tiles and computes its descriptors before its turn.
+        early_pass: the turn goes on half way through P V instead of after it.
+        drained: the softmax starts when both products are done, and V's slot is free from then on.
+        trimmed: under a causal mask each warpgroup skips all tiles above its own diagonal, not only (three
+            warpgroups) the first.
+        section_heads: heads of a section; 0: by the length, see ``work_items.cuh``.
     """
 
     dtype: DType
@@ -110,6 +120,11 @@ class HopperForwardKernelConfig:
     direct_store: bool
     dynamic_schedule: bool
     head_sections: bool
+    prepared_turns: bool = False
+    early_pass: bool = False
+    drained: bool = False
+    trimmed: bool = False
+    section_heads: int = 0
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -131,6 +146,11 @@ class HopperForwardKernelConfig:
             FLAG_WORDS["direct_store"] if self.direct_store else "",
             FLAG_WORDS["dynamic_schedule"] if self.dynamic_schedule else "",
             FLAG_WORDS["head_sections"] if self.head_sections else "",
+            FLAG_WORDS["prepared_turns"] if self.prepared_turns else "",
+            FLAG_WORDS["early_pass"] if self.early_pass else "",
+            FLAG_WORDS["drained"] if self.drained else "",
+            FLAG_WORDS["trimmed"] if self.trimmed else "",
+            f"heads_{self.section_heads}" if self.section_heads else "",
         ]
         text = "+".join(word for word in words if word)
         if not include_tup:
@@ -172,6 +192,11 @@ class HopperForwardKernelConfig:
     def n_warps(self) -> int:
         """Warps of a block."""
         return self.n_threads // 32
+
+    @property
+    def optimized_softmax(self) -> bool:
+        """Scale and log2(e) are always folded into one fused multiply-add before exp2."""
+        return True
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""
@@ -237,6 +262,15 @@ class HopperForwardKernelConfig:
             )
         if self.ping_pong and self.n_consumers < 2:
             return f"ping_pong: B_r is {self.B_r}, one warpgroup; turns need two or more"
+        for name in ("prepared_turns", "early_pass"):
+            if getattr(self, name) and not (self.ping_pong and self.overlap_products):
+                return f"{name} is about turns of two products: it needs ping_pong and overlap_products"
+        if self.drained and (not self.overlap_products or self.forced_overlap):
+            return (
+                "drained starts the softmax after P V: it needs overlap_products and excludes forced_overlap"
+            )
+        if self.section_heads < 0 or (self.section_heads and not self.head_sections):
+            return f"section_heads is {self.section_heads}; it must be 0, or positive with head_sections"
         if self.forced_overlap and not self.overlap_products:
             return "forced_overlap needs overlap_products: there is no P V to keep the softmax under"
         if self.next_item != NextItem.NONE:
@@ -247,10 +281,10 @@ class HopperForwardKernelConfig:
                     "next_item: O is staged in the old Q slot while the next Q is in use; choose q_stages of "
                     "2 or more, or direct_store"
                 )
-        if self.next_item == NextItem.AFTER_LAST_PV and (self.n_consumers != 2 or self.q_stages < 2):
+        if self.next_item == NextItem.AFTER_LAST_PV and self.q_stages < 2:
             return (
-                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: it needs q_stages of "
-                "2 or more and two warpgroups (B_r of 128), which skip no tiles"
+                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, and one Q slot "
+                "would never be free; choose q_stages of 2 or more"
             )
         if self.softmax_reference == SoftmaxReference.ANCHORED:
             return "softmax_reference ANCHORED is of the Ampere family; choose LAGGED"

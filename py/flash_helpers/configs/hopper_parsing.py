@@ -81,12 +81,14 @@ def _from_values(values: list[int], name: str) -> HopperForwardKernelConfig:
 
 def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConfig:
     words = [word for word in match["words"].split("+") if word]
+    sections = [word for word in words if re.fullmatch(r"heads_[1-9]\d*", word)]
+    words = [word for word in words if word not in sections]
     softmax = [key for key, word in SOFTMAX_WORDS.items() if word in words]
     next_item = [key for key, word in NEXT_ITEM_WORDS.items() if word in words] or [NextItem.NONE]
     flags = {field: word in words for field, word in FLAG_WORDS.items()}
     known = {*SOFTMAX_WORDS.values(), *NEXT_ITEM_WORDS.values(), *FLAG_WORDS.values()}
     B_r = int(match["B_r"])
-    unique = len(words) == len(set(words)) and len(softmax) == len(next_item) == 1
+    unique = len(words) == len(set(words)) and len(softmax) == len(next_item) == 1 and len(sections) <= 1
     if not unique or not known.issuperset(words) or B_r // WARPGROUP_ROWS != int(match["n"]):
         raise _not_a_name(name)
     return HopperForwardKernelConfig(
@@ -99,6 +101,7 @@ def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConf
         q_stages=int(match["q"]),
         softmax_reference=softmax[0],
         next_item=next_item[0],
+        section_heads=int(sections[0].removeprefix("heads_")) if sections else 0,
         **flags,
     )
 

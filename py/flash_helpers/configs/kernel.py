@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.hopper import HopperForwardKernelConfig
@@ -22,6 +23,14 @@ class ForwardKernel:
 
     config: ForwardConfig
     traits: ForwardTraits = PLAIN
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.config, self.traits))
+
+    def __hash__(self) -> int:
+        """Worked out once: every call looks its kernel up, and 20 fields take a microsecond to hash."""
+        return self._hash
 
     def short_form(self) -> str:
         """The configuration's id, followed by `` | `` and the traits that are on, if any."""

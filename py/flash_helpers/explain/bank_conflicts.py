@@ -1,9 +1,10 @@
-"""Bank conflicts of each shared-memory access of the Ampere kernel, computed from its layout.
+"""Bank conflicts of each shared-memory access of a kernel, computed from its layout.
 
 Shared memory has 32 banks of 4 bytes. An access of 16 bytes a lane is served in phases of 8 lanes,
 ldmatrix one 8 x 8 square (8 row addresses of 16 bytes) at a time. A phase takes as many wavefronts as
 the most loaded bank has different words; one is the ideal. The offsets mirror ``SmemTile`` of
-``swizzling.cuh``; a test compiles that header and compares.
+``swizzling.cuh``; a test compiles that header and compares. The Hopper family's tiles, written by TMA and
+read by wgmma, have the same layout; its own threads address them only to stage O.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from flash_helpers.configs.ampere import WARP_SIZE, FlashForwardKernelConfig
+from flash_helpers.configs.ampere import WARP_SIZE
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
+from flash_helpers.configs.kernel import ForwardConfig
 
 BANKS = 32
 BANK_BYTES = 4
@@ -57,8 +60,10 @@ class SharedAccess:
         return self.wavefronts / self.ideal
 
 
-def shared_accesses(config: FlashForwardKernelConfig) -> list[SharedAccess]:
+def shared_accesses(config: ForwardConfig) -> list[SharedAccess]:
     """Every kind of access of one configuration; the worst warp and the worst tile of each."""
+    if isinstance(config, HopperForwardKernelConfig):
+        return [] if config.direct_store else [_staged_output(config)]
     copy = "cp.async" if config.async_copy else "st.shared"
     B_r, B_c, d_head = config.B_r, config.B_c, config.d_head
     chunks = d_head // 8
@@ -114,6 +119,16 @@ def shared_accesses(config: FlashForwardKernelConfig) -> list[SharedAccess]:
         _access("O into shared memory, st.shared", stage_O(), BANK_BYTES),
         _access("O out of shared memory, ld.shared", copies(B_r), CHUNK_BYTES),
     ]
+
+
+def _staged_output(config: HopperForwardKernelConfig) -> SharedAccess:
+    """O into its Q slot: one stmatrix.x4 is 16 rows of two chunks."""
+    places = [
+        [smem_offset(config.B_r, row + lane % 16, chunk + lane // 16, True) for lane in range(WARP_SIZE)]
+        for row in range(0, config.B_r, 16)
+        for chunk in range(0, config.d_head_v // 8, 2)
+    ]
+    return _access("O into shared memory, stmatrix", places, CHUNK_BYTES)
 
 
 def _access(name: str, places: list[list[int]], width: int) -> SharedAccess:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 from rich.console import Console
 
+from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
+from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain
+from flash_helpers.explain.problem_explanation import (
+    ProblemExplanation,
+    explain_problem,
+    notes,
+    problem_table,
+)
 from flash_helpers.explain.render import diff_table, explanation_table
 from flash_helpers.kernel_selection import parse_short_form
 from flash_helpers.problem import Problem
@@ -41,10 +47,9 @@ def explain_command(
     Raises:
         ValueError: no such device or configuration.
     """
-    console = console or Console(width=None if os.isatty(1) else 140)
-    names = list(KNOWN_DEVICES) if device == "all" else device.split(",")
+    console = console or console_for(json_path)
     explanations = []
-    for facts in map(device_facts, names):
+    for facts in _devices(device):
         pair = [
             _explain_one(text, facts, batch, heads, seq_len, causal, compile_it)
             for text in (kernel, diff)
@@ -52,9 +57,52 @@ def explain_command(
         ]
         explanations += pair
         console.print(diff_table(*pair) if len(pair) == 2 else explanation_table(pair[0]))
-    if json_path is not None:
-        json_path.write_text(json.dumps([e.to_json() for e in explanations], indent=1) + "\n")
+    write_json(json_path, [explanation.to_json() for explanation in explanations])
     return explanations
+
+
+def explain_problem_command(
+    device: str = "H100",
+    dtype: str = "bf16",
+    d_head: int = 128,
+    batch: int = 16,
+    heads: int = 16,
+    seq_len: int = 4096,
+    causal: bool = False,
+    json_path: Path | None = None,
+    console: Console | None = None,
+) -> list[ProblemExplanation]:
+    """Shows which kernel a problem gets on a device, and why not the others.
+
+    Args:
+        device: short names joined by commas, or ``all``.
+        dtype, d_head, batch, heads, seq_len, causal: the problem.
+        json_path: write the explanations there.
+
+    Raises:
+        ValueError: no such device or dtype, or a size that is none.
+        flash_attention.errors.NoKernelError: no kernel computes the problem.
+    """
+    from flash_helpers.tune.choice import attention_problem, choose
+    from flash_helpers.tune.lookup import TuningResults
+
+    console = console or console_for(json_path)
+    problem = Problem(DType.from_string(dtype), batch, heads, seq_len, d_head, causal)
+    results = TuningResults()
+    explanations = []
+    for facts in _devices(device):
+        measured = results.of(attention_problem(problem), facts)
+        explanation = explain_problem(problem, facts, choose(problem, facts, results), measured)
+        explanations.append(explanation)
+        console.print(problem_table(explanation))
+        for line in notes(explanation):
+            console.print(line, markup=False)
+    write_json(json_path, [explanation.to_json() for explanation in explanations])
+    return explanations
+
+
+def _devices(device: str) -> list[DeviceFacts]:
+    return [device_facts(name) for name in (KNOWN_DEVICES if device == "all" else device.split(","))]
 
 
 def _explain_one(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.explain.bank_conflicts import SharedAccess, shared_accesses
-from flash_helpers.explain.floors import Floors, Work, floors, work
+from flash_helpers.explain.floors import Floors, Work, floors, matrix_share, work
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
 from flash_helpers.explain.resources import Occupancy, Registers, Waves, occupancy, predict_registers
 from flash_helpers.problem import Problem
@@ -91,7 +90,7 @@ class Explanation:
 
 
 def explain(
-    config: FlashForwardKernelConfig,
+    config: ForwardConfig,
     problem: Problem,
     facts: DeviceFacts,
     compiled: Compiled | None = None,
@@ -130,7 +129,7 @@ def explain(
         occupancy=resident,
         waves=Waves.of(thread_blocks, resident.blocks, facts.sm_count),
         work=done,
-        floors=floors(done, facts),
+        floors=floors(done, facts, matrix_share(config, facts)),
         accesses=tuple(shared_accesses(config)),
         rejected=tuple(nearest_rejected(config, facts)),
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
+from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.problem import Problem
 
 # exp2 results of one SM in a clock: 16 on every GPU from compute capability 8.0 to 9.0
@@ -36,9 +37,10 @@ class Work:
     l2_bytes: int
 
 
-def work(config: FlashForwardKernelConfig, problem: Problem) -> Work:
+def work(config: ForwardConfig, problem: Problem) -> Work:
     """The work of one problem by one configuration."""
     B_r, B_c, d_head = config.B_r, config.B_c, config.d_head
+    d_head_v = config.d_head_v if isinstance(config, HopperForwardKernelConfig) else d_head
     offset = problem.seq_len_k - problem.seq_len
     steps = 0  # K/V blocks, summed over the Q blocks of a head
     for first in range(0, problem.seq_len, B_r):
@@ -52,10 +54,10 @@ def work(config: FlashForwardKernelConfig, problem: Problem) -> Work:
     itemsize = problem.dtype.itemsize
     return Work(
         flop=problem.flop(),
-        executed_flop=4 * pairs * d_head,
+        executed_flop=2 * pairs * (d_head + d_head_v),
         exponentials=pairs,
         min_bytes=problem.min_bytes(),
-        l2_bytes=heads * d_head * itemsize * (2 * problem.seq_len + 2 * steps * B_c),
+        l2_bytes=heads * (d_head + d_head_v) * itemsize * (problem.seq_len + steps * B_c),
     )
 
 
@@ -81,15 +83,21 @@ class Floors:
         return max(self.memory, self.matrix, self.exp2)
 
 
-def floors(done: Work, facts: DeviceFacts, matrix_share: float | None = None) -> Floors:
+def matrix_share(config: ForwardConfig, facts: DeviceFacts) -> float:
+    """Share of the datasheet's matrix rate that a configuration's instruction reaches on a device."""
+    if isinstance(config, HopperForwardKernelConfig):
+        return 1.0  # wgmma
+    return MMA_SYNC_SHARE.get(facts.capability[0], 1.0)
+
+
+def floors(done: Work, facts: DeviceFacts, share: float) -> Floors:
     """The three floors of a piece of work on a device, by the datasheet's rates.
 
     Args:
         done: the work.
         facts: the device.
-        matrix_share: share of the datasheet's matrix rate that the instruction reaches; default: mma.sync's.
+        share: of the datasheet's matrix rate, see ``matrix_share``.
     """
-    share = MMA_SYNC_SHARE.get(facts.capability[0], 1.0) if matrix_share is None else matrix_share
     times = {
         "memory": 1e3 * done.min_bytes / facts.dram_bandwidth,
         "matrix": 1e3 * done.executed_flop / (share * facts.mma_flops),

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.hopper import (
+    PRODUCT_WIDTHS,
+    REGISTERS,
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    NextItem,
+    SoftmaxReference,
+)
+from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.configs.sets import skip_autotune_reason
 
 CHOICES: dict[str, tuple[int | bool, ...]] = {
@@ -23,6 +33,20 @@ CHOICES: dict[str, tuple[int | bool, ...]] = {
 }
 """What a neighbour may differ in. Values next to the present one in this order count as near."""
 
+HOPPER_CHOICES: dict[str, tuple[int | bool, ...]] = {
+    "B_r": tuple(WARPGROUP_ROWS * n for n in REGISTERS),
+    "B_c": PRODUCT_WIDTHS,
+    "kv_stages": tuple(range(1, 9)),
+    "q_stages": tuple(range(1, 5)),
+    "overlap_products": (False, True),
+    "ping_pong": (False, True),
+    "softmax_reference": tuple(SoftmaxReference),
+    "forced_overlap": (False, True),
+    "next_item": tuple(NextItem),
+    "direct_store": (False, True),
+}
+"""The same for the Hopper family; what never makes a kernel impossible is left out."""
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -34,30 +58,34 @@ class Rejected:
         reason: why the device can't run it, or why the tuner leaves it out.
     """
 
-    config: FlashForwardKernelConfig
+    config: ForwardConfig
     change: str
     reason: str
 
 
-def nearest_rejected(config: FlashForwardKernelConfig, facts: DeviceFacts) -> list[Rejected]:
+def nearest_rejected(config: ForwardConfig, facts: DeviceFacts) -> list[Rejected]:
     """All configurations that differ from ``config`` in one choice and are rejected, in field order."""
     found = []
     for change, neighbour in _neighbours(config):
-        reason = neighbour.infeasible_reason(facts) or skip_autotune_reason(neighbour)
+        reason = neighbour.infeasible_reason(facts)
+        if reason is None and isinstance(neighbour, FlashForwardKernelConfig):
+            reason = skip_autotune_reason(neighbour)
         if reason is not None:
             found.append(Rejected(neighbour, change, reason))
     return found
 
 
-def _neighbours(config: FlashForwardKernelConfig) -> Iterator[tuple[str, FlashForwardKernelConfig]]:
-    names = {f.name for f in fields(config)}
-    for name, values in CHOICES.items():
-        if name not in names:
-            continue
+def _neighbours(config: ForwardConfig) -> Iterator[tuple[str, ForwardConfig]]:
+    choices = HOPPER_CHOICES if isinstance(config, HopperForwardKernelConfig) else CHOICES
+    for name, values in choices.items():
         present = getattr(config, name)
         place = values.index(present) if present in values else None
         for number, value in enumerate(values):
             near = place is None or abs(number - place) == 1
             if near and value != present:
                 change: dict[str, Any] = {name: value}
-                yield f"{name} {present} -> {value}", replace(config, **change)
+                yield f"{name} {_word(present)} -> {_word(value)}", replace(config, **change)
+
+
+def _word(value: int | bool) -> str:
+    return value.name if isinstance(value, IntEnum) else str(value)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.explain.explanation import Explanation
 
 Line = tuple[str, str]
@@ -15,11 +16,7 @@ Line = tuple[str, str]
 def summary_lines(e: Explanation) -> list[Line]:
     """(what, value) of everything but the rejected neighbours, in reading order."""
     predicted = e.registers
-    parts = f"{predicted.accumulators} O and S, {predicted.held_Q} Q, {predicted.overhead} other"
-    lines = [
-        ("runs there", "yes" if e.infeasible is None else f"no: {e.infeasible}"),
-        ("registers, predicted", f"{predicted.total} ({parts})"),
-    ]
+    lines = [("runs there", "yes" if e.infeasible is None else f"no: {e.infeasible}"), *_register_lines(e)]
     if predicted.predicted_spill:
         lines.append(("", f"{predicted.predicted_spill} more than a thread has: expect spills"))
     if e.compiled:
@@ -48,6 +45,16 @@ def summary_lines(e: Explanation) -> list[Line]:
         shown = ", ".join(f"{name} {number}" for name, number in counts.items())
         lines.append(("main loop", shown or e.compiled.note or "not found"))
     return lines
+
+
+def _register_lines(e: Explanation) -> list[Line]:
+    r = e.registers
+    if isinstance(e.kernel.config, HopperForwardKernelConfig):
+        parts = f"{r.accumulators} O and S, {r.held_P} P, {r.overhead} other, of {r.budget}"
+        return [("registers, consumer", parts), ("registers, launch", str(r.total))]
+    return [
+        ("registers, predicted", f"{r.total} ({r.accumulators} O and S, {r.held_Q} Q, {r.overhead} other)")
+    ]
 
 
 def explanation_table(e: Explanation) -> Table:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flash_helpers.configs.ampere import WARP_SIZE, FlashForwardKernelConfig
+from flash_helpers.configs import hopper
+from flash_helpers.configs.ampere import WARP_SIZE
 from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
+from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.configs.sets import MAX_REGISTERS, REGISTER_OVERHEAD
 
 # How the hardware hands out an SM's resources (CUDA occupancy calculator, compute capability 8.0 to 9.0).
 REGISTER_UNIT = 8  # a thread's registers are rounded up to this
 SMEM_UNIT = 128  # a block's shared memory is rounded up to this, bytes
+SM_REGISTERS = 65536  # on every GPU from compute capability 8.0 to 9.0
 SUB_PARTITIONS = 4  # parts of an SM, each with a quarter of the registers; a warp stays in one part
 
 
@@ -22,9 +26,12 @@ class Registers:
     Attributes:
         accumulators: O and S, float32; P takes the place of S.
         held_Q: Q fragments that stay in registers.
+        held_P: P of the tile before, which its product reads while the next S is computed.
         overhead: streamed fragments, addresses, row maxima and sums, temporaries.
-        total: their sum, at most 255.
-        predicted_spill: how many pass 255 and go to local memory.
+        total: what a thread is given at launch: the sum, at most 255; in the Hopper family, whose warpgroups
+            trade registers afterwards, the SM's registers over the block's threads.
+        budget: what the thread may use.
+        predicted_spill: how many pass the budget and go to local memory.
     """
 
     accumulators: int
@@ -32,15 +39,19 @@ class Registers:
     overhead: int
     total: int
     predicted_spill: int
+    held_P: int = 0
+    budget: int = MAX_REGISTERS
 
 
-def predict_registers(config: FlashForwardKernelConfig) -> Registers:
+def predict_registers(config: ForwardConfig) -> Registers:
     """Predicts registers from the configuration alone.
 
-    The compiler loads fragments as late as it can, whatever the configuration streams or buffers, so they
-    are part of a constant overhead. Over the ahead-of-time set (nvcc 13.0, sm_80 and sm_90) half of the
-    predictions are within 12 registers and nine of ten within 28 of what ptxas reports.
+    In the Ampere family the compiler loads fragments as late as it can, whatever the configuration streams
+    or buffers, so they are part of a constant overhead. Over the ahead-of-time set (nvcc 13.0, sm_80 and
+    sm_90) half of the predictions are within 12 registers and nine of ten within 28 of what ptxas reports.
     """
+    if isinstance(config, HopperForwardKernelConfig):
+        return _predict_consumer(config)
     accumulators = config.rows_per_warp * (config.d_head + config.B_c) // WARP_SIZE
     resident = config.resident_registers()
     wanted = resident + REGISTER_OVERHEAD
@@ -50,6 +61,24 @@ def predict_registers(config: FlashForwardKernelConfig) -> Registers:
         overhead=REGISTER_OVERHEAD,
         total=min(wanted, MAX_REGISTERS),
         predicted_spill=max(0, wanted - MAX_REGISTERS),
+    )
+
+
+def _predict_consumer(config: HopperForwardKernelConfig) -> Registers:
+    """A consumer thread of the Hopper family: its budget is fixed, its overhead was found by compiling."""
+    accumulators = (config.B_c + config.d_head_v) // 2
+    held_P = config.resident_registers() - accumulators
+    overhead = hopper.REGISTER_OVERHEAD[config.n_consumers]
+    _, budget = hopper.REGISTERS[config.n_consumers]
+    at_launch = SM_REGISTERS // config.n_threads // REGISTER_UNIT * REGISTER_UNIT
+    return Registers(
+        accumulators=accumulators,
+        held_Q=0,
+        held_P=held_P,
+        overhead=overhead,
+        total=min(at_launch, MAX_REGISTERS),
+        budget=budget,
+        predicted_spill=max(0, accumulators + held_P + overhead - budget),
     )
 
 

@@ -90,12 +90,14 @@ class Report:
         return problem, named
 
     def landscape(self) -> tuple[Problem, list[tuple[FlashForwardKernelConfig, float]]] | None:
-        """(problem, [(configuration, TFLOP/s)]) of the problem with most configurations, at least 2."""
+        """(problem, [(configuration, TFLOP/s)]) of the problem with most Ampere-family ones, at least 2."""
         timed: dict[Problem, list[tuple[FlashForwardKernelConfig, float]]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)
             if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):
                 config = parse_kernel_name_into_config(row.implementation)
+                if not isinstance(config, FlashForwardKernelConfig):
+                    continue  # the landscape's axes are this family's fields
                 timed.setdefault(row.problem, []).append((config, rate))
         if not timed:
             return None

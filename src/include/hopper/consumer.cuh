@@ -3,12 +3,15 @@
 #pragma once
 
 #include "hopper/epilogue.cuh"
-#include "hopper/mask.cuh"
+#include "hopper/mask_tile.cuh"
 #include "hopper/products.cuh"
 #include "hopper/recompute.cuh"
 #include "hopper/softmax.cuh"
+#include "softcap.cuh"
 
 namespace flash::hopper {
+
+inline constexpr float kLargeCap = 1024;  // tanh_exponential is off by 2^-22: below, scores by less than 2^-12
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct Consumer {
@@ -26,7 +29,7 @@ struct Consumer {
     uint32_t rmem_P[B_c / 4];  // (64, B_c) weights, 16 bit
     float rmem_O[d_v / 2];     // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
-    UniformSlots slots;
+    Descriptors tiles;
     RingPosition<Static::kKvStages> kv{0};  // K's tile; V's has the same slot, one tile later
     RingPosition<Static::kQStages> q{0};
     WorkItem item;
@@ -43,12 +46,15 @@ struct Consumer {
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        if (TRAITS.causal || (kv_block + 1) * B_c > args.work.seq_len_k) mask_tile();
+        cap_scores();
+        if (Static::kMasksDiagonal || (kv_block + 1) * B_c > seq_len_k()) mask_tile();
         softmax.template exact_step<true, true>(rmem_S, args.scale_log2);
     }
 
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
+        cap_scores();
+        if (kMasked) mask_tile();
         if constexpr (kLagged && !kMasked) {
             softmax.lagged_step(rmem_S, args.scale_log2);
         } else {
@@ -66,6 +72,7 @@ struct Consumer {
                 recompute_scores<CFG.dtype, B_r, B_c, Static::d_head>(
                     rmem_S, smem.q(q.slot()), smem.k(kv.slot()), warpgroup * kWarpgroupRows + warp * 16,
                     lane);
+                cap_scores();
                 softmax.template exact_step<false, false>(rmem_S, args.scale_log2);
             } else {
                 softmax.adopt_growth(rmem_S, args.scale_log2, args.inv_scale_log2);
@@ -76,15 +83,34 @@ struct Consumer {
         scale_rows(rmem_O, softmax.rescale);
     }
 
+    // Scores become tanh(score_factor S); softcap is a part of scale_log2. The form that is right for small
+    // arguments too costs half as much again, and is needed only for caps that multiply what they lose.
+    FLASH_DEVICE void cap_scores() {
+        if constexpr (TRAITS.softcap) {
+            if (args.scale_log2 > kLargeCap * kLog2e) {
+#pragma unroll
+                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
+            } else {
+#pragma unroll
+                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = tanh_exponential(rmem_S[i] * args.score_factor);
+            }
+        }
+    }
+
     FLASH_DEVICE void mask_tile() {
-        const int row0 = item.q_block * B_r + warpgroup * kWarpgroupRows + warp * 16 + (lane >> 2);
+        const int row0 = first_row() + warp * 16 + (lane >> 2);
+        const int first_column = kv_block * B_c;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int last_visible =
-                row0 + 8 * r + args.work.seq_len_k - args.work.seq_len_q;  // bottom-right
-            const int n_visible =
-                TRAITS.causal ? min(args.work.seq_len_k, last_visible + 1) : args.work.seq_len_k;
-            keep_columns_below<B_c>(rmem_S, r, lane, n_visible - kv_block * B_c);
+            const int row = row0 + 8 * r;
+            if constexpr (TRAITS.window) {
+                keep_columns<B_c, true>(rmem_S, r, lane, mask().visible_end(row) - first_column,
+                                        mask().visible_begin(row) - first_column);
+            } else {
+                const int last_visible = row + seq_len_k() - seq_len_q();  // bottom-right
+                const int n_visible = TRAITS.causal ? min(seq_len_k(), last_visible + 1) : seq_len_k();
+                keep_columns<B_c>(rmem_S, r, lane, n_visible - first_column);
+            }
         }
     }
 
@@ -105,61 +131,78 @@ struct Consumer {
     FLASH_DEVICE void finish(const WorkItem &ended, const RowState &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
-        const WorkItem done = CFG.direct_store ? ended : read_item(q_slot);
+        const WorkItem done = Static::kDirectStore ? ended : read_item(smem, q_slot);
         finish_item<CFG, TRAITS>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
     }
 
     // ---------------------------------------------------------------- which tiles
-    // Masks end at this tile: the first row of the warpgroup sees all columns of those before it, and one
-    // of this one. So every row has met a key before the steady loop, and its reference is finite.
+    FLASH_DEVICE int seq_len_q() const { return TRAITS.varlen ? item.seq_len_q : args.work.seq_len_q; }
+    FLASH_DEVICE int seq_len_k() const { return TRAITS.varlen ? item.seq_len_k : args.work.seq_len_k; }
+    FLASH_DEVICE Mask<TRAITS> mask() const { return make_mask<TRAITS>(args, seq_len_q(), seq_len_k()); }
+    FLASH_DEVICE int first_row() const { return item.q_block * B_r + warpgroup * kWarpgroupRows; }
+
+    // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
+    // before it, and one of this one. So every row has met a key before the steady loop, and its reference is
+    // finite.
     FLASH_DEVICE int last_masked_block() const {
-        const int first_row = item.q_block * B_r + warpgroup * kWarpgroupRows;
-        return max(0, (first_row + args.work.seq_len_k - args.work.seq_len_q) / B_c);
+        const int right = TRAITS.window && !TRAITS.causal ? args.window_right : 0;
+        return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
     }
 
-    FLASH_DEVICE int first_kv_block() const {
-        int n_blocks = item.n_kv_blocks;
-        if (Static::kSkipsLeadingTile) {
-            const int visible = item.q_block * B_r + (warpgroup + 1) * kWarpgroupRows + args.work.seq_len_k -
-                                args.work.seq_len_q;
+    // Masks of the left edge begin before this tile.
+    FLASH_DEVICE int first_whole_block() const {
+        if constexpr (!TRAITS.window) return end_of_loops();
+        const int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
+    }
+
+    // Tiles go from the last to this one.
+    FLASH_DEVICE int end_of_loops() const { return Static::kTilesBegin ? item.first_kv_block : 0; }
+
+    FLASH_DEVICE int leading_kv_block() const {
+        int n_blocks = item.end_kv_block;
+        if (Static::kMaxSkippedTiles > 0) {
+            const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
             n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
-            n_blocks = max(n_blocks, item.n_kv_blocks - 1);  // at most one
+            n_blocks = max(n_blocks, item.end_kv_block - Static::kMaxSkippedTiles);
         }
         return n_blocks - 1;
     }
 
-    FLASH_DEVICE bool skips_leading_tile() const {
-        return Static::kSkipsLeadingTile && kv_block + 1 < item.n_kv_blocks;
-    }
-
-    // Passes a tile on unused, with all the turns and releases of one that is used.
-    FLASH_DEVICE void skip_tile() {
-        mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
-        await_turn();
-        pass_turn();
-        release(smem.k_empty(kv.slot()));
-        mbarrier_wait(smem.v_full(kv.slot()), kv.phase());
-        release(smem.v_empty(kv.slot()));
-        kv.advance();
+    // Passes the tiles before the first one on unused, with all the turns and releases of those that are
+    // used.
+    FLASH_DEVICE void skip_leading_tiles() {
+        if constexpr (Static::kMaxSkippedTiles > 0) {
+#pragma unroll 1
+            for (int skipped = item.end_kv_block - 1; skipped > kv_block; --skipped) {
+                mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
+                await_turn();
+                pass_turn();
+                release(smem.k_empty(kv.slot()));
+                mbarrier_wait(smem.v_full(kv.slot()), kv.phase());
+                release(smem.v_empty(kv.slot()));
+                kv.advance();
+            }
+        }
     }
 
     FLASH_DEVICE void fetch_item() {
         mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
-        item = read_item(q.slot());
+        item = read_item(smem, q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kFullWarp, item.q_block, 0);
-        item.n_kv_blocks = __shfl_sync(kFullWarp, item.n_kv_blocks, 0);
-    }
-
-    FLASH_DEVICE WorkItem read_item(uint32_t slot) const {
-        const int4 stored = load_shared_int4(smem.item(slot));
-        return {stored.x, stored.y, stored.z, stored.w};
+        item.end_kv_block = __shfl_sync(kFullWarp, item.end_kv_block, 0);
+        if (Static::kTilesBegin) item.first_kv_block = __shfl_sync(kFullWarp, item.first_kv_block, 0);
+        if (TRAITS.varlen) {
+            item.seq_len_q = __shfl_sync(kFullWarp, item.seq_len_q, 0);
+            item.seq_len_k = __shfl_sync(kFullWarp, item.seq_len_k, 0);
+        }
     }
 
     // ---------------------------------------------------------------- barriers
     // The opaque zero is the sign of a sum of powers of two (the hardware's NaN is positive too).
     FLASH_DEVICE void use_slots(uint32_t k, uint32_t v) {
-        slots = make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31);
+        tiles = products.descriptors(make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31));
     }
 
     // This warp no longer needs what the barrier guards.
@@ -178,14 +221,28 @@ struct Consumer {
 
     FLASH_DEVICE void sync_warpgroup() { named_barrier_sync(8 + warpgroup, kWarpgroupThreads); }
 
+    // S is there; P V goes on, unless both are waited for here (drained).
+    FLASH_DEVICE void await_scores(uint32_t v_slot) {
+        if constexpr (CFG.drained) {
+            wgmma_wait<0>();
+            pin_output();
+            release(smem.v_empty(v_slot));
+        } else {
+            wgmma_wait<1>();
+        }
+        pin_registers(rmem_S);
+    }
+
     // P V is done. ptxas moves this wait up in front of the exponentials, unless a branch that depends on
     // them stands before it: forced_overlap adds one, which no finite sum takes.
-    FLASH_DEVICE void await_pv() {
+    FLASH_DEVICE void await_pv(uint32_t v_slot) {
+        if (CFG.drained) return;  // in await_scores
         if (CFG.forced_overlap && __any_sync(kFullWarp, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
             store_shared(smem.sink(), 1);
         }
         wgmma_wait<0>();
         pin_output();
+        release(smem.v_empty(v_slot));
     }
 
     FLASH_DEVICE void pin_output() {

@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         release_registers<Static::kRegisters.producer>();
         const TensorMaps maps{q_map, k_map, v_map, o_map};
         const int warp = threadIdx.x / 32;
-        if (threadIdx.x == 0) {
+        if (Static::kWarpLoads ? warp == 0 : threadIdx.x == 0) {
             LoadThread<CFG, TRAITS>{smem, maps, args}.run();
-        } else if (!CFG.direct_store && threadIdx.x == 32) {
-            run_store_thread<CFG, TRAITS>(smem, maps);
-        } else if (warp >= 2) {
+        } else if (!Static::kDirectStore && threadIdx.x == 32) {
+            run_store_thread<CFG, TRAITS>(smem, maps, args);
+        } else if (!Static::kWarpLoads && warp >= 2) {
             fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
         }
     } else {

@@ -2,9 +2,11 @@
 // library presents a kernel of this family.
 //
 // `launch` answers with a cudaError_t:
-//     cudaErrorInvalidValue        tensors that TMA cannot express (see tensor_map.cuh), or too large a
-//     problem cudaErrorNotSupported        a negative softmax_scale: the online softmax takes maxima of
-//     unscaled scores.
+//     cudaErrorInvalidValue        tensors that TMA cannot express (see tensor_map.cuh), too large a problem,
+//     or
+//                                  what a trait needs is missing
+//     cudaErrorNotSupported        a negative softmax_scale: the online softmax takes maxima of unscaled
+//     scores.
 //                                  attention(q, k, v, scale) equals attention(-q, k, v, -scale): the caller
 //                                  negates Q, which is exact, or takes another family
 //     cudaErrorInsufficientDriver  a driver older than CUDA 12.0
@@ -19,6 +21,7 @@
 #include "hopper/forward_kernel.cuh"
 #include "hopper/scheduler_counters.cuh"
 #include "hopper/tensor_map.cuh"
+#include "split_combine.cuh"
 
 namespace flash::hopper {
 
@@ -26,23 +29,57 @@ namespace flash::hopper {
 // Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
 inline constexpr float kMinScaleLog2 = 0x1p-100f;
 
+// What would make a kernel compute nonsense or touch memory that is not the tensors'.
+template <ForwardTraits TRAITS>
+bool traits_allow(const ForwardProblem &problem) {
+    if (TRAITS.softcap && !(problem.softcap > 0)) return false;
+    if (TRAITS.sinks && problem.sinks == nullptr) return false;
+    if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
+                         problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+        return false;
+    }
+    return !TRAITS.padded_head ||
+           (problem.d_head % kChunkColumns == 0 && problem.d_head_v % kChunkColumns == 0);
+}
+
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &args) {
-    constexpr double kLog2e = 1.4426950408889634;
     constexpr int kKeyBytes = (CFG.d_head + CFG.d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
-    const int section_heads =
-        CFG.head_sections ? section_width(TRAITS.causal, problem.seq_len_q, problem.seq_len_k, kKeyBytes) : 1;
-    if (!plan_work(problem.batch, problem.n_heads, problem.seq_len_q, problem.seq_len_k, CFG.B_r,
-                   TRAITS.causal, section_heads, args.work)) {
+    if (!traits_allow<TRAITS>(problem)) return cudaErrorInvalidValue;
+    const bool uneven = TRAITS.causal || TRAITS.window;
+    const int section_heads = !CFG.head_sections ? 1
+                              : CFG.section_heads != 0
+                                  ? CFG.section_heads
+                                  : section_width(uneven, problem.seq_len_q, problem.seq_len_k, kKeyBytes);
+    const Mask<TRAITS> mask{problem.seq_len_q, problem.seq_len_k, problem.window_left, problem.window_right};
+    args.n_parts = TRAITS.split ? problem.n_splits : 1;
+    if (!plan_work(problem.batch, problem.n_heads, mask, CFG.B_r, section_heads, args.n_parts, args.work)) {
         return cudaErrorInvalidValue;
     }
     args.o = problem.o;
     args.lse = problem.lse;
     args.o_strides = problem.o_strides;
     args.group_size = problem.n_heads / problem.n_heads_kv;
-    args.scale_log2 = std::max(static_cast<float>(problem.softmax_scale * kLog2e), kMinScaleLog2);
+    if (TRAITS.softcap) {
+        const SoftmaxScale capped = make_capped_softmax_scale(problem.softmax_scale, problem.softcap);
+        args.score_factor = capped.score_factor;
+        args.scale_log2 = std::max(capped.exponent_factor, kMinScaleLog2);
+    } else {
+        args.scale_log2 = std::max(problem.softmax_scale * kLog2e, kMinScaleLog2);
+    }
     args.inv_scale_log2 = 1.f / args.scale_log2;
+    args.window_left = problem.window_left;
+    args.window_right = problem.window_right;
+    args.sinks = problem.sinks;
+    args.cu_seqlens_q = problem.cu_seqlens_q;
+    args.cu_seqlens_k = problem.cu_seqlens_k;
+    args.seqused_k = problem.seqused_k;
+    args.total_q = problem.lse_stride;
+    args.batch = problem.batch;
+    args.partial_o = problem.partial_o;
+    args.partial_lse = problem.partial_lse;
+    args.d_head_v = problem.d_head_v;
     return cudaSuccess;
 }
 
@@ -62,22 +99,27 @@ struct EncodedMaps {
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    const auto view = [&](const void *base, int d, int seq, int heads, const TensorStrides &strides,
-                          int box_rows) {
-        return TensorView{base, d, seq, heads, p.batch, strides, box_rows, CFG.dtype};
+    // The tensors' own head sizes: what lacks to the kernel's arrives as zeros.
+    const int d_head = TRAITS.padded_head ? p.d_head : Static::d_head;
+    const int d_head_v = TRAITS.padded_head ? p.d_head_v : Static::d_head_v;
+    const auto queries = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
+        const int batch = TRAITS.varlen && p.cu_seqlens_q != nullptr ? 1 : p.batch;
+        return TensorView{base,    d,        p.seq_len_q, p.n_heads,    batch,
+                          strides, box_rows, CFG.dtype,   TRAITS.varlen};
     };
-    cudaError_t error =
-        find_or_encode(view(p.q, Static::d_head, p.seq_len_q, p.n_heads, p.q_strides, Static::B_r), maps.q);
+    const auto keys = [&](const void *base, int d, const TensorStrides &strides) {
+        const int batch = TRAITS.varlen && p.cu_seqlens_k != nullptr ? 1 : p.batch;
+        return TensorView{base,    d,           p.seq_len_k, p.n_heads_kv, batch,
+                          strides, Static::B_c, CFG.dtype,   TRAITS.varlen};
+    };
+    cudaError_t error = find_or_encode(queries(p.q, d_head, p.q_strides, Static::B_r), maps.q);
     if (error != cudaSuccess) return error;
-    error = find_or_encode(view(p.k, Static::d_head, p.seq_len_k, p.n_heads_kv, p.k_strides, Static::B_c),
-                           maps.k);
+    error = find_or_encode(keys(p.k, d_head, p.k_strides), maps.k);
     if (error != cudaSuccess) return error;
-    error = find_or_encode(view(p.v, Static::d_head_v, p.seq_len_k, p.n_heads_kv, p.v_strides, Static::B_c),
-                           maps.v);
-    if (error != cudaSuccess || CFG.direct_store) return error;
+    error = find_or_encode(keys(p.v, d_head_v, p.v_strides), maps.v);
+    if (error != cudaSuccess || Static::kDirectStore) return error;
     // Each warpgroup's 64 rows are stored by themselves.
-    return find_or_encode(view(p.o, Static::d_head_v, p.seq_len_q, p.n_heads, p.o_strides, kWarpgroupRows),
-                          maps.o);
+    return find_or_encode(queries(p.o, d_head_v, p.o_strides, kWarpgroupRows), maps.o);
 }
 
 // ---------------------------------------------------------------- launch
@@ -125,6 +167,12 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     error = cudaLaunchKernel(reinterpret_cast<const void *>(&hopper_forward_kernel<CFG, TRAITS>),
                              dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes, stream);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
+    if constexpr (TRAITS.split) {
+        if (error == cudaSuccess) {
+            return static_cast<cudaError_t>(
+                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS>(problem, stream));
+        }
+    }
     return error;
 }
 

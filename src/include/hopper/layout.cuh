@@ -15,13 +15,9 @@
 
 #include <cstdint>
 
-namespace flash::hopper {
+#include "cuda_utils.cuh"
 
-#ifdef __CUDACC__
-#define FLASH_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define FLASH_HOST_DEVICE inline
-#endif
+namespace flash::hopper {
 
 inline constexpr int kPanelColumns = 64;    // elements of one 128-byte row
 inline constexpr int kPanelRowBytes = 128;  //

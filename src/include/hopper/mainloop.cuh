@@ -18,11 +18,11 @@ namespace flash::hopper {
 // The first tile's scores and softmax, with nothing else in flight.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
-    wg.kv_block = wg.first_kv_block();
-    if (wg.skips_leading_tile()) wg.skip_tile();
+    wg.kv_block = wg.leading_kv_block();
+    wg.skip_leading_tiles();
     wg.use_slots(wg.kv.slot(), wg.kv.slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-    wg.products.issue_qk(wg.rmem_S, wg.slots);
+    wg.products.issue_qk(wg.rmem_S, wg.tiles);
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     wg.release(wg.smem.k_empty(wg.kv.slot()));
@@ -31,24 +31,32 @@ FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
     wg.zero_output();
 }
 
+// Q K^T of the tile at wg.kv and P V of the tile at v, in one turn. With prepared_turns nothing is waited for
+// within the turn: the tensor cores stand still between one warpgroup's last product and the next one's
+// first.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename RingPosition, typename AwaitTurn>
+FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const RingPosition &v,
+                                      const AwaitTurn &await_turn) {
+    wg.use_slots(wg.kv.slot(), v.slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
+    if (CFG.prepared_turns) mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
+    await_turn();
+    if (CFG.prepared_turns) wg.pin_output();
+    wg.products.issue_qk(wg.rmem_S, wg.tiles);
+    if (!CFG.prepared_turns) mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
+    wg.products.template issue_pv<CFG.prepared_turns>(wg.rmem_O, wg.rmem_P, wg.tiles,
+                                                      [&] { wg.pass_turn(); });
+}
+
 template <bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
     const auto v = wg.kv;
     wg.kv.advance();
-    wg.use_slots(wg.kv.slot(), v.slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-    wg.await_turn();
-    wg.products.issue_qk(wg.rmem_S, wg.slots);
-    mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
-    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
-    wg.pass_turn();
-    wgmma_wait<1>();  // S; P V goes on
-    pin_registers(wg.rmem_S);
+    issue_both_products(wg, v, [&] { wg.await_turn(); });
+    wg.await_scores(v.slot());
     if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
-    if (kMasked) wg.mask_tile();
     wg.template tile_softmax<kMasked>();
-    wg.await_pv();
-    wg.release(wg.smem.v_empty(v.slot()));
+    wg.await_pv(v.slot());
     wg.template settle_softmax<kMasked>();
     if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
     wg.round_weights();
@@ -58,14 +66,19 @@ FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
     --wg.kv_block;
-    if constexpr (TRAITS.causal) {
+    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
     }
+    const int first_whole = wg.first_whole_block();
 #pragma unroll 1
-    for (; wg.kv_block >= 0; --wg.kv_block) overlapped_step<false>(wg);
-    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
+    for (; wg.kv_block >= first_whole; --wg.kv_block) overlapped_step<false>(wg);
+    if constexpr (TRAITS.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
+    }
+    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 // The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
@@ -80,7 +93,7 @@ FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
             wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
         }
     }
-    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
+    wg.products.template issue_pv<false>(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();
     wg.pin_output();
     wg.release(wg.smem.v_empty(wg.kv.slot()));
@@ -94,7 +107,7 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
     wg.use_slots(wg.kv.slot(), wg.kv.slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
     wg.await_turn();
-    wg.products.issue_qk(wg.rmem_S, wg.slots);
+    wg.products.issue_qk(wg.rmem_S, wg.tiles);
     wg.pass_turn();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
@@ -103,14 +116,13 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
         wg.first_softmax();
     } else {
         if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
-        if (kMasked) wg.mask_tile();
         wg.template tile_softmax<kMasked>();
         wg.template settle_softmax<kMasked>();
         if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
     }
     wg.round_weights();
     mbarrier_wait(wg.smem.v_full(wg.kv.slot()), wg.kv.phase());
-    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
+    wg.products.template issue_pv<false>(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();
     wg.pin_output();
     wg.release(wg.smem.v_empty(wg.kv.slot()));
@@ -119,18 +131,23 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
-    wg.kv_block = wg.first_kv_block();
-    if (wg.skips_leading_tile()) wg.skip_tile();
+    wg.kv_block = wg.leading_kv_block();
+    wg.skip_leading_tiles();
     serial_step<true, true>(wg);
     --wg.kv_block;
-    if constexpr (TRAITS.causal) {
+    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
     }
+    const int first_whole = wg.first_whole_block();
 #pragma unroll 1
-    for (; wg.kv_block >= 0; --wg.kv_block) serial_step<false, false>(wg);
-    if (CFG.direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
+    for (; wg.kv_block >= first_whole; --wg.kv_block) serial_step<false, false>(wg);
+    if constexpr (TRAITS.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
+    }
+    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 }  // namespace flash::hopper

@@ -34,9 +34,10 @@ struct SharedMemory {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     static constexpr int kBarrierBytes = 8;
     static constexpr int kItemsOffset = 512;
-    static constexpr int kSinkOffset = 640;
+    static constexpr int kSinkOffset = 704;
     static_assert((3 * Static::kQStages + 4 * Static::kKvStages) * kBarrierBytes <= kItemsOffset);
-    static_assert(kItemsOffset + Static::kQStages * int(sizeof(int4)) <= kSinkOffset);
+    static constexpr int kItemBytes = TRAITS.split ? 48 : Static::kLongItems ? 32 : 16;
+    static_assert(kItemsOffset + Static::kQStages * kItemBytes <= kSinkOffset);
 
     uint32_t base;  // a multiple of 1024
 
@@ -53,7 +54,7 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t v_empty(uint32_t slot) const { return kv_barrier(3, slot); }
 
     FLASH_DEVICE uint32_t item(uint32_t slot) const {
-        return base + Static::kControlOffset + kItemsOffset + slot * int(sizeof(int4));
+        return base + Static::kControlOffset + kItemsOffset + slot * kItemBytes;
     }
     // A word that is written for the compiler's eyes only: see Consumer::await_pv.
     FLASH_DEVICE uint32_t sink() const { return base + Static::kControlOffset + kSinkOffset; }
@@ -64,7 +65,7 @@ struct SharedMemory {
             for (int slot = 0; slot < Static::kQStages; ++slot) {
                 mbarrier_init(q_full(slot), 1);
                 // Freed by the consumers, or by the store thread once O has left the slot.
-                mbarrier_init(q_empty(slot), CFG.direct_store ? Static::n_consumer_warps : 1);
+                mbarrier_init(q_empty(slot), Static::kDirectStore ? Static::n_consumer_warps : 1);
                 mbarrier_init(o_staged(slot), Static::n_consumer_warps);
             }
             for (int slot = 0; slot < Static::kKvStages; ++slot) {

@@ -2,6 +2,7 @@
 // rows that see no key. It gives most of its registers to the consumers.
 #pragma once
 
+#include "hopper/epilogue.cuh"
 #include "hopper/scheduler.cuh"
 
 namespace flash::hopper {
@@ -9,6 +10,20 @@ namespace flash::hopper {
 struct TensorMaps {
     const CUtensorMap &q, &k, &v, &o;
 };
+
+// Where a tensor's tiles of one item are, for the tensor map: head, batch item, and of a ragged map
+// (tensor_map.cuh) the row of the sequence's first row and the sequence's end.
+struct TilePlace {
+    int head, batch;
+    int row, end;
+};
+
+template <ForwardTraits TRAITS>
+FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem &item) {
+    if constexpr (!TRAITS.varlen) return {item.head, item.batch, 0, 0};
+    const SequenceRows rows = query_rows<TRAITS>(args, item);
+    return {item.head, rows.batch, args.work.seq_len_q - rows.n_rows, rows.first_row + rows.n_rows};
+}
 
 // The load thread. Tiles of an item go from last to first: ragged and diagonal tiles, which need masks,
 // come first, and the steady loop of the consumers has none. K of tile j - 1 is requested before V of tile
@@ -29,55 +44,86 @@ struct LoadThread {
     // The V tile whose K has been requested.
     struct {
         int kv_block = -1;  // -1: none
-        int head = 0, batch = 0;
+        TilePlace place;
         RingPosition<Static::kKvStages> position{0};
     } pending_v;
 
+    // Called by one thread, with kWarpLoads by its whole warp.
     FLASH_DEVICE void run() {
+        const bool loads = !Static::kWarpLoads || threadIdx.x % 32 == 0;
         Scheduler<CFG, TRAITS> scheduler(args);
         while (scheduler.has_item()) {
             const WorkItem item = scheduler.item();
             scheduler.advance();
-            const int kv_head = item.head / args.group_size;
-            // With one slot Q waits for the whole item before it: the first K goes first.
-            if (Static::kQStages > 1) load_q(item);
-            for (int kv_block = item.n_kv_blocks - 1; kv_block >= 0; --kv_block) {
-                load_k(kv_block, kv_head, item.batch);
-                load_pending_v();
-                if (Static::kQStages == 1 && kv_block == item.n_kv_blocks - 1) load_q(item);
-                pending_v = {kv_block, kv_head, item.batch, kv_position};
-                kv_position.advance();
+            if (Static::kWarpLoads && !item.has_tiles()) {
+                fill_item_without_keys<CFG, TRAITS>(args, item);
+            } else if (loads) {
+                load_item(item);
             }
             scheduler.prefetch();
         }
+        if (!loads) return;
         load_pending_v();
         announce_end();
         scheduler.finish();
     }
 
   private:
+    FLASH_DEVICE void load_item(const WorkItem &item) {
+        const TilePlace keys = key_place(item);
+        // With one slot Q waits for the whole item before it: the first K goes first.
+        if (Static::kQStages > 1) load_q(item);
+        const int first = Static::kTilesBegin ? item.first_kv_block : 0;
+        for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
+            load_k(kv_block, keys);
+            load_pending_v();
+            if (Static::kQStages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
+            pending_v = {kv_block, keys, kv_position};
+            kv_position.advance();
+        }
+    }
+
+    FLASH_DEVICE TilePlace key_place(const WorkItem &item) const {
+        const int head = item.head / args.group_size;
+        if constexpr (!TRAITS.varlen) return {head, item.batch, 0, 0};
+        const bool packed = args.cu_seqlens_k != nullptr;
+        return {head, packed ? 0 : item.batch, args.work.seq_len_k - item.seq_len_k,
+                item.k_row + item.seq_len_k};
+    }
+
     FLASH_DEVICE void load_q(const WorkItem &item) {
         const uint32_t slot = q_position.slot();
         mbarrier_wait(smem.q_empty(slot),
                       q_position.phase());  // Q, the item, and O staged there, are done with
-        store_shared(smem.item(slot), make_int4(item.q_block, item.head, item.batch, item.n_kv_blocks));
+        write_item(smem, slot, item);
         mbarrier_arrive_expect(smem.q_full(slot), Static::kQBytes);
+        const TilePlace place = query_place<TRAITS>(args, item);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Static::d_head); ++panel) {
-            tma_load(smem.q(slot) + panel * Static::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
-                     panel * kPanelColumns, item.q_block * Static::B_r, item.head, item.batch, q_policy);
+            load_box(smem.q(slot) + panel * Static::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
+                     panel * kPanelColumns, item.q_block * Static::B_r, place, q_policy);
         }
         q_position.advance();
     }
 
-    FLASH_DEVICE void load_k(int kv_block, int head, int batch) {
+    FLASH_DEVICE void load_box(uint32_t address, const CUtensorMap *map, uint32_t barrier, int column,
+                               int row, const TilePlace &place, uint64_t policy) const {
+        if constexpr (TRAITS.varlen) {
+            tma_load(address, map, barrier, column, place.row + row, place.end, place.head, place.batch,
+                     policy);
+        } else {
+            tma_load(address, map, barrier, column, row, place.head, place.batch, policy);
+        }
+    }
+
+    FLASH_DEVICE void load_k(int kv_block, const TilePlace &place) {
         const uint32_t slot = kv_position.slot();
         mbarrier_wait(smem.k_empty(slot), kv_position.phase());  // every consumer warp has used the old tile
         mbarrier_arrive_expect(smem.k_full(slot), Static::kKBytes);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Static::d_head); ++panel) {
-            tma_load(smem.k(slot) + panel * Static::B_c * kPanelRowBytes, &maps.k, smem.k_full(slot),
-                     panel * kPanelColumns, kv_block * Static::B_c, head, batch, kv_policy);
+            load_box(smem.k(slot) + panel * Static::B_c * kPanelRowBytes, &maps.k, smem.k_full(slot),
+                     panel * kPanelColumns, kv_block * Static::B_c, place, kv_policy);
         }
     }
 
@@ -88,39 +134,48 @@ struct LoadThread {
         mbarrier_arrive_expect(smem.v_full(slot), Static::kVBytes);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Static::d_head_v); ++panel) {
-            tma_load(smem.v(slot) + panel * Static::B_c * kPanelRowBytes, &maps.v, smem.v_full(slot),
-                     panel * kPanelColumns, pending_v.kv_block * Static::B_c, pending_v.head, pending_v.batch,
-                     kv_policy);
+            load_box(smem.v(slot) + panel * Static::B_c * kPanelRowBytes, &maps.v, smem.v_full(slot),
+                     panel * kPanelColumns, pending_v.kv_block * Static::B_c, pending_v.place, kv_policy);
         }
         pending_v.kv_block = -1;
     }
 
     FLASH_DEVICE void announce_end() {
         mbarrier_wait(smem.q_empty(q_position.slot()), q_position.phase());
-        store_shared(smem.item(q_position.slot()), make_int4(0, 0, 0, kNoMoreItems));
+        WorkItem end{};
+        end.end_kv_block = kNoMoreItems;
+        write_item(smem, q_position.slot(), end);
         mbarrier_arrive(smem.q_full(q_position.slot()));
     }
 };
 
 // The store thread: sends O, which the consumers have staged in their item's Q slot, to global memory, and
-// only then frees the slot for the next Q. Rows past the end of the sequence are cut off by the tensor map.
+// only then frees the slot for the next Q. Rows past the end of the sequence, and columns past the tensor's,
+// are cut off by the tensor map.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void run_store_thread(const SharedMemory<CFG, TRAITS> smem, const TensorMaps &maps) {
+FLASH_DEVICE void run_store_thread(const SharedMemory<CFG, TRAITS> smem, const TensorMaps &maps,
+                                   const ForwardKernelArgs &args) {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     RingPosition<Static::kQStages> position{0};
     for (;;) {
         mbarrier_wait(smem.q_full(position.slot()), position.phase());  // the item is there
-        const int4 item = load_shared_int4(smem.item(position.slot()));
-        if (item.w == kNoMoreItems) break;
+        const WorkItem item = read_item(smem, position.slot());
+        if (item.end_kv_block == kNoMoreItems) break;
+        const TilePlace place = query_place<TRAITS>(args, item);
         mbarrier_wait(smem.o_staged(position.slot()), position.phase());  // all consumer warps have written O
 #pragma unroll
         for (int warpgroup = 0; warpgroup < Static::n_consumers; ++warpgroup) {
 #pragma unroll
             for (int panel = 0; panel < panel_count(Static::d_head_v); ++panel) {
-                tma_store(smem.q(position.slot()) + panel * Static::B_r * kPanelRowBytes +
-                              warpgroup * kWarpgroupRows * kPanelRowBytes,
-                          &maps.o, panel * kPanelColumns, item.x * Static::B_r + warpgroup * kWarpgroupRows,
-                          item.y, item.z);
+                const uint32_t staged = smem.q(position.slot()) + panel * Static::B_r * kPanelRowBytes +
+                                        warpgroup * kWarpgroupRows * kPanelRowBytes;
+                const int row = item.q_block * Static::B_r + warpgroup * kWarpgroupRows;
+                if constexpr (TRAITS.varlen) {
+                    tma_store(staged, &maps.o, panel * kPanelColumns, place.row + row, place.end, place.head,
+                              place.batch);
+                } else {
+                    tma_store(staged, &maps.o, panel * kPanelColumns, row, place.head, place.batch);
+                }
             }
         }
         tma_store_commit();

@@ -23,6 +23,11 @@ FLASH_DEVICE UniformSlots make_uniform(uint32_t k, uint32_t v, uint32_t q, uint3
     return {(packed >> 8) & 255, packed >> 16, packed & 255};
 }
 
+// Descriptors of one step's tiles.
+struct Descriptors {
+    uint64_t q, k, v;
+};
+
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct Products {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
@@ -36,31 +41,40 @@ struct Products {
           k_lower_word(descriptor_lower_word(smem.k(0), 16)),
           v_lower_word(descriptor_lower_word(smem.v(0), Static::B_c * kPanelRowBytes)) {}
 
-    FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const UniformSlots &slots) const {
-        const uint64_t k = make_descriptor(k_lower_word + slots.k * descriptor_step(Static::kKBytes));
-        const uint64_t q = make_descriptor(q_lower_word + slots.q * descriptor_step(Static::kQBytes));
+    FLASH_DEVICE Descriptors descriptors(const UniformSlots &slots) const {
+        return {make_descriptor(q_lower_word + slots.q * descriptor_step(Static::kQBytes)),
+                make_descriptor(k_lower_word + slots.k * descriptor_step(Static::kKBytes)),
+                make_descriptor(v_lower_word + slots.v * descriptor_step(Static::kVBytes))};
+    }
+
+    FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const Descriptors &tiles) const {
         pin_registers(rmem_S);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Static::d_head / kMmaDepth; ++step) {
-            QKWgmma::multiply_shared(rmem_S, q + column_step(step, Static::B_r),
-                                     k + column_step(step, Static::B_c), step > 0);
+            QKWgmma::multiply_shared(rmem_S, tiles.q + column_step(step, Static::B_r),
+                                     tiles.k + column_step(step, Static::B_c), step > 0);
         }
         wgmma_commit();
     }
 
+    // `pass_turn` is called after the last step, or (early_pass) half way. kFenced: issue_qk's fence stands
+    // directly before, and covers P and O too.
+    template <bool kFenced, typename PassTurn>
     FLASH_DEVICE void issue_pv(float (&rmem_O)[Static::d_head_v / 2], uint32_t (&rmem_P)[Static::B_c / 4],
-                               const UniformSlots &slots) const {
-        const uint64_t v = make_descriptor(v_lower_word + slots.v * descriptor_step(Static::kVBytes));
+                               const Descriptors &tiles, const PassTurn &pass_turn) const {
+        constexpr int kSteps = Static::B_c / kMmaDepth;
         pin_registers(rmem_O);
         pin_registers(rmem_P);
-        wgmma_fence();
+        if (!kFenced) wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Static::B_c / kMmaDepth; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
+            if (CFG.early_pass && step == kSteps / 2) pass_turn();
             PVWgmma::multiply_registers(rmem_O, rmem_P[4 * step], rmem_P[4 * step + 1], rmem_P[4 * step + 2],
-                                        rmem_P[4 * step + 3], v + row_step(step));
+                                        rmem_P[4 * step + 3], tiles.v + row_step(step));
         }
         wgmma_commit();
+        if (!CFG.early_pass) pass_turn();
     }
 };
 

@@ -7,11 +7,10 @@
 
 #include <cstdint>
 
+#include "cuda_utils.cuh"
 #include "flash_attention.cuh"
 
 namespace flash::hopper {
-
-#define FLASH_DEVICE __device__ __forceinline__
 
 inline constexpr uint32_t kFullWarp = 0xffffffffu;
 
@@ -88,11 +87,30 @@ FLASH_DEVICE void tma_load(uint32_t smem, const CUtensorMap *map, uint32_t barri
         : "memory");
 }
 
+// The same of a ragged map (tensor_map.cuh): the box at (column, row, end, head, batch).
+FLASH_DEVICE void tma_load(uint32_t smem, const CUtensorMap *map, uint32_t barrier, int column, int row,
+                           int end, int head, int batch, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(smem),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(end), "r"(head), "r"(batch), "l"(policy)
+        : "memory");
+}
+
 // Shared to global memory; what lies outside the tensor is not written.
 FLASH_DEVICE void tma_store(uint32_t smem, const CUtensorMap *map, int column, int row, int head, int batch) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
         "r"(smem), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
+}
+
+FLASH_DEVICE void tma_store(uint32_t smem, const CUtensorMap *map, int column, int row, int end, int head,
+                            int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(
+            map),
+        "r"(smem), "r"(column), "r"(row), "r"(end), "r"(head), "r"(batch)
         : "memory");
 }
 
@@ -135,6 +153,12 @@ FLASH_DEVICE int4 load_shared_int4(uint32_t address) {
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "r"(address)
                  : "memory");
+    return value;
+}
+
+FLASH_DEVICE int load_shared_int(uint32_t address) {
+    int value;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
     return value;
 }
 

@@ -6,13 +6,17 @@
 #pragma once
 
 #include "hopper/forward_kernel_args.cuh"
-#include "hopper/pipeline.cuh"
+#include "hopper/sequence_finder.cuh"
 
 namespace flash::hopper {
 
+// One thread's, or, where the static configuration says kWarpLoads, a whole warp's.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct Scheduler {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+
     const ForwardKernelArgs &args;
+    SequenceFinder<CFG, TRAITS> sequences;  // varlen
     int current = 0;
     int following = 0;  // dynamic: the number taken in advance, so that its latency is hidden
 
@@ -21,10 +25,16 @@ struct Scheduler {
         if (CFG.dynamic_schedule) following = take();
     }
 
-    FLASH_DEVICE bool has_item() const { return current < args.work.n_items; }
+    FLASH_DEVICE bool has_item() {
+        if constexpr (TRAITS.varlen) return sequences.advance_to(args, current);
+        return current < args.work.n_items;
+    }
 
     FLASH_DEVICE WorkItem item() const {
-        return work_item<CFG.B_r, CFG.B_c, TRAITS.causal>(args.work, current);
+        if constexpr (TRAITS.varlen) return sequences.item(args, current);
+        return work_item<CFG.B_r, CFG.B_c>(args.work,
+                                           make_mask<TRAITS>(args, args.work.seq_len_q, args.work.seq_len_k),
+                                           args.n_parts, current);
     }
 
     // To be called when the current item has been decoded ...
@@ -32,10 +42,11 @@ struct Scheduler {
 
     // ... and this when all its loads have been issued.
     FLASH_DEVICE void prefetch() {
-        if (CFG.dynamic_schedule && has_item()) following = take();
+        // To look for the end takes long where sequences differ; a number too many does no harm.
+        if (CFG.dynamic_schedule && (TRAITS.varlen || has_item())) following = take();
     }
 
-    // The last block to come to its end leaves the counter as the launch found it.
+    // The last block to come to its end leaves the counter as the launch found it. Called by one thread.
     FLASH_DEVICE void finish() {
         if (!CFG.dynamic_schedule || args.counter == nullptr) return;
         __threadfence();  // this block's numbers are taken before it counts as finished
@@ -48,7 +59,10 @@ struct Scheduler {
   private:
     FLASH_DEVICE int take() {
         if (args.counter == nullptr) return current + gridDim.x;
-        return atomicAdd(&args.counter->next, 1) + gridDim.x;
+        if constexpr (!Static::kWarpLoads) return atomicAdd(&args.counter->next, 1) + gridDim.x;
+        int taken = 0;
+        if (threadIdx.x % 32 == 0) taken = atomicAdd(&args.counter->next, 1);
+        return __shfl_sync(kFullWarp, taken, 0) + gridDim.x;
     }
 };
 

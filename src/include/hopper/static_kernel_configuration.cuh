@@ -26,12 +26,14 @@ inline constexpr int kMaxSmemBytes = 227 * 1024;
 struct RegisterBudget {
     int producer, consumer;
 };
-constexpr RegisterBudget register_budget(int n_consumers) {
+// warp_loads: finding sequences and parts takes the load warp more. Three and four consumers have none to give:
+// their load warp spills, outside of its loop over tiles.
+constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads) {
     switch (n_consumers) {
         case 1:
-            return {40, 240};
+            return {warp_loads ? 56 : 40, 240};
         case 2:
-            return {40, 232};
+            return warp_loads ? RegisterBudget{72, 216} : RegisterBudget{40, 232};
         case 3:
             return {32, 160};
         case 4:
@@ -57,7 +59,6 @@ struct StaticForwardKernelConfig {
     static constexpr int n_consumers = B_r / kWarpgroupRows;
     static constexpr int n_consumer_warps = n_consumers * kWarpsPerWarpgroup;
     static constexpr int n_threads = (n_consumers + 1) * kWarpgroupThreads;
-    static constexpr RegisterBudget kRegisters = register_budget(n_consumers);
 
     static constexpr int kQBytes = tile_bytes(B_r, d_head);
     static constexpr int kKBytes = tile_bytes(B_c, d_head);
@@ -69,8 +70,26 @@ struct StaticForwardKernelConfig {
     static constexpr int kControlOffset = kVOffset + kKvStages * kVBytes;
     static constexpr int smem_bytes = kControlOffset + kControlBytes;
 
-    // Causal blocks of three warpgroups: the first tile may lie wholly above a warpgroup's diagonal.
-    static constexpr bool kSkipsLeadingTile = TRAITS.causal && n_consumers == 3;
+    // O's parts are float32, for which a Q slot has no room.
+    static constexpr bool kDirectStore = CFG.direct_store || TRAITS.split;
+    // A mask may hide columns at the right edge of other tiles than the last.
+    static constexpr bool kMasksDiagonal = TRAITS.causal || TRAITS.window;
+    // An item's first tile may be another than tile 0.
+    static constexpr bool kTilesBegin = TRAITS.window || TRAITS.split;
+    // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
+    // all write the rows of items without.
+    static constexpr bool kWarpLoads = TRAITS.varlen || TRAITS.split;
+    static constexpr RegisterBudget kRegisters = register_budget(n_consumers, kWarpLoads);
+    // What a consumer must know of an item does not fit one 16-byte word.
+    static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
+    // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
+    // them on unused. So many at most; the tile before the item's first must keep its V slot meanwhile.
+    static constexpr int kTilesAboveDiagonal = ceil_div((n_consumers - 1) * kWarpgroupRows, B_c);
+    static constexpr int kMaxSkippedTiles =
+        !TRAITS.causal || kTilesBegin || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
+        : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kKvStages - 1)
+        : n_consumers == 3 ? 1
+                           : 0;
 
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),
                   "d_head, d_head_v: 64, 96, 128, 192 or 256");
@@ -82,9 +101,15 @@ struct StaticForwardKernelConfig {
     static_assert(kKvStages >= 2 && kKvStages <= 8,
                   "kv_stages: 2 to 8 (V's slot is still in use when the next K is waited for)");
     static_assert(smem_bytes <= kMaxSmemBytes, "the tiles exceed the 227 KiB of shared memory of a block");
-    static_assert(CFG.direct_store || kQBytes >= tile_bytes(B_r, d_head_v),
+    static_assert(kDirectStore || kQBytes >= tile_bytes(B_r, d_head_v),
                   "O is staged in Q's slot and must fit: d_head_v <= d_head, or direct_store");
     static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
+    static_assert((!CFG.prepared_turns && !CFG.early_pass) || (CFG.ping_pong && CFG.overlap_products),
+                  "prepared_turns, early_pass: about turns of two products; ping_pong and overlap_products");
+    static_assert(!CFG.drained || (CFG.overlap_products && !CFG.forced_overlap),
+                  "drained starts the softmax after P V: overlap_products, and no forced_overlap");
+    static_assert(CFG.section_heads >= 0 && (CFG.section_heads == 0 || CFG.head_sections),
+                  "section_heads: 0, or positive with head_sections");
     static_assert(!CFG.forced_overlap || CFG.overlap_products,
                   "forced_overlap forces the softmax under P V: overlap_products must put it there");
     static_assert(CFG.next_item == NextItem::NONE || CFG.overlap_products,
@@ -92,10 +117,9 @@ struct StaticForwardKernelConfig {
     static_assert(
         CFG.next_item == NextItem::NONE || CFG.direct_store || kQStages >= 2,
         "next_item: O is staged in the old Q slot while the next Q is in use: two q_stages, or direct_store");
-    static_assert(
-        CFG.next_item != NextItem::AFTER_LAST_PV || (n_consumers == 2 && kQStages >= 2),
-        "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot, or with "
-        "tiles that a warpgroup skips, the warpgroups would wait for each other");
+    static_assert(CFG.next_item != NextItem::AFTER_LAST_PV || kQStages >= 2,
+                  "next_item AFTER_LAST_PV holds its turn while it waits for the next Q: with one Q slot the "
+                  "warpgroups would wait for each other");
 };
 
 }  // namespace flash::hopper

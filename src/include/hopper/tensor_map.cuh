@@ -3,6 +3,16 @@
 // They are encoded by the driver, whose entry point is looked up at run time, so that nothing links to
 // libcuda. Encoding is pure host work; the last maps of each thread are kept, since most calls pass tensors
 // at addresses they have passed before.
+//
+// Sequences of different lengths. A box that runs past its sequence's end must arrive as zeros there (the
+// next sequence's V may hold NaN, and 0 * NaN is NaN), and must not be stored there. The hardware compares
+// coordinates with sizes that are the same for the whole tensor; so a ragged map has its rows twice, in
+// dimensions of the same stride, and its base `seq` rows before the tensor:
+//
+//     row r of the box, at (row, end):  address = tensor + (row + r + end - seq) * stride,  there if row + r
+//     < seq
+//
+// With row = seq - (end - first), this is row first + r of the tensor, there if first + r < end.
 #pragma once
 
 #include <cuda.h>
@@ -23,12 +33,13 @@ struct TensorView {
     TensorStrides strides;  // elements
     int box_rows;
     DType dtype;
+    bool ragged = false;
 
     bool operator==(const TensorView &other) const {
         return base == other.base && d == other.d && seq == other.seq && heads == other.heads &&
                batch == other.batch && strides.batch == other.strides.batch &&
                strides.seq == other.strides.seq && strides.head == other.strides.head &&
-               box_rows == other.box_rows && dtype == other.dtype;
+               box_rows == other.box_rows && dtype == other.dtype && ragged == other.ragged;
     }
 };
 
@@ -61,17 +72,30 @@ inline cuuint64_t stride_bytes(int64_t stride, int64_t size, int64_t d) {
 inline cudaError_t encode(const TensorView &view, CUtensorMap &map) {
     const EncodeTiled function = encode_tiled();
     if (function == nullptr) return cudaErrorInsufficientDriver;
-    const cuuint64_t sizes[4] = {cuuint64_t(view.d), cuuint64_t(view.seq), cuuint64_t(view.heads),
-                                 cuuint64_t(view.batch)};
-    const cuuint64_t strides[3] = {stride_bytes(view.strides.seq, view.seq, view.d),
-                                   stride_bytes(view.strides.head, view.heads, view.d),
-                                   stride_bytes(view.strides.batch, view.batch, view.d)};
-    const cuuint32_t box[4] = {kPanelColumns, cuuint32_t(view.box_rows), 1, 1};
-    const cuuint32_t element_strides[4] = {1, 1, 1, 1};
+    const cuuint64_t seq_stride = stride_bytes(view.strides.seq, view.seq, view.d);
+    // Column, row, [end of the sequence,] head, batch.
+    cuuint64_t sizes[5] = {cuuint64_t(view.d), cuuint64_t(view.seq)};
+    cuuint64_t strides[4] = {seq_stride};
+    const cuuint32_t box[5] = {kPanelColumns, cuuint32_t(view.box_rows), 1, 1, 1};
+    const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
+    auto base = reinterpret_cast<uintptr_t>(view.base);
+    int rank = 2;
+    if (view.ragged) {
+        const cuuint64_t shift = cuuint64_t(view.seq) * seq_stride;
+        if (shift >= base) return cudaErrorInvalidValue;
+        base -= shift;
+        sizes[rank] = INT32_MAX;
+        strides[rank++ - 1] = seq_stride;
+    }
+    sizes[rank] = cuuint64_t(view.heads);
+    strides[rank++ - 1] = stride_bytes(view.strides.head, view.heads, view.d);
+    sizes[rank] = cuuint64_t(view.batch);
+    strides[rank++ - 1] = stride_bytes(view.strides.batch, view.batch, view.d);
     const CUresult result = function(
         &map, view.dtype == DType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        4, const_cast<void *>(view.base), sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        rank, reinterpret_cast<void *>(base), sizes, strides, box, element_strides,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

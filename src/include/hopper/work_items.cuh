@@ -1,20 +1,23 @@
 // The work of a launch, cut into items and put in order. Plain arithmetic, the same on host and device.
 //
-// An item is one query block of one (batch, head) pair. Items are numbered so that
+// An item is one query block of one (batch, head) pair and the tiles of keys it visits; with split keys, one
+// part of them. Items are numbered so that
 //   - pairs are taken in sections of `section_heads`: a section's K and V stay in the L2 cache while all its
 //     query blocks pass over them;
 //   - inside a section the query blocks go from last to first, so that under a causal mask the longest items
 //     start first and the short ones fill the end;
-//   - of one query block, the heads of the section come one after another.
+//   - of one query block, the heads of the section come one after another, each with all its parts.
 //
-// Query blocks whose rows see no key at all are no items: under a causal mask those before first_q_block,
-// without any keys all of them.
+// Query blocks whose rows see no key at all are no items: those before first_q_block (causal masks and
+// windows), without any keys all of them. With split keys, and with sequences of different lengths, they are
+// items without tiles.
 #pragma once
 
 #include <cstdint>
 
 #include "flash_attention.cuh"
 #include "hopper/layout.cuh"
+#include "mask.cuh"
 
 namespace flash::hopper {
 
@@ -24,30 +27,33 @@ struct WorkShape {
     int n_head_pairs;   // batch * n_heads
     int first_q_block;  // the query blocks before it see no key
     int n_q_blocks;     // query blocks with work, from first_q_block on
-    int n_items;        // n_q_blocks * n_head_pairs
+    int n_items;        // n_q_blocks * n_head_pairs * parts
     int section_heads;  // (batch, head) pairs that are worked on together
 };
 
-// Which rows of which head a block works on next, and over how many tiles of keys.
+// Which rows of which head a block works on next, and over which tiles of keys.
 struct WorkItem {
     int q_block;
     int head;  // query head
     int batch;
-    int n_kv_blocks;  // at least 1; kNoMoreItems: there is no further item
+    int end_kv_block;  // its tiles are first_kv_block ... end_kv_block - 1; kNoMoreItems: there is no item
+    int first_kv_block;
+    int part;  // of the keys
+    // varlen: the sequence's own lengths, and where its rows begin (SequenceRows)
+    int seq_len_q, seq_len_k;
+    int q_row, k_row;
+
+    FLASH_HOST_DEVICE constexpr bool has_tiles() const { return first_kv_block < end_kv_block; }
 };
 inline constexpr int kNoMoreItems = -1;
 
-FLASH_HOST_DEVICE constexpr int smaller(int a, int b) { return a < b ? a : b; }
-FLASH_HOST_DEVICE constexpr int blocks_of(int n, int block) { return (n + block - 1) / block; }
-
-// Item `number` of 0 ... n_items - 1.
-template <int B_r, int B_c, bool kCausal>
-FLASH_HOST_DEVICE constexpr WorkItem work_item(const WorkShape &shape, int number) {
+// Query block, head and batch item of item `number`, in 0 ... n_items / parts - 1.
+FLASH_HOST_DEVICE constexpr WorkItem ordered_item(const WorkShape &shape, int number) {
     const int items_per_section = shape.section_heads * shape.n_q_blocks;
     const int section = number / items_per_section;
     const int in_section = number - section * items_per_section;
     const int first_pair = section * shape.section_heads;
-    const int heads = smaller(shape.section_heads, shape.n_head_pairs - first_pair);
+    const int heads = min_of(shape.section_heads, shape.n_head_pairs - first_pair);
     const int step = in_section / heads;
     const int pair = first_pair + (in_section - step * heads);
 
@@ -55,11 +61,26 @@ FLASH_HOST_DEVICE constexpr WorkItem work_item(const WorkShape &shape, int numbe
     item.q_block = shape.first_q_block + shape.n_q_blocks - 1 - step;
     item.batch = pair / shape.n_heads;
     item.head = pair - item.batch * shape.n_heads;
-    item.n_kv_blocks = blocks_of(shape.seq_len_k, B_c);
-    if (kCausal) {  // the last row of the block sees the most keys
-        const int visible = (item.q_block + 1) * B_r + shape.seq_len_k - shape.seq_len_q;
-        item.n_kv_blocks = smaller(item.n_kv_blocks, blocks_of(visible, B_c));
-    }
+    return item;
+}
+
+// The tiles of B_c keys that query block item.q_block visits; with split keys, those of part item.part.
+template <int B_r, int B_c, ForwardTraits TRAITS>
+FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_parts) {
+    KeyBlocks blocks = mask.key_blocks(item.q_block * B_r, item.q_block * B_r + B_r - 1, B_c);
+    if (TRAITS.split) blocks = blocks.part(item.part, n_parts);
+    item.first_kv_block = blocks.begin;
+    item.end_kv_block = blocks.end;
+}
+
+// Item `number` of 0 ... n_items - 1, of sequences of one length.
+template <int B_r, int B_c, ForwardTraits TRAITS>
+FLASH_HOST_DEVICE constexpr WorkItem work_item(const WorkShape &shape, const Mask<TRAITS> &mask, int n_parts,
+                                               int number) {
+    const int pair_number = TRAITS.split ? number / n_parts : number;
+    WorkItem item = ordered_item(shape, pair_number);
+    item.part = number - pair_number * n_parts;
+    set_tiles<B_r, B_c>(item, mask, n_parts);
     return item;
 }
 
@@ -94,22 +115,34 @@ constexpr int section_width(bool causal, int seq_len_q, int seq_len_k, int key_b
 inline constexpr int64_t kMaxItems = INT32_MAX - 65536;
 inline constexpr int kMaxSeqLen = 1 << 30;  // row numbers and their sums stay in 32 bits
 
-// Fills in the shape of a launch. False: it is too large (kMaxItems, kMaxSeqLen).
-constexpr bool plan_work(int batch, int n_heads, int seq_len_q, int seq_len_k, int B_r, bool causal,
-                         int section_heads, WorkShape &shape) {
+// Queries that see no key; they are the first ones.
+template <ForwardTraits TRAITS>
+constexpr int rows_without_keys(const Mask<TRAITS> &mask) {
+    if (mask.seq_len_k == 0) return mask.seq_len_q;
+    if (!TRAITS.causal && !TRAITS.window) return 0;
+    const int right = TRAITS.window && !TRAITS.causal ? mask.window_right : 0;
+    return max_of(0, mask.seq_len_q - mask.seq_len_k - right);
+}
+
+// Fills in the shape of a launch over `batch` sequences of at most mask.seq_len_q queries and mask.seq_len_k
+// keys. False: it is too large (kMaxItems, kMaxSeqLen).
+template <ForwardTraits TRAITS>
+constexpr bool plan_work(int batch, int n_heads, const Mask<TRAITS> &mask, int B_r, int section_heads,
+                         int n_parts, WorkShape &shape) {
     const int64_t pairs = int64_t{batch} * n_heads;
-    if (seq_len_q > kMaxSeqLen || seq_len_k > kMaxSeqLen || pairs > kMaxItems) return false;
-    const int q_blocks = blocks_of(seq_len_q, B_r);
-    shape.seq_len_q = seq_len_q;
-    shape.seq_len_k = seq_len_k;
+    if (mask.seq_len_q > kMaxSeqLen || mask.seq_len_k > kMaxSeqLen || pairs > kMaxItems) return false;
+    const int q_blocks = ceil_div(mask.seq_len_q, B_r);
+    shape.seq_len_q = mask.seq_len_q;
+    shape.seq_len_k = mask.seq_len_k;
     shape.n_heads = n_heads;
     shape.n_head_pairs = static_cast<int>(pairs);
-    shape.first_q_block = causal && seq_len_q > seq_len_k ? (seq_len_q - seq_len_k) / B_r : 0;
-    if (seq_len_k == 0) shape.first_q_block = q_blocks;
+    const int empty_rows = TRAITS.varlen || TRAITS.split ? 0 : rows_without_keys(mask);
+    shape.first_q_block = empty_rows == mask.seq_len_q ? q_blocks : empty_rows / B_r;
     shape.n_q_blocks = q_blocks - shape.first_q_block;
-    if (pairs * shape.n_q_blocks > kMaxItems) return false;
-    shape.n_items = shape.n_head_pairs * shape.n_q_blocks;
-    shape.section_heads = smaller(section_heads, shape.n_head_pairs);
+    const int64_t items = pairs * shape.n_q_blocks * (TRAITS.split ? n_parts : 1);
+    if (pairs * shape.n_q_blocks > kMaxItems || items > kMaxItems) return false;
+    shape.n_items = static_cast<int>(items);
+    shape.section_heads = min_of(section_heads, shape.n_head_pairs);
     return true;
 }
 

@@ -21,7 +21,8 @@ FLASH_DEVICE void run_item_alone(Consumer<CFG, TRAITS> &wg) {
     const uint32_t q_slot = wg.q.slot();
     wg.q.advance();
     if constexpr (CFG.overlap_products) last_pv(wg);
-    if (!CFG.direct_store) wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+    if (!Consumer<CFG, TRAITS>::Static::kDirectStore)
+        wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
     wg.finish(wg.item, wg.row_state(), q_slot);
     wg.fetch_item();
 }
@@ -36,15 +37,15 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
     if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
         last_pv(wg);
         wg.fetch_item();
-        if (wg.item.n_kv_blocks < 0) {
+        if (wg.item.end_kv_block < 0) {
             wg.pass_turn();
             wg.finish(done, wg.row_state(), q_slot);
             return false;
         }
-        wg.kv_block = wg.item.n_kv_blocks - 1;
+        wg.kv_block = wg.item.end_kv_block - 1;
         wg.use_slots(wg.kv.slot(), wg.kv.slot());
         mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-        wg.products.issue_qk(wg.rmem_S, wg.slots);
+        wg.products.issue_qk(wg.rmem_S, wg.tiles);
         wg.pass_turn();
         wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next item's first product
         wgmma_wait<0>();
@@ -54,34 +55,28 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         wg.round_weights();
     } else {
         wg.fetch_item();
-        if (wg.item.n_kv_blocks < 0) {
+        if (wg.item.end_kv_block < 0) {
             last_pv(wg);
             wg.sync_warpgroup();  // as in run_item_alone
             wg.finish(done, wg.row_state(), q_slot);
             return false;
         }
-        wg.kv_block = wg.first_kv_block();
+        wg.kv_block = wg.leading_kv_block();
         const auto v = wg.kv;
         wg.kv.advance();
-        if (wg.skips_leading_tile()) wg.skip_tile();
-        wg.use_slots(wg.kv.slot(), v.slot());
-        mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-        if (CFG.ping_pong) {
-            wg.await_turn();
-        } else {
-            wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
-        }
-        wg.products.issue_qk(wg.rmem_S, wg.slots);
-        mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
-        wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.slots);
-        wg.pass_turn();
+        wg.skip_leading_tiles();
         const RowState state = wg.row_state();
-        wgmma_wait<1>();  // S; P V goes on
-        pin_registers(wg.rmem_S);
+        issue_both_products(wg, v, [&] {
+            if (CFG.ping_pong) {
+                wg.await_turn();
+            } else {
+                wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+            }
+        });
+        wg.await_scores(v.slot());
         wg.release(wg.smem.k_empty(wg.kv.slot()));
         wg.first_softmax();
-        wg.await_pv();
-        wg.release(wg.smem.v_empty(v.slot()));
+        wg.await_pv(v.slot());
         wg.round_weights();
         wg.finish(done, state, q_slot);
     }
@@ -94,8 +89,8 @@ FLASH_DEVICE void run_consumer(Consumer<CFG, TRAITS> &wg) {
     if (CFG.ping_pong && wg.warpgroup == 0) wg.pass_turn_to(0);  // the first turn is this warpgroup's
     wg.fetch_item();
     if constexpr (CFG.next_item == NextItem::NONE) {
-        while (wg.item.n_kv_blocks > 0) run_item_alone(wg);
-    } else if (wg.item.n_kv_blocks > 0) {
+        while (wg.item.end_kv_block > 0) run_item_alone(wg);
+    } else if (wg.item.end_kv_block > 0) {
         begin_item(wg);
         while (run_item_and_begin_next(wg)) wg.zero_output();
     }

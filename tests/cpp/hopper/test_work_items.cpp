@@ -7,50 +7,61 @@
 #include "hopper/require.h"
 #include "hopper/work_items.cuh"
 
+using namespace flash;
 using namespace flash::hopper;
 
-// Keys that query `row` sees: bottom-right alignment.
-static int visible_keys(int row, int seq_len_q, int seq_len_k, bool causal) {
-    if (!causal) return seq_len_k;
-    const int visible = row + seq_len_k - seq_len_q + 1;
-    return visible < 0 ? 0 : visible < seq_len_k ? visible : seq_len_k;
-}
+// Whether query `row` sees key `key`: bottom-right alignment.
+struct Visibility {
+    int seq_len_q, seq_len_k, left, right;
 
-template <int B_r, int B_c, bool kCausal>
-static void check(int batch, int n_heads, int seq_len_q, int seq_len_k, int section_heads) {
+    bool operator()(int row, int key) const {
+        const int place = row + seq_len_k - seq_len_q;
+        return key >= place - left && key <= place + right;
+    }
+};
+constexpr int kUnbounded = (1 << 30) - 1;
+
+// Every tile that some query of a block sees is visited by exactly one part of one item, and no part visits a
+// tile that none sees, or more than one tile more than another.
+template <int B_r, int B_c, ForwardTraits TRAITS>
+static void check(int batch, int n_heads, const Visibility &sees, int section_heads, int n_parts) {
+    const Mask<TRAITS> mask{sees.seq_len_q, sees.seq_len_k, sees.left, sees.right};
     WorkShape shape{};
-    REQUIRE(plan_work(batch, n_heads, seq_len_q, seq_len_k, B_r, kCausal, section_heads, shape), "refused");
-    std::map<std::tuple<int, int, int>, int> n_kv_blocks;
+    REQUIRE(plan_work(batch, n_heads, mask, B_r, section_heads, n_parts, shape), "refused");
+    // (batch, head, query block) -> how often each tile is visited, and by how many items
+    std::map<std::tuple<int, int, int>, std::map<int, int>> visits;
+    std::map<std::tuple<int, int, int>, std::set<int>> parts;
     std::map<int, int> last_of_section;
     for (int number = 0; number < shape.n_items; ++number) {
-        const WorkItem item = work_item<B_r, B_c, kCausal>(shape, number);
-        const bool fresh =
-            n_kv_blocks.emplace(std::tuple{item.batch, item.head, item.q_block}, item.n_kv_blocks).second;
-        REQUIRE(fresh, "item %d comes twice", number);
-        // Longest first inside a section.
+        const WorkItem item = work_item<B_r, B_c>(shape, mask, n_parts, number);
+        const std::tuple key{item.batch, item.head, item.q_block};
+        REQUIRE(parts[key].insert(item.part).second, "item %d comes twice", number);
+        for (int tile = item.first_kv_block; tile < item.end_kv_block; ++tile) ++visits[key][tile];
+        REQUIRE(TRAITS.split || item.has_tiles(), "item %d has no tiles", number);
+        // From last to first query block inside a section.
         const int section = (item.batch * n_heads + item.head) / shape.section_heads;
         const auto last = last_of_section.find(section);
-        REQUIRE(last == last_of_section.end() || last->second >= item.n_kv_blocks, "item %d", number);
+        REQUIRE(last == last_of_section.end() || last->second >= item.q_block, "item %d", number);
         REQUIRE(last_of_section.upper_bound(section) == last_of_section.end(), "item %d goes back", number);
-        last_of_section[section] = item.n_kv_blocks;
+        last_of_section[section] = item.q_block;
     }
     for (int b = 0; b < batch; ++b) {
         for (int h = 0; h < n_heads; ++h) {
-            for (int block = 0; block * B_r < seq_len_q; ++block) {
-                int most =
-                    0;  // over all rows of the block, those past the end too: they are computed and dropped
-                for (int row = block * B_r; row < (block + 1) * B_r; ++row) {
-                    const int keys = visible_keys(row, seq_len_q, seq_len_k, kCausal);
-                    if (keys > most) most = keys;
-                }
-                const auto item = n_kv_blocks.find({b, h, block});
-                if (block < shape.first_q_block) {
-                    REQUIRE(most == 0, "block %d sees %d keys and is left out", block, most);
-                    REQUIRE(item == n_kv_blocks.end(), "block %d is an item", block);
-                } else {
-                    REQUIRE(item != n_kv_blocks.end(), "block %d is missing", block);
-                    REQUIRE(item->second == (most + B_c - 1) / B_c && item->second >= 1,
-                            "block %d: %d tiles for %d keys", block, item->second, most);
+            for (int block = 0; block * B_r < sees.seq_len_q; ++block) {
+                const std::tuple key{b, h, block};
+                const bool is_item = parts.count(key) != 0;
+                REQUIRE(is_item == (block >= shape.first_q_block), "block %d", block);
+                REQUIRE(!is_item || static_cast<int>(parts[key].size()) == n_parts, "block %d", block);
+                for (int tile = 0; tile * B_c < sees.seq_len_k; ++tile) {
+                    bool seen = false;  // by a query; rows past the end are computed and dropped
+                    for (int row = block * B_r; row < (block + 1) * B_r && row < sees.seq_len_q; ++row) {
+                        for (int k = tile * B_c; k < (tile + 1) * B_c && k < sees.seq_len_k; ++k)
+                            seen = seen || sees(row, k);
+                    }
+                    const auto visited = visits[key].find(tile);
+                    const int times = visited == visits[key].end() ? 0 : visited->second;
+                    REQUIRE(times == seen, "block %d, tile %d: %d visits, wanted %d", block, tile, times,
+                            seen);
                 }
             }
         }
@@ -59,11 +70,25 @@ static void check(int batch, int n_heads, int seq_len_q, int seq_len_k, int sect
 
 template <int B_r, int B_c>
 static void check_masks() {
-    for (const int seq_len_q : {1, 63, 64, 65, 129, 300, 777}) {
-        for (const int seq_len_k : {0, 1, 64, 127, 128, 129, 500, 777}) {
-            for (const int section_heads : {1, 2, 4, 32}) {
-                check<B_r, B_c, false>(2, 3, seq_len_q, seq_len_k, section_heads);
-                check<B_r, B_c, true>(2, 3, seq_len_q, seq_len_k, section_heads);
+    for (const int sq : {1, 63, 64, 129, 300}) {
+        for (const int sk : {0, 1, 64, 127, 129, 500}) {
+            for (const int section_heads : {1, 4, 32}) {
+                const auto run = [&]<ForwardTraits TRAITS>(int left, int right, int n_parts) {
+                    check<B_r, B_c, TRAITS>(2, 3, {sq, sk, left, right}, section_heads, n_parts);
+                };
+                run.template operator()<ForwardTraits{}>(kUnbounded, kUnbounded, 1);
+                run.template operator()<ForwardTraits{.causal = true}>(kUnbounded, 0, 1);
+                for (const int left : {0, 1, 100, kUnbounded}) {
+                    run.template operator()<ForwardTraits{.causal = true, .window = true}>(left, 0, 1);
+                    for (const int right : {0, 130, kUnbounded})
+                        run.template operator()<ForwardTraits{.window = true}>(left, right, 1);
+                }
+                for (const int n_parts : {1, 2, 5}) {
+                    run.template operator()<ForwardTraits{.split = true}>(kUnbounded, kUnbounded, n_parts);
+                    run.template operator()<ForwardTraits{.causal = true, .split = true}>(kUnbounded, 0,
+                                                                                          n_parts);
+                    run.template operator()<ForwardTraits{.window = true, .split = true}>(70, 9, n_parts);
+                }
             }
         }
     }
@@ -82,14 +107,20 @@ static void test_section_width() {
     REQUIRE(section_width(false, 1, 0, 512) == 1, "no keys");
 }
 
+static bool plan(int batch, int n_heads, int seq_len_q, int seq_len_k, int B_r, int n_parts,
+                 WorkShape &shape) {
+    return plan_work(batch, n_heads, Mask<ForwardTraits{.split = true}>{seq_len_q, seq_len_k}, B_r, 32,
+                     n_parts, shape);
+}
+
 static void test_limits() {
     WorkShape shape{};
-    REQUIRE(plan_work(65536, 3, 64, 64, 128, false, 32, shape) && shape.n_items == 65536 * 3,
-            "past 65535 heads");
-    REQUIRE(!plan_work(1 << 16, 1 << 16, 64, 64, 128, false, 32, shape), "2^32 heads");
-    REQUIRE(!plan_work(1, 1, kMaxSeqLen + 1, 64, 128, false, 32, shape), "queries");
-    REQUIRE(!plan_work(1, 1, 64, kMaxSeqLen + 1, 128, false, 32, shape), "keys");
-    REQUIRE(!plan_work(1 << 15, 1 << 10, 1 << 20, 64, 64, false, 32, shape), "2^39 items");
+    REQUIRE(plan(65536, 3, 64, 64, 128, 1, shape) && shape.n_items == 65536 * 3, "past 65535 heads");
+    REQUIRE(!plan(1 << 16, 1 << 16, 64, 64, 128, 1, shape), "2^32 heads");
+    REQUIRE(!plan(1, 1, kMaxSeqLen + 1, 64, 128, 1, shape), "queries");
+    REQUIRE(!plan(1, 1, 64, kMaxSeqLen + 1, 128, 1, shape), "keys");
+    REQUIRE(!plan(1 << 15, 1 << 10, 1 << 20, 64, 64, 1, shape), "2^39 items");
+    REQUIRE(!plan(1 << 12, 1 << 12, 64, 64, 64, 256, shape), "2^32 parts");
 }
 
 int main() {

@@ -71,6 +71,8 @@ def make_small_root(root: Path) -> Path:
     shutil.copy(include_root() / "flash_attention.cuh", root)
     (root / "ampere" / "forward_launcher.cuh").write_text(_SMALL_LAUNCHER)
     (root / "ampere" / "inner.cuh").write_text(_SMALL_KERNEL)
+    (root / "hopper").mkdir()
+    (root / "hopper" / "forward_launcher.cuh").write_text("#pragma once\n")
     return root
 
 

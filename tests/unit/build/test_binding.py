@@ -10,6 +10,7 @@ from typing import get_type_hints
 import flash_attention_kernels as binding
 import pytest
 
+from flash_attention.backends import cuda
 from flash_helpers.build import KernelCache, build_kernels
 from flash_helpers.build.families import FAMILIES
 from flash_helpers.build.sources import include_root
@@ -157,7 +158,7 @@ def test_library_loads_without_a_gpu_and_is_listed(library, kernels):
     assert binding.load_library(str(library)) == 0  # a second time changes nothing
     entries = [entry for entry in binding.registered() if entry[3] == 80]
     for kernel in kernels:
-        entry = ("FlashForwardKernelConfig", FIELDS, {"causal": kernel.traits.causal}, 80)
+        entry = ("FlashForwardKernelConfig", FIELDS, dataclasses.asdict(kernel.traits), 80)
         assert entry in entries
         found = binding.find(kernel.config, kernel.traits, 80)
         assert (found.family, found.target, found.d_head, found.n_threads) == ("ampere", 80, 64, 256)
@@ -260,7 +261,14 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
         *((name, Strides) for name in ("q_strides", "k_strides", "v_strides", "o_strides")),
         *((name, ctypes.c_int) for name in ("batch", "n_heads", "n_heads_kv", "seq_len_q", "seq_len_k")),
+        *((name, ctypes.c_int) for name in ("d_head", "d_head_v")),
         ("softmax_scale", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("window_left", "window_right")),
+        ("softcap", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
+        ("lse_stride", ctypes.c_int64),
+        ("n_splits", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse")),
         ("stream", ctypes.c_void_p),
     ]
 
@@ -314,6 +322,26 @@ def test_launch_passes_every_argument(echo):
     assert strides == [(big + 10, 11, 12), (20, big + 21, 22), (30, 31, big + 32), (-40, 41, 42)]
     assert (seen.batch, seen.n_heads, seen.n_heads_kv, seen.seq_len_q, seen.seq_len_k) == (2, 8, 4, 3, 5)
     assert seen.softmax_scale == 0.125
+    assert (seen.d_head, seen.d_head_v, seen.sinks, seen.cu_seqlens_q) == (64, 64, None, None)
+    assert seen.window_left == seen.window_right == cuda.UNBOUNDED
+
+
+def test_launch_passes_every_feature(echo):
+    seen = Problem()
+    arguments = launch_arguments(o=ctypes.addressof(seen))
+    features = cuda.Features(64, 7, 0, 30.0, 1 << 41, 1 << 42, 1 << 43, 1 << 44, 1 << 45, 3, 1 << 46, 1 << 47)
+    echo.launch(*arguments, features)
+    assert [getattr(seen, name) for name in features._fields] == list(features)
+
+
+@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12])
+def test_launch_refuses_other_features(echo, features):
+    with pytest.raises(TypeError, match=r"features must be the tuple \(d_head_v, window_left"):
+        echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)
+
+
+def test_features_are_read_in_the_order_of_the_binding():
+    assert binding.feature_names == f"({', '.join(cuda.Features._fields)})"
 
 
 def test_launch_takes_what_torch_hands_out(echo):
@@ -358,7 +386,7 @@ def test_attributes(echo):
 @pytest.mark.parametrize(
     ("changes", "error", "reason"),
     [
-        ({"q_shape": (2, 3, 4, 128)}, ValueError, "q has head size 128; the kernel is compiled for 64"),
+        ({"q_shape": (2, 3, 4, 128)}, ValueError, "head sizes 128 and 64; the kernel is compiled for 64"),
         ({"q_shape": (1 << 31, 3, 4, 64)}, ValueError, "size 2147483648 of axis 0; allowed: 0 to 2"),
         ({"k_shape": (2, -3, 4, 64)}, ValueError, "size -3 of axis 1; allowed: 0 to 2"),
         ({"q_stride": (1, 2, 3)}, TypeError, "argument 9 is no tuple of 4 integers; wanted launch"),

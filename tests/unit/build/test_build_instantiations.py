@@ -62,7 +62,7 @@ def test_unit_defines_the_record_the_table_names(kernel):
     unit, table = kernel_source(kernel, 86), table_source([kernel])
     assert '#include "ampere/forward_launcher.cuh"' in unit
     assert (
-        f"flash::ampere::make_record<{kernel.config.to_cpp_struct()}, ForwardTraits{{.causal = false}}, 86>()"
+        f"flash::ampere::make_record<{kernel.config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}, 86>()"
         in unit
     )
     (name,) = re.findall(r"constinit const .* (kernel_\w+) =", unit)

@@ -1,0 +1,226 @@
+"""Checks of ``attention`` and ``attention_varlen``, on top of those that all calls share (``checks``)."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends import DEVICE_TYPES
+from flash_attention.checks import (
+    check_config,
+    check_devices,
+    check_dtypes,
+    check_output,
+    check_tensors,
+)
+from flash_attention.problem import Window
+from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.kernel import ForwardConfig
+
+HEAD_SIZES = range(8, 257, 8)
+DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
+
+
+# ---------------------------------------------------------------------- numbers
+def checked_scale(softmax_scale: float | None, d_head: int) -> float:
+    """The factor of the scores; None: d_head ** -0.5.
+
+    Raises:
+        TypeError: not a number that the host can read without waiting.
+        ValueError: not finite.
+    """
+    if softmax_scale is None:
+        return d_head**-0.5
+    scale = _number("softmax_scale", softmax_scale)
+    if not math.isfinite(scale):
+        raise ValueError(
+            f"softmax_scale is {scale}; it must be finite: None means d_head ** -0.5, and 0.0 means zero"
+        )
+    return scale
+
+
+def checked_softcap(softcap: float) -> float:
+    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, infinite, NaN."""
+    cap = _number("softcap", softcap)
+    if not (math.isfinite(cap) and cap >= 0):
+        raise ValueError(f"softcap is {cap}; it must be finite and at least 0: 0.0 means no cap")
+    return cap
+
+
+def checked_window(window: Window) -> Window:
+    """(left, right). Raises TypeError (not two whole numbers or None), ValueError (negative)."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"window is {window!r}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
+        ) from None
+    for name, limit in (("left", left), ("right", right)):
+        if limit is None:
+            continue
+        if type(limit) is not int:
+            raise TypeError(f"window's {name} limit is {limit!r}; it must be an int, or None for no limit")
+        if limit < 0:
+            raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
+    return left, right
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
+        return float(value)
+    if isinstance(value, Real):
+        return float(value)
+    given = f"a tensor on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise TypeError(
+        f"{name} is {given}; it must be a number (or a 0-d CPU tensor): reading it must not wait for a device"
+    )
+
+
+# ---------------------------------------------------------------------- tensors
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: str) -> None:
+    """Types, devices, shapes and head counts.
+
+    Args:
+        layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
+
+    Raises:
+        TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
+    """
+    inputs = {"q": q, "k": k, "v": v}
+    check_tensors(inputs if sinks is None else {**inputs, "sinks": sinks})
+    if q.dtype not in DTYPES:
+        check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
+    check_dtypes(inputs, q.dtype, f"q is {q.dtype}")
+    check_devices(inputs)
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    rank = layout.count(",") + 1
+    if not q.ndim == k.ndim == v.ndim == rank:
+        raise ValueError(f"q, k and v must be {layout}; given {shapes}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k and v must agree in all but the head size; given {shapes}")
+    if rank == 4 and q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"q, k and v must have one batch size; given {shapes}: use k.expand(…) to share keys"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k must have one head size; given {shapes}")
+    for name, d in (("q and k", q.shape[-1]), ("v", v.shape[-1])):
+        if d not in HEAD_SIZES:
+            raise ValueError(
+                f"the head size of {name} is {d}; supported are the multiples of {HEAD_SIZES.step} from "
+                f"{HEAD_SIZES.start} to {HEAD_SIZES[-1]}: pad with zeros, and pass softmax_scale={d}**-0.5"
+            )
+    check_heads(q.shape[-2], k.shape[-2])
+    if sinks is not None:
+        check_sinks(sinks, q)
+
+
+def check_heads(n_heads: int, n_heads_kv: int) -> None:
+    """Every kv head serves the same number of query heads."""
+    if n_heads_kv == n_heads or (n_heads_kv and n_heads and n_heads % n_heads_kv == 0):
+        return
+    raise ValueError(
+        f"q has {n_heads} heads and k and v have {n_heads_kv}; the heads of q must be a multiple of those of "
+        "k and v"
+    )
+
+
+def check_sinks(sinks: Tensor, q: Tensor) -> None:
+    """One logit a query head, float32 or in q's type, on q's device."""
+    n_heads = q.shape[-2]
+    if tuple(sinks.shape) != (n_heads,):
+        raise ValueError(f"sinks has shape {tuple(sinks.shape)}; it must be ({n_heads},): one a head of q")
+    if sinks.dtype not in (torch.float32, q.dtype):
+        raise TypeError(f"sinks is {sinks.dtype}; it must be torch.float32 or {q.dtype}: use sinks.float()")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks is on {sinks.device}, q on {q.device}: move it with .to(q.device)")
+
+
+def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
+    """The output given by the caller."""
+    check_tensors({"out": out})
+    check_output("out", out, shape, inputs["q"].dtype, inputs)
+
+
+def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
+    """An explicit backend and an explicit configuration must fit the tensors."""
+    check_tensors({"q": q})
+    if backend is not None and backend not in DEVICE_TYPES:
+        raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
+    if backend is not None and backend != q.device.type:
+        raise ValueError(
+            f"backend is {backend!r}, but the tensors are on {q.device}: move them with .to({backend!r}), or "
+            "pass backend=None"
+        )
+    if config is not None:
+        check_config(config, "config")
+        if config.dtype is not DTYPES.get(q.dtype, config.dtype):
+            raise TypeError(f"config computes in {config.dtype.name}, q is {q.dtype}: take one of q's type")
+
+
+# ---------------------------------------------------------------------- packed sequences
+def check_offsets(name: str, offsets: Tensor, q: Tensor) -> None:
+    """What is known of cumulative lengths without reading them."""
+    check_tensors({name: offsets})
+    if offsets.ndim != 1 or not offsets.numel():
+        raise ValueError(
+            f"{name} has shape {tuple(offsets.shape)}; it must be (batch + 1,): 0, then each sequence's end"
+        )
+    if offsets.dtype is not torch.int32:
+        raise TypeError(f"{name} is {offsets.dtype}; it must be torch.int32: use {name}.int()")
+    if offsets.device != q.device:
+        raise ValueError(f"{name} is on {offsets.device}, q on {q.device}: move it with .to(q.device)")
+    if not offsets.is_contiguous():
+        raise ValueError(f"{name} has stride {offsets.stride(0)}; it must be 1: pass {name}.contiguous()")
+
+
+def check_packing(
+    q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int
+) -> None:
+    """All that is known of packed sequences without reading the offsets."""
+    check_offsets("cu_seqlens_q", cu_seqlens_q, q)
+    check_offsets("cu_seqlens_k", cu_seqlens_k, q)
+    check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    check_max_seqlen("max_seqlen_k", max_seqlen_k)
+    if cu_seqlens_q.numel() != cu_seqlens_k.numel():
+        raise ValueError(
+            f"cu_seqlens_q has {cu_seqlens_q.numel()} entries, cu_seqlens_k {cu_seqlens_k.numel()}; both "
+            "need batch + 1"
+        )
+
+
+def check_max_seqlen(name: str, value: int) -> None:
+    """A host number, since a launch needs it."""
+    if type(value) is not int or value < 0:
+        error = ValueError if type(value) is int else TypeError
+        raise error(f"{name} is {value!r}; it must be an int, at least 0: the length of the longest sequence")
+
+
+def check_offset_values(
+    name: str, offsets: Tensor, total: int, max_seqlen_name: str, max_seqlen: int
+) -> None:
+    """Reads cumulative lengths, which on a GPU waits for them.
+
+    Raises:
+        ValueError: they do not start at 0, decrease, do not end at ``total``, or pass the longest length.
+    """
+    lengths = offsets.diff()
+    first, last = offsets[0], offsets[-1]
+    shortest = lengths.min() if lengths.numel() else first.new_zeros(())
+    longest = lengths.max() if lengths.numel() else first.new_zeros(())
+    first, last, shortest, longest = torch.stack((first, last, shortest, longest)).tolist()
+    if first != 0:
+        raise ValueError(f"{name} starts with {first}; it must start with 0")
+    if shortest < 0:
+        raise ValueError(
+            f"{name} decreases by {-shortest} somewhere; each entry must be at least the one before"
+        )
+    if last != total:
+        raise ValueError(f"{name} ends with {last}; it must end with the number of packed rows, {total}")
+    if longest > max_seqlen:
+        raise ValueError(
+            f"the longest sequence by {name} has {longest} rows; {max_seqlen_name} is {max_seqlen}"
+        )

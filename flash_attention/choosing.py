@@ -1,0 +1,234 @@
+"""From a problem to the kernel that runs it here: remembered choices, their explanation, building ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from flash_attention import attention_checks as checks
+from flash_attention.backends import backend
+from flash_attention.checks import check_fits_device, check_grid
+from flash_attention.errors import InfeasibleConfigError
+from flash_attention.problem import AttentionProblem, Window, visible_limits
+from flash_attention.select import Choice, kernel_for, select, size_reason, unable_reason
+from flash_helpers.build import build_kernels
+from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.tune.lookup import TuningResults
+
+LAYOUT = "(batch, seq, heads, d)"
+CHOICES_KEPT = 1024  # problems whose choice is remembered
+
+# Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
+# AVX-512, 512 to 4096 keys, head sizes 64 and 128).
+CPU_B_C = 256
+
+INSISTED = "the caller insists on it"
+
+
+Plan = tuple[AttentionProblem, Choice | None]
+_plans: dict[tuple[object, ...], Plan] = {}
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    causal: bool,
+    window: Window,
+    softcap: float,
+    lse: bool,
+    config: ForwardConfig | None,
+) -> Plan:
+    """Checks the tensors of ``attention``, and gives their problem and its choice (None: nothing to compute).
+
+    Both depend on shapes, types and options alone, and so are looked up after the first call. What is
+    checked anew each time is what else may differ between tensors.
+
+    Raises:
+        as ``attention``.
+    """
+    if sinks is not None:
+        checks.check_inputs(q, k, v, sinks, LAYOUT)
+    if _are_plain(q, k, v):
+        key = (
+            q.device, q.dtype, q.shape, k.shape, v.shape,
+            sinks is None, causal, window, softcap > 0, lse, config,
+        )  # fmt: skip
+        if found := _plans.get(key):
+            return found
+    else:
+        key = None
+    checks.check_inputs(q, k, v, sinks, LAYOUT)
+    problem = _problem_of(q, k, v, sinks, causal, window, softcap, lse)
+    empty = not problem.batch * problem.n_heads * problem.seq_len_q
+    result = problem, None if empty else choose(problem, q.device, config)
+    if key is not None:
+        if len(_plans) >= CHOICES_KEPT:
+            _plans.clear()
+        _plans[key] = result
+    return result
+
+
+def _are_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing but shapes can be wrong with these tensors."""
+    return (
+        type(q) is type(k) is type(v) is Tensor
+        and q.dtype is k.dtype is v.dtype
+        and q.device == k.device == v.device
+        and q.layout is k.layout is v.layout is torch.strided
+        and not (q.is_nested or k.is_nested or v.is_nested)
+        and not ((q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled())
+    )
+
+
+def _problem_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    causal: bool,
+    window: Window,
+    softcap: float,
+    lse: bool,
+) -> AttentionProblem:
+    batch, seq_len_q, n_heads, d_head = q.shape
+    seq_len_k = k.shape[1]
+    left, right = visible_limits(causal, window, seq_len_q, seq_len_k)
+    return AttentionProblem(
+        dtype=checks.DTYPES[q.dtype],
+        batch=batch,
+        seq_len_q=seq_len_q,
+        seq_len_k=seq_len_k,
+        n_heads=n_heads,
+        n_heads_kv=k.shape[2],
+        d_head=d_head,
+        d_head_v=v.shape[3],
+        left=left,
+        right=right,
+        softcap=softcap > 0,
+        sinks=sinks is not None,
+        lse=lse,
+    )
+
+
+@lru_cache(CHOICES_KEPT)
+def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfig | None) -> Choice:
+    """What runs a problem on a device that is there.
+
+    Args:
+        problem: the problem.
+        device: where.
+        config: the configuration that the caller insists on; None: choose.
+
+    Raises:
+        NoKernelError: no kernel computes the problem.
+        InfeasibleConfigError: ``config`` does not.
+        ValueError: more thread blocks than one launch holds.
+    """
+    if device.type == "cpu":
+        return _cpu_choice(problem, config)
+    cuda = backend("cuda")
+    facts = cuda.device_facts_of(device)
+    if config is None:
+        choice = select(
+            problem,
+            facts,
+            TuningResults(),
+            is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None,
+        )
+    else:
+        _check_able(problem, config, unable_reason(config, problem, [config]))
+        check_fits_device(config, device)
+        choice = Choice(kernel_for(config, problem), INSISTED)
+    check_grid(problem.batch, problem.n_heads, problem.seq_len_q, choice.kernel.config.B_r)
+    return choice
+
+
+def _cpu_choice(problem: AttentionProblem, config: ForwardConfig | None) -> Choice:
+    if config is not None:
+        # The CPU backend has every feature, whatever the kernels of the family have.
+        _check_able(problem, config, size_reason(config, problem, [config]))
+        return Choice(kernel_for(config, problem), INSISTED)
+    # Only B_c and the softmax variant have an influence on what the CPU backend computes.
+    config = FlashForwardKernelConfig(
+        problem.dtype, problem.d_head, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True
+    )
+    return Choice(
+        kernel_for(config, problem),
+        f"the CPU backend takes every problem, and blocks of {CPU_B_C} keys suit its matrix products",
+    )
+
+
+def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | None) -> None:
+    if reason:
+        raise InfeasibleConfigError(
+            f"config {config.short_form()} cannot compute {problem.label()}: {reason}"
+        )
+
+
+def explain_choice(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    config: ForwardConfig | None = None,
+    facts: DeviceFacts | None = None,
+) -> Choice:
+    """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
+
+    Args:
+        facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``; None: for the
+            device of the tensors.
+        q, k, v, causal, window, softcap, sinks, return_lse, config: as in ``attention``.
+
+    Raises:
+        as ``attention``.
+    """
+    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    checks.check_inputs(q, k, v, sinks, LAYOUT)
+    checks.check_choice(None, config, q)
+    problem = _problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
+    if facts is not None:
+        return select(problem, facts, candidates=None if config is None else [config])
+    return choose(problem, q.device, config)
+
+
+def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
+    """Builds and loads what a list of problems needs, so that no later call compiles anything.
+
+    Args:
+        problems: the problems.
+        device: a CUDA device that is there; on the CPU there is nothing to build.
+
+    Returns:
+        The choice for each problem, as ``attention`` makes it from now on.
+
+    Raises:
+        NoKernelError: no kernel computes one of the problems.
+        KernelCompileError, CompilerNotFoundError: building failed.
+    """
+    problems, device = list(problems), torch.device(device)
+    if device.type == "cuda":
+        cuda = backend("cuda")
+        facts = cuda.device_facts_of(device)
+        results = TuningResults()
+        kernels = dict.fromkeys(select(problem, facts, results).kernel for problem in problems)
+        missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
+        if missing:
+            build_kernels(missing, [facts.target])
+        for kernel in kernels:
+            cuda.get_kernel(kernel, device)
+        choose.cache_clear()  # choices that were made while these kernels were not built
+        _plans.clear()
+    return [choose(problem, device, None) for problem in problems]

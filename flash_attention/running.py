@@ -1,0 +1,130 @@
+"""The way of a checked call with its chosen kernel into a backend."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flash_attention.backends import backend
+from flash_attention.memory import misalignment
+from flash_attention.problem import AttentionProblem
+from flash_attention.select import Choice, head_sizes
+from flash_helpers.configs.traits import ForwardTraits
+
+
+def run_cpu(
+    choice: Choice,
+    problem: AttentionProblem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+) -> None:
+    """Computes with the CPU backend, which takes every layout and feature as it is."""
+    backend("cpu").attention(
+        choice.kernel.config,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        scale,
+        left=problem.left,
+        right=problem.right,
+        softcap=softcap,
+        sinks=sinks,
+    )
+
+
+def run_cuda(
+    choice: Choice,
+    problem: AttentionProblem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    offsets: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Launches a kernel on tensors brought into the form it takes: padded, aligned, with a scale >= 0.
+
+    Args:
+        offsets: cu_seqlens_q and cu_seqlens_k of packed sequences, (total, heads, d).
+    """
+    cuda, traits = backend("cuda"), choice.kernel.traits
+    d_head, d_head_v = head_sizes(choice.kernel.config)
+    if traits.padded_head:
+        d_head, d_head_v = problem.d_head, problem.d_head_v
+    if scale < 0:
+        q, scale = -q, -scale
+    q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
+    o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
+    target, features = o, None
+    if d_head != d_head_v or traits != ForwardTraits(causal=traits.causal):
+        sinks = None if sinks is None else sinks.float().contiguous()
+        workspace = _workspace(choice, problem, d_head_v, q) if traits.split else None
+        features = cuda.Features(
+            d_head_v=d_head_v,
+            window_left=cuda.UNBOUNDED if problem.left is None else problem.left,
+            window_right=cuda.UNBOUNDED if problem.right is None else problem.right,
+            softcap=softcap,
+            sinks=0 if sinks is None else sinks.data_ptr(),
+            cu_seqlens_q=0 if offsets is None else offsets[0].data_ptr(),
+            cu_seqlens_k=0 if offsets is None else offsets[1].data_ptr(),
+            lse_stride=0 if offsets is None else q.shape[0],
+            n_splits=choice.n_splits,
+            partial_o=0 if workspace is None else workspace[0].data_ptr(),
+            partial_lse=0 if workspace is None else workspace[1].data_ptr(),
+        )
+    if offsets is not None:
+        q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))
+        k, v = (_as_sequences(x, problem.batch, problem.seq_len_k) for x in (k, v))
+    cuda.forward(choice.kernel, q, k, v, target, lse, scale, features)
+    if o is not out:
+        out.copy_(o[..., : out.shape[-1]])
+
+
+def _workspace(
+    choice: Choice, problem: AttentionProblem, d_head_v: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs and LSEs of the parts. The caller's allocator gives them out again after the stream's use."""
+    shape = (choice.n_splits, problem.batch, problem.n_heads, problem.seq_len_q)
+    o = torch.empty((*shape, d_head_v), dtype=torch.float32, device=like.device)
+    return o, torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def _as_sequences(x: Tensor, batch: int, longest: int) -> Tensor:
+    """Packed rows in the shape that a launch reads, (batch, longest, heads, d).
+
+    The offsets say where each sequence begins, so that the stride between sequences does not count.
+    """
+    return x[None, :longest].expand(batch, -1, -1, -1)
+
+
+def _fitted(x: Tensor, d_head: int) -> Tensor:
+    if x.shape[-1] != d_head:
+        return pad(x, (0, d_head - x.shape[-1]))
+    if x.stride(-1) != 1 or misalignment(x):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
+
+
+def fill_without_keys(out: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
+    """The result of queries that have no key at all."""
+    out.zero_()
+    if lse is None:
+        return
+    if sinks is None:
+        lse.fill_(-math.inf)
+    else:
+        lse.copy_(sinks[None, :, None])

@@ -1,0 +1,286 @@
+"""``flash-attention doctor``: what works here, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import flash_helpers
+from flash_helpers import environment
+from flash_helpers.build import CompilerNotFoundError, KernelCache, SourcesNotFoundError, built_kernels
+from flash_helpers.build.families import FAMILIES
+from flash_helpers.build.nvcc import PIP_PACKAGES, find_nvcc
+from flash_helpers.build.sass import find_tool
+from flash_helpers.build.sources import include_root
+from flash_helpers.commands.cache import cache_parts
+from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.tune.database import TuningDatabase, default_path
+from flash_helpers.tune.device import driver_version
+
+OK, LIMITED, BROKEN = "ok", "limited", "broken"
+MIN_CUDA_DRIVER = {12: 525, 13: 580}
+"""The oldest driver that runs programs of a CUDA major version (CUDA release notes, minor compatibility)."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what.
+        status: ``ok``; ``limited``: something works only in part; ``broken``: it does not work.
+        found: what was found.
+        advice: what to do about it; empty when there is nothing to do.
+    """
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def doctor() -> list[Check]:
+    """Looks at everything that the library stands on. Raises nothing: what fails is a check that failed."""
+    return [_guarded(name, check) for name, check in CHECKS.items()]
+
+
+def doctor_command(json_path: Path | None = None, console: Console | None = None) -> list[Check]:
+    """Prints what ``doctor`` finds."""
+    checks = doctor()
+    console = console or console_for(json_path)
+    table = Table("", "", "found")
+    colours = {OK: "green", LIMITED: "yellow", BROKEN: "red"}
+    for check in checks:
+        text = check.found + (f"\n→ {check.advice}" if check.advice else "")
+        table.add_row(check.name, Text(check.status, style=colours[check.status]), Text(text))
+    console.print(table)
+    console.print(summary(checks), markup=False)
+    write_json(json_path, {"summary": summary(checks), "checks": [asdict(check) for check in checks]})
+    return checks
+
+
+def summary(checks: list[Check]) -> str:
+    """One line: what a user can do here."""
+    by_name = {check.name: check.status for check in checks}
+    if BROKEN in (by_name["torch"], by_name["a small call"]):
+        return "attention does not work here: see what is broken"
+    if by_name["GPU"] != OK:
+        return "attention works on the CPU; kernels can be configured, explained and tested"
+    if by_name["binding"] != OK:
+        return "attention works on the CPU only: the GPU is there, the binding is not"
+    if by_name["compiler"] != OK:
+        return "attention works on the GPU with the kernels that are built; no others can be compiled"
+    return "attention works on the GPU; kernels are compiled on first use"
+
+
+# ---------------------------------------------------------------- the checks
+def _python() -> Check:
+    found = f"Python {platform.python_version()}, {platform.machine()}, version {flash_helpers.__version__}"
+    return Check("Python", OK, found)
+
+
+def _torch() -> Check:
+    import torch
+
+    cuda = torch.version.cuda
+    found = f"torch {torch.__version__}, " + (f"CUDA {cuda}" if cuda else "without CUDA")
+    if driver_version() and not cuda:
+        return Check("torch", LIMITED, found, "there is a driver: install a CUDA build of torch for the GPU")
+    return Check("torch", OK, found)
+
+
+def _driver() -> Check:
+    import torch
+
+    version = driver_version()
+    if version is None:
+        return Check(
+            "driver", LIMITED, "no NVIDIA driver", "for a GPU: install the driver; the CPU needs none"
+        )
+    major, needed = int(version.split(".")[0]), 0
+    if torch.version.cuda:
+        needed = MIN_CUDA_DRIVER.get(int(torch.version.cuda.split(".")[0]), 0)
+    if major < needed:
+        advice = f"torch's CUDA {torch.version.cuda} needs driver {needed} or newer: update it"
+        return Check("driver", BROKEN, version, advice)
+    return Check("driver", OK, version)
+
+
+def _gpu() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        if driver_version() is None:
+            return Check("GPU", LIMITED, "none", "calls with CPU tensors run on the CPU backend")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hint = f"CUDA_VISIBLE_DEVICES is {hidden!r}; " if hidden is not None else ""
+        advice = f"{hint}see the checks of torch and driver, and nvidia-smi"
+        return Check("GPU", BROKEN, "a driver, but no usable GPU", advice)
+    lines, able = [], 0
+    for index in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(index)
+        target = 10 * p.major + p.minor
+        families = [family.name for family in FAMILIES if family.runs_on(target)]
+        able += bool(families)
+        runs = f"runs {' and '.join(families)} kernels" if families else "too old for every kernel family"
+        memory = shown_bytes(p.total_memory)
+        lines.append(f"cuda:{index} {p.name}, sm_{target}, {p.multi_processor_count} SMs, {memory}: {runs}")
+    if not able:
+        allowed = "; ".join(f"{family.name}: {family.allowed_targets}" for family in FAMILIES)
+        return Check("GPU", LIMITED, "\n".join(lines), f"kernels need {allowed}; use CPU tensors")
+    return Check("GPU", OK, "\n".join(lines))
+
+
+def _binding() -> Check:
+    try:
+        module = importlib.import_module("flash_attention_kernels")
+    except ImportError as error:
+        advice = (
+            "only the GPU needs it. Install g++ 10 or newer and install the package again; in a checkout: "
+            "python setup.py build_ext --inplace"
+        )
+        return Check("binding", LIMITED, f"the extension does not load: {error}", advice)
+    return Check("binding", OK, str(module.__file__))
+
+
+def _sources() -> Check:
+    try:
+        return Check("kernel sources", OK, str(include_root()))
+    except SourcesNotFoundError as error:
+        return Check("kernel sources", BROKEN, str(error), "install the package again")
+
+
+def _compiler() -> Check:
+    try:
+        nvcc = find_nvcc()
+    except CompilerNotFoundError as error:
+        advice = (
+            f"to compile kernels: pip install {' '.join(PIP_PACKAGES)}, or the CUDA toolkit with CUDA_HOME"
+        )
+        return Check("compiler", LIMITED, str(error).split("\nInstall")[0], advice)
+    if shutil.which("g++") is None:
+        return Check("compiler", LIMITED, f"nvcc {nvcc.build}, but no g++, which it needs", "install g++")
+    return Check("compiler", OK, f"nvcc {nvcc.build}, {nvcc.path}")
+
+
+def _disassembler() -> Check:
+    if tool := find_tool("cuobjdump"):
+        return Check("disassembler", OK, str(tool))
+    advice = "only explain --compile needs it, to count instructions: pip install nvidia-cuda-cuobjdump"
+    return Check("disassembler", LIMITED, "no cuobjdump", advice)
+
+
+def _cache() -> Check:
+    cache = KernelCache()
+    root = cache.writable_root()
+    size = sum(part.bytes for part in cache_parts(cache))
+    kernels = built_kernels(cache, range(80, 200))
+    targets = sorted({target for _, target in kernels})
+    built = f"{len(kernels)} kernels built" + (
+        f" for {', '.join(f'sm_{t}' for t in targets)}" if targets else ""
+    )
+    found = f"{root}, {shown_bytes(size)}, {built}"
+    if root != cache.root:
+        advice = "set FLASH_ATTENTION_CACHE_DIR to a folder that can be written"
+        return Check("kernel cache", LIMITED, f"{cache.root} can't be written; {found}", advice)
+    free = shutil.disk_usage(root).free
+    if free < 1 << 30:
+        return Check("kernel cache", LIMITED, found, f"only {shown_bytes(free)} are free on its disk")
+    return Check("kernel cache", OK, found)
+
+
+def _tuning() -> Check:
+    path = default_path()
+    if not path.exists():
+        return Check("tuning results", OK, f"none yet ({path}): kernels are chosen by the model", "")
+    devices = TuningDatabase(path).devices()
+    names = "; ".join(f"{d.gpu}, driver {d.driver}" for d in devices) or "nothing yet"
+    return Check("tuning results", OK, f"{path}: {names}")
+
+
+def _variables() -> Check:
+    problems = []
+    for read in (environment.jit_enabled, environment.jobs):
+        try:
+            read()
+        except ValueError as error:
+            problems.append(str(error))
+    names = [variable.name for variable in environment.VARIABLES if os.environ.get(variable.name)]
+    found = ", ".join(f"{name}={os.environ[name]}" for name in names) or "none set"
+    if problems:
+        return Check("variables", BROKEN, found, "; ".join(problems))
+    return Check("variables", OK, found)
+
+
+def _optional() -> Check:
+    if importlib.util.find_spec("matplotlib") is None:
+        advice = "pip install 'flash-attention-kernels[report]'"
+        return Check("optional packages", LIMITED, "no matplotlib: reports can't be written", advice)
+    return Check("optional packages", OK, "matplotlib")
+
+
+def _small_call() -> Check:
+    """Runs a kernel that is at hand: nothing is compiled for it."""
+    import torch
+
+    from flash_attention import forward
+    from flash_helpers.benchmark.correctness import output_error, reference
+    from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build
+
+    configs = get_kernels_to_build()
+    config, device = configs[0], torch.device("cpu")
+    if torch.cuda.is_available():
+        from flash_attention.backends.cuda import load_kernel
+
+        major, minor = torch.cuda.get_device_capability()
+        ready = (c for c in configs if load_kernel(ForwardKernel(c), 10 * major + minor) is not None)
+        if (built := next(ready, None)) is not None:
+            config, device = built, torch.device("cuda", torch.cuda.current_device())
+    shape = (1, 256, 2, config.d_head)
+    q, k, v = (torch.randn(shape, dtype=config.dtype.to_torch_dtype(), device=device) for _ in range(3))
+    wrong = output_error(forward(config, q, k, v), reference(q, k, v)).wrong_reason(config.dtype)
+    found = f"{config.short_form()} on {device}"
+    if wrong:
+        return Check("a small call", BROKEN, f"{found}: wrong, {wrong}", "please report this")
+    return Check("a small call", OK, f"{found}: right")
+
+
+CHECKS: dict[str, Callable[[], Check]] = {
+    "Python": _python,
+    "torch": _torch,
+    "driver": _driver,
+    "GPU": _gpu,
+    "binding": _binding,
+    "kernel sources": _sources,
+    "compiler": _compiler,
+    "disassembler": _disassembler,
+    "kernel cache": _cache,
+    "tuning results": _tuning,
+    "variables": _variables,
+    "optional packages": _optional,
+    "a small call": _small_call,
+}
+"""In the order in which they are shown: each stands on those before it."""
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:  # a doctor must not fall ill
+        reason = f"{type(error).__name__}: {error}"
+        return Check(name, BROKEN, reason, "fix what is named here; checks above may say how")
+
+
+def exit_code(checks: list[Check]) -> int:
+    """1 when something is broken."""
+    return int(any(check.status == BROKEN for check in checks))

@@ -1,0 +1,131 @@
+"""One attention call as a value: drawn at random by tests, repeated from its text when it fails."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_helpers.configs.dtype import DType
+from flash_helpers.test.reference import reference
+
+LAYOUTS = ("contiguous", "transposed", "strided", "packed", "offset", "last_stride", "one_batch", "one_head")
+TOLERANCES = {DType.FP16: 2e-3, DType.BF16: 1.6e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shape, features, layouts and inputs of one call of ``attention``.
+
+    Attributes:
+        n_heads_kv: kv heads; query heads are ``group`` times as many.
+        softmax_scale, softcap, window, causal: as in ``attention``.
+        sinks: with sinks.
+        magnitude: q and k are standard normal times this.
+        layouts: of q, k and v, out of ``LAYOUTS``.
+        seed: of the inputs.
+    """
+
+    dtype: DType
+    batch: int
+    seq_len_q: int
+    seq_len_k: int
+    n_heads_kv: int
+    group: int
+    d_head: int
+    d_head_v: int
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    sinks: bool = False
+    magnitude: float = 1.0
+    layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
+    seed: int = 0
+
+    def inputs(self, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q, k, v and sinks, each q, k, v in its layout with NaN around it."""
+        generator = torch.Generator().manual_seed(self.seed)
+        heads = self.n_heads_kv * self.group
+        shapes = (
+            (self.batch, self.seq_len_q, heads, self.d_head),
+            (self.batch, self.seq_len_k, self.n_heads_kv, self.d_head),
+            (self.batch, self.seq_len_k, self.n_heads_kv, self.d_head_v),
+        )
+        q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+        dtype = self.dtype.to_torch_dtype()
+        q, k, v = (
+            laid_out(x.to(dtype).to(device), layout)
+            for x, layout in zip((self.magnitude * q, self.magnitude * k, v), self.layouts, strict=True)
+        )
+        sinks = torch.randn(heads, generator=generator).to(device) if self.sinks else None
+        return q, k, v, sinks
+
+    def check(self, device: str) -> None:
+        """Runs ``attention`` and compares with the float64 reference.
+
+        Raises:
+            AssertionError: wrong; the message has the line that repeats it.
+            what ``attention`` raises.
+        """
+        import flash_attention
+
+        q, k, v, sinks = self.inputs(device)
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "window": self.window,
+            "softmax_scale": self.softmax_scale,
+            "softcap": self.softcap,
+            "sinks": sinks,
+        }
+        o, lse = flash_attention.attention(q, k, v, return_lse=True, **options)
+        # The reference takes the rows one by one, which for such small tensors is quicker on the CPU.
+        o, lse, q, k, v = o.cpu(), lse.cpu(), q.cpu(), k.cpu(), v.cpu()
+        expected, expected_lse = reference(q, k, v, **options)
+        tolerance = TOLERANCES[self.dtype]
+        right = torch.allclose(o.double(), expected, atol=tolerance, rtol=tolerance)
+        lse_right = torch.allclose(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+        if not (right and lse_right):
+            raise AssertionError(
+                f"{'output' if not right else 'lse'} is wrong by {_largest(o, expected):.2g} (output), "
+                f"{_largest(lse, expected_lse):.2g} (lse). To repeat it:\n"
+                f'python -c "from flash_helpers.test.cases import *; {self}.check({device!r})"'
+            )
+
+    def __str__(self) -> str:
+        return repr(self).replace(repr(self.dtype), str(self.dtype.to_cpp_str()).replace("::", "."))
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """x (batch, seq, heads, d) as a view of a larger storage that holds NaN elsewhere.
+
+    The ``one_…`` layouts take x's first entry along that dimension for all of it, by a stride of 0.
+    """
+    batch, seq, heads, d = x.shape
+    if layout == "one_batch":
+        return _guarded(x[:1]).expand(batch, -1, -1, -1)
+    if layout == "one_head":
+        return _guarded(x[:, :, :1]).expand(-1, -1, heads, -1)
+    if layout == "transposed":
+        return _guarded(x.transpose(1, 2)).transpose(1, 2)
+    if layout == "last_stride":
+        return _guarded(x.transpose(2, 3)).transpose(2, 3)
+    if layout == "packed":
+        return x.new_full((batch, seq, 3, heads, d), math.nan)[:, :, 1].copy_(x)
+    if layout == "strided":
+        return x.new_full((batch, 2 * seq, heads + 1, d + 8), math.nan)[:, ::2, 1:, 8:].copy_(x)
+    return _guarded(x, 9 if layout == "offset" else 8)
+
+
+def _guarded(x: Tensor, elements: int = 8) -> Tensor:
+    """A contiguous copy with ``elements`` of NaN on both sides; 8 keep it at a multiple of 16 bytes."""
+    storage = x.new_full((x.numel() + 2 * elements,), math.nan)
+    return storage[elements : elements + x.numel()].view(x.shape).copy_(x)
+
+
+def _largest(actual: Tensor, expected: Tensor) -> float:
+    difference = torch.where(actual == expected, 0.0, (actual - expected).abs())
+    return difference.max().item() if difference.numel() else 0.0

@@ -1,0 +1,22 @@
+"""Finding the fastest configuration of each kind of problem, and remembering it.
+
+``tune`` measures, ``lookup`` and ``TuningResults`` read. Importing this package imports neither torch nor
+a GPU; measuring does.
+"""
+
+from flash_helpers.tune.bucket import Bucket
+from flash_helpers.tune.database import Measurement, TuningDatabase
+from flash_helpers.tune.device import TunedDevice
+from flash_helpers.tune.lookup import TunedBucket, TunedKernel, TuningResults, lookup, tuned_configs
+
+__all__ = [
+    "Bucket",
+    "Measurement",
+    "TunedBucket",
+    "TunedDevice",
+    "TunedKernel",
+    "TuningDatabase",
+    "TuningResults",
+    "lookup",
+    "tuned_configs",
+]

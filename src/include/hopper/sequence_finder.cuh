@@ -1,0 +1,74 @@
+// Sequences of different lengths: which of them an item belongs to. Only the device knows the lengths, so the
+// load warp adds them up, 32 sequences at a time, one a lane. The numbers a block takes only grow: each
+// sequence is looked at once.
+#pragma once
+
+#include "hopper/forward_kernel_args.cuh"
+#include "hopper/static_kernel_configuration.cuh"
+#include "sequence_rows.cuh"
+
+namespace flash::hopper {
+
+// All functions are called by a whole warp.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct SequenceFinder {
+    static constexpr int kGroup = 32;
+
+    int first_sequence = -kGroup;  // of the group in hand
+    int group_end = 0;             // one past the number of its last item
+    int own_begin = 0;             // the number of the first item of this lane's sequence
+
+    // Takes the group that item `number` is in. False: there is no such item.
+    FLASH_DEVICE bool advance_to(const ForwardKernelArgs &args, int number) {
+        const int lane = threadIdx.x % kGroup;
+        while (number >= group_end) {
+            first_sequence += kGroup;
+            if (first_sequence >= args.batch) return false;
+            const int sequence = first_sequence + lane;
+            const int n_rows = sequence < args.batch ? queries(args, sequence).n_rows : 0;
+            const int n_items = ceil_div(n_rows, CFG.B_r) * args.work.n_heads * parts(args);
+            int end = n_items;  // of this and all lanes before it
+#pragma unroll
+            for (int distance = 1; distance < kGroup; distance *= 2) {
+                const int before = __shfl_up_sync(kFullWarp, end, distance);
+                if (lane >= distance) end += before;
+            }
+            own_begin = group_end + end - n_items;
+            group_end += __shfl_sync(kFullWarp, end, kGroup - 1);
+        }
+        return true;
+    }
+
+    // Item `number` of the group in hand.
+    FLASH_DEVICE WorkItem item(const ForwardKernelArgs &args, int number) const {
+        // The last sequence that begins at or before it: empty ones begin where the next one does.
+        const int owner = 31 - __clz(__ballot_sync(kFullWarp, own_begin <= number));
+        const int sequence = first_sequence + owner;
+        const int in_sequence = number - __shfl_sync(kFullWarp, own_begin, owner);
+        const SequenceRows q_rows = queries(args, sequence);
+        const SequenceRows k_rows =
+            sequence_rows(args.cu_seqlens_k, args.seqused_k, args.work.seq_len_k, sequence);
+
+        WorkShape shape{};
+        shape.n_heads = shape.n_head_pairs = args.work.n_heads;
+        shape.n_q_blocks = ceil_div(q_rows.n_rows, CFG.B_r);
+        shape.section_heads = min_of(args.work.section_heads, args.work.n_heads);
+        WorkItem item = work_item<CFG.B_r, CFG.B_c>(
+            shape, make_mask<TRAITS>(args, q_rows.n_rows, k_rows.n_rows), parts(args), in_sequence);
+        item.batch = sequence;
+        item.seq_len_q = q_rows.n_rows;
+        item.seq_len_k = k_rows.n_rows;
+        item.q_row = q_rows.first_row;
+        item.k_row = k_rows.first_row;
+        return item;
+    }
+
+  private:
+    static FLASH_DEVICE int parts(const ForwardKernelArgs &args) { return TRAITS.split ? args.n_parts : 1; }
+
+    static FLASH_DEVICE SequenceRows queries(const ForwardKernelArgs &args, int sequence) {
+        return sequence_rows(args.cu_seqlens_q, nullptr, args.work.seq_len_q, sequence);
+    }
+};
+
+}  // namespace flash::hopper

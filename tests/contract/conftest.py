@@ -1,0 +1,22 @@
+"""On a GPU: the kernels that contract tests run are built in parallel before the first of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import torch
+from contract_kernels import kernels
+
+from flash_helpers import build
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_kernels() -> None:
+    if not torch.cuda.is_available():
+        return
+    begin = time.perf_counter()
+    major, minor = torch.cuda.get_device_capability()
+    build.build_kernels(kernels(), [10 * major + minor])
+    print(f"\n{len(kernels())} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

@@ -1,0 +1,690 @@
+"""docs/contract.md, line by line: the tests of line Cnn are named test_cnn_…"""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import flash_attention
+from flash_attention.errors import InfeasibleConfigError, NoKernelError
+from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, device_facts
+from flash_helpers.test.utils import QKVConfig, error_stats, generate_qkv, py_flash_attention, ramp, reference
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "contract.md"
+HALF, BFLOAT = torch.float16, torch.bfloat16
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+def attend(q, k, v, **options):
+    """``attention``; a test of what no CUDA kernel has yet is skipped there, and nowhere else."""
+    try:
+        return flash_attention.attention(q, k, v, **options)
+    except NoKernelError as error:
+        assert q.is_cuda
+        pytest.skip(f"no CUDA kernel yet: {error}")
+
+
+def check(q, k, v, **options):
+    """Output and LSE against the float64 reference; gives the output."""
+    o, lse = attend(q, k, v, return_lse=True, **options)
+    expected, expected_lse = reference(q, k, v, **options)
+    tolerance = 2e-3 if q.dtype is HALF else 1.6e-2
+    torch.testing.assert_close(o.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+    assert lse.dtype is torch.float32
+    return o
+
+
+def ramps(q_shape, kv_shape, device, dtype=HALF):
+    return (
+        ramp(q_shape, 5, dtype, device), ramp(kv_shape, 7, dtype, device), ramp(kv_shape, 11, dtype, device)
+    )  # fmt: skip
+
+
+def keys(values, device, d=64, dtype=HALF):
+    """(1, keys, 1, d) with one value a key."""
+    return torch.tensor(values, dtype=dtype, device=device)[None, :, None, None].expand(1, -1, 1, d)
+
+
+def counted(seq_q, seq_k, device):
+    """q = 0 and v[j] = j + 1: outputs are means over the visible keys."""
+    q = torch.zeros(1, seq_q, 1, 64, dtype=HALF, device=device)
+    return q, keys([0.0] * seq_k, device), keys([j + 1.0 for j in range(seq_k)], device)
+
+
+def column(o):
+    return o[0, :, 0, 0].tolist()
+
+
+def test_every_line_has_a_test():
+    lines = re.findall(r"^\| (C\d\d) \|", DOCUMENT.read_text(), re.MULTILINE)
+    tests = {name[5:8].upper() for name in globals() if re.match(r"test_c\d\d_", name)}
+    assert len(lines) == len(set(lines))
+    assert set(lines) == tests
+
+
+# ---------------------------------------------------------------------- what is computed
+@pytest.mark.parametrize("distribution", ["randn", "peaked", "constant", "ramp"])
+@pytest.mark.parametrize("dtype", list(DType))
+def test_c01_error(device, dtype, distribution):
+    for causal in (False, True):
+        q, k, v = generate_qkv(QKVConfig(2, 333, 2, 64, dtype, device, distribution=distribution))
+        expected, _ = reference(q, k, v, causal=causal)
+        error = error_stats(attend(q, k, v, causal=causal), expected)
+        pytorch = error_stats(py_flash_attention(q, k, v, causal=causal), expected)
+        assert error.max_abs <= 2 * pytorch.max_abs + 1e-5
+
+
+@pytest.mark.parametrize(("d", "expected"), [(40, 2.346685), (72, 2.528733)])
+def test_c02_scale_of_the_callers_head_size(device, d, expected):
+    q = torch.ones(1, 1, 1, d, dtype=HALF, device=device)
+    o = attend(q, keys([j / 8 for j in range(4)], device, d), keys([0.0, 1.0, 2.0, 3.0], device, d))
+    assert o[0, 0, 0, 0].item() == pytest.approx(expected, abs=2e-3)
+
+
+def test_c02_scale_values(device):
+    q, k, v = ramps((1, 70, 2, 64), (1, 90, 2, 64), device)
+    means = v.double().mean(1, keepdim=True).expand(q.shape)
+    torch.testing.assert_close(attend(q, k, v, softmax_scale=0.0).double(), means, atol=2e-3, rtol=2e-3)
+    assert column(attend(*counted(3, 7, device), causal=True, softmax_scale=0.0)) == [3.0, 3.5, 4.0]
+    check(q, k, v, softmax_scale=-0.2)
+    check(q, k, v, softmax_scale=1)
+    same = [
+        attend(q, k, v, softmax_scale=s)
+        for s in (0.25, np.float32(0.25), np.float64(0.25), torch.tensor(0.25))
+    ]
+    assert all(torch.equal(same[0], o) for o in same)
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="softmax_scale"):
+            attend(q, k, v, softmax_scale=bad)
+    with pytest.raises(TypeError, match="softmax_scale"):
+        attend(q, k, v, softmax_scale="0.1")
+
+
+def test_c03_causal(device):
+    o, lse = attend(*counted(3, 7, device), causal=True, return_lse=True)
+    assert column(o) == [3.0, 3.5, 4.0]
+    assert lse[0, 0].tolist() == pytest.approx([math.log(5), math.log(6), math.log(7)], abs=1e-5)
+    q, k, _ = counted(129, 300, device)
+    o = check(q, k, keys([j % 16 + 1.0 for j in range(300)], device), causal=True)
+    assert o[0, 0, 0, 0].item() == pytest.approx(8.360465, abs=8e-3)
+    assert o[0, -1, 0, 0].item() == pytest.approx(8.42, abs=8e-3)
+    q, k, _ = counted(1, 4096, device)
+    check(q, k, keys([j % 16 + 1.0 for j in range(4096)], device), causal=True)
+    check(*ramps((2, 200, 2, 64), (2, 77, 2, 64), device), causal=True)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (3, None), (None, 2), (5, 7), (100, 50)])
+@pytest.mark.parametrize("lengths", [(90, 90), (50, 130), (130, 50), (1, 300)])
+def test_c04_window(device, window, lengths):
+    seq_q, seq_k = lengths
+    for causal in (False, True):
+        check(*ramps((1, seq_q, 2, 64), (1, seq_k, 2, 64), device), window=window, causal=causal)
+
+
+def test_c04_window_values(device):
+    o = attend(*counted(5, 5, device), window=(1, 2))
+    assert column(o) == pytest.approx([2, 2.5, 3.5, 4, 4.5], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("window", "error"),
+    [
+        ((-1, 0), ValueError),
+        ((1.5, 0), TypeError),
+        ((True, 0), TypeError),
+        (3, TypeError),
+        ((1, 2, 3), TypeError),
+    ],
+)
+def test_c04_bad_windows(device, window, error):
+    with pytest.raises(error, match="window"):
+        attend(*counted(3, 3, device), window=window)
+
+
+def test_c05_softcap(device):
+    q, k, v = generate_qkv(QKVConfig(1, 100, 2, 64, DType.FP16, device, distribution="peaked"))
+    for cap in (1.0, 30.0):
+        for causal in (False, True):
+            check(q, k, v, softcap=cap, causal=causal)
+    assert torch.equal(attend(q, k, v, softcap=0.0), attend(q, k, v))
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_c05_bad_softcaps(device, bad):
+    with pytest.raises(ValueError, match="softcap"):
+        attend(*counted(3, 3, device), softcap=bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_c06_sinks(device, dtype):
+    q, k, v = ramps((2, 50, 4, 64), (2, 80, 2, 64), device)
+    sinks = torch.tensor([-1.0, 0.0, 3.0, 20.0], dtype=dtype, device=device)
+    check(q, k, v, sinks=sinks)
+    check(q, k, v, sinks=sinks, causal=True, softcap=2.0, softmax_scale=0.3)
+    check(q, k, v, sinks=torch.full_like(sinks, -math.inf))
+
+
+def test_c06_bad_sinks(device):
+    q, k, v = ramps((2, 50, 4, 64), (2, 80, 2, 64), device)
+    with pytest.raises(ValueError, match=r"sinks has shape \(2,\)"):
+        attend(q, k, v, sinks=torch.zeros(2, device=device))
+    with pytest.raises(TypeError, match=r"sinks is torch\.float64"):
+        attend(q, k, v, sinks=torch.zeros(4, device=device, dtype=torch.float64))
+    with pytest.raises(ValueError, match="sinks is on meta"):
+        attend(q, k, v, sinks=torch.zeros(4, device="meta"))
+
+
+@pytest.mark.parametrize(("heads", "heads_kv"), [(6, 2), (20, 5), (3, 1), (2, 2)])
+def test_c07_head_groups(device, heads, heads_kv):
+    q = torch.zeros(1, 16, heads, 64, dtype=HALF, device=device)
+    v = torch.arange(1, heads_kv + 1, device=device).to(HALF)[None, None, :, None].expand(1, 16, heads_kv, 64)
+    o = attend(q, torch.zeros_like(v), v)
+    for head in range(heads):
+        assert (o[:, :, head] == head // (heads // heads_kv) + 1).all()
+    check(*ramps((2, 70, heads, 64), (2, 100, heads_kv, 64), device), causal=True)
+
+
+@pytest.mark.parametrize(("heads", "heads_kv"), [(5, 2), (7, 3), (17, 8), (2, 4), (4, 0), (0, 2)])
+def test_c07_head_counts_that_do_not_divide(device, heads, heads_kv):
+    q = torch.zeros(1, 16, heads, 64, dtype=HALF, device=device)
+    k = torch.zeros(1, 16, heads_kv, 64, dtype=HALF, device=device)
+    with pytest.raises(ValueError, match=rf"\b{heads} heads.*\b{heads_kv}\b"):
+        attend(q, k, k, out=torch.full_like(q, math.nan))
+
+
+def test_c08_lse(device):
+    ones = torch.ones(1, 1, 1, 64, dtype=HALF, device=device)
+    _, lse = attend(ones, ones.expand(1, 7, 1, 64), ones.expand(1, 7, 1, 64), return_lse=True)
+    assert lse.shape == (1, 1, 1)
+    assert lse.item() == pytest.approx(8 + math.log(7), abs=1e-5)
+
+
+def test_c08_parts_merge(device):
+    q, k, v = ramps((1, 40, 2, 64), (1, 300, 2, 64), device)
+    whole, whole_lse = attend(q, k, v, return_lse=True)
+    parts = [attend(q, k[:, s], v[:, s], return_lse=True) for s in (slice(0, 128), slice(128, 300), slice(0))]
+    lses = torch.stack([lse for _, lse in parts])
+    merged_lse = lses.logsumexp(0)
+    weights = (lses - merged_lse).exp().transpose(2, 3)  # (parts, batch, queries, heads)
+    merged = sum(o.float() * w[..., None] for (o, _), w in zip(parts, weights, strict=True))
+    torch.testing.assert_close(merged_lse, whole_lse, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(merged, whole.float(), atol=4e-3, rtol=4e-3)
+
+
+def test_c09_no_visible_key(device):
+    o, lse = attend(*counted(7, 3, device), causal=True, return_lse=True)
+    assert column(o) == [0, 0, 0, 0, 1, 1.5, 2]
+    assert lse[0, 0].tolist() == pytest.approx([-math.inf] * 4 + [0, math.log(2), math.log(3)], abs=1e-5)
+    q, k, v = counted(5, 0, device)
+    o, lse = attend(q, k, v, return_lse=True)
+    assert (o == 0).all()
+    assert (lse == -math.inf).all()
+
+
+def test_c09_no_visible_key_but_a_sink(device):
+    sinks = torch.tensor([1.5], device=device)
+    for q, k, v in (counted(7, 3, device), counted(4, 0, device)):
+        o, lse = attend(q, k, v, causal=True, sinks=sinks, return_lse=True)
+        assert (o[:, :4] == 0).all()
+        assert (lse[..., :4] == 1.5).all()
+
+
+@pytest.mark.parametrize("seq_q", [1, 129])
+@pytest.mark.parametrize(
+    ("k", "out", "lse"),
+    [([-32.0] * 4, 2.5, -8190.6137), ([-32.0] * 3 + [-31.75], 4.0, -8128.0), ([-32.0], 1.0, -8192.0)],
+)
+def test_c10_very_negative_scores(device, seq_q, k, out, lse):
+    q = torch.full((1, seq_q, 1, 64), 32.0, dtype=HALF, device=device)
+    o, o_lse = attend(q, keys(k, device), keys([j + 1.0 for j in range(len(k))], device), return_lse=True)
+    torch.testing.assert_close(o, torch.full_like(o, out), atol=4e-3, rtol=0)
+    torch.testing.assert_close(o_lse, torch.full_like(o_lse, lse), atol=1e-3, rtol=2e-6)
+
+
+@pytest.mark.parametrize("n", [1, 33, 65, 127, 129])
+def test_c10_no_phantom_keys(device, n):
+    q = torch.ones(1, 5, 1, 64, dtype=HALF, device=device)
+    o, lse = attend(q, keys([-2.5] * n, device), keys([1.0] * n, device), return_lse=True)
+    assert (o == 1).all()
+    torch.testing.assert_close(lse, torch.full_like(lse, -20 + math.log(n)), atol=1e-4, rtol=0)
+
+
+# ---------------------------------------------------------------------- what is accepted
+def test_c11_types(device):
+    q, k, v = ramps((1, 20, 2, 64), (1, 20, 2, 64), device)
+    check(q, k, v)
+    check(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    for dtype in (torch.float32, torch.float64, torch.int16, torch.float8_e4m3fn):
+        with pytest.raises(TypeError, match=re.escape(f"q {dtype}, k {dtype}, v {dtype}")):
+            attend(q.to(dtype), k.to(dtype), v.to(dtype))
+    with pytest.raises(TypeError, match=r"q torch\.float16, k torch\.bfloat16, v torch\.bfloat16"):
+        attend(q, k.bfloat16(), v.bfloat16())
+    with torch.autocast(device, BFLOAT), pytest.raises(TypeError, match=r"q torch\.float32"):
+        attend(q.float(), k.float(), v.bfloat16())
+    with pytest.raises(TypeError, match="k is a list"):
+        attend(q, [1.0], v)
+    with pytest.raises(TypeError, match="sparse"):
+        attend(q.to_sparse(), k, v)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (0, 16, 16, 2, 2, 64), (2, 0, 16, 2, 2, 64), (2, 16, 0, 2, 2, 64), (2, 16, 16, 0, 0, 64),
+        (2, 0, 0, 2, 2, 64), (1, 1, 0, 8, 2, 128), (2, 0, 4096, 2, 2, 64),
+    ],
+)  # fmt: skip
+def test_c12_empty(device, sizes, causal):
+    batch, seq_q, seq_k, heads, heads_kv, d = sizes
+    q, k, v = ramps((batch, seq_q, heads, d), (batch, seq_k, heads_kv, d), device)
+    o, lse = attend(q, k, v, causal=causal, return_lse=True)
+    assert (o.shape, o.dtype, o.device) == (q.shape, q.dtype, q.device)
+    assert lse.shape == (batch, heads, seq_q)
+    assert (o == 0).all()
+    assert (lse == -math.inf).all()
+
+
+@pytest.mark.parametrize("seq_q", [1, 2, 17, 63, 65, 200])
+@pytest.mark.parametrize("seq_k", [1, 3, 64, 127, 513])
+def test_c12_lengths(device, seq_q, seq_k):
+    for causal in (False, True):
+        check(*ramps((2, seq_q, 2, 64), (2, seq_k, 2, 64), device), causal=causal)
+
+
+@pytest.mark.parametrize("d", [8, 16, 24, 40, 64, 72, 80, 96, 104, 128, 192, 256])
+def test_c13_head_sizes(device, d):
+    around = torch.full((2, 30, 2, d + 24), math.nan, dtype=HALF, device=device)
+    inner = around[..., 8 : 8 + d]
+    inner.copy_(ramp(tuple(inner.shape), 7, device=device))
+    check(ramp((2, 20, 2, d), 5, device=device), inner, ramp((2, 30, 2, d), 11, device=device))
+
+
+@pytest.mark.parametrize(("d", "d_v"), [(192, 128), (64, 128), (128, 64), (16, 256), (256, 8)])
+def test_c13_head_size_of_v(device, d, d_v):
+    q, k, v = generate_qkv(
+        QKVConfig(2, 50, 4, d, DType.FP16, device, seq_len_k=70, n_heads_kv=2, d_head_v=d_v)
+    )
+    check(q, k, v, causal=True)
+
+
+def test_c13_upper_half_counts(device):
+    q = torch.zeros(1, 1, 1, 128, dtype=HALF, device=device)
+    k = torch.zeros(1, 4, 1, 128, dtype=HALF, device=device)
+    q[..., 64:] = 1
+    k[..., 64:] = keys([j / 4 for j in range(4)], device)
+    o, lse = attend(q, k, keys([0.0, 1.0, 2.0, 3.0], device, 128), return_lse=True)
+    assert o[0, 0, 0, 0].item() == pytest.approx(2.692815, abs=2e-3)
+    assert lse.item() == pytest.approx(4.517687, abs=1e-3)
+
+
+@pytest.mark.parametrize("d", [0, 1, 4, 20, 63, 65, 100, 264])
+def test_c13_bad_head_sizes(device, d):
+    q, good = (
+        torch.zeros(1, 4, 1, d, dtype=HALF, device=device),
+        torch.zeros(1, 4, 1, 64, dtype=HALF, device=device),
+    )
+    with pytest.raises(ValueError, match=rf"{d}; supported are the multiples of 8 from 8 to 256"):
+        attend(q, q, good)
+    with pytest.raises(ValueError, match=rf"v is {d}; supported are the multiples of 8 from 8 to 256"):
+        attend(good, good, q)
+
+
+def same_in_any_layout(q, k, v, **options):
+    o = check(q, k, v, **options)
+    assert torch.equal(o, attend(*(x.contiguous() for x in (q, k, v)), **options))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+def test_c14_layouts(device, dtype):
+    shape = (2, 64, 2, 64)
+    q, k, v = ramps(shape, shape, device, dtype)
+    every_second = {a: ramp((2, 128, 2, 64), a, dtype, device)[:, ::2] for a in (7, 11)}
+    same_in_any_layout(q, every_second[7], v)
+    same_in_any_layout(q, k, every_second[11])
+    for which in range(3):
+        mixed = [q, k, v]
+        mixed[which] = mixed[which].transpose(1, 2).contiguous().transpose(1, 2)
+        same_in_any_layout(*mixed)
+        mixed[which] = mixed[which].transpose(2, 3).contiguous().transpose(2, 3)
+        same_in_any_layout(*mixed)
+    same_in_any_layout(*torch.stack((q, k, v), dim=2).unbind(2), causal=True)
+    same_in_any_layout(q, k[:1].expand(shape), v[:, :, :1].expand(shape))
+    same_in_any_layout(q, k[:, :1].expand(shape), v[:, :1].expand(shape))
+
+
+def test_c14_strides_of_single_entries(device):
+    x = ramp((64 * 64,), 5, device=device)
+    q = x.as_strided((1, 64, 1, 64), (12345, 64, 3, 1))
+    same_in_any_layout(q, q, q)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 8])
+def test_c14_storage_offsets(device, offset):
+    shape = (2, 96, 3, 64)
+    n = math.prod(shape)
+    q, k, v = (
+        torch.zeros(n + 16, dtype=HALF, device=device)[offset : offset + n].view(shape) for _ in range(3)
+    )
+    for x, a in zip((q, k, v), (5, 7, 11), strict=True):
+        x.copy_(ramp(shape, a, device=device))
+    same_in_any_layout(q, k, v)
+    wide = torch.zeros(2, 96, 3, 68, dtype=HALF, device=device)[..., :64].copy_(k)
+    same_in_any_layout(q, wide, v)
+
+
+def test_c15_64_bit_offsets(device):
+    base = torch.empty(2**31 + 16384, dtype=HALF, device=device)
+    shape = (2, 64, 1, 64)
+    q, k, v = (base[o:].as_strided(shape, (2**31, 64, 64, 1)) for o in (0, 4096, 8192))
+    for x, a in zip((q, k, v), (5, 7, 11), strict=True):
+        x.copy_(ramp(shape, a, device=device))
+    same_in_any_layout(q, k, v)
+
+
+@pytest.mark.parametrize("shape", [(65537, 4, 1, 64), (1, 4, 65537, 64), (13108, 4, 5, 64)])
+def test_c15_more_than_65535(device, shape):
+    one = (1, shape[1], 1, 64)
+    q, k, v = (ramp(one, a, device=device).expand(shape) for a in (5, 7, 11))
+    o = attend(q, k, v, out=torch.full(shape, math.nan, dtype=HALF, device=device))
+    assert (o == o[:1, :, :1]).all()
+    expected, _ = reference(*(x[:1, :, :1] for x in (q, k, v)))
+    torch.testing.assert_close(o[-1:, :, -1:].double(), expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "seq_q", [pytest.param(1 << 18, id="cpu-size"), pytest.param(8388609, marks=pytest.mark.gpu)]
+)
+def test_c15_many_query_blocks(device, seq_q):
+    if device == "cpu" and seq_q > 1 << 20:
+        pytest.skip("takes a GPU")
+    v = ramp((1, 1, 1, 64), 11, device=device)
+    q = torch.zeros(1, 1, 1, 64, dtype=HALF, device=device).expand(1, seq_q, 1, 64)
+    o = attend(q, v, v, out=torch.full((1, seq_q, 1, 64), math.nan, dtype=HALF, device=device))
+    assert (o == v).all()
+
+
+def test_c16_devices(device):
+    q, k, v = ramps((1, 20, 2, 64), (1, 20, 2, 64), device)
+    for which in range(3):
+        mixed = [q, k, v]
+        mixed[which] = mixed[which].to("meta")
+        with pytest.raises(ValueError, match="meta"):
+            attend(*mixed)
+    with pytest.raises(ValueError, match="cuda and cpu"):
+        attend(*(x.to("meta") for x in (q, k, v)))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_c17_grad(device, which):
+    inputs = list(ramps((1, 8, 2, 64), (1, 8, 2, 64), device))
+    expected = attend(*inputs)
+    inputs[which] = inputs[which].clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=rf"^{'qkv'[which]} requires grad.*backward"):
+        attend(*inputs)
+    with torch.no_grad():
+        assert torch.equal(attend(*inputs), expected)
+    with torch.inference_mode():
+        assert torch.equal(attend(*inputs), expected)
+    assert torch.equal(attend(*(x.detach() for x in inputs)), expected)
+
+
+# ---------------------------------------------------------------------- what is returned
+def test_c18_new_output(device):
+    q, k, v = ramps((2, 20, 2, 64), (2, 30, 2, 64), device, BFLOAT)
+    o = attend(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
+    assert o.is_contiguous()
+    assert (o.shape, o.dtype, o.device) == (q.shape, q.dtype, q.device)
+
+
+def test_c19_out(device):
+    q, k, v = ramps((2, 20, 2, 64), (2, 30, 2, 64), device)
+    expected = attend(q, k, v)
+    around = torch.full((2, 2, 40, 96), 7.0, dtype=HALF, device=device)
+    out = around[:, :, 8:28, 16:80].transpose(1, 2)
+    assert attend(q, k, v, out=out) is out
+    assert torch.equal(out, expected)
+    out.fill_(7.0)
+    assert (around == 7).all()
+    packed = torch.zeros(2, 20, 3, 2, 64, dtype=HALF, device=device)  # q, v and out lie between each other
+    packed[:, :, 0], packed[:, :, 1] = q, v[:, :20]
+    attend(packed[:, :, 0], k[:, :20], packed[:, :, 1], out=packed[:, :, 2])
+    assert torch.equal(packed[:, :, 2], attend(q, k[:, :20], v[:, :20]))
+    assert torch.equal(packed[:, :, 1], v[:, :20])
+
+
+def test_c19_bad_out(device):
+    q, k, v = ramps((2, 20, 2, 64), (2, 20, 2, 64), device)
+    new = torch.empty_like(q)
+    for out, error, text in (
+        (torch.empty_like(q[:, :10]), ValueError, "out has shape"),
+        (new.float(), TypeError, r"out is torch\.float32"),
+        (new.to("meta"), ValueError, "out is on meta"),
+        (new.transpose(2, 3).contiguous().transpose(2, 3), ValueError, "last stride"),
+        (new[:1].expand(q.shape), ValueError, "share memory"),
+        (q, ValueError, "out overlaps q"),
+        (k, ValueError, "out overlaps k"),
+        (v, ValueError, "out overlaps v"),
+        (new.clone().requires_grad_(), NotImplementedError, "out requires grad"),
+        ("o", TypeError, "out is a str"),
+    ):
+        with pytest.raises(error, match=text):
+            attend(q, k, v, out=out)
+
+
+def test_c20_nan_is_shown(device):
+    q, k, v = ramps((1, 70, 2, 64), (1, 90, 2, 64), device)
+    k[0, 5, 0, 3] = math.nan
+    v[0, 8, 1, 7] = math.nan
+    q[0, 11, 1, 0] = math.nan
+    o = attend(q, k, v)
+    assert o[:, :, 0].isnan().all()
+    assert o[:, :, 1, 7].isnan().all()
+    assert o[:, 11, 1].isnan().all()
+    assert o[:, :, 1].isnan().sum() == 70 + 63
+
+
+@pytest.mark.parametrize("seq_k", [1, 11, 63, 65, 129, 509])
+@pytest.mark.parametrize("seq_q", [1, 11, 997])
+def test_c21_guarded(device, seq_q, seq_k):
+    def guarded(rows, a):
+        x = torch.full((2, rows + 256, 2, 64), math.nan, dtype=HALF, device=device)[:, 128 : 128 + rows]
+        return x.copy_(ramp((2, rows, 2, 64), a, device=device))
+
+    q, k, v = guarded(seq_q, 5), guarded(seq_k, 7), guarded(seq_k, 11)
+    around = torch.full((2, seq_q + 256, 2, 64), 77.0, dtype=HALF, device=device)
+    out = around[:, 128 : 128 + seq_q]
+    for causal in (False, True):
+        attend(q, k, v, causal=causal, out=out)
+        expected, _ = reference(q, k, v, causal=causal)
+        torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    out.fill_(77.0)
+    assert (around == 77).all()
+
+
+def test_c22_equal_bits(device):
+    q, k, v = generate_qkv(QKVConfig(3, 200, 4, 64, DType.FP16, device, n_heads_kv=2))
+    for causal in (False, True):
+        o = attend(q, k, v, causal=causal)
+        assert torch.equal(o, attend(q, k, v, causal=causal))
+        others = [torch.cat((x[:1], torch.full_like(x[1:], 7.0))) for x in (q, k, v)]
+        assert torch.equal(o[0], attend(*others, causal=causal)[0])
+        o = attend(q, k, v, causal=causal, config=CONFIG)
+        for b in range(3):
+            alone = attend(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=causal, config=CONFIG)
+            assert torch.equal(o[b], alone[0])
+
+
+def test_c23_nothing_is_kept(device):
+    q, k, v = ramps((1, 20, 2, 64), (1, 20, 2, 64), device)
+    out = torch.empty_like(q)
+    attend(q, k, v, out=out)
+    alive = [weakref.ref(x) for x in (q, k, v, out)]
+    del q, k, v, out
+    assert not any(x() is not None for x in alive)
+
+
+@pytest.mark.gpu
+def test_c23_memory():
+    def call(i):
+        q, k, v = ramps((1, 16, 2, 64), (1, 1 + i % 500, 2, 64), "cuda")
+        attend(q, k, v, softmax_scale=0.1 + 1e-4 * i)
+
+    for i in range(50):
+        call(i)
+    before = torch.cuda.memory_allocated()
+    for i in range(1000):
+        call(i)
+    assert torch.cuda.memory_allocated() == before
+
+
+# ---------------------------------------------------------------------- packed sequences
+LENGTHS_Q, LENGTHS_K = (5, 0, 64, 1, 33), (9, 7, 40, 0, 300)
+
+
+def packed(device, heads=4, heads_kv=2, d=64, d_v=64):
+    """q, k, v, their offsets, and the same as one (1, seq, heads, d) triple a sequence."""
+    total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
+    q = ramp((total_q, heads, d), 5, device=device)
+    k, v = ramp((total_k, heads_kv, d), 7, device=device), ramp((total_k, heads_kv, d_v), 11, device=device)
+    offsets = [
+        torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+        for lengths in (LENGTHS_Q, LENGTHS_K)
+    ]
+    alone = [
+        tuple(x[None] for x in parts)
+        for parts in zip(q.split(LENGTHS_Q), k.split(LENGTHS_K), v.split(LENGTHS_K), strict=True)
+    ]
+    return (q, k, v, *offsets, max(LENGTHS_Q), max(LENGTHS_K)), alone
+
+
+def attend_packed(*arguments, **options):
+    try:
+        return flash_attention.attention_varlen(*arguments, **options)
+    except NoKernelError as error:
+        assert arguments[0].is_cuda
+        pytest.skip(f"no CUDA kernel yet: {error}")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (4, 3)}, {"softcap": 3.0}, {"softmax_scale": 0.0}]
+)
+def test_c24_packed(device, options):
+    arguments, alone = packed(device)
+    out = torch.full_like(arguments[0], math.nan)
+    o, lse = attend_packed(*arguments, **options, return_lse=True, out=out, validate=True)
+    assert o is out
+    assert lse.shape == (4, sum(LENGTHS_Q))
+    expected = [reference(*one, **options) for one in alone]
+    torch.testing.assert_close(o.double(), torch.cat([e[0] for e, _ in expected]), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), torch.cat([x[0] for _, x in expected], 1), atol=1e-3, rtol=2e-6)
+
+
+def test_c24_packed_with_sinks_and_other_head_sizes(device):
+    arguments, alone = packed(device, d=72, d_v=24)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0], device=device)
+    o = attend_packed(*arguments, sinks=sinks, causal=True)
+    expected = torch.cat([reference(*one, sinks=sinks, causal=True)[0][0] for one in alone])
+    torch.testing.assert_close(o.double(), expected, atol=2e-3, rtol=2e-3)
+
+
+def test_c24_no_sequences(device):
+    (q, k, v, *_), _ = packed(device)
+    nothing = torch.zeros(1, dtype=torch.int32, device=device)
+    o, lse = attend_packed(q[:0], k[:0], v[:0], nothing, nothing, 0, 0, return_lse=True)
+    assert o.shape == (0, 4, 64)
+    assert lse.shape == (4, 0)
+
+
+def with_argument(arguments, index, value):
+    return (*arguments[:index], value, *arguments[index + 1 :])
+
+
+def test_c25_offsets(device):
+    arguments, _ = packed(device)
+    offsets = arguments[3]
+    for index, value, error, text in (
+        (3, offsets.long(), TypeError, r"cu_seqlens_q is torch\.int64"),
+        (3, offsets[None], ValueError, r"cu_seqlens_q has shape \(1, 6\)"),
+        (3, offsets[:-1].contiguous(), ValueError, "cu_seqlens_q has 5 entries, cu_seqlens_k 6"),
+        (4, offsets.to("meta"), ValueError, "cu_seqlens_k is on meta"),
+        (4, [0, 3], TypeError, "cu_seqlens_k is a list"),
+        (5, 64.0, TypeError, "max_seqlen_q"),
+        (6, -1, ValueError, "max_seqlen_k"),
+        (0, arguments[0][None], ValueError, r"\(total, heads, d\)"),
+    ):
+        with pytest.raises(error, match=text):
+            attend_packed(*with_argument(arguments, index, value))
+
+
+def test_c25_offset_values(device):
+    arguments, _ = packed(device)
+    for index, values, text in (
+        (3, [1, 5, 5, 69, 70, 103], "cu_seqlens_q starts with 1"),
+        (3, [0, 5, 4, 69, 70, 103], "cu_seqlens_q decreases by 1"),
+        (4, [0, 9, 16, 56, 56, 355], "cu_seqlens_k ends with 355; .* 356"),
+        (4, [0, 9, 16, 16, 16, 356], "340 rows; max_seqlen_k is 300"),
+    ):
+        wrong = torch.tensor(values, dtype=torch.int32, device=device)
+        with pytest.raises(ValueError, match=text):
+            attend_packed(*with_argument(arguments, index, wrong), validate=True)
+
+
+# ---------------------------------------------------------------------- what runs
+CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
+
+
+def test_c26_config_and_backend(device):
+    q, k, v = ramps((1, 100, 2, 64), (1, 80, 2, 64), device)
+    check_config_ran = attend(q, k, v, config=CONFIG, backend=device, causal=True)
+    assert flash_attention.last_kernel().config == CONFIG
+    expected, _ = reference(q, k, v, causal=True)
+    torch.testing.assert_close(check_config_ran.double(), expected, atol=2e-3, rtol=2e-3)
+    other = "cuda" if device == "cpu" else "cpu"
+    for options, error, text in (
+        ({"backend": other}, ValueError, f"backend is '{other}'"),
+        ({"backend": "tpu"}, ValueError, "cuda, cpu"),
+        ({"config": "(FP16, 64)"}, TypeError, "config is a str"),
+        (
+            {"config": FlashForwardKernelConfig(*(DType.BF16, *list(CONFIG.__dict__.values())[1:]))},
+            TypeError,
+            "BF16",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            attend(q, k, v, **options)
+    wide = ramps((1, 100, 2, 128), (1, 80, 2, 128), device)
+    with pytest.raises(InfeasibleConfigError, match="head size"):
+        attend(*wide, config=CONFIG)
+
+
+def test_c27_choices(device):
+    q, k, v = ramps((2, 512, 8, 128), (2, 512, 8, 128), device)
+    choice = flash_attention.explain_choice(q, k, v, causal=True)
+    assert choice.reason
+    attend(q, k, v, causal=True)
+    assert flash_attention.last_kernel() == choice.kernel
+    elsewhere = flash_attention.explain_choice(q, k, v, facts=device_facts("A100"))
+    assert len(elsewhere.rejected) > 10
+    assert all(r.reason for r in elsewhere.rejected)
+    assert elsewhere.kernel.short_form() in str(elsewhere)
+
+
+def test_c28_after_an_error(device):
+    q, k, v = ramps((1, 20, 2, 64), (1, 20, 2, 64), device)
+    expected = attend(q, k, v)
+    for bad in ((q, k[:, :10], v), (q, k.float(), v), (q[..., :60], k[..., :60], v)):
+        with pytest.raises((ValueError, TypeError)):
+            attend(*bad)
+        assert torch.equal(attend(q, k, v), expected)

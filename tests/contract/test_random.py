@@ -1,0 +1,74 @@
+"""Random calls of ``attention`` against the float64 reference. A failure shrinks to a one-line repeat.
+
+``--hypothesis-profile=long`` draws ten times as many.
+"""
+
+from __future__ import annotations
+
+import pytest
+from contract_kernels import FEATURES
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flash_helpers.kernel_configs import DType
+from flash_helpers.test.cases import LAYOUTS, Case
+
+LENGTHS = st.one_of(
+    st.integers(0, 5), st.integers(6, 140), st.sampled_from((63, 64, 65, 127, 128, 129, 255, 256, 257, 513))
+)
+LIMITS = st.one_of(st.none(), st.integers(0, 9), st.integers(10, 300))
+
+
+@st.composite
+def cases(draw: st.DrawFn, cuda: bool) -> Case:
+    """Any case; for CUDA, of what kernels exist for."""
+    # On CUDA one of the sets of features that kernels were built for.
+    features = draw(st.sampled_from(FEATURES)) if cuda else None
+
+    def has(feature: str) -> bool:
+        return draw(st.booleans()) if features is None else feature in features
+
+    windowed = has("window")
+    d_head = 8 * draw(st.integers(1, 16 if cuda else 32))
+    d_head_v = d_head if draw(st.booleans()) else 8 * draw(st.integers(1, 16 if cuda else 32))
+    return Case(
+        dtype=draw(st.sampled_from(DType)),
+        batch=draw(st.integers(0, 3)),
+        seq_len_q=draw(LENGTHS),
+        seq_len_k=draw(LENGTHS),
+        n_heads_kv=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 4)),
+        d_head=d_head,
+        d_head_v=d_head_v,
+        causal=has("causal"),
+        window=(draw(LIMITS), draw(LIMITS)) if windowed else (None, None),
+        softmax_scale=draw(st.sampled_from((None, None, 0.0, 0.05, 1.0, -0.3))),
+        softcap=draw(st.sampled_from((1.0, 20.0))) if has("softcap") else 0.0,
+        sinks=has("sinks"),
+        magnitude=draw(st.sampled_from((1.0, 1.0, 0.0, 4.0))),
+        layouts=tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(3)),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+@given(cases(cuda=False))
+def test_cpu(case):
+    case.check("cpu")
+
+
+@pytest.mark.gpu
+@given(cases(cuda=True))
+def test_cuda(case):
+    case.check("cuda")
+
+
+def test_a_failure_says_how_to_repeat_it(monkeypatch):
+    case = Case(DType.BF16, 1, 3, 4, 1, 2, 8, 16, layouts=("packed", "one_batch", "offset"))
+    monkeypatch.setattr("flash_helpers.test.cases.TOLERANCES", {DType.BF16: 0.0})
+    with pytest.raises(AssertionError) as caught:
+        case.check("cpu")
+    line = str(caught.value).splitlines()[-1]
+    expression = line.removeprefix('python -c "from flash_helpers.test.cases import *; ').removesuffix(
+        ".check('cpu')\""
+    )
+    assert eval(expression, {"Case": Case, "DType": DType}) == case

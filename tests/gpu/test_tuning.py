@@ -1,0 +1,86 @@
+"""Tuning a few kernels on the GPU that is there, into a database of its own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_cases import CONFIG
+
+from flash_attention.backends.cuda import device_facts_of
+from flash_helpers.configs.dtype import DType
+from flash_helpers.explain import explain
+from flash_helpers.kernel_configs import ForwardConfig, ForwardKernel
+from flash_helpers.problem import Problem
+from flash_helpers.tune import Bucket, TunedDevice, TuningDatabase, TuningResults, lookup
+from flash_helpers.tune.choice import attention_problem
+from flash_helpers.tune.space import tuning_space
+from flash_helpers.tune.tables import export_table, load_table
+from flash_helpers.tune.tuner import tune
+
+PROBLEM = Problem(DType.FP16, 2, 16, 1024, 64)
+FITTING = [c for c in tuning_space() if (c.dtype, c.d_head) == (PROBLEM.dtype, PROBLEM.d_head)]
+
+
+def candidates() -> list[ForwardConfig]:
+    """A few of each family that runs here."""
+    able = [config for config in FITTING if config.infeasible_reason(device_facts_of()) is None]
+    return [*able[:4], *able[-2:]]  # the families stand one after the other
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> TuningDatabase:
+    """Two buckets tuned."""
+    database = TuningDatabase(tmp_path_factory.mktemp("tune") / "tuning.sqlite3")
+    device = torch.device("cuda", torch.cuda.current_device())
+    problems = [PROBLEM, Problem(DType.FP16, 2, 16, 1024, 64, causal=True)]
+    begin = time.monotonic()
+    tuned = tune(problems, device=device, configs=candidates(), database=database, budget=60)
+    print(f"tuned in {time.monotonic() - begin:.1f} s")
+    assert [t.state for t in tuned] == ["tuned", "tuned"], [(t.reason, t.results) for t in tuned]
+    assert all(m.status == "ok" for t in tuned for m in t.results), tuned
+    return database
+
+
+def test_every_candidate_is_timed_and_the_best_comes_first(database: TuningDatabase) -> None:
+    facts = device_facts_of()
+    found = lookup(Bucket.of_problem(PROBLEM, facts.sm_count), TunedDevice.of(facts), database)
+    assert found is not None
+    assert {k.kernel for k in found.kernels} == {ForwardKernel(c).short_form() for c in candidates()}
+    finalists = [k.milliseconds for k in found.kernels[:4]]
+    assert finalists == sorted(finalists)
+    assert 0.1 < found.kernels[0].tflops < 2000
+
+
+def test_a_second_tune_measures_nothing(database: TuningDatabase) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    begin = time.monotonic()
+    (tuned,) = tune([PROBLEM], device=device, configs=candidates(), database=database)
+    assert tuned.state == "known"
+    assert time.monotonic() - begin < 5
+
+
+def test_selection_and_export_read_it(database: TuningDatabase, tmp_path: Path) -> None:
+    facts = device_facts_of()
+    best = TuningResults(database.path).best(attention_problem(PROBLEM), facts)
+    assert best is not None
+    assert best[0] in candidates()
+    table = load_table(export_table(TunedDevice.of(facts), tmp_path / "table.json", database))
+    assert len(table.buckets) == 2
+    entry = table.buckets[Bucket.of_problem(PROBLEM, facts.sm_count)]
+    assert entry.kernels[0][0] == ForwardKernel(best[0]).short_form()
+
+
+def test_explained_registers_and_occupancy_are_the_drivers() -> None:
+    """The occupancy model against what the driver says of the loaded kernel."""
+    from flash_attention.backends.cuda import get_kernel
+    from flash_helpers.explain.explanation import compile_facts
+
+    kernel, facts = ForwardKernel(CONFIG), device_facts_of()
+    compiled = compile_facts(kernel, facts.target)
+    loaded = get_kernel(kernel).attributes()
+    assert compiled.registers == loaded["registers"]
+    found = explain(CONFIG, PROBLEM, facts, compiled)
+    assert found.occupancy.blocks == loaded["blocks_per_sm"]

@@ -1,0 +1,308 @@
+"""Choices on a device, with a CUDA backend acted by the CPU's: padding, alignment, building, caching."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from flash_attention import (
+    attention,
+    attention_varlen,
+    choosing,
+    explain_choice,
+    last_kernel,
+    prepare,
+    running,
+)
+from flash_attention import attention_checks as checks
+from flash_attention.backends import cpu
+from flash_attention.errors import NoKernelError
+from flash_attention.problem import AttentionProblem
+from flash_attention.running import fill_without_keys, run_cuda
+from flash_attention.select import select
+from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
+
+H100 = device_facts("H100")
+CUDA = torch.device("cuda", 0)
+PROBLEM = AttentionProblem(DType.FP16, 2, 100, 90, 4, 2, 64, 64)
+
+
+class ActedCuda:
+    """The functions of the CUDA backend that choosing calls; kernels compute on the CPU."""
+
+    def __init__(self) -> None:
+        self.built: set = set()
+        self.loaded: list = []
+        self.launches: list = []
+
+    def device_facts_of(self, device):
+        return H100
+
+    def load_kernel(self, kernel, target):
+        return kernel if kernel in self.built else None
+
+    def get_kernel(self, kernel, device):
+        self.loaded.append(kernel)
+
+    UNBOUNDED = 2**30 - 1
+
+    class Features(NamedTuple):
+        d_head_v: int
+        window_left: int
+        window_right: int
+        softcap: float
+        sinks: int
+        cu_seqlens_q: int
+        cu_seqlens_k: int
+        lse_stride: int
+        n_splits: int
+        partial_o: int
+        partial_lse: int
+
+    def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
+        for x in (q, k, v, o):
+            assert x.ndim == 4
+            assert x.shape[3] == kernel.config.d_head or kernel.traits.padded_head
+            assert x.stride(3) == 1
+            assert x.data_ptr() % 16 == 0
+            assert all(n == 1 or s % 8 == 0 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True))
+        assert softmax_scale >= 0
+        self.launches.append(kernel)
+        if features is None:
+            cpu.forward(kernel, q, k, v, o, lse, softmax_scale)
+            return
+        options = {
+            "left": None if features.window_left == self.UNBOUNDED else features.window_left,
+            "right": None if features.window_right == self.UNBOUNDED else features.window_right,
+            "softcap": features.softcap,
+            "sinks": read(features.sinks, ctypes.c_float, q.shape[2]) if features.sinks else None,
+        }
+        assert kernel.traits.split == (features.n_splits > 1)
+        assert kernel.traits.split == (features.partial_o != 0) == (features.partial_lse != 0)
+        if not features.cu_seqlens_q:
+            cpu.attention(kernel.config, q, k, v, o, lse, softmax_scale, **options)
+            return
+        ends_q, ends_k = (
+            read(address, ctypes.c_int32, q.shape[0] + 1).tolist()
+            for address in (features.cu_seqlens_q, features.cu_seqlens_k)
+        )
+        for i in range(q.shape[0]):
+            q_i, o_i = (packed_rows(x, ends_q[i], ends_q[i + 1]) for x in (q, o))
+            k_i, v_i = (packed_rows(x, ends_k[i], ends_k[i + 1]) for x in (k, v))
+            lse_i = lse.view(-1).as_strided(
+                (1, q.shape[2], ends_q[i + 1] - ends_q[i]), (0, features.lse_stride, 1), ends_q[i]
+            )
+            cpu.attention(kernel.config, q_i, k_i, v_i, o_i, lse_i, softmax_scale, **options)
+
+
+def read(address, kind, n):
+    return torch.tensor((kind * n).from_address(address)[:])
+
+
+def packed_rows(x, begin, end):
+    """Rows of a packed tensor, of which x is an expanded view of the first ones."""
+    return x.as_strided(
+        (1, end - begin, *x.shape[2:]), (0, *x.stride()[1:]), x.storage_offset() + begin * x.stride(1)
+    )
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    acted = ActedCuda()
+    acted.build = lambda kernels, targets: acted.built.update(kernels)
+    monkeypatch.setattr(choosing, "backend", lambda name: acted)
+    monkeypatch.setattr(running, "backend", lambda name: acted)
+    monkeypatch.setattr(choosing, "build_kernels", acted.build)
+    choosing.choose.cache_clear()
+    yield acted
+    choosing.choose.cache_clear()
+
+
+@pytest.mark.parametrize(("d", "d_v"), [(64, 64), (40, 40), (72, 72), (128, 8), (8, 128)])
+@pytest.mark.parametrize("scale", [0.1, 0.0, -0.1])
+def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
+    q, k, v = generate_qkv(QKVConfig(2, 50, 4, d, DType.FP16, seq_len_k=70, n_heads_kv=2, d_head_v=d_v))
+    k = k.transpose(2, 3).contiguous().transpose(2, 3)  # last stride is not 1
+    v = torch.cat((v.new_zeros(1), v.flatten()))[1:].view(v.shape)  # not at a multiple of 16 bytes
+    problem = AttentionProblem(DType.FP16, 2, 50, 70, 4, 2, d, d_v, right=0)
+    choice = choosing.choose(problem, CUDA, None)
+    out = torch.full((2, 50, 4, d_v), math.nan, dtype=torch.float16)
+    lse = torch.empty(2, 4, 50)
+    run_cuda(choice, problem, q, k, v, out, lse, scale, 0.0, None)
+    expected, expected_lse = reference(q, k, v, causal=True, softmax_scale=scale)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
+@pytest.fixture
+def all_features(monkeypatch):
+    """Families that have every feature."""
+    family = SimpleNamespace(name="acted", traits=("split",), missing_traits=lambda traits: ())
+    monkeypatch.setattr("flash_attention.select.family_of", lambda kernel: family)
+
+
+@pytest.mark.parametrize("d", [64, 40])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (9, 4)},
+        {"window": (9, 0)},
+        {"softcap": 2.0, "causal": True},
+        {"sinks": torch.tensor([0.0, 1, -1, 2])},
+    ],
+    ids=str,
+)
+def test_features_reach_the_kernel(cuda, all_features, d, options):
+    q, k, v = generate_qkv(QKVConfig(2, 50, 4, d, DType.FP16, seq_len_k=70, n_heads_kv=2))
+    right = 0 if options.get("causal") else options.get("window", (None, None))[1]
+    softcap, sinks = options.get("softcap", 0.0), options.get("sinks")
+    problem = AttentionProblem(
+        DType.FP16, 2, 50, 70, 4, 2, d, d, options.get("window", (None, None))[0], right,
+        softcap > 0, sinks is not None,
+    )  # fmt: skip
+    out, lse = torch.full_like(q, math.nan), torch.empty(2, 4, 50)
+    run_cuda(choosing.choose(problem, CUDA, None), problem, q, k, v, out, lse, 0.1, softcap, sinks)
+    expected, expected_lse = reference(q, k, v, softmax_scale=0.1, **options)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+    assert cuda.launches[-1].traits.causal == bool(options.get("causal"))
+
+
+def test_split_keys_get_a_workspace(cuda):
+    q, k, v = generate_qkv(QKVConfig(1, 1, 4, 64, DType.FP16, seq_len_k=3000, n_heads_kv=2))
+    problem = AttentionProblem(DType.FP16, 1, 1, 3000, 4, 2, 64, 64)
+    choice = choosing.choose(problem, CUDA, None)
+    assert choice.n_splits > 1
+    out = torch.full_like(q, math.nan)
+    run_cuda(choice, problem, q, k, v, out, None, 0.1, 0.0, None)
+    expected, _ = reference(q, k, v, softmax_scale=0.1)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("d", [64, 40])
+def test_packed_sequences_reach_the_kernel(cuda, all_features, d):
+    lengths_q, lengths_k = (5, 30, 0, 17), (9, 0, 12, 40)
+    q = ramp((sum(lengths_q), 4, d), 5)
+    k, v = ramp((sum(lengths_k), 2, d), 7), ramp((sum(lengths_k), 2, d), 11)
+    offsets = [torch.tensor((0, *itertools.accumulate(n)), dtype=torch.int32) for n in (lengths_q, lengths_k)]
+    problem = AttentionProblem(DType.FP16, 4, 30, 40, 4, 2, d, d, right=0, varlen=True)
+    out, lse = torch.full_like(q, math.nan), torch.empty(4, sum(lengths_q))
+    choice = choosing.choose(problem, CUDA, None)
+    run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None, (offsets[0], offsets[1]))
+    alone = [
+        reference(*(x[None] for x in parts), causal=True, softmax_scale=0.1)
+        for parts in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
+    ]
+    torch.testing.assert_close(out.double(), torch.cat([o[0] for o, _ in alone]), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), torch.cat([x[0] for _, x in alone], 1), atol=1e-3, rtol=2e-6)
+
+
+def test_fitting_tensors_are_not_copied(cuda):
+    q, k, v = generate_qkv(QKVConfig(2, 50, 4, 64, DType.FP16))
+    seen = []
+    cuda.forward = lambda kernel, *tensors_and_scale: seen.extend(tensors_and_scale)
+    out = torch.empty_like(q)
+    packed = torch.stack((q, k, v), 2).unbind(2)
+    run_cuda(choosing.choose(PROBLEM, CUDA, None), PROBLEM, *packed, out, None, 0.1, 0.0, None)
+    assert [x.data_ptr() for x in seen[:4]] == [x.data_ptr() for x in (*packed, out)]
+
+
+def test_no_keys():
+    out, lse = torch.empty(1, 3, 2, 8), torch.empty(1, 2, 3)
+    fill_without_keys(out, lse, None)
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
+    fill_without_keys(out, lse, torch.tensor([1.0, 2.0]))
+    assert lse[0].tolist() == [[1.0] * 3, [2.0] * 3]
+
+
+def test_built_kernels_are_preferred_until_prepared(cuda):
+    best = select(PROBLEM, H100).kernel
+    near = select(PROBLEM, H100).rejected[0].kernel
+    cuda.built.add(near)
+    assert choosing.choose(PROBLEM, CUDA, None).kernel == near
+    (choice,) = prepare([PROBLEM], CUDA)
+    assert choice.kernel == best
+    assert cuda.loaded == [best]
+    assert choosing.choose(PROBLEM, CUDA, None).kernel == best
+
+
+def test_prepare_builds_each_kernel_once(cuda):
+    builds = []
+    choosing.build_kernels = lambda kernels, targets: (
+        builds.append((list(kernels), targets)),
+        cuda.built.update(kernels),
+    )
+    causal = AttentionProblem(DType.FP16, 2, 100, 90, 4, 2, 64, 64, right=0)
+    prepare([PROBLEM, PROBLEM, causal], CUDA)
+    prepare([PROBLEM], CUDA)
+    ((kernels, targets),) = builds
+    assert len(kernels) == 2
+    assert targets == [90]
+
+
+def test_prepare_on_the_cpu_builds_nothing():
+    (choice,) = prepare([PROBLEM], "cpu")
+    assert "CPU" in choice.reason
+
+
+def test_grid_limit_of_the_chosen_kernel(cuda):
+    huge = AttentionProblem(DType.FP16, 1 << 16, 64, 64, 1 << 16, 1 << 16, 64, 64)
+    with pytest.raises(ValueError, match="thread blocks"):
+        choosing.choose(huge, CUDA, None)
+
+
+def test_choices_are_remembered_by_shape(monkeypatch):
+    calls = []
+    real = checks.check_inputs
+    monkeypatch.setattr(checks, "check_inputs", lambda *a: (calls.append(a), real(*a)))
+    shape = (1, 23, 2, 24)
+    for _ in range(3):
+        q, k, v = (ramp(shape, a) for a in (5, 7, 11))
+        attention(q, k, v, softmax_scale=0.1)
+    assert len(calls) == 1
+    attention(q, k, v, causal=True)
+    assert len(calls) == 2
+
+
+def test_remembered_choices_are_bounded(monkeypatch):
+    monkeypatch.setattr(choosing, "CHOICES_KEPT", 8)
+    for n in range(1, 30):
+        q = torch.zeros(1, n, 1, 8, dtype=torch.float16)
+        attention(q, q, q)
+        assert len(choosing._plans) <= 8
+
+
+def test_sinks_are_checked_on_every_call():
+    q = torch.zeros(1, 5, 2, 8, dtype=torch.float16)
+    attention(q, q, q, sinks=torch.zeros(2))
+    with pytest.raises(ValueError, match="sinks"):
+        attention(q, q, q, sinks=torch.zeros(3))
+
+
+def test_last_kernel_of_packed_sequences():
+    q = torch.zeros(5, 2, 8, dtype=torch.float16)
+    offsets = torch.tensor([0, 5], dtype=torch.int32)
+    attention(*(torch.zeros(1, 5, 2, 16, dtype=torch.float16),) * 3)
+    attention_varlen(q, q, q, offsets, offsets, 5, 5, causal=True)
+    assert last_kernel().config.d_head == 8
+    assert last_kernel().traits.causal
+
+
+def test_explained_for_a_device_that_is_not_there():
+    q, k, v = generate_qkv(QKVConfig(1, 100, 2, 64, DType.FP16))
+    wide = generate_qkv(QKVConfig(1, 100, 2, 256, DType.FP16))
+    with pytest.raises(NoKernelError, match="not made for softcap"):
+        explain_choice(*wide, softcap=3.0, facts=H100)
+    choice = explain_choice(q, k, v, facts=H100)
+    assert (
+        explain_choice(q, k, v, facts=H100, config=choice.rejected[0].kernel.config).kernel
+        == choice.rejected[0].kernel
+    )

@@ -1,0 +1,245 @@
+"""The command line: what each command prints and writes, and that mistakes are told without a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flash_helpers.build import CompiledKernel, KernelCache, build_library
+from flash_helpers.build.index import remember
+from flash_helpers.build.nvcc import Nvcc
+from flash_helpers.cli import app
+from flash_helpers.commands.cache import cached_objects, clear_cache
+from flash_helpers.commands.configs import list_configs
+from flash_helpers.kernel_configs import (
+    ForwardKernel,
+    get_hopper_progression_configs,
+    get_kernel_progression_configs,
+)
+from flash_helpers.kernel_selection import select_kernels
+from flash_helpers.tune import compile as tune_compile
+from flash_helpers.tune import tables
+
+LADDER = get_kernel_progression_configs()
+SHORT_FORM = LADDER[-1].short_form()
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FLASH_ATTENTION_TUNING_DB", raising=False)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def run(*arguments: str) -> Any:
+    """Runs a command; whatever else it does, it shows no traceback."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def json_of(*arguments: str) -> object:
+    result = run(*arguments, "--json", "-")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], target: int = 80) -> None:
+    """Kernels in the cache, compiled by a shell script."""
+    nvcc = folder / "nvcc"
+    nvcc.write_text(
+        "#!/bin/sh\n"
+        'for word in "$@"; do previous=$last; last=$word; [ "$previous" = -o ] && output=$word; done\n'
+        'echo whole > "$output"\n'
+    )
+    nvcc.chmod(0o755)
+    result = build_library(kernels, target, cache=cache, nvcc=Nvcc(nvcc, (13, 0), "13.0.88"))
+    remember(cache, result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("configs", "nonsense"), "valid: 'prog'"),
+        (("configs", "(FP16, 128, 64, 48, 4): async"), "Close to it are"),
+        (("configs", "--dtype", "fp8"), "unknown dtype 'fp8'"),
+        (("configs", "--causal", "maybe"), "valid: no, yes, both"),
+        (("configs", f"{SHORT_FORM} | causall"), "unknown trait 'causall'; known: causal"),
+        (("configs", "--device", "B300"), "known: A100"),
+        (("build", "ladder", "--target", "75"), "ampere: sm_80 and newer; hopper: sm_90a only"),
+        (("build", "hopper", "--target", "80"), "none of the"),
+        (("build", "ladder", "--target", "ninety"), "no list of GPU generations"),
+        (("cache", "burn"), "valid: size, list, clear"),
+        (("ladder", "--family", "volta"), "valid: ampere, hopper"),
+        (("tune", "1k"), "no list of whole numbers"),
+        (("tune", "--budget", "0"), "must be a positive number"),
+        (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
+        (("explain", "x"), "Close to it are"),
+    ],
+)
+def test_mistakes_end_with_a_message_and_status_2(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", " ")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tune", "512"), "no CUDA device can be used here"),
+        (("tune", "--export"), "no CUDA device can be used here"),
+        (("bench", "64", "64", "--kernels", "tuned"), "there is none here"),
+        (("build", "ladder"), "--target 80, 86, 89 or 90"),
+    ],
+)
+def test_what_needs_a_gpu_says_so(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", " ")
+
+
+# ---------------------------------------------------------------- configs
+def test_kernels_with_traits_are_named_in_three_ways() -> None:
+    assert [k.short_form() for k in select_kernels(SHORT_FORM)] == [SHORT_FORM]
+    assert [k.short_form() for k in select_kernels(f"{SHORT_FORM} | causal")] == [f"{SHORT_FORM} | causal"]
+    both = select_kernels("hopper_ladder", "both")
+    assert len(both) == 2 * len(get_hopper_progression_configs())
+    assert sum(k.traits.causal for k in both) == len(get_hopper_progression_configs())
+
+
+def test_configs_filters(tmp_path: Path) -> None:
+    everything = list_configs()
+    assert {e.family for e in everything} == {"ampere", "hopper"}
+    some = list_configs(dtype="bf16", d_head=64, words="eager,buffer")
+    assert some
+    assert all("BF16, 64" in e.kernel and "eager" in e.kernel and "buffer" in e.kernel for e in some)
+    cache = KernelCache(tmp_path / "cache")
+    built = [ForwardKernel(LADDER[0]), ForwardKernel(LADDER[1])]
+    fake_build(cache, tmp_path, built)
+    names = [kernel.short_form() for kernel in built]
+    assert [e.kernel for e in list_configs("ladder", built=True)] == names
+    assert [e.built for e in list_configs("ladder", built=True)] == [(80,), (80,)]
+    assert not {e.kernel for e in list_configs("ladder", built=False)} & set(names)
+
+
+def test_configs_say_what_a_device_can_run() -> None:
+    entries = json_of("configs", "--device", "RTX3090")
+    assert isinstance(entries, list)
+    hopper = [e for e in entries if e["family"] == "hopper"]
+    assert all("wgmma" in e["infeasible"] and e["blocks_per_sm"] == 0 for e in hopper)
+    (tuned,) = [e for e in entries if e["kernel"] == SHORT_FORM]
+    # 48 KiB a block and 1 KiB reserved: two in 100 KiB.
+    assert (tuned["smem_bytes"], tuned["blocks_per_sm"], tuned["infeasible"]) == (49152, 2, None)
+    shown = run("configs", "ladder", "--device", "A100").stdout
+    assert "7 kernels, 0 built, 7 run on A100" in shown
+
+
+# ---------------------------------------------------------------- build and cache
+def test_build_compiles_links_and_says_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_build(
+        KernelCache(tmp_path / "elsewhere"), tmp_path, [ForwardKernel(LADDER[0])]
+    )  # makes tmp_path/nvcc
+    nvcc = Nvcc(tmp_path / "nvcc", (13, 0), "13.0.88")
+    monkeypatch.setattr("flash_helpers.build.compile.find_nvcc", lambda: nvcc)
+    built = json_of("build", "ladder", "--target", "80,90", "--jobs", "1")
+    assert isinstance(built, list)
+    assert [(b["target"], len(b["kernels"]), b["bytes"]) for b in built] == [(80, 7, 6), (90, 7, 6)]
+    again = json_of("build", "ladder", "--target", "80")
+    assert isinstance(again, list)
+    assert all(kernel["cached"] for kernel in again[0]["kernels"])
+    # Of a mixed set, each target gets the families that it runs.
+    mixed = json_of(
+        "build", f"{SHORT_FORM}; {get_hopper_progression_configs()[0].short_form()}", "--target", "80,90"
+    )
+    assert isinstance(mixed, list)
+    assert [(b["target"], len(b["kernels"])) for b in mixed] == [(80, 1), (90, 1), (90, 1)]
+
+
+def test_cache_lists_measures_and_clears_only_what_is_its_own(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path / "cache")
+    fake_build(cache, tmp_path, [ForwardKernel(LADDER[0])])
+    (tmp_path / "cache" / "tuning-1.sqlite3").write_text("results")
+    parts = json_of("cache")
+    assert isinstance(parts, dict)
+    sizes = {part["name"]: part for part in parts["parts"]}
+    assert sizes["objects"]["files"] == 3  # the object, its source and its facts
+    assert sizes["libraries"]["bytes"] > 0
+    listed = json_of("cache", "list")
+    assert isinstance(listed, dict)
+    assert [(k["kernel"], k["bytes"], k["targets"]) for k in listed["kernels"]] == [
+        (LADDER[0].short_form(), 6, [80])
+    ]
+    cleared = json_of("cache", "clear")
+    assert isinstance(cleared, dict)
+    assert cleared["freed"] > 12
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["tuning-1.sqlite3"]
+    assert (cached_objects(cache), clear_cache(cache)) == ([], 0)
+
+
+# ---------------------------------------------------------------- tune
+def test_compiling_goes_on_past_a_refused_kernel_and_stops_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from flash_helpers.build import KernelCompileError
+
+    good, bad, late = (ForwardKernel(config) for config in LADDER[:3])
+    built: list[list[ForwardKernel]] = []
+
+    def fake(kernels, targets, jobs, progress):  # type: ignore[no-untyped-def]
+        for number, kernel in enumerate(kernels, start=1):
+            if kernel == bad:
+                name = f"{bad.short_form()} (sm_90)"
+                raise KernelCompileError(name, "nvcc", ["error: no"], tmp_path / "log")
+            progress(CompiledKernel(kernel, 1.0, 32, 0, 0, (), "", False), number, len(kernels))
+        built.append(list(kernels))
+
+    monkeypatch.setattr(tune_compile, "build_kernels", fake)
+    ready, refused = tune_compile.compile_candidates([good, bad, late], 90)
+    assert (ready, refused) == ({good, late}, {bad: "does not compile: error: no"})
+    ready, _ = tune_compile.compile_candidates([good, late], 90, out_of_time=lambda: True)
+    assert ready == {good}
+    assert built[-1] == [good]  # linked without the one that came too late
+
+
+def test_tables_ship_with_the_package() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert '"flash_helpers.tune" = ["tables/*.json"]' in text
+    assert tables.FOLDER.name == "tables"
+
+
+# ---------------------------------------------------------------- doctor, ladder, start
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, flash_helpers.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    commands = run("--help").stdout
+    for name in ("bench", "tune", "explain", "ladder", "report", "configs", "build", "doctor", "cache"):
+        assert name in commands
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_ladder_on_the_cpu_writes_results_and_report(tmp_path: Path) -> None:
+    result = run(
+        "ladder", "--out", str(tmp_path), "--batch", "1", "--heads", "1", "--seq-len", "64", "--rounds", "1",
+        "--peers", "sdpa-cpu", "--device", "cpu", "--json", str(tmp_path / "steps.json"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    steps = json.loads((tmp_path / "steps.json").read_text())
+    assert [step["kernel"] for step in steps] == [config.short_form() for config in LADDER]
+    assert steps[0]["over_step_before"] is None
+    assert steps[1]["over_step_before"] == pytest.approx(steps[1]["tflops"] / steps[0]["tflops"])
+    assert all(step["over_peer"] > 0 for step in steps)
+    assert (tmp_path / "index.html").is_file()

@@ -1,0 +1,109 @@
+"""The doctor: each check sees what is wrong and says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flash_helpers.build import CompilerNotFoundError
+from flash_helpers.cli import app
+from flash_helpers.commands import doctor as module
+from flash_helpers.commands.doctor import BROKEN, CHECKS, LIMITED, OK, Check, doctor, exit_code, summary
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No driver, no GPU, an empty cache."""
+    monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FLASH_ATTENTION_TUNING_DB", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "driver_version", lambda: None)
+
+
+def check(name: str) -> Check:
+    return CHECKS[name]()
+
+
+def test_a_machine_without_gpu_can_use_the_cpu() -> None:
+    checks = {c.name: c for c in doctor()}
+    assert list(checks) == list(CHECKS)
+    assert checks["torch"].status == OK
+    assert (checks["GPU"].status, checks["driver"].status) == (LIMITED, LIMITED)
+    assert checks["a small call"].found.endswith("on cpu: right")
+    assert all(c.advice for c in checks.values() if c.status != OK)
+    assert summary(list(checks.values())).startswith("attention works on the CPU")
+
+
+def test_a_driver_without_gpu_or_too_old_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "driver_version", lambda: "470.1")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert check("driver").status == BROKEN
+    assert "580 or newer" in check("driver").advice
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check("GPU").status == BROKEN
+    assert "CUDA_VISIBLE_DEVICES is ''" in check("GPU").advice
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "CUDA build of torch" in check("torch").advice
+
+
+def test_gpus_are_listed_with_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [("NVIDIA H100", 9, 0), ("Tesla T4", 7, 5)]
+    properties = [
+        SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=132, total_memory=80 << 30)
+        for name, major, minor in gpus
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(properties))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+    lines = check("GPU").found.splitlines()
+    assert check("GPU").status == OK
+    assert lines[0] == "cuda:0 NVIDIA H100, sm_90, 132 SMs, 80.0 GiB: runs ampere and hopper kernels"
+    assert lines[1].endswith("too old for every kernel family")
+    del properties[0]
+    assert check("GPU").status == LIMITED
+
+
+def test_no_compiler_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise CompilerNotFoundError("no usable nvcc; tried: /usr/bin/nvcc: too old\nInstall the toolkit")
+
+    monkeypatch.setattr(module, "find_nvcc", none)
+    assert check("compiler").status == LIMITED
+    assert "pip install nvidia-cuda-nvcc" in check("compiler").advice
+    assert "too old" in check("compiler").found
+
+
+def test_variables_that_can_not_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASH_ATTENTION_JOBS", "many")
+    monkeypatch.setenv("FLASH_ATTENTION_JIT", "0")
+    found = check("variables")
+    assert found.status == BROKEN
+    assert "FLASH_ATTENTION_JOBS is 'many'" in found.advice
+    assert "FLASH_ATTENTION_JIT=0" in found.found
+
+
+def test_a_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    found = check("kernel cache")
+    assert found.status == LIMITED
+    assert "FLASH_ATTENTION_CACHE_DIR" in found.advice
+
+
+def test_a_failing_check_is_a_finding_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def falls() -> Check:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setitem(CHECKS, "a small call", falls)
+    result = CliRunner().invoke(app, ["doctor", "--json", "-"])
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["summary"].startswith("attention does not work here")
+    (broken,) = [c for c in document["checks"] if c["status"] == "broken"]
+    assert broken["found"] == "RuntimeError: no such thing"
+    assert exit_code([Check("a", OK, ""), Check("b", LIMITED, "")]) == 0

@@ -1,0 +1,254 @@
+"""``select``: who can compute a problem, who is chosen, and the reasons."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from flash_attention.errors import NoKernelError
+from flash_attention.prediction import predict
+from flash_attention.problem import AttentionProblem, visible_limits
+from flash_attention.select import (
+    GOOD_ENOUGH,
+    default_candidates,
+    kernel_for,
+    select,
+    size_reason,
+    unable_reason,
+)
+from flash_helpers.build import build_kernels
+from flash_helpers.build.families import FAMILIES, family_of
+from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.kernel_configs import (
+    KNOWN_DEVICES,
+    DType,
+    FlashForwardKernelConfig,
+    ForwardKernel,
+    choose_hopper_kernel,
+    device_facts,
+    get_kernels_to_build,
+)
+from flash_helpers.test.reference import visible_keys
+
+AMPERE = get_kernels_to_build()[0]
+AMPERE_BF16 = next(c for c in get_kernels_to_build() if (c.dtype, c.d_head) == (DType.BF16, 128))
+H100, RTX3090 = device_facts("H100"), device_facts("RTX 3090")
+LARGE = AttentionProblem(DType.BF16, 16, 4096, 4096, 16, 16, 128, 128)
+
+
+class Database:
+    """Knows one answer to everything."""
+
+    def __init__(self, config: FlashForwardKernelConfig) -> None:
+        self.config = config
+
+    def best(self, problem, facts):
+        return self.config, f"0.5 ms on {facts.name}"
+
+
+# ---------------------------------------------------------------------- problems
+def test_limits_that_hide_nothing_are_none():
+    limits = (None, 0, 1, 2, 3, 4, 5)
+    for seq_q, seq_k in itertools.product(range(1, 5), repeat=2):
+        for causal, window in itertools.product((False, True), itertools.product(limits, repeat=2)):
+            found = visible_limits(causal, window, seq_q, seq_k)
+            for i in range(seq_q):
+                assert visible_keys(i, seq_q, seq_k, causal, window) == visible_keys(
+                    i, seq_q, seq_k, False, found
+                )
+
+
+def test_a_single_causal_query_needs_no_mask():
+    assert visible_limits(True, (None, None), 1, 4096) == (None, None)
+    assert visible_limits(True, (4095, 0), 1, 4096) == (None, None)
+    assert visible_limits(True, (4094, None), 1, 4096) == (4094, None)
+
+
+def test_features():
+    plain = AttentionProblem(DType.FP16, 1, 10, 10, 2, 2, 64, 64)
+    assert not any(plain.features().values())
+    causal = dataclasses.replace(plain, right=0)
+    assert [name for name, on in causal.features().items() if on] == ["causal"]
+    local = dataclasses.replace(plain, left=3, right=0, softcap=True, sinks=True, varlen=True)
+    assert [name for name, on in local.features().items() if not on] == ["causal"]
+    assert local.features().keys() <= {f.name for f in dataclasses.fields(ForwardTraits)}
+
+
+def test_kernels_are_compiled_for_the_features():
+    assert kernel_for(AMPERE, LARGE).traits == ForwardTraits()
+    assert kernel_for(AMPERE, dataclasses.replace(LARGE, right=0)).traits == ForwardTraits(causal=True)
+
+
+# ---------------------------------------------------------------------- who can
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("d", [8, 40, 64, 72, 128])
+def test_the_choice_fits(name, dtype, d):
+    facts = device_facts(name)
+    for sizes in ((1, 1, 1), (2, 333, 77), (1, 1, 131072), (64, 128, 128), (16, 4096, 4096)):
+        problem = AttentionProblem(dtype, *sizes, 8, 2, d, d, right=0)
+        choice = select(problem, facts)
+        config = choice.kernel.config
+        assert config.infeasible_reason(facts) is None
+        assert config.dtype is dtype
+        assert config.d_head == (64 if d <= 64 else 128)
+        assert "Hopper" not in type(config).__name__ or name == "H100"
+        traits = choice.kernel.traits
+        assert traits.causal == (problem.right == 0)
+        assert traits.padded_head == (d not in (64, 128)) or "Hopper" in type(config).__name__
+        assert (choice.n_splits > 1) == traits.split
+        assert {choice.kernel.config, *(r.kernel.config for r in choice.rejected)} == set(
+            default_candidates()
+        )
+
+
+def test_what_does_not_fit_is_rejected_with_the_reason():
+    wide = FlashForwardKernelConfig(DType.BF16, 128, 128, 128, 8, True, True, True, 2, 2, 2, False, True)
+    small = dataclasses.replace(wide, B_c=32)
+    tight = dataclasses.replace(RTX3090, smem_per_block=64 * 1024)
+    choice = select(LARGE, tight, candidates=[wide, small, dataclasses.replace(small, dtype=DType.FP16)])
+    assert choice.kernel.config == small
+    reasons = {r.kernel.config: r.reason for r in choice.rejected}
+    assert "98304 bytes" in reasons[wide]
+    assert "FP16" in reasons[dataclasses.replace(small, dtype=DType.FP16)]
+
+
+@pytest.mark.parametrize("d", [136, 192, 256])
+def test_no_kernel_for_a_head_size(d):
+    with pytest.raises(NoKernelError, match=rf"head size is 128, the tensors' is {d}"):
+        select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), RTX3090)
+    assert select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), H100).kernel.config.d_head == 256
+
+
+@pytest.mark.parametrize("change", [{"left": 5}, {"softcap": True}, {"sinks": True}, {"varlen": True}])
+def test_features_that_families_lack_rule_them_out(change):
+    problem = dataclasses.replace(LARGE, **change)
+    (feature,) = (name for name, on in problem.features().items() if on)
+    fitting = [c for c in default_candidates() if size_reason(c, problem, [c]) is None]
+    assert fitting
+    for config in fitting:
+        family = family_of(kernel_for(config, problem))
+        reason = unable_reason(config, problem, [config])
+        assert (reason is None) == (feature in family.traits)
+        if reason:
+            assert feature in reason
+            with pytest.raises(ValueError, match=feature):
+                build_kernels([kernel_for(config, problem)], [90])
+    if not any(feature in family.traits for family in FAMILIES):
+        with pytest.raises(NoKernelError, match=feature):
+            select(problem, H100)
+
+
+def test_no_kernel_for_an_old_gpu():
+    with pytest.raises(NoKernelError, match=r"needs 8\.0"):
+        select(LARGE, dataclasses.replace(H100, capability=(7, 5)))
+
+
+# ---------------------------------------------------------------------- who is chosen
+def test_quickest_by_the_model():
+    choice = select(LARGE, RTX3090)
+    seconds = predict(choice.kernel, LARGE, RTX3090).seconds
+    modelled = [r for r in choice.rejected if "ms expected" in r.reason]
+    assert len(modelled) > 10
+    assert all(predict(r.kernel, LARGE, RTX3090).seconds >= seconds for r in modelled)
+    assert "by the model" in choice.reason
+
+
+def test_measured_before_modelled():
+    slow = [r for r in select(LARGE, RTX3090).rejected if "ms expected" in r.reason][-1].kernel.config
+    choice = select(LARGE, RTX3090, Database(slow))
+    assert choice.kernel.config == slow
+    assert "measured" in choice.reason
+    assert "0.5 ms on NVIDIA GeForce RTX 3090" in choice.reason
+    other = next(c for c in get_kernels_to_build() if c.d_head == 64)
+    assert (
+        select(LARGE, RTX3090, Database(other)).kernel == select(LARGE, RTX3090).kernel
+    )  # cannot compute it
+
+
+@pytest.mark.parametrize("right", [None, 0])
+def test_shipped_measurements_on_hopper(right):
+    problem = dataclasses.replace(LARGE, right=right)
+    measured, reason = choose_hopper_kernel(DType.BF16, 128, right == 0, LARGE.seq_len_q)
+    choice = select(problem, H100)
+    assert choice.kernel == measured
+    assert reason in choice.reason
+    mine = select(problem, H100, Database(AMPERE_BF16))
+    assert mine.kernel.config == AMPERE_BF16
+
+
+def test_a_good_built_kernel_comes_before_a_better_one_that_is_not():
+    ranking = [select(LARGE, RTX3090).kernel, *(r.kernel for r in select(LARGE, RTX3090).rejected)]
+    choice = select(LARGE, RTX3090, is_built=lambda kernel: kernel == ranking[2])
+    assert choice.kernel == ranking[2]
+    assert ranking[0].short_form() in choice.reason
+    assert "prepare()" in choice.reason
+    assert choice.rejected[0].kernel == ranking[0]
+    assert choice.rejected[0].reason == "it is not built yet"
+
+
+def test_a_bad_built_kernel_does_not():
+    problem = dataclasses.replace(LARGE, batch=1, seq_len_q=64, seq_len_k=65536)
+    best = select(problem, RTX3090)
+    slow = [r.kernel for r in best.rejected if "ms expected" in r.reason][-1]
+    least = predict(best.kernel, problem, RTX3090).seconds
+    assert predict(slow, problem, RTX3090).seconds > GOOD_ENOUGH * least
+    choice = select(problem, RTX3090, is_built=lambda kernel: kernel == slow)
+    assert choice.kernel == best.kernel
+    assert "not built yet" in choice.reason
+
+
+def test_pure():
+    assert select(LARGE, H100) == select(LARGE, H100)
+
+
+# ---------------------------------------------------------------------- split keys
+DECODE = AttentionProblem(DType.BF16, 1, 1, 16384, 8, 8, 128, 128)
+
+
+def test_one_query_with_many_keys_is_split():
+    choice = select(DECODE, H100)
+    assert choice.kernel.traits.split
+    assert choice.n_splits * DECODE.n_heads >= H100.sm_count
+    assert f"keys in {choice.n_splits} parts" in choice.reason
+    assert not select(LARGE, H100).kernel.traits.split
+    assert not select(dataclasses.replace(DECODE, seq_len_k=300), H100).kernel.traits.split
+
+
+def test_split_kernels_are_not_compiled_for_a_small_gain():
+    short = dataclasses.replace(DECODE, seq_len_k=768)
+    built = ForwardKernel(select(short, H100).kernel.config)
+    choice = select(short, H100, is_built=lambda kernel: kernel == built)
+    assert choice.kernel == built
+    assert choice.n_splits == 1
+
+
+def test_a_window_limits_the_parts():
+    windowed = dataclasses.replace(DECODE, seq_len_q=64, seq_len_k=65536, left=1000, right=0)
+    assert windowed.keys_of_block(64) == 1064
+    choice = select(windowed, H100)
+    assert 1 < choice.n_splits <= -(-1064 // choice.kernel.config.B_c)
+
+
+# ---------------------------------------------------------------------- the model
+def test_prediction_grows_with_the_work():
+    kernel = ForwardKernel(AMPERE_BF16)
+    base = predict(kernel, LARGE, H100).seconds
+    assert predict(kernel, dataclasses.replace(LARGE, seq_len_k=8192), H100).seconds == pytest.approx(
+        2 * base, rel=0.02
+    )
+    assert predict(kernel, dataclasses.replace(LARGE, batch=32), H100).seconds == pytest.approx(
+        2 * base, rel=0.05
+    )
+    assert predict(kernel, dataclasses.replace(LARGE, right=0), H100).seconds == pytest.approx(
+        base / 2, rel=0.02
+    )
+    assert predict(kernel, LARGE, RTX3090).seconds > 3 * base
+
+
+def test_small_problems_get_small_query_blocks():
+    problem = dataclasses.replace(LARGE, batch=1, seq_len_q=256, seq_len_k=256)
+    assert select(problem, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 64
+    assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128
