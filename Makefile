@@ -21,7 +21,8 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt requirements/cuda-co
 	$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The tests compile kernels: where no usable nvcc is found, pip's is installed into the environment.
+# The tests compile kernels and read their machine code: where no usable nvcc or no cuobjdump is found, pip's
+# are installed into the environment.
 $(VENV)/.compiler: $(VENV)/.installed
 	$(VENV_PYTHON) -m flash_helpers.build.check_compiler || $(VENV_PYTHON) -m pip install --quiet -r requirements/cuda-compiler.txt
 	$(VENV_PYTHON) -m flash_helpers.build.check_compiler

@@ -16,6 +16,7 @@ from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     ForwardKernel,
     ForwardTraits,
+    HopperForwardKernelConfig,
     get_hopper_kernels_to_build,
 )
 from flash_helpers.test.utils import error_stats, py_flash_attention, reference
@@ -79,12 +80,14 @@ HOPPER = get_hopper_kernels_to_build()
 
 
 @cache
-def inputs(shape: Shape, dtype: DType, d_head: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(
+    shape: Shape, dtype: DType, d_head: int, d_head_v: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(shape.seq_len_q + d_head)
     sizes = (
         (shape.batch, shape.seq_len_q, shape.n_heads, d_head),
         (shape.batch, shape.seq_len_k, shape.n_heads_kv, d_head),
-        (shape.batch, shape.seq_len_k, shape.n_heads_kv, d_head),
+        (shape.batch, shape.seq_len_k, shape.n_heads_kv, d_head_v),
     )
     q, k, v = (torch.randn(size, device="cuda", generator=generator) for size in sizes)
     if shape.kind == "peaked":
@@ -97,8 +100,8 @@ def inputs(shape: Shape, dtype: DType, d_head: int) -> tuple[torch.Tensor, torch
 
 
 @cache
-def expected(shape: Shape, dtype: DType, d_head: int, causal: bool):
-    q, k, v = inputs(shape, dtype, d_head)
+def expected(shape: Shape, dtype: DType, d_head: int, d_head_v: int, causal: bool):
+    q, k, v = inputs(shape, dtype, d_head, d_head_v)
     out, lse = reference(q, k, v, causal=causal, softmax_scale=shape.scale)
     same_precision = py_flash_attention(q, k, v, causal=causal, softmax_scale=shape.scale)
     return out, lse, error_stats(same_precision.nan_to_num(), out)  # PyTorch's rows without keys are NaN
@@ -106,13 +109,14 @@ def expected(shape: Shape, dtype: DType, d_head: int, causal: bool):
 
 def run(kernel: ForwardKernel, shape: Shape) -> None:
     config, causal = kernel.config, kernel.traits.causal
-    case = (shape, config.dtype, config.d_head)
+    d_head_v = config.d_head_v if isinstance(config, HopperForwardKernelConfig) else config.d_head
+    case = (shape, config.dtype, config.d_head, d_head_v)
     q, k, v = inputs(*case)
     out, lse, allowed = expected(*case, causal)
     scale = config.d_head**-0.5 if shape.scale is None else shape.scale
     results = []
     for _ in range(2):
-        o = torch.full_like(q, math.nan)
+        o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype, device="cuda")
         given_lse = torch.full(lse.shape, math.nan, device="cuda")
         cuda.forward(kernel, q, k, v, o, given_lse, scale)
         results.append((o, given_lse))

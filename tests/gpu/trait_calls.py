@@ -37,6 +37,7 @@ class Case:
         parts: into which the keys are cut; 0: as many as ``n_splits`` says for an H100.
         d, d_v: columns of q and k, of v and o; 0: the kernel's, and d.
         spread: standard deviation of q.
+        jump: scores grow by hundreds of powers of two from the last 256 keys to those before.
     """
 
     q: int | tuple[int, ...]
@@ -50,6 +51,7 @@ class Case:
     d: int = 0
     d_v: int = 0
     spread: float = 1.0
+    jump: bool = False
 
 
 def guarded(shape: tuple[int, ...], dtype: torch.dtype, fill: float) -> tuple[Tensor, Tensor]:
@@ -81,9 +83,7 @@ class Sequences:
 
     def as_batch(self, x: Tensor) -> Tensor:
         """The tensor with the shape (sequences, longest, ...) that a launch takes; not to be looked at."""
-        if not self.packed:
-            return x
-        return x.as_strided((len(self.lengths), self.longest, *x.shape[2:]), (0, *x.stride()[1:]))
+        return x[:, : self.longest].expand(len(self.lengths), -1, -1, -1) if self.packed else x
 
 
 class Call:
@@ -95,7 +95,7 @@ class Call:
         self.q_seq, self.k_seq = Sequences(case.q, case.batch), Sequences(case.k, case.batch)
         self.n = len(self.q_seq.lengths)
         self.d = case.d or config.d_head
-        self.d_v = case.d_v or self.d
+        self.d_v = case.d_v or case.d or getattr(config, "d_head_v", self.d)
         self.used = case.used or self.k_seq.lengths
         generator = torch.Generator("cuda").manual_seed(self.q_seq.offsets[-1] + 7 * self.k_seq.offsets[-1])
 
@@ -107,6 +107,10 @@ class Call:
         self.q = normal(self.q_seq, self.heads, self.d).mul_(case.spread)
         self.k = normal(self.k_seq, heads_kv, self.d)
         self.v = normal(self.k_seq, heads_kv, self.d_v)
+        if case.jump:
+            self.q *= 8
+            self.k *= 10
+            self.k[:, -256:] *= 0.001
         for b, used in enumerate(self.used):
             for x in (self.k, self.v):
                 self.k_seq.rows(x, b)[:, used:] = math.nan

@@ -14,10 +14,11 @@ import pytest
 
 from flash_helpers.build.sources import include_root
 from flash_helpers.configs.hopper import PRODUCT_WIDTHS
-from flash_helpers.configs.hopper_sets import CHOICES, LADDER
+from flash_helpers.configs.hopper_sets import CHOICES, LADDER, SPLIT_CHOICES, VARLEN_CHOICES, Choice
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
+    ForwardTraits,
     HopperForwardKernelConfig,
     NextItem,
     SoftmaxReference,
@@ -106,18 +107,49 @@ def test_other_names_are_refused(name: str) -> None:
         parse_kernel_name_into_config(name)
 
 
-def test_choices_cover_every_length_and_mask_once() -> None:
-    for d_head in {choice.d_head for choice in CHOICES}:
-        for causal in (False, True):
-            limits = [c.max_seq_len for c in CHOICES if c.d_head == d_head and c.causal in (None, causal)]
-            assert limits[-1] is None
-            assert limits[:-1] == sorted(set(limits[:-1]))
+HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
+
+
+@pytest.mark.parametrize("choices", [CHOICES, VARLEN_CHOICES, SPLIT_CHOICES], ids=["all", "varlen", "split"])
+@pytest.mark.parametrize("d_heads", HEAD_SIZES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_choices_cover_every_length_and_mask_once(
+    choices: tuple[Choice, ...], d_heads: tuple[int, int], causal: bool
+) -> None:
+    limits = [choice.max_seq_len for choice in choices if choice.fits(*d_heads, causal, seq_len=1)]
+    assert limits[-1] is None
+    assert limits[:-1] == sorted({limit for limit in limits[:-1] if limit})
+    for choice in choices:
+        assert choice.config.infeasible_reason(device_facts("H100")) is None
+
+
+@pytest.mark.parametrize("d_heads", HEAD_SIZES)
+def test_choices_for_traits(d_heads: tuple[int, int]) -> None:
+    def chosen(seq_len: int, **traits: bool) -> ForwardKernel:
+        on = ForwardTraits(**traits)
+        kernel, reason = choose_hopper_kernel(
+            DType.BF16, d_heads[0], False, seq_len, d_head_v=d_heads[1], traits=on
+        )
+        assert reason
+        assert kernel.traits == on
+        assert (kernel.config.d_head, kernel.config.d_head_v) == d_heads
+        return kernel
+
+    for seq_len in (1, 512, 4096):
+        plain = chosen(seq_len).config
+        assert not plain.dynamic_schedule
+        assert chosen(seq_len, softcap=True, sinks=True, padded_head=True).config == plain
+        assert chosen(seq_len, window=True).config.dynamic_schedule
+        assert chosen(seq_len, varlen=True).config.dynamic_schedule
+        # Finding sequences takes registers that more consumers have not.
+        assert chosen(seq_len, varlen=True).config.n_consumers <= 2
+        assert chosen(seq_len, split=True).config.n_consumers == (1 if seq_len == 1 else 2)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
 def test_choose_hopper_kernel(causal: bool, exact: bool) -> None:
-    for d_head in (64, 128, 256):
+    for d_head in (64, 96, 128, 192, 256):
         for seq_len in (1, 1024, 1025, 2048, 2049, 16384):
             kernel, reason = choose_hopper_kernel(DType.FP16, d_head, causal, seq_len, exact)
             assert isinstance(kernel.config, HopperForwardKernelConfig)
@@ -129,7 +161,9 @@ def test_choose_hopper_kernel(causal: bool, exact: bool) -> None:
 
 
 def test_choose_hopper_kernel_names_the_head_sizes_it_has() -> None:
-    with pytest.raises(ValueError, match="head size 80; there are choices for 64, 128, 256"):
+    with pytest.raises(
+        ValueError, match="head size 80; there are choices for 128, 192, 192/128, 256, 64, 96"
+    ):
         choose_hopper_kernel(DType.FP16, 80, causal=False, seq_len=512)
 
 

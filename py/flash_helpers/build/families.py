@@ -76,14 +76,16 @@ class KernelFamily:
         return [other for other in range(target, target // 10 * 10 - 1, -1) if self.runs_on(other)]
 
 
+ALL_TRAITS = tuple(f.name for f in fields(ForwardTraits))
+
 FAMILIES = (
     KernelFamily(
         "ampere",
         FlashForwardKernelConfig,
         first_target=80,
-        traits=("causal", "window", "softcap", "sinks", "varlen", "split", "padded_head"),
+        traits=ALL_TRAITS,
     ),
-    KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True, traits=("causal",)),
+    KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True, traits=ALL_TRAITS),
 )
 """Every family, in the order in which the binding lists them."""
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from flash_helpers.build.ptxas import PtxasReport
-from flash_helpers.build.sass import Instruction
+from flash_helpers.build.sass import Instruction, hot_path, main_loop
 from flash_helpers.configs.hopper import MMA_K, HopperForwardKernelConfig
 from flash_helpers.configs.softmax import SoftmaxReference
 
@@ -23,34 +23,8 @@ COUNTED = ("HGMMA", "MUFU", "FFMA", "FMUL", "FADD", "FMNMX", "VIMNMX3", "F2FP", 
 
 
 def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) -> list[Instruction]:
-    """The loop over tiles without a mask: the products of one tile, and the shortest hot path; empty if none."""
-    n_products = config.d_head // MMA_K + config.B_c // MMA_K
-    found: list[Instruction] = []
-    for branch in body:
-        if branch.target is None or branch.target > branch.address:
-            continue
-        loop = [i for i in body if branch.target <= i.address <= branch.address]
-        products = sum(i.name == "HGMMA" for i in loop)
-        if products == n_products and (not found or len(hot_path(loop)) < len(hot_path(found))):
-            found = loop
-    return found
-
-
-def hot_path(loop: Sequence[Instruction]) -> list[Instruction]:
-    """A loop without the block that handles growth of the softmax reference, which hardly any tile enters.
-
-    It is the longest stretch that a forward branch leaps and that loads matrices from shared memory.
-    """
-    skipped: tuple[int, int] = (0, 0)
-    for branch in loop:
-        if branch.target is None or not branch.address < branch.target <= loop[-1].address:
-            continue
-        block = [i for i in loop if branch.address < i.address < branch.target]
-        names = {i.name for i in block}
-        longer = branch.target - branch.address > skipped[1] - skipped[0]
-        if "LDSM" in names and "HGMMA" not in names and longer:
-            skipped = (branch.address, branch.target)
-    return [i for i in loop if not skipped[0] < i.address < skipped[1]]
+    """The loop over tiles without a mask, which has one tile's products; empty when there is none."""
+    return main_loop(body, n_products=config.d_head // MMA_K + config.B_c // MMA_K)
 
 
 def count_opcodes(instructions: Iterable[Instruction]) -> dict[str, int]:

@@ -31,6 +31,9 @@ PIP_PACKAGES = (
 """What compiles and links a kernel library without a CUDA toolkit. pip's nvcc 13.0 alone pulls in the
 newest of the others, and lacks ``nv/target``, which ``cuda_fp16.h`` includes: hence all five, pinned."""
 
+DISASSEMBLER_PACKAGES = ("nvidia-cuda-cuobjdump==13.2.86", "nvidia-cuda-nvdisasm==13.2.86")
+"""What reads machine code without a CUDA toolkit. There is no 13.0 of them; 13.2 reads 13.0's code."""
+
 _USUAL_FOLDERS = ("/usr/local", "/opt")
 _VERSION = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
 

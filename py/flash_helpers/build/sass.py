@@ -130,22 +130,48 @@ def parse_functions(text: str) -> dict[str, list[Instruction]]:
     return functions
 
 
-def main_loop(instructions: Sequence[Instruction]) -> list[Instruction]:
+def main_loop(instructions: Sequence[Instruction], n_products: int | None = None) -> list[Instruction]:
     """The innermost loop that holds matrix instructions; empty when there is none.
 
-    Of several such loops (one with a mask, one without) it is the shortest: the one without extra work.
-    A loop that also has the softmax's exponentials goes before one that has not. Where there are warpgroup
-    instructions, only those count as matrix instructions: other products are of a rare path.
+    Of several with equally few products (one with a mask, one without) it is the one with the shortest hot
+    path: the one without extra work. A loop that also has the softmax's exponentials goes before one that has not. Where
+    there are warpgroup instructions, only those count as matrix instructions: other products are of a rare
+    path.
+
+    Args:
+        instructions: one function.
+        n_products: how many matrix instructions the loop has; None: any number.
     """
     products = ("HGMMA",) if any(i.name == "HGMMA" for i in instructions) else MMA
-    loops = []
+    loops: list[tuple[int, list[Instruction]]] = []  # with their number of products
     for instruction in instructions:
         if instruction.target is not None and instruction.target <= instruction.address:
             body = [i for i in instructions if instruction.target <= i.address <= instruction.address]
-            if any(i.name in products for i in body):
-                loops.append(body)
-    whole = [body for body in loops if any(i.opcode.startswith("MUFU.EX2") for i in body)]
-    return min(whole or loops, key=len, default=[])
+            found = sum(i.name in products for i in body)
+            if found if n_products is None else found == n_products:
+                loops.append((found, body))
+    loops = [loop for loop in loops if any(i.opcode.startswith("MUFU.EX2") for i in loop[1])] or loops
+    fewest = min((found for found, _ in loops), default=0)
+    innermost = [body for found, body in loops if found == fewest]
+    return min(innermost, key=lambda body: len(hot_path(body)), default=[])
+
+
+def hot_path(loop: Sequence[Instruction]) -> list[Instruction]:
+    """A loop of warpgroup products without the block that handles growth of the softmax reference.
+
+    Hardly any tile enters it. It is the longest stretch that a forward branch leaps and that loads matrices
+    from shared memory, which the loop has no other need for. Other loops are returned as they are.
+    """
+    skipped: tuple[int, int] = (0, 0)
+    if any(i.name == "HGMMA" for i in loop):
+        for branch in loop:
+            if branch.target is None or not branch.address < branch.target <= loop[-1].address:
+                continue
+            names = {i.name for i in loop if branch.address < i.address < branch.target}
+            longer = branch.target - branch.address > skipped[1] - skipped[0]
+            if "LDSM" in names and "HGMMA" not in names and longer:
+                skipped = (branch.address, branch.target)
+    return [i for i in loop if not skipped[0] < i.address < skipped[1]]
 
 
 def count_classes(instructions: Iterable[Instruction]) -> dict[str, int]:

@@ -148,7 +148,9 @@ def choose_ampere_kernel(
     """
     known = sorted({choice.capability for choice in CHOICES if choice.capability <= capability})
     if not known:
-        raise ValueError(f"compute capability {capability[0]}.{capability[1]}: this family needs 8.0 or newer")
+        raise ValueError(
+            f"compute capability {capability[0]}.{capability[1]}: this family needs 8.0 or newer"
+        )
     for choice in CHOICES:
         fits_length = choice.max_seq_len is None or seq_len <= choice.max_seq_len
         fits = choice.capability == known[-1] and choice.d_head == d_head and fits_length

@@ -10,7 +10,7 @@ from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.softmax import SoftmaxReference
-from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.configs.traits import PLAIN, ForwardTraits
 
 
 def _config(
@@ -20,7 +20,7 @@ def _config(
     base = HopperForwardKernelConfig(
         dtype=DType.BF16,
         d_head=d_head,
-        d_head_v=d_head,
+        d_head_v=changes.pop("d_head_v", None) or d_head,
         B_r=B_r,
         B_c=B_c,
         kv_stages=kv_stages,
@@ -47,6 +47,8 @@ class Choice:
         causal: for causal problems only, for others only, or (None) for both.
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3, bf16, 16384 tokens, hidden size 2048.
+            Where nothing was measured it says so.
+        d_head_v: head size of V; None: ``d_head``.
     """
 
     d_head: int
@@ -54,6 +56,16 @@ class Choice:
     causal: bool | None
     config: HopperForwardKernelConfig
     reason: str
+    d_head_v: int | None = None
+
+    def fits(self, d_head: int, d_head_v: int, causal: bool, seq_len: int) -> bool:
+        """Whether it was made for such a problem."""
+        return (
+            self.d_head == d_head
+            and (self.d_head_v or self.d_head) == d_head_v
+            and self.causal in (None, causal)
+            and (self.max_seq_len is None or seq_len <= self.max_seq_len)
+        )
 
 
 CHOICES = (
@@ -98,51 +110,128 @@ CHOICES = (
         _config(256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
         "fewer steps than with 64 columns: +0 to +2 % from 4096 on",
     ),
+    Choice(
+        96, None, None,
+        _config(96, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
+        "not measured: head size 128's, whose shared memory it needs, with a quarter less of products",
+    ),
+    Choice(
+        192, 2048, None,
+        _config(192, 128, 80, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
+        "not measured: the widest tiles that leave room for two Q slots, which count most for short items",
+    ),
+    Choice(
+        192, None, None,
+        _config(192, 128, 112, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        "not measured: head size 256's, with the widest tiles that fit beside one Q slot",
+    ),
+    Choice(
+        192, 2048, None,
+        _config(192, 128, 96, 2, 2, d_head_v=128, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
+        "not measured: the widest tiles that leave room for two Q slots, which count most for short items",
+        d_head_v=128,
+    ),
+    Choice(
+        192, None, None,
+        _config(192, 128, 128, 2, 1, d_head_v=128, ping_pong=False, forced_overlap=True, direct_store=True),
+        "not measured: the widest tiles that fit beside one Q slot",
+        d_head_v=128,
+    ),
 )  # fmt: skip
+
+VARLEN_CHOICES = (
+    Choice(
+        64, None, None,
+        _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        "not measured: three and four consumers leave the load warp too few registers to find sequences",
+    ),
+    *(choice for choice in CHOICES if choice.d_head != 64),
+)  # fmt: skip
+"""For sequences of different lengths."""
+
+MAX_SHORT_QUERIES = 64  # rows of one warpgroup
+
+SPLIT_CHOICES = tuple(
+    Choice(
+        d_head, MAX_SHORT_QUERIES, None,
+        _config(
+            d_head, 64, B_c, kv_stages, 1, d_head_v=d_head_v, ping_pong=False, forced_overlap=True,
+            direct_store=True,
+        ),
+        "not measured: few queries over many keys wait for DRAM alone; one warpgroup of rows, and all shared "
+        "memory for tiles on their way",
+        d_head_v=d_head_v,
+    )
+    for d_head, d_head_v, B_c, kv_stages in (
+        (64, 64, 128, 6), (96, 96, 128, 3), (128, 128, 128, 3), (192, 192, 64, 4), (192, 128, 64, 4),
+        (256, 256, 64, 3),
+    )
+) + VARLEN_CHOICES  # fmt: skip
+"""For keys that are shared by several thread blocks."""
 
 
 def choose_hopper_kernel(
-    dtype: DType, d_head: int, causal: bool, seq_len: int, exact: bool = False
+    dtype: DType,
+    d_head: int,
+    causal: bool,
+    seq_len: int,
+    exact: bool = False,
+    *,
+    d_head_v: int | None = None,
+    traits: ForwardTraits = PLAIN,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
 
     Args:
         dtype: element type. Choices were measured in bf16; fp16 runs the same instructions.
-        d_head: head size, one of those in ``CHOICES``.
+        d_head: head size of the kernel, one of those in ``CHOICES``.
         causal: whether the mask is causal.
-        seq_len: queries a head.
+        seq_len: queries a head; rows of a kv head, where grouped heads are packed.
         exact: take the row's true maximum as the reference instead of a lagged one.
+        d_head_v: head size of V; None: ``d_head``.
+        traits: what else the kernel must be able to do.
 
     Raises:
         ValueError: no choice has this head size.
     """
-    for choice in CHOICES:
-        fits_length = choice.max_seq_len is None or seq_len <= choice.max_seq_len
-        if choice.d_head == d_head and fits_length and choice.causal in (None, causal):
-            return _kernel(choice.config, dtype, causal, exact), choice.reason
-    known = ", ".join(map(str, sorted({choice.d_head for choice in CHOICES})))
-    raise ValueError(f"no Hopper kernel is chosen for head size {d_head}; there are choices for {known}")
+    traits = replace(traits, causal=causal or traits.causal)
+    d_head_v = d_head if d_head_v is None else d_head_v
+    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen else CHOICES
+    for choice in choices:
+        if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len):
+            return _kernel(choice.config, dtype, traits, exact), choice.reason
+    known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
+    given = _head_sizes(d_head, d_head_v)
+    raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
 
 
-def _kernel(config: HopperForwardKernelConfig, dtype: DType, causal: bool, exact: bool) -> ForwardKernel:
-    """The kernel of a choice for one dtype and mask.
+def _head_sizes(d_head: int, d_head_v: int | None) -> str:
+    return str(d_head) if d_head_v in (None, d_head) else f"{d_head}/{d_head_v}"
 
-    Causal items differ in length: a counter spreads them, static rounds leave blocks idle (-3 to -28 %).
+
+def _kernel(
+    config: HopperForwardKernelConfig, dtype: DType, traits: ForwardTraits, exact: bool
+) -> ForwardKernel:
+    """The kernel of a choice for one dtype and set of traits.
+
+    Items under a mask, and of sequences of different lengths, differ in length: a counter spreads them,
+    static rounds leave blocks idle (causal: -3 to -28 %).
     Exact: the rescale is skipped where it pays (head size 256, +3 %), and no overlap is forced (-1 to -7 %).
     """
-    config = replace(config, dtype=dtype, dynamic_schedule=causal)
+    uneven = traits.causal or traits.window or traits.varlen
+    config = replace(config, dtype=dtype, dynamic_schedule=uneven)
     if exact:
         skips = config.d_head == 256
         reference = SoftmaxReference.EXACT_SKIP_RESCALE if skips else SoftmaxReference.EXACT
         config = replace(config, softmax_reference=reference, forced_overlap=False)
-    return ForwardKernel(config, ForwardTraits(causal=causal))
+    return ForwardKernel(config, traits)
 
 
 def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) -> list[ForwardKernel]:
     """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once."""
     return sorted(
         {
-            _kernel(choice.config, dtype, causal, exact)
+            _kernel(choice.config, dtype, ForwardTraits(causal=causal), exact)
             for choice in CHOICES
             for dtype in dtypes
             for causal in ((False, True) if choice.causal is None else (choice.causal,))

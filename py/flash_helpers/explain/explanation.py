@@ -146,6 +146,7 @@ def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
         DisassemblerNotFoundError,
         count_classes,
         disassemble,
+        hot_path,
         main_loop,
         parse_functions,
     )
@@ -156,5 +157,5 @@ def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
         functions = parse_functions(disassemble(result.path))
     except (DisassemblerNotFoundError, ValueError) as error:
         return Compiled(facts.registers, facts.spill_bytes, {}, str(error))
-    loop = max((main_loop(body) for body in functions.values()), key=len, default=[])
+    loop = max((hot_path(main_loop(body)) for body in functions.values()), key=len, default=[])
     return Compiled(facts.registers, facts.spill_bytes, count_classes(loop) if loop else {})

@@ -114,10 +114,13 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
     };
     cudaError_t error = find_or_encode(queries(p.q, d_head, p.q_strides, Static::B_r), maps.q);
     if (error != cudaSuccess) return error;
-    error = find_or_encode(keys(p.k, d_head, p.k_strides), maps.k);
-    if (error != cudaSuccess) return error;
-    error = find_or_encode(keys(p.v, d_head_v, p.v_strides), maps.v);
-    if (error != cudaSuccess || Static::kDirectStore) return error;
+    if (p.seq_len_k > 0) {  // else no item has a tile
+        error = find_or_encode(keys(p.k, d_head, p.k_strides), maps.k);
+        if (error != cudaSuccess) return error;
+        error = find_or_encode(keys(p.v, d_head_v, p.v_strides), maps.v);
+        if (error != cudaSuccess) return error;
+    }
+    if (Static::kDirectStore) return error;
     // Each warpgroup's 64 rows are stored by themselves.
     return find_or_encode(queries(p.o, d_head_v, p.o_strides, kWarpgroupRows), maps.o);
 }

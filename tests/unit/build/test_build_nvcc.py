@@ -132,7 +132,10 @@ def test_requirements_file_pins_the_same_packages():
     lines = (
         (Path(__file__).resolve().parents[3] / "requirements" / "cuda-compiler.txt").read_text().splitlines()
     )
-    assert tuple(line for line in lines if not line.startswith("#")) == nvcc.PIP_PACKAGES
+    assert tuple(line for line in lines if not line.startswith("#")) == (
+        *nvcc.PIP_PACKAGES,
+        *nvcc.DISASSEMBLER_PACKAGES,
+    )
 
 
 def test_disassembler_of_a_pip_package(tmp_path):
@@ -150,5 +153,7 @@ def test_check_compiler_exits_with_the_answer(tmp_path):
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     program = make_program(tmp_path / "toolkit" / "bin" / "nvcc")
+    disassembler = make_program(tmp_path / "toolkit" / "bin" / "cuobjdump")
     found = run(tmp_path / "toolkit")
-    assert (found.returncode, found.stdout, found.stderr) == (0, f"{program}, version 13.0.88\n", "")
+    shown = f"{program}, version 13.0.88; {disassembler}\n"
+    assert (found.returncode, found.stdout, found.stderr) == (0, shown, "")

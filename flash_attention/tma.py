@@ -1,0 +1,38 @@
+"""Which tensors the Hopper family's bulk tensor copies (TMA) can reach, from addresses and strides alone.
+
+The Ampere family takes the others: it copies row by row.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flash_attention.memory import misalignment
+
+MAX_STRIDE_BYTES = 1 << 40  # strides are below (CUDA driver API, cuTensorMapEncodeTiled)
+MAX_SIZE = 1 << 32
+
+
+def tma_reason(x: Tensor) -> str | None:
+    """Why no tensor map can say where x lies, or None.
+
+    Args:
+        x: (batch, seq, heads, d) or packed (total, heads, d), 16 bits an element. A dimension of size 1 is
+            never stepped along: its stride may be anything.
+
+    Returns:
+        A reason that goes on "the tensor …", for instance "has a stride of 0 in dimension 0".
+    """
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        return f"has a last stride of {x.stride(-1)}; the elements of a head must be neighbours"
+    for dim in range(x.ndim - 1):
+        size, stride = x.shape[dim], x.stride(dim)
+        if size > MAX_SIZE:
+            return f"has {size} elements in dimension {dim}; at most 2^32 can be addressed"
+        if size > 1 and stride <= 0:
+            return f"has a stride of {stride} in dimension {dim}; strides must be positive"
+        if size > 1 and stride * x.element_size() >= MAX_STRIDE_BYTES:
+            return f"has a stride of {stride * x.element_size()} bytes in dimension {dim}; at most 2^40 - 16"
+    if reason := misalignment(x):
+        return f"is not aligned: {reason}"
+    return None

@@ -1,0 +1,54 @@
+"""What the Hopper family's tensor maps can say, and the reasons for what they cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flash_attention.tma import tma_reason
+
+X = torch.zeros(2, 64, 4, 128, dtype=torch.float16)
+QKV = torch.zeros(2, 64, 3, 4, 128, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X,
+        X.transpose(1, 2),
+        QKV[:, :, 1],
+        X[..., 8:72],
+        X[:, ::3],
+        X[0],
+        X[:, :, :1].as_strided((2, 64, 1, 128), (64 * 512, 512, 7, 1)),  # a size of 1 with an odd stride
+        X[:1].expand(1, -1, -1, -1),
+        torch.zeros(2, 0, 4, 128, dtype=torch.float16),
+    ],
+    ids=["contiguous", "heads_first", "of_qkv", "columns", "rows", "packed", "odd_stride", "one", "empty"],
+)
+def test_tensors_that_can_be_said(x: torch.Tensor) -> None:
+    assert tma_reason(x) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (X[:1].expand(3, -1, -1, -1), "stride of 0 in dimension 0; strides must be positive"),
+        (X[:, :, :1].expand(-1, -1, 4, -1), "stride of 0 in dimension 2"),
+        (X[..., ::2], "last stride of 2"),
+        (X[..., 4:68], "not aligned: its first element is 8 bytes past a multiple of 16 bytes"),
+        (torch.zeros(2, 64, 4, 36, dtype=torch.float16), "not aligned: its stride of dimension 2 is 36"),
+        (
+            torch.zeros(8, dtype=torch.float16).as_strided((1, 1, 2, 8), (8, 8, 0, 1)),
+            "stride of 0 in dimension 2",
+        ),
+        (
+            torch.empty((2, 1, 1, 8), dtype=torch.float16, device="meta").as_strided(
+                (2, 1, 1, 8), (1 << 39, 8, 8, 1)
+            ),
+            "stride of 1099511627776 bytes in dimension 0",
+        ),
+    ],
+)
+def test_reasons(x: torch.Tensor, reason: str) -> None:
+    assert reason in str(tma_reason(x))
