@@ -38,6 +38,11 @@ VARIABLES = (
         "tuning-1.sqlite3 in the folder of compiled kernels",
         "file of tuning results",
     ),
+    Variable(
+        "FLASH_ATTENTION_COMMIT",
+        "what git says",
+        "commit recorded with measurements, for copies of the sources without their git folder",
+    ),
     Variable("CUDA_HOME", "not set", "folder of the CUDA toolkit whose bin/nvcc is tried first"),
     Variable(
         "KERNELS",
@@ -83,6 +88,11 @@ def tuning_db() -> Path | None:
     """``FLASH_ATTENTION_TUNING_DB``: the file of tuning results; ``None`` where it is not set."""
     text = os.environ.get("FLASH_ATTENTION_TUNING_DB", "").strip()
     return Path(text).expanduser().absolute() if text else None
+
+
+def commit() -> str | None:
+    """``FLASH_ATTENTION_COMMIT``: the commit to record with measurements; ``None`` where it is not set."""
+    return os.environ.get("FLASH_ATTENTION_COMMIT", "").strip() or None
 
 
 def jobs() -> int | None:

@@ -12,7 +12,15 @@ from trait_calls import Call, Case
 from flash_attention.backends import cuda
 from flash_attention.backends.cuda import Features
 from flash_attention.errors import KernelLaunchError
-from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel, ForwardTraits
+from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
+from flash_helpers.kernel_configs import (
+    KNOWN_DEVICES,
+    DType,
+    FlashForwardKernelConfig,
+    ForwardKernel,
+    ForwardTraits,
+    SoftmaxReference,
+)
 from flash_helpers.test.utils import reference
 
 FP16, BF16 = DType.FP16, DType.BF16
@@ -30,20 +38,42 @@ def kernel(dtype: DType, d_head: int, traits: str, B_r: int = 64, B_c: int = 64,
 
 
 NOT_ASYNC = {"async_copy": False, "eager_load_blocks": False}
+RING = {  # stages and barriers as the fast kernels have them
+    "kv_stages": 2,
+    "mbarrier": True,
+    "Q_mma_load_K_tiles": 1,
+    "K_mma_load_K_tiles": 1,
+    "V_mma_load_K_tiles": 1,
+    "fragments_ahead": 1,
+}
+LAGGED = {"softmax_reference": SoftmaxReference.LAGGED}
+ANCHORED = {"softmax_reference": SoftmaxReference.ANCHORED}
+DECODE = choose_ampere_decode_config(BF16, 128, KNOWN_DEVICES["H100"])
+
 WINDOW = [
     kernel(BF16, 128, "window"),
     kernel(FP16, 64, "window", 128, 32),
     kernel(FP16, 64, "causal window", optimized_softmax=False),
+    kernel(FP16, 128, "window", 128, 64, **LAGGED, **RING),
 ]
-SOFTCAP = [kernel(BF16, 128, "softcap"), kernel(FP16, 64, "causal softcap", optimized_softmax=False)]
+SOFTCAP = [
+    kernel(BF16, 128, "softcap"),
+    kernel(FP16, 64, "causal softcap", optimized_softmax=False),
+    kernel(BF16, 128, "causal softcap", 128, 64, **ANCHORED, **RING),
+]
 SINKS = [kernel(BF16, 128, "sinks"), kernel(FP16, 64, "window sinks", 128, 64)]
 VARLEN = [
     kernel(BF16, 128, "causal varlen"),
     kernel(FP16, 64, "causal varlen", 128, 128),
     kernel(FP16, 128, "varlen", swizzled=False, **NOT_ASYNC),
+    kernel(BF16, 128, "causal varlen", 128, 64, **ANCHORED, **RING),
 ]
 SPLIT = [kernel(BF16, 128, "split"), kernel(FP16, 64, "causal sinks split", B_c=128)]
-VARLEN_SPLIT = [kernel(FP16, 128, "varlen split"), kernel(BF16, 64, "causal varlen split")]
+VARLEN_SPLIT = [
+    kernel(FP16, 128, "varlen split", **LAGGED),
+    kernel(BF16, 64, "causal varlen split"),
+    ForwardKernel(DECODE, ForwardTraits(varlen=True, split=True)),
+]
 PADDED = [
     kernel(BF16, 64, "padded_head"),
     kernel(FP16, 64, "causal padded_head", **NOT_ASYNC),

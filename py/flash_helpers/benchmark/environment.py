@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from flash_helpers import environment as settings
+
 SMI_FIELDS = {
     "sm_clock_mhz": "clocks.sm",
     "memory_clock_mhz": "clocks.mem",
@@ -58,7 +60,12 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of this checkout, with ``-dirty`` when files differ from it; None outside one."""
+    """The commit of this checkout, with ``-dirty`` when files differ from it; None outside one.
+
+    ``FLASH_ATTENTION_COMMIT`` says it where the sources came without their git folder.
+    """
+    if given := settings.commit():
+        return given
     root = Path(__file__).resolve().parents[3]
     try:
         done = subprocess.run(

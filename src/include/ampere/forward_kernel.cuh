@@ -79,12 +79,14 @@ struct ForwardWarp {
     // behind it.
     FLASH_DEVICE bool may_see(int first_key) const {
         constexpr bool ends_grow = Kernel::traits.causal || Kernel::traits.window;
-        return (!ends_grow || mask.visible_end(first_row + Kernel::warp_rows - 1) > first_key) &&
-               (!Kernel::traits.window || mask.visible_begin(first_row) < first_key + Kernel::B_c);
+        const int row = computed_here(first_row);
+        return (!ends_grow || mask.visible_end(row + Kernel::warp_rows - 1) > first_key) &&
+               (!Kernel::traits.window || mask.visible_begin(row) < first_key + Kernel::B_c);
     }
 
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
+        const int first_row = computed_here(this->first_row);
         bool all_visible = mask.visible_end(first_row) >= first_key + Kernel::B_c;
         if constexpr (Kernel::traits.window) {
             all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key;
@@ -137,7 +139,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         mask.window_left = args.window_left;
         mask.window_right = args.window_right;
     }
-    const int q_row = q_block * Kernel::B_r;  // first query of the thread block
+    const int q_row = uniform(q_block) * Kernel::B_r;  // first query of the thread block
     const int q_rows = min_of(Kernel::B_r, q_seq.n_rows - q_row);
     if (traits.varlen && q_rows <= 0) return false;  // the grid has room for the longest sequence
     KeyBlocks blocks =
@@ -171,6 +173,8 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 
     if (blocks.begin < blocks.end) {
         int kv_block = blocks.end - 1;
+        blocks.full_end = uniform(blocks.full_end);
+        if constexpr (traits.window) blocks.full_begin = uniform(blocks.full_begin);
         state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         state.prepare_Q();
 #pragma unroll 1

@@ -36,17 +36,20 @@ struct TileLoader {
 
     const char *gmem;    // this thread's chunk in the row it copies next
     int64_t pass_bytes;  // from one pass to the next
-    uint32_t smem;       // where this thread's chunk of pass 0 goes
+    uint32_t smem_tile;  // where the tile goes
+    uint32_t offset;     // of this thread's chunk of pass 0 in it
     int row;             // this thread's row of pass 0
     int n_panels;        // with padded heads: the panels in which the tensor has this thread's chunk
 
     // `first_row`: the matrix row with which the tile that is loaded first begins.
-    FLASH_DEVICE TileLoader(const GlobalMatrix &matrix, int first_row, uint32_t smem_tile)
-        : pass_bytes(matrix.row_bytes * Kernel::copy_rows), row(threadIdx.x / Tile::row_chunks) {
+    FLASH_DEVICE TileLoader(const GlobalMatrix &matrix, int first_row, uint32_t smem)
+        : pass_bytes(matrix.row_bytes * Kernel::copy_rows),
+          smem_tile(smem),
+          row(threadIdx.x / Tile::row_chunks) {
         const int chunk = threadIdx.x % Tile::row_chunks;
         const int64_t last_pass_row = int64_t(first_row) + (passes - 1) * Kernel::copy_rows + row;
         gmem = matrix.begin + last_pass_row * matrix.row_bytes + chunk * kChunkBytes;
-        smem = smem_tile + Tile::offset(row, chunk);
+        offset = Tile::offset(row, chunk);
         n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
     }
 
@@ -112,7 +115,7 @@ struct TileLoader {
         return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);
     }
     FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
-        return smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
+        return offset + smem_tile + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
     }
     FLASH_DEVICE const char *gmem_of(int panel) const { return gmem + panel * Tile::row_bytes; }
 };
