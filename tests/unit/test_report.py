@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_rows_stand_by_size_the_fastest_first(recorded: Path, report_folder: Pat
     assert [(c[0], c[-1].replace("<wbr>", "")) for c in cells] == [
         (r.problem.label(), r.implementation) for r in rows
     ]
-    same = [(a, b) for a, b in zip(rows, rows[1:], strict=False) if a.problem == b.problem]
+    same = [(a, b) for a, b in pairwise(rows) if a.problem == b.problem]
     assert all((a.tflops() or 0) >= (b.tflops() or 0) for a, b in same)
     assert len(rows) - len(same) == table.count('<tr class="fastest">') == len({r.problem for r in rows})
     lengths = [r.problem.seq_len for r in rows if (r.problem.dtype, r.problem.d_head) == (DType.BF16, 64)]
