@@ -220,20 +220,23 @@ class FlashForwardKernelConfig:
         if not 1 <= self.kv_stages <= MAX_STAGES:
             return f"kv_stages is {self.kv_stages}; it must be 1 to {MAX_STAGES}"
         if self.kv_stages > 1 and not self.eager_load_blocks:
-            return f"kv_stages is {self.kv_stages}: stages beyond the first need async_copy and eager_load_blocks"
+            return (
+                f"kv_stages is {self.kv_stages}: stages beyond the first need async_copy and "
+                "eager_load_blocks"
+            )
         if self.mbarrier and self.kv_stages == 1:
             return "mbarrier needs kv_stages of 2 or more: with one stage warps cannot drift apart"
         if not 0 <= self.fragments_ahead <= self.B_c // MMA_K:
             return (
-                f"fragments_ahead is {self.fragments_ahead}; it must be 0 to {self.B_c // MMA_K}, the fragments "
-                "of K that one step along d_head needs"
+                f"fragments_ahead is {self.fragments_ahead}; it must be 0 to {self.B_c // MMA_K}, the "
+                "fragments of K that one step along d_head needs"
             )
         tiles = (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
         single = tiles[0] in (0, 1) and tiles[1:] == (1, 1) and not self.mma_double_buffer_loads
         if self.fragments_ahead and not single:
             return (
-                f"fragments_ahead is {self.fragments_ahead} with loads of {tiles} tiles: it loads fragment by "
-                "fragment; make K's and V's tiles 1, Q's 0 or 1, and mma_double_buffer_loads False"
+                f"fragments_ahead is {self.fragments_ahead} with loads of {tiles} tiles: it loads fragment "
+                "by fragment; make K's and V's tiles 1, Q's 0 or 1, and mma_double_buffer_loads False"
             )
         return None
 

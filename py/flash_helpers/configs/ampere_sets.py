@@ -1,4 +1,4 @@
-"""The Ampere family's best kernels with their reasons, for each kind of GPU, and the ladder that leads there."""
+"""The Ampere family's best kernels for each kind of GPU, with reasons, and the ladder that leads there."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Choice:
 _HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
 
 _D64_REASON = (
-    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 row "
-    "sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
+    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 "
+    "row sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
 )
 
 CHOICES = (
@@ -209,7 +209,7 @@ SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def get_ampere_speed_ladder(dtype: DType = DType.BF16) -> list[FlashForwardKernelConfig]:
-    """From where the seven-step ladder ends to where the family stands, for head size 128: one idea a step."""
+    """From where the seven-step ladder ends to where the family stands, for head size 128; an idea a step."""
     config = _config(
         128, 128, 64, 4, 1,
         dtype=dtype,
