@@ -82,8 +82,8 @@ CHOICES = (
         64, 4096, False,
         _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV),
         "four warpgroups read each K and V tile, six stages run far ahead: +8 % over 192 x 128 at 512, +3 % "
-        "at 2048 and 4096, which 192 does not divide; the next item's first product with the last P V: +37 % at "
-        "512, +20 % at 1024",
+        "at 2048 and 4096, which 192 does not divide; the next item's first product with the last P V: +37 % "
+        "at 512, +20 % at 1024",
     ),
     Choice(
         64, None, None,

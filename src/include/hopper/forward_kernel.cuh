@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         Consumer<CFG, TRAITS> consumer(args, smem, warpgroup - 1);
         run_consumer(consumer);
     }
+    if (Static::kPaired) cluster_sync();  // the other block may still arrive at this one's barriers
 }
 
 }  // namespace flash::hopper
