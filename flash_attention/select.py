@@ -145,14 +145,19 @@ class ShippedMeasurements:
         """The Hopper family's choice, on Hopper."""
         if facts.capability != (9, 0) or problem.seq_len_q < self.MIN_QUERIES:
             return None
-        d_head = next((d for d in HOPPER_HEAD_SIZES if d >= max(problem.d_head, problem.d_head_v)), None)
-        if d_head is None:
+        wanted = (problem.d_head, problem.d_head_v)
+        sizes = next((c for c in HOPPER_HEAD_SIZES if c[0] >= wanted[0] and c[1] >= wanted[1]), None)
+        if sizes is None:
             return None
-        kernel, reason = choose_hopper_kernel(problem.dtype, d_head, problem.causal, problem.seq_len_q)
+        kernel, reason = choose_hopper_kernel(
+            problem.dtype,
+            sizes[0],
+            problem.causal,
+            problem.seq_len_q,
+            d_head_v=sizes[1],
+            traits=ForwardTraits(**problem.features()),
+        )
         return kernel.config, reason
-
-
-HOPPER_HEAD_SIZES = sorted({kernel.config.d_head for kernel in get_hopper_best_kernels()})
 
 
 # ---------------------------------------------------------------------- who can
@@ -222,6 +227,9 @@ def size_reason(
 def head_sizes(config: ForwardConfig) -> tuple[int, int]:
     """Columns of Q and K, and of V and O."""
     return config.d_head, getattr(config, "d_head_v", config.d_head)
+
+
+HOPPER_HEAD_SIZES = sorted({head_sizes(kernel.config) for kernel in get_hopper_best_kernels()})
 
 
 def _holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:

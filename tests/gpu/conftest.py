@@ -1,4 +1,4 @@
-"""GPU tests: kernels are built once, in parallel, before the first test."""
+"""GPU tests: the kernels that the collected tests name are built in parallel before the first test."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ import time
 import pytest
 import torch
 from gpu_cases import CONFIG
-from test_shapes import AMPERE, HOPPER
-from test_traits import KERNELS as WITH_TRAITS
 
 from flash_helpers import build
-from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build
+from flash_helpers.build.families import FAMILIES, family_of
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+
+_named: set[ForwardKernel] = {ForwardKernel(CONFIG)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Notes every kernel and every configuration among the tests' parameters."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        for value in callspec.params.values() if callspec else ():
+            if isinstance(value, ForwardKernel):
+                _named.add(value)
+            elif isinstance(value, ForwardConfig):
+                _named.add(ForwardKernel(value))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,11 +34,8 @@ def _built_kernels() -> None:
     begin = time.perf_counter()
     major, minor = torch.cuda.get_device_capability()
     target = 10 * major + minor
-    kernels = (
-        [ForwardKernel(config) for config in sorted({*get_kernels_to_build(), CONFIG})] + AMPERE + WITH_TRAITS
-    )
-    build.build_kernels(kernels, [target])
-    if target == 90:
-        kernels += HOPPER
-        build.build_kernels(HOPPER, [target])
-    print(f"\n{len(kernels)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+    for family in FAMILIES:
+        kernels = [kernel for kernel in _named if family_of(kernel) is family]
+        if kernels and family.runs_on(target):
+            build.build_kernels(kernels, [target])
+    print(f"\n{len(_named)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

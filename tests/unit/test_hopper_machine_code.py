@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,31 @@ from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
+    ForwardTraits,
     choose_hopper_kernel,
     parse_kernel_name_into_config,
 )
 
 RECORDED = Path(__file__).with_name("hopper_instruction_counts.json")
+
+
+def with_traits(dtype: DType, d_head: int, seq_len: int, *traits: str) -> ForwardKernel:
+    """The kernel chosen for a problem with the traits that are named."""
+    on = ForwardTraits(**dict.fromkeys(traits, True))
+    return choose_hopper_kernel(dtype, d_head, on.causal, seq_len, traits=on)[0]
+
+
 KERNELS = [
     choose_hopper_kernel(DType.BF16, 64, causal=True, seq_len=4096)[0],
     choose_hopper_kernel(DType.BF16, 64, causal=False, seq_len=512)[0],
     choose_hopper_kernel(DType.FP16, 128, causal=True, seq_len=4096)[0],
     choose_hopper_kernel(DType.BF16, 128, causal=False, seq_len=512, exact=True)[0],
     choose_hopper_kernel(DType.BF16, 256, causal=False, seq_len=4096)[0],
+    choose_hopper_kernel(DType.BF16, 192, causal=False, seq_len=4096, d_head_v=128)[0],
+    with_traits(DType.BF16, 64, 512, "window"),
+    with_traits(DType.BF16, 128, 4096, "softcap"),
+    with_traits(DType.FP16, 128, 4096, "causal", "varlen", "sinks", "padded_head"),
+    with_traits(DType.BF16, 128, 1, "varlen", "split"),
 ]
 CLEAN = PtxasReport(registers=168, spill_bytes=0, static_smem_bytes=0, warnings=())
 
@@ -131,11 +145,12 @@ def test_machine_code_passes_the_gates(
 
 def machine_code(library: Path, kernel: ForwardKernel) -> list[Instruction]:
     """One kernel's machine code, found by the configuration and traits in its mangled name."""
+    traits = "13ForwardTraits" + "".join(f"Lb{int(on)}E" for on in astuple(kernel.traits))
     (body,) = (
         body
         for name, body in parse_functions(disassemble(library)).items()
         if "hopper_forward_kernel" in name
         and parse_kernel_name_into_config(name) == kernel.config
-        and ("13ForwardTraitsLb1E" in name) == kernel.traits.causal
+        and traits in name
     )
     return body

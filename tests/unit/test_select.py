@@ -93,11 +93,12 @@ def test_the_choice_fits(name, dtype, d):
         config = choice.kernel.config
         assert config.infeasible_reason(facts) is None
         assert config.dtype is dtype
-        assert config.d_head == (64 if d <= 64 else 128)
-        assert "Hopper" not in type(config).__name__ or name == "H100"
+        on_hopper = "Hopper" in type(config).__name__
+        assert config.d_head == min(size for size in (64, 96, 128) if size >= d and (size != 96 or on_hopper))
+        assert not on_hopper or name == "H100"
         traits = choice.kernel.traits
         assert traits.causal == (problem.right == 0)
-        assert traits.padded_head == (d not in (64, 128)) or "Hopper" in type(config).__name__
+        assert traits.padded_head == (d != config.d_head)
         assert (choice.n_splits > 1) == traits.split
         assert {choice.kernel.config, *(r.kernel.config for r in choice.rejected)} == set(
             default_candidates()
@@ -115,11 +116,11 @@ def test_what_does_not_fit_is_rejected_with_the_reason():
     assert "FP16" in reasons[dataclasses.replace(small, dtype=DType.FP16)]
 
 
-@pytest.mark.parametrize("d", [136, 192, 256])
-def test_no_kernel_for_a_head_size(d):
+@pytest.mark.parametrize(("d", "on_hopper"), [(136, 192), (192, 192), (256, 256)])
+def test_no_kernel_for_a_head_size(d, on_hopper):
     with pytest.raises(NoKernelError, match=rf"head size is 128, the tensors' is {d}"):
         select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), RTX3090)
-    assert select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), H100).kernel.config.d_head == 256
+    assert select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), H100).kernel.config.d_head == on_hopper
 
 
 @pytest.mark.parametrize("change", [{"left": 5}, {"softcap": True}, {"sinks": True}, {"varlen": True}])

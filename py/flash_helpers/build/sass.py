@@ -134,9 +134,9 @@ def main_loop(instructions: Sequence[Instruction], n_products: int | None = None
     """The innermost loop that holds matrix instructions; empty when there is none.
 
     Of several with equally few products (one with a mask, one without) it is the one with the shortest hot
-    path: the one without extra work. A loop that also has the softmax's exponentials goes before one that has not. Where
-    there are warpgroup instructions, only those count as matrix instructions: other products are of a rare
-    path.
+    path: the one without extra work. A loop that also has the softmax's exponentials goes before one that has
+    not. Where there are warpgroup instructions, only those count as matrix instructions: other products are
+    of a rare path.
 
     Args:
         instructions: one function.

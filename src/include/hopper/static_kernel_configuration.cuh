@@ -26,8 +26,8 @@ inline constexpr int kMaxSmemBytes = 227 * 1024;
 struct RegisterBudget {
     int producer, consumer;
 };
-// warp_loads: finding sequences and parts takes the load warp more. Three and four consumers have none to give:
-// their load warp spills, outside of its loop over tiles.
+// warp_loads: finding sequences and parts takes the load warp more. Three and four consumers have none to
+// give: their load warp spills, outside of its loop over tiles.
 constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads) {
     switch (n_consumers) {
         case 1:
