@@ -15,6 +15,7 @@ from flash_attention.candidates import kernel_for, size_reason, unable_reason
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.problem import AttentionProblem, Window, visible_limits
+from flash_attention.redirect import not_for_eager
 from flash_attention.select import Choice, select
 from flash_attention.tma import stride_obstacle
 from flash_helpers import environment
@@ -49,18 +50,19 @@ def plan(
     softcap: float,
     lse: bool,
     config: ForwardConfig | None,
-) -> Plan:
+) -> Plan | None:
     """Checks the tensors of ``attention``, and gives their problem and its choice (None: nothing to compute).
 
     Both depend on shapes, strides, types and options alone, and so are looked up after the first call. What
-    is checked anew each time is what else may differ between tensors.
+    is checked anew each time is what else may differ between tensors. Tensors that are not for eager work
+    have no plan (``not_for_eager``).
 
     Raises:
         as ``attention``.
     """
-    if sinks is not None:
-        checks.check_inputs(q, k, v, sinks, LAYOUT)
     if _are_plain(q, k, v):
+        if sinks is not None:
+            checks.check_inputs(q, k, v, sinks, LAYOUT)
         contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         key = (
             q.device, q.dtype, q.shape, k.shape, v.shape,
@@ -71,6 +73,8 @@ def plan(
             return found
     else:
         key = None
+    if not_for_eager(q, k, v):
+        return None
     checks.check_inputs(q, k, v, sinks, LAYOUT)
     problem = _problem_of(q, k, v, sinks, causal, window, softcap, lse)
     empty = not problem.batch * problem.n_heads * problem.seq_len_q
