@@ -267,13 +267,13 @@ def test_a_problem_shows_choice_candidates_and_reasons(
     (chosen,) = explain_problem_command(**options)
     assert chosen.candidates[0].chosen
     assert "the choice of the ampere family" in chosen.reason
-    assert {c.kernel.config.d_head for c in by_model.candidates} == {128}
-    assert sum(by_model.unable.values()) + len(by_model.candidates) >= len(get_kernels_to_build())
-    assert any("BF16" in reason for reason in by_model.unable)
+    assert {c.kernel.config.d_head for c in chosen.candidates} == {128}
+    assert sum(chosen.unable.values()) + len(chosen.candidates) >= len(get_kernels_to_build())
+    assert any("BF16" in reason for reason in chosen.unable)
     assert "nothing near was measured on this card" in capsys.readouterr().out
 
     # A measured kernel goes before the model's choice.
-    other = by_model.candidates[-1].kernel
+    other = chosen.candidates[-1].kernel
     device = TunedDevice.of(facts)
     bucket = Bucket.of_problem(problem, facts.sm_count)
     measured = Measurement(other.short_form(), problem, stage=FINAL, milliseconds=10.0, rounds=11)
