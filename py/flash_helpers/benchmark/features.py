@@ -1,13 +1,13 @@
-"""What each feature costs and gives, beside the peers that have it: ``python -m flash_helpers.benchmark.features``.
+"""What each feature costs and gives, beside the peers that have it.
 
-Causal, windows, grouped heads, sequences of different lengths, one query over a cache of 1k to 128k keys
-(beside the card's copy rate, measured in the same run), and that a plain kernel is the same machine code
-whatever features other kernels have. All contestants of a row are timed in turns, in random order.
+``python -m flash_helpers.benchmark.features --out DIR`` times causal, windows, grouped heads, sequences of
+different lengths, one query over a cache of 1k to 128k keys (beside the card's copy rate, measured in the
+same run), and what a plain kernel would lose if it were compiled for windows too. All contestants of a row
+are timed in turns, in random order.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import itertools
 import json
@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from flash_helpers.benchmark.peers import _is_installed
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
 from flash_helpers.flops import attention_flop, visible_pairs
-from flash_helpers.kernel_configs import DType
+from flash_helpers.kernel_configs import DType, ForwardKernel
 
 DTYPE = torch.bfloat16
 TOKENS, HEADS, HEADS_KV, D_HEAD = 16384, 32, 8, 128
@@ -42,7 +42,7 @@ CACHE_BATCHES = (1, 8, 32)
 CACHE_BYTES = 24 << 30  # caches beyond this are left out
 ROUNDS = 7
 COPY_BYTES = 1 << 30
-GOAL = 0.8  # of the copy rate, from 16k keys on
+COMPILING = ("fa4",)  # seconds for each new kind of problem
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,9 @@ class Case:
     def cache_bytes(self) -> int:
         """Bytes of K and V, which a single query reads once."""
         return 2 * self.batch * self.seq_k * self.heads_kv * D_HEAD * DTYPE.itemsize
+
+
+PLAIN = Case("plain", 4, 4096, 4096, 16, 16)
 
 
 def all_cases(scale: int = 1) -> Iterator[Case]:
@@ -270,7 +273,9 @@ def measure(case: Case, device: torch.device, names: Sequence[str]) -> FeatureRo
             calls[contestant.name] = timed
         except Exception as error:
             row.missing[contestant.name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    samples, failures = alternate(calls, timer.measure("kernel"), ROUNDS)
+    # A cache is read from memory, not from L2, where the call before has left it.
+    mode = "cold" if case.feature == "decode" and "cold" in timer.modes else "kernel"
+    samples, failures = alternate(calls, timer.measure(mode), ROUNDS)
     row.missing |= {name: str(error) for name, error in failures.items()}
     row.milliseconds = {name: Timing.of(s, calls[name].launch_hidden) for name, s in samples.items()}
     if (own := row.milliseconds.get("ours")) is not None:
@@ -296,21 +301,151 @@ def copy_rate(device: torch.device, n_bytes: int = COPY_BYTES) -> float:
     return 2 * n_bytes / (Timing.of(samples["copy"]).median * 1e-3)
 
 
-def plain_kernel_digests(device: torch.device) -> dict[str, str]:
-    """SHA-256 of the machine code of plain kernels that are built beside kernels with features.
+def with_windows(kernel: ForwardKernel) -> ForwardKernel:
+    """The same configuration compiled for windows too."""
+    return replace(kernel, traits=replace(kernel.traits, window=True))
 
-    A feature that is off is absent from the text that is compiled: each digest is that of the kernel built
-    alone, on any machine with the same compiler. See ``flash_helpers.build.sass``.
+
+def cost_of_windows(device: torch.device) -> dict[str, Any]:
+    """Times of the plain kernel, and of the same configuration compiled for windows but given none.
+
+    The difference is what plain calls would pay if one kernel served both. Empty on the CPU.
     """
-    from flash_attention.backends.cuda import device_facts_of
-    from flash_helpers.build.instantiations import kernel_source
+    if device.type != "cuda":
+        return {}
     from flash_attention import explain_choice
+    from flash_attention.backends import cuda
 
+    x = make_inputs(PLAIN, device)
+    plain = explain_choice(x.q, x.k, x.v).kernel
+    windowed = with_windows(plain)
+    o, timer, unbounded = torch.empty_like(x.q), timer_for(device), cuda.Features(d_head_v=D_HEAD)
+    calls = {
+        "plain": TimedCall(lambda: cuda.forward(plain, x.q, x.k, x.v, o, None, D_HEAD**-0.5)),
+        "windowed": TimedCall(
+            lambda: cuda.forward(windowed, x.q, x.k, x.v, o, None, D_HEAD**-0.5, unbounded)
+        ),
+    }
+    for timed in calls.values():
+        timer.estimate(timed)
+    samples, _ = alternate(calls, timer.measure("kernel"), 2 * ROUNDS)
+    times = {name: Timing.of(values).to_json() for name, values in samples.items()}
+    ratio = times["plain"]["median"] / times["windowed"]["median"]
+    return {"kernel": plain.short_form(), **times, "plain_over_windowed": ratio}
+
+
+def build_first(cases: Sequence[Case], device: torch.device) -> float:
+    """Builds what the cases need, in parallel; gives the seconds that it took."""
+    if device.type != "cuda":
+        return 0.0
+    from flash_attention import prepare
+    from flash_attention.backends.cuda import device_facts_of
+    from flash_attention.problem import AttentionProblem, visible_limits
+    from flash_attention.select import select
+    from flash_helpers.build import build_kernels
+
+    begin, problems = time.perf_counter(), []
+    for case in (PLAIN, *cases):
+        window = (case.window, 0 if case.window is not None else None)
+        left, right = visible_limits(case.causal, window, case.seq_q, case.seq_k)
+        problems.append(
+            AttentionProblem(
+                DType.BF16, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv, D_HEAD, D_HEAD,
+                left, right, varlen=bool(case.lengths),
+            )
+        )  # fmt: skip
     facts = device_facts_of(device)
-    digests = {}
-    for seq in (512, 4096):
-        x = make_inputs(Case("plain", 1, seq, seq, 16, 16), device)
-        kernel = explain_choice(x.q, x.k, x.v).kernel
-        source = kernel_source(kernel, facts.target)
-        digests[kernel.short_form()] = hashlib.sha256(source.encode()).hexdigest()
-    return digests
+    kernels = [select(problem, facts, explained=False).kernel for problem in problems]
+    build_kernels({*kernels, with_windows(kernels[0])}, [facts.target])
+    prepare(problems, device)
+    return time.perf_counter() - begin
+
+
+# ---------------------------------------------------------------------- output
+def table_of(rows: Sequence[FeatureRow], copied: float) -> Table:
+    """A line a case: ours as a rate, the others as their time over ours."""
+    names = [c.name for c in CONTESTANTS if any(c.name in row.milliseconds for row in rows)][1:]
+    table = Table("feature", "problem", "ours, us", "rate", *(f"{name} / ours" for name in names))
+    for row in rows:
+        own = row.milliseconds.get("ours")
+        if own is None:
+            table.add_row(row.case.feature, row.case.label(), row.missing.get("ours", "not measured"))
+            continue
+        if row.case.feature == "decode":
+            rate = f"{row.rate / 1e9:.0f} GB/s, {100 * row.rate / copied:.0f} % of a copy"
+        else:
+            rate = f"{row.rate / 1e12:.0f} TFLOP/s"
+        ratios = [
+            f"{row.milliseconds[name].median / own.median:.2f}" if name in row.milliseconds else "-"
+            for name in names
+        ]
+        table.add_row(row.case.feature, row.case.label(), f"{1e3 * own.median:.1f}", rate, *ratios)
+    return table
+
+
+def run(
+    out: Path, device: torch.device, seconds: float, names: Sequence[str], scale: int = 1
+) -> list[FeatureRow]:
+    """Measures, saving after each row, until the time is over; prints the table.
+
+    Args:
+        out: folder of ``features.json``.
+        device: where.
+        seconds: no row begins later; after 0.7 of them contestants that compile at first use are left out.
+        names: of contestants.
+        scale: divides all lengths.
+    """
+    begin, rows = time.monotonic(), []
+    cases = list(all_cases(scale))
+    document: dict[str, Any] = {"environment": environment(device), "rows": [], "skipped": []}
+    document["build_seconds"] = build_first(cases, device)
+    copied = copy_rate(device, COPY_BYTES // scale)
+    document["copy_bytes_per_second"] = copied
+    document["cost_of_windows"] = cost_of_windows(device)
+    path = out / "features.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # What nobody else can say first: decoding and windows.
+    for case in sorted(cases, key=lambda case: case.feature not in ("decode", "window")):
+        passed = time.monotonic() - begin
+        if passed > seconds:
+            document["skipped"].append(case.label())
+            continue
+        here = [name for name in names if name not in COMPILING or passed < 0.7 * seconds]
+        rows.append(measure(case, device, here))
+        document["rows"].append(rows[-1].to_json())
+        path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    console = Console(width=None if os.isatty(1) else 160)
+    console.print(table_of(rows, copied))
+    console.print(f"copy: {copied / 1e9:.0f} GB/s read and written", highlight=False)
+    if cost := document["cost_of_windows"]:
+        console.print(
+            f"plain kernel / same compiled for windows: {cost['plain_over_windowed']:.4f}", highlight=False
+        )
+    missing = {f"{name}: {text}" for row in rows for name, text in row.missing.items()}
+    for text in sorted(missing):
+        console.print(f"missing  {text}", highlight=False, markup=False)
+    console.print(
+        f"{len(rows)} rows, {len(document['skipped'])} skipped, {time.monotonic() - begin:.0f} s; {path}",
+        highlight=False,
+    )
+    return rows
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="folder of features.json")] = Path("benchmarks/results"),
+    seconds: Annotated[float, typer.Option(help="no row begins after this")] = 90.0,
+    contestants: Annotated[str, typer.Option(help="names joined by commas")] = ",".join(
+        c.name for c in CONTESTANTS
+    ),
+    scale: Annotated[int, typer.Option(help="divides all lengths, for quick runs")] = 1,
+) -> None:
+    """What each feature costs and gives, on the device that is there."""
+    names = contestants.split(",")
+    known = [c.name for c in CONTESTANTS]
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    run(out, default_device(), seconds, names, scale)
+
+
+if __name__ == "__main__":
+    typer.run(main)
