@@ -168,7 +168,7 @@ def sdpa_call(case: Case, x: Inputs) -> Call:
     if x.ends is not None or case.window is not None:
         raise NotImplementedError("no packed sequences, no windows")
     q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
-    options = {"is_causal": case.causal, "enable_gqa": case.heads != case.heads_kv}
+    options: dict[str, Any] = {"is_causal": case.causal, "enable_gqa": case.heads != case.heads_kv}
     return lambda: scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
 
@@ -223,6 +223,7 @@ CONTESTANTS = (
     Contestant("fa3", lambda case, x: package_call("fa3_fwd_interface", case, x)),
     Contestant("fa4", lambda case, x: package_call("flash_attn.cute", case, x)),
 )
+ALL_CONTESTANTS = ",".join(contestant.name for contestant in CONTESTANTS)
 
 
 # ---------------------------------------------------------------------- measuring
@@ -434,9 +435,7 @@ def run(
 def main(
     out: Annotated[Path, typer.Option(help="folder of features.json")] = Path("benchmarks/results"),
     seconds: Annotated[float, typer.Option(help="no row begins after this")] = 90.0,
-    contestants: Annotated[str, typer.Option(help="names joined by commas")] = ",".join(
-        c.name for c in CONTESTANTS
-    ),
+    contestants: Annotated[str, typer.Option(help="names joined by commas")] = ALL_CONTESTANTS,
     scale: Annotated[int, typer.Option(help="divides all lengths, for quick runs")] = 1,
 ) -> None:
     """What each feature costs and gives, on the device that is there."""
