@@ -13,6 +13,7 @@ MMA_N = 8  # columns of one product
 MMA_K = 16  # reduction length of one product: one "tile" of the *_mma_load_K_tiles fields
 WARP_SIZE = 32
 CHUNK_BYTES = 16  # one cp.async, one ldmatrix row
+PANEL_COLUMNS = 64  # elements of a 128-byte row, the width of a tile in shared memory
 D_HEADS = (64, 128, 192, 256)
 MAX_STAGES = 8
 BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
@@ -191,12 +192,12 @@ class FlashForwardKernelConfig:
                 f"B_r is {self.B_r} with {self.n_warps} warps: each warp must own a multiple of {MMA_M} "
                 f"query rows, so B_r must be a multiple of {self.n_warps * MMA_M}"
             )
-        rows_per_pass = self.n_threads * CHUNK_BYTES // (self.d_head * self.dtype.itemsize)
+        rows_per_pass = self.n_threads * CHUNK_BYTES // (PANEL_COLUMNS * self.dtype.itemsize)
         for name in ("B_r", "B_c"):
             if getattr(self, name) % max(rows_per_pass, MMA_K):
                 return (
                     f"{name} is {getattr(self, name)}; {self.n_threads} threads copy {rows_per_pass} rows "
-                    f"of {self.d_head} elements at a time, so it must be a multiple of "
+                    f"of {PANEL_COLUMNS} elements at a time, so it must be a multiple of "
                     f"{max(rows_per_pass, MMA_K)}"
                 )
         for name, length in (("Q", self.d_head), ("K", self.d_head), ("V", self.B_c)):
