@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ class Copy:
         self.environment = os.environ | {
             "PYTHONPATH": f"{root}{os.pathsep}{root / 'py'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "FLASH_ATTENTION_CACHE_DIR": str(root / "cache"),
-            "CFLAGS": "-O0",  # the binding is built to be read, not to be quick
+            "CXXFLAGS": "-O0",  # the binding is built to be read, not to be quick
             "COLUMNS": "250",
         }
 
@@ -106,13 +107,15 @@ def test_a_new_way_to_load_fragments(tmp_path: Path) -> None:
     read = "import flash_attention_kernels as b; print(b.__file__, b.config_field_names('{}')[-1])"
     file, last = copy.run([sys.executable, "-c", read.format("FlashForwardKernelConfig")]).split()
     assert tmp_path in Path(file).parents  # the binding that was built here
-    assert last == "V_fragments_ahead"
-    if find_tool("cuobjdump"):  # the new field does what it says: code in another order
+    assert last == "narrow_K_loads"
+    if find_tool("cuobjdump"):  # the new field does what it says
         (library,) = (tmp_path / "cache" / "libraries").rglob("*.so")
-        kernels = [f for name, f in parse_functions(disassemble(library)).items() if "flash_forward" in name]
-        old, new = ([i.name for i in function if i.name in ("LDSM", "HMMA")] for function in kernels)
-        assert old != new
-        assert sorted(old) == sorted(new)
+        functions = parse_functions(disassemble(library)).values()
+        loads = [Counter(i.opcode for i in f if i.name == "LDSM") for f in functions if len(f) > 100]
+        wide, narrow = sorted(loads, key=lambda count: count.total())
+        assert set(wide) == {"LDSM.16.M88.4", "LDSM.16.MT88.4"}
+        assert narrow["LDSM.16.M88.2"] == 2 * (wide["LDSM.16.M88.4"] - narrow["LDSM.16.M88.4"]) > 0
+        assert narrow["LDSM.16.MT88.4"] == wide["LDSM.16.MT88.4"]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,16 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for
 
 # Folders that quoted paths are relative to: the checkout's, and those that a page's own words name.
 BASES = (
-    "",
-    "docs",
-    "py",
-    "py/flash_helpers",
-    "src",
-    "src/include",
-    "src/include/hopper",
-    "src/include/ampere",
+    *(
+        "",
+        "docs",
+        "flash_attention",
+        "flash_attention/backends",
+        "py",
+        "py/flash_helpers",
+        "py/flash_helpers/tune",
+    ),
+    *("src", "src/include", "src/include/hopper", "src/include/ampere"),
 )
 FILE = re.compile(r"`([\w./-]+\.(?:py|cuh|cpp|hpp|md|json|toml|txt|cu)|[\w./-]+/)`")
 MADE_WHERE_USED = {"flash_kernels.cuh", "ladder/ladder.json"}  # generated, not kept
