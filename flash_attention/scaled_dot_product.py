@@ -1,4 +1,4 @@
-"""PyTorch's ``scaled_dot_product_attention`` by this library: its signature, its layout, its causal alignment."""
+"""PyTorch's ``scaled_dot_product_attention`` by this library: its signature, layout and causal alignment."""
 
 from __future__ import annotations
 
@@ -58,15 +58,19 @@ def sdpa(
         raise ValueError(
             f"query has {q.shape[2]} heads, key {k.shape[2]}; heads are shared only with enable_gqa=True"
         )
-    seq_len_q, seq_len_k = q.shape[1], k.shape[1]
-    window: Window = (None, None)
-    if is_causal and seq_len_q > seq_len_k:
-        window = (None, seq_len_q - seq_len_k)  # the last query's place is the last key
-    elif is_causal:
-        k, v = k[:, :seq_len_q], v[:, :seq_len_q]  # no query sees further
-        window = (None, 0)
+    k, v, window = _top_left(q, k, v, is_causal)
     out = attention(q, k, v, softmax_scale=scale, window=window).transpose(1, 2)
     return out.reshape(*leading, *out.shape[1:]) if query.ndim >= 3 else out[0, 0]
+
+
+def _top_left(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor, Window]:
+    """k, v and the window with which ``attention`` shows key j to query i when j <= i, if ``is_causal``."""
+    seq_len_q, seq_len_k = q.shape[1], k.shape[1]
+    if not is_causal:
+        return k, v, (None, None)
+    if seq_len_q > seq_len_k:
+        return k, v, (None, seq_len_q - seq_len_k)  # the last query's place is the last key
+    return k[:, :seq_len_q], v[:, :seq_len_q], (None, 0)  # no query sees further
 
 
 def _heads_second(x: Tensor) -> Tensor:
@@ -79,8 +83,10 @@ def _heads_second(x: Tensor) -> Tensor:
 
 
 def register_with_torch() -> bool:
-    """Offers the library to PyTorch, so that ``activate_flash_attention_impl("flash_attention_kernels")`` makes
-    its own ``scaled_dot_product_attention`` run this library where it would run flash attention on CUDA.
+    """Offers the library to PyTorch under the name ``flash_attention_kernels``.
+
+    After ``torch.nn.attention.activate_flash_attention_impl`` with that name, PyTorch's own attention runs
+    this library where it would run its flash attention on CUDA, forward only.
 
     Returns:
         False where this torch has no such registry (before 2.11).
@@ -123,9 +129,11 @@ def flash_attention_operator(
             raise NotImplementedError(f"{name} is {given}; flash-attention-kernels has no such feature")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
-    out, lse = attention(q, k, v, causal=is_causal, softmax_scale=scale, return_lse=True)
+    k, v, window = _top_left(q, k, v, is_causal)
+    out = torch.empty_like(query)  # PyTorch's shape inference expects the strides of query
+    _, lse = attention(q, k, v, softmax_scale=scale, window=window, return_lse=True, out=out.transpose(1, 2))
     no_random_state = torch.empty(0, dtype=torch.int64, device="meta")
     return (
-        out.transpose(1, 2), lse, None, None, seq_len_q, seq_len_k, no_random_state, no_random_state,
+        out, lse, None, None, seq_len_q, seq_len_k, no_random_state, no_random_state,
         query.new_empty(0),
     )  # fmt: skip
