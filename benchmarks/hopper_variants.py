@@ -1,7 +1,7 @@
 """Times variants of the Hopper family's chosen kernels against each other and against the peers.
 
     python benchmarks/hopper_variants.py --plan benchmarks/hopper_variants.txt --json variants.json
-    python benchmarks/hopper_variants.py --d 64 --causal yes --s 512,1024 --change "drained=1 trimmed=1"
+    python benchmarks/hopper_variants.py --d 64 --causal yes --s 512,1024 --change "early_pass=1 trimmed=1"
     python benchmarks/hopper_variants.py --d 256 --kernels "(BF16, 256, 128, 48, 2wg): tma+…"
 
 Each cell (head size, mask, length; batch x length and heads x head size are constant) starts from the kernel
@@ -18,7 +18,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection
 from pathlib import Path

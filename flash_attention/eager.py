@@ -11,6 +11,7 @@ from flash_attention.problem import AttentionProblem, Window, visible_limits
 from flash_attention.redirect import not_for_eager
 from flash_attention.running import fill_without_keys, run_cpu, run_cuda
 from flash_attention.select import Choice
+from flash_attention.tma import stride_obstacle
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -103,6 +104,7 @@ def attention_varlen(
             sinks=sinks is not None,
             varlen=True,
             lse=return_lse,
+            tma_obstacle=stride_obstacle(q=q, k=k, v=v),
         )
         choice = choose(problem, q.device, config)
         if q.is_cuda:

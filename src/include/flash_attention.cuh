@@ -71,11 +71,13 @@ struct HopperForwardKernelConfig {
     bool direct_store;
     bool dynamic_schedule;
     bool head_sections;
-    bool prepared_turns = false;
     bool early_pass = false;
-    bool drained = false;
     bool trimmed = false;
+    bool paired_blocks = false;
+    bool half_tiles = false;
     int section_heads = 0;
+    int prefetch_next = 0;
+    int extra_k_stages = 0;
 
     auto operator<=>(const HopperForwardKernelConfig &) const = default;
 };

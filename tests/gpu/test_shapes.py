@@ -4,7 +4,7 @@ lengths, grouped heads, causal masks, rows without keys, peaked and jumping scor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -17,6 +17,7 @@ from flash_helpers.kernel_configs import (
     ForwardKernel,
     ForwardTraits,
     HopperForwardKernelConfig,
+    choose_hopper_kernel,
     get_hopper_kernels_to_build,
 )
 from flash_helpers.test.utils import error_stats, py_flash_attention, reference
@@ -76,7 +77,24 @@ AMPERE = [
     )
     for causal in (False, True)
 ]
-HOPPER = get_hopper_kernels_to_build()
+
+
+def hopper(d_head: int, seq_len: int, causal: bool, **changes: object) -> ForwardKernel:
+    """The kernel chosen for so many queries, with some fields changed."""
+    kernel, _ = choose_hopper_kernel(DType.BF16, d_head, causal, seq_len)
+    return replace(kernel, config=replace(kernel.config, **changes))
+
+
+HOPPER = [
+    *get_hopper_kernels_to_build(),
+    # ideas that no choice has
+    hopper(128, 4096, False, paired_blocks=True),
+    hopper(256, 512, False, paired_blocks=True, extra_k_stages=1, prefetch_next=3),
+    hopper(256, 512, True, paired_blocks=True, extra_k_stages=1, prefetch_next=9),
+    hopper(128, 512, True, prefetch_next=2),
+    hopper(128, 4096, True, half_tiles=True),
+    hopper(64, 4096, True, half_tiles=True),
+]
 
 
 @cache

@@ -77,9 +77,8 @@ def _loop_violations(config: HopperForwardKernelConfig, loop: Sequence[Instructi
     if names["R2UR"] > MAX_DESCRIPTOR_MOVES:
         problems.append(f"steady loop: {names['R2UR']} R2UR, at most {MAX_DESCRIPTOR_MOVES}")
     waits = sum(n for opcode, n in opcodes.items() if opcode.startswith("WARPGROUP.DEPBAR"))
-    wanted_waits = 1 if config.drained else 2
-    if waits != wanted_waits:
-        problems.append(f"steady loop: {waits} waits for products; wanted {wanted_waits}")
+    if waits != 2:
+        problems.append(f"steady loop: {waits} waits for products; wanted 2")
     turns = Counter(i.opcode.split(".")[1] for i in loop if i.name == "BAR")
     wanted = {"SYNC": 1, "ARV": 1} if config.ping_pong else {}
     if turns != wanted:

@@ -15,6 +15,7 @@ WARPGROUP_ROWS = 64  # query rows of one wgmma
 MMA_K = 16  # reduction length of one wgmma
 PANEL_COLUMNS = 64  # elements of a 128-byte row, the widest that TMA swizzles
 CONTROL_BYTES = 1024  # barriers and work items
+MAX_PREFETCH = 16  # prefetch_next
 D_HEADS = (64, 96, 128, 192, 256)
 PRODUCT_WIDTHS = (
     48,
@@ -67,12 +68,13 @@ FLAG_WORDS = {
     "direct_store": "direct",
     "dynamic_schedule": "dynamic",
     "head_sections": "sections",
-    "prepared_turns": "prepared",
     "early_pass": "early_pass",
-    "drained": "drained",
     "trimmed": "trimmed",
+    "paired_blocks": "paired",
+    "half_tiles": "half_tiles",
 }
-"""The words of ``short_form()``, shared with the parser."""
+NUMBER_WORDS = {"section_heads": "heads", "prefetch_next": "prefetch", "extra_k_stages": "more_k"}
+"""The words of ``short_form()``, shared with the parser; ``heads_8``: a number of ``NUMBER_WORDS``, not 0."""
 
 
 @dataclass(frozen=True, order=True)
@@ -97,12 +99,18 @@ class HopperForwardKernelConfig:
         direct_store: O goes from registers to global memory, else by TMA through its Q slot.
         dynamic_schedule: blocks take items from a counter, longest first; else in static rounds.
         head_sections: heads are worked on in sections whose K and V stay in the L2 cache; else one by one.
-        prepared_turns: a warpgroup waits for its tiles and computes its descriptors before its turn.
         early_pass: the turn goes on half way through P V instead of after it.
-        drained: the softmax starts when both products are done, and V's slot is free from then on.
         trimmed: under a causal mask each warpgroup skips all tiles above its own diagonal, not only (three
             warpgroups) the first.
+        paired_blocks: where every query block visits the same tiles (no mask, one length) and items go round
+            statically, two blocks on neighbouring SMs take neighbouring query blocks, and each loads half of
+            every K and V tile for both.
+        half_tiles: under a causal mask, the scores of an item's first tile are computed for half of its
+            columns where a warpgroup sees no other.
         section_heads: heads of a section; 0: by the length, see ``work_items.cuh``.
+        prefetch_next: while an item runs, the next one's Q and ``prefetch_next - 1`` tiles of its K and V are
+            brought into the L2 cache; 0: nothing is. Not where sequences differ in length, or keys are split.
+        extra_k_stages: slots of the K ring beyond those of V's. K's are held longer, by the lagged reference.
     """
 
     dtype: DType
@@ -120,11 +128,13 @@ class HopperForwardKernelConfig:
     direct_store: bool
     dynamic_schedule: bool
     head_sections: bool
-    prepared_turns: bool = False
     early_pass: bool = False
-    drained: bool = False
     trimmed: bool = False
+    paired_blocks: bool = False
+    half_tiles: bool = False
     section_heads: int = 0
+    prefetch_next: int = 0
+    extra_k_stages: int = 0
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -146,11 +156,11 @@ class HopperForwardKernelConfig:
             FLAG_WORDS["direct_store"] if self.direct_store else "",
             FLAG_WORDS["dynamic_schedule"] if self.dynamic_schedule else "",
             FLAG_WORDS["head_sections"] if self.head_sections else "",
-            FLAG_WORDS["prepared_turns"] if self.prepared_turns else "",
             FLAG_WORDS["early_pass"] if self.early_pass else "",
-            FLAG_WORDS["drained"] if self.drained else "",
             FLAG_WORDS["trimmed"] if self.trimmed else "",
-            f"heads_{self.section_heads}" if self.section_heads else "",
+            FLAG_WORDS["paired_blocks"] if self.paired_blocks else "",
+            FLAG_WORDS["half_tiles"] if self.half_tiles else "",
+            *(f"{word}_{getattr(self, name)}" for name, word in NUMBER_WORDS.items() if getattr(self, name)),
         ]
         text = "+".join(word for word in words if word)
         if not include_tup:
@@ -201,8 +211,9 @@ class HopperForwardKernelConfig:
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""
         q = self.q_stages * self.B_r * _padded(self.d_head)
-        kv = self.kv_stages * self.B_c * (_padded(self.d_head) + _padded(self.d_head_v))
-        return (q + kv) * elem_size + CONTROL_BYTES
+        k = (self.kv_stages + self.extra_k_stages) * self.B_c * _padded(self.d_head)
+        v = self.kv_stages * self.B_c * _padded(self.d_head_v)
+        return (q + k + v) * elem_size + CONTROL_BYTES
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks an SM of ``max_smem_bytes`` bytes runs: one, if it fits; blocks take all registers."""
@@ -253,6 +264,11 @@ class HopperForwardKernelConfig:
             return f"B_c is {self.B_c}; products are {', '.join(map(str, PRODUCT_WIDTHS))} columns wide"
         if not 2 <= self.kv_stages <= 8:
             return f"kv_stages is {self.kv_stages}; V's slot is in use while the next K is waited for: 2 to 8"
+        if not 0 <= self.extra_k_stages <= 8 - self.kv_stages:
+            return (
+                f"extra_k_stages is {self.extra_k_stages}; with kv_stages of {self.kv_stages} it must be 0 "
+                f"to {8 - self.kv_stages}"
+            )
         if not 1 <= self.q_stages <= 4:
             return f"q_stages is {self.q_stages}; it must be 1 to 4"
         if not self.direct_store and _padded(self.d_head_v) > _padded(self.d_head):
@@ -262,12 +278,24 @@ class HopperForwardKernelConfig:
             )
         if self.ping_pong and self.n_consumers < 2:
             return f"ping_pong: B_r is {self.B_r}, one warpgroup; turns need two or more"
-        for name in ("prepared_turns", "early_pass"):
-            if getattr(self, name) and not (self.ping_pong and self.overlap_products):
-                return f"{name} is about turns of two products: it needs ping_pong and overlap_products"
-        if self.drained and (not self.overlap_products or self.forced_overlap):
+        if self.early_pass and not (self.ping_pong and self.overlap_products):
+            return "early_pass is about turns of two products: it needs ping_pong and overlap_products"
+        if self.paired_blocks and any(_padded(d) // PANEL_COLUMNS % 2 for d in (self.d_head, self.d_head_v)):
             return (
-                "drained starts the softmax after P V: it needs overlap_products and excludes forced_overlap"
+                f"paired_blocks: each block loads half of a tile's panels of {PANEL_COLUMNS} columns, and "
+                f"head sizes {self.d_head} and {self.d_head_v} have an odd number; choose 96, 128 or 256"
+            )
+        if self.half_tiles and (not self.overlap_products or self.B_c // 2 not in PRODUCT_WIDTHS):
+            return (
+                f"half_tiles: B_c is {self.B_c}, and the first product is half as wide; it needs "
+                "overlap_products and B_c of 96, 128, 160, 176 or more"
+            )
+        if not 0 <= self.prefetch_next <= MAX_PREFETCH:
+            return f"prefetch_next is {self.prefetch_next}; it must be 0 to {MAX_PREFETCH}"
+        if self.prefetch_next and self.n_consumers > 2:
+            return (
+                f"prefetch_next: B_r is {self.B_r}, and the load thread of more than two consumer warpgroups "
+                "has no registers to spare; choose B_r of 64 or 128"
             )
         if self.section_heads < 0 or (self.section_heads and not self.head_sections):
             return f"section_heads is {self.section_heads}; it must be 0, or positive with head_sections"

@@ -10,6 +10,7 @@ from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import (
     FLAG_WORDS,
     NEXT_ITEM_WORDS,
+    NUMBER_WORDS,
     WARPGROUP_ROWS,
     HopperForwardKernelConfig,
     NextItem,
@@ -81,14 +82,19 @@ def _from_values(values: list[int], name: str) -> HopperForwardKernelConfig:
 
 def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConfig:
     words = [word for word in match["words"].split("+") if word]
-    sections = [word for word in words if re.fullmatch(r"heads_[1-9]\d*", word)]
-    words = [word for word in words if word not in sections]
+    numbers: dict[str, Any] = {}
+    for field, prefix in NUMBER_WORDS.items():
+        numbered = [word for word in words if re.fullmatch(rf"{prefix}_[1-9]\d*", word)]
+        if len(numbered) > 1:
+            raise _not_a_name(name)
+        words = [word for word in words if word not in numbered]
+        numbers[field] = int(numbered[0].removeprefix(f"{prefix}_")) if numbered else 0
     softmax = [key for key, word in SOFTMAX_WORDS.items() if word in words]
     next_item = [key for key, word in NEXT_ITEM_WORDS.items() if word in words] or [NextItem.NONE]
     flags = {field: word in words for field, word in FLAG_WORDS.items()}
     known = {*SOFTMAX_WORDS.values(), *NEXT_ITEM_WORDS.values(), *FLAG_WORDS.values()}
     B_r = int(match["B_r"])
-    unique = len(words) == len(set(words)) and len(softmax) == len(next_item) == 1 and len(sections) <= 1
+    unique = len(words) == len(set(words)) and len(softmax) == len(next_item) == 1
     if not unique or not known.issuperset(words) or B_r // WARPGROUP_ROWS != int(match["n"]):
         raise _not_a_name(name)
     return HopperForwardKernelConfig(
@@ -101,8 +107,8 @@ def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConf
         q_stages=int(match["q"]),
         softmax_reference=softmax[0],
         next_item=next_item[0],
-        section_heads=int(sections[0].removeprefix("heads_")) if sections else 0,
         **flags,
+        **numbers,
     )
 
 

@@ -46,7 +46,8 @@ class Choice:
         max_seq_len: up to this many queries; None: any number.
         causal: for causal problems only, for others only, or (None) for both.
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
-        reason: why, with what it was measured on: one H100 80GB HBM3, bf16, 16384 tokens, hidden size 2048.
+        reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
+            hidden size 2048, cards hot.
             Where nothing was measured it says so.
         d_head_v: head size of V; None: ``d_head``.
     """
@@ -70,16 +71,25 @@ class Choice:
 
 CHOICES = (
     Choice(
-        64, 1024, None,
+        64, 1024, True,
+        _config(
+            64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV, trimmed=True, section_heads=64
+        ),
+        "the upper warpgroups pass the tiles above the diagonal on: +8 % at 512, +10 % at 1024; sections of "
+        "64 heads instead of 32: +1 and +2 %",
+    ),
+    Choice(
+        64, 4096, False,
         _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV),
-        "four warpgroups read each K and V tile, six stages run far ahead: +8 % over 192 x 128 at 512; the "
-        "next item's first product with the last P V: +37 % at 512, +20 % at 1024",
+        "four warpgroups read each K and V tile, six stages run far ahead: +8 % over 192 x 128 at 512, +3 % "
+        "at 2048 and 4096, which 192 does not divide; the next item's first product with the last P V: +37 % "
+        "at 512, +20 % at 1024",
     ),
     Choice(
         64, None, None,
-        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True),
         "wide tiles amortise the latency of a step, which is what bounds head size 64: +10 % over 256 x 64 "
-        "at 16384",
+        "at 16384; the turn goes on half way through P V: +2 to +4 % from 8192 on, -1 % at 2048",
     ),
     Choice(
         128, 1024, True,
@@ -94,21 +104,47 @@ CHOICES = (
         "the next item's first product with the last P V: +30 % at 512, +19 % at 1024",
     ),
     Choice(
+        128, 4096, False,
+        _config(
+            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV, early_pass=True
+        ),
+        "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; the "
+        "turn goes on half way through P V: +1 %, but nothing longer or under a causal mask",
+    ),
+    Choice(
         128, None, None,
         _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
         "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; "
         "128 x 128 beats wider tiles at every length, which only tie at 16384",
     ),
     Choice(
-        256, 2048, None,
-        _config(256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        256, 4096, True,
+        _config(
+            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True
+        ),
         "shared memory holds one Q slot: stores from registers free it early (+8 % at 512); turns gain "
-        "nothing here",
+        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; at 4096 it is +1 % over "
+        "80 columns",
     ),
     Choice(
-        256, None, None,
+        256, None, True,
+        _config(
+            256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
+            section_heads=8,
+        ),
+        "fewer steps than with 64 columns: +0 to +1 % from 8192 on; sections of all 8 heads there are, and "
+        "tiles above the diagonal passed on: +1 % at 8192, +2 % at 16384",
+    ),
+    Choice(
+        256, 4096, False,
+        _config(256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        "shared memory holds one Q slot: stores from registers free it early (+8 % at 512); turns gain "
+        "nothing here; 64 columns are +1 % over 80 at 2048 and 4096",
+    ),
+    Choice(
+        256, None, False,
         _config(256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
-        "fewer steps than with 64 columns: +0 to +2 % from 4096 on",
+        "fewer steps than with 64 columns: +2 % at 8192",
     ),
     Choice(
         96, None, None,

@@ -37,6 +37,7 @@ HOPPER_CHOICES: dict[str, tuple[int | bool, ...]] = {
     "B_r": tuple(WARPGROUP_ROWS * n for n in REGISTERS),
     "B_c": PRODUCT_WIDTHS,
     "kv_stages": tuple(range(1, 9)),
+    "extra_k_stages": (0, 1, 2),
     "q_stages": tuple(range(1, 5)),
     "overlap_products": (False, True),
     "ping_pong": (False, True),

@@ -31,7 +31,7 @@ struct Consumer {
     float rmem_O[d_v / 2];     // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
     Descriptors tiles;
-    RingPosition<Static::kKvStages> kv{0};  // K's tile; V's has the same slot, one tile later
+    TilePosition<Static::kKStages, Static::kVStages> kv;
     RingPosition<Static::kQStages> q{0};
     WorkItem item;
     int kv_block;  // tile in hand
@@ -71,7 +71,7 @@ struct Consumer {
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 softmax.undo_lagged_step(rmem_S);
                 recompute_scores<CFG.dtype, B_r, B_c, Static::d_head>(
-                    rmem_S, smem.q(q.slot()), smem.k(kv.slot()), warpgroup * kWarpgroupRows + warp * 16,
+                    rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()), warpgroup * kWarpgroupRows + warp * 16,
                     lane);
                 cap_scores();
                 softmax.template exact_step<false, false>(rmem_S, args.scale_log2);
@@ -170,18 +170,35 @@ struct Consumer {
         return n_blocks - 1;
     }
 
+    // Whether the warpgroup sees nothing of the second half of its first tile.
+    FLASH_DEVICE bool sees_half_tile() const {
+        const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
+        return visible <= kv_block * B_c + B_c / 2;
+    }
+
+    // Calls first_tile.operator()<n_columns>(), with as many columns as must be computed of the first tile.
+    // The products are issued and waited for within: one that is still running where branches meet would make
+    // each wait for the one before.
+    template <typename FirstTile>
+    FLASH_DEVICE void with_first_columns(const FirstTile &first_tile) {
+        if constexpr (Static::kHalfTiles) {
+            if (sees_half_tile()) return first_tile.template operator()<B_c / 2>();
+        }
+        first_tile.template operator()<B_c>();
+    }
+
     // Passes the tiles before the first one on unused, with all the turns and releases of those that are
     // used.
     FLASH_DEVICE void skip_leading_tiles() {
         if constexpr (Static::kMaxSkippedTiles > 0) {
 #pragma unroll 1
             for (int skipped = item.end_kv_block - 1; skipped > kv_block; --skipped) {
-                mbarrier_wait(smem.k_full(kv.slot()), kv.phase());
+                mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
                 await_turn();
                 pass_turn();
-                release(smem.k_empty(kv.slot()));
-                mbarrier_wait(smem.v_full(kv.slot()), kv.phase());
-                release(smem.v_empty(kv.slot()));
+                release_tile(smem.k_empty(kv.k_slot()));
+                mbarrier_wait(smem.v_full(kv.v_slot()), kv.v_phase());
+                release_tile(smem.v_empty(kv.v_slot()));
                 kv.advance();
             }
         }
@@ -210,6 +227,14 @@ struct Consumer {
     FLASH_DEVICE void release(uint32_t barrier) {
         if (lane == 0) mbarrier_arrive(barrier);
     }
+    // The same of a K or V slot. Of paired blocks both must know: each loads a half of the other's next tile.
+    FLASH_DEVICE void release_tile(uint32_t barrier) {
+        if constexpr (Static::kPaired) {
+            if (lane < 2) mbarrier_arrive_at(barrier, lane);
+        } else {
+            release(barrier);
+        }
+    }
 
     // Turns: named barrier 1 + i is warpgroup i's, joined by its 128 threads and the 128 that pass to it.
     FLASH_DEVICE void await_turn() {
@@ -222,28 +247,21 @@ struct Consumer {
 
     FLASH_DEVICE void sync_warpgroup() { named_barrier_sync(8 + warpgroup, kWarpgroupThreads); }
 
-    // S is there; P V goes on, unless both are waited for here (drained).
-    FLASH_DEVICE void await_scores(uint32_t v_slot) {
-        if constexpr (CFG.drained) {
-            wgmma_wait<0>();
-            pin_output();
-            release(smem.v_empty(v_slot));
-        } else {
-            wgmma_wait<1>();
-        }
+    // S is there; P V goes on.
+    FLASH_DEVICE void await_scores() {
+        wgmma_wait<1>();
         pin_registers(rmem_S);
     }
 
     // P V is done. ptxas moves this wait up in front of the exponentials, unless a branch that depends on
     // them stands before it: forced_overlap adds one, which no finite sum takes.
     FLASH_DEVICE void await_pv(uint32_t v_slot) {
-        if (CFG.drained) return;  // in await_scores
         if (CFG.forced_overlap && __any_sync(kFullWarp, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
             store_shared(smem.sink(), 1);
         }
         wgmma_wait<0>();
         pin_output();
-        release(smem.v_empty(v_slot));
+        release_tile(smem.v_empty(v_slot));
     }
 
     FLASH_DEVICE void pin_output() {

@@ -201,7 +201,8 @@ FLASH_DEVICE void fill_chunk(const ForwardKernelArgs &args, const SequenceRows &
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void fill_rows_without_keys(const ForwardKernelArgs &args, int thread, int n_threads) {
     const int n_chunks = chunks_of_row<CFG, TRAITS>(args);
-    const int64_t n_rows = min(args.work.first_q_block * CFG.B_r, args.work.seq_len_q);
+    const int64_t n_rows =
+        min(args.work.first_q_block * StaticForwardKernelConfig<CFG, TRAITS>::kItemRows, args.work.seq_len_q);
     const int64_t end = n_rows * args.work.n_head_pairs * n_chunks;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * n_threads + thread; i < end;
          i += static_cast<int64_t>(gridDim.x) * n_threads) {

@@ -24,6 +24,11 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
     const SharedMemory<CFG, TRAITS> smem{smem_address(dynamic_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
+    if (!Static::kWarpLoads && threadIdx.x == 32) {  // else there may be no keys, and no maps of them
+        prefetch_tensor_map(&q_map);
+        prefetch_tensor_map(&k_map);
+        prefetch_tensor_map(&v_map);
+    }
     smem.initialise();
 
     if (warpgroup == 0) {
@@ -42,6 +47,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         Consumer<CFG, TRAITS> consumer(args, smem, warpgroup - 1);
         run_consumer(consumer);
     }
+    if (Static::kPaired) cluster_sync();  // the other block may still arrive at this one's barriers
 }
 
 }  // namespace flash::hopper

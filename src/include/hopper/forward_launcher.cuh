@@ -54,7 +54,8 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
                                   : section_width(uneven, problem.seq_len_q, problem.seq_len_k, kKeyBytes);
     const Mask<TRAITS> mask{problem.seq_len_q, problem.seq_len_k, problem.window_left, problem.window_right};
     args.n_parts = TRAITS.split ? problem.n_splits : 1;
-    if (!plan_work(problem.batch, problem.n_heads, mask, CFG.B_r, section_heads, args.n_parts, args.work)) {
+    constexpr int kItemRows = StaticForwardKernelConfig<CFG, TRAITS>::kItemRows;
+    if (!plan_work(problem.batch, problem.n_heads, mask, kItemRows, section_heads, args.n_parts, args.work)) {
         return cudaErrorInvalidValue;
     }
     args.o = problem.o;
@@ -139,6 +140,29 @@ inline cudaError_t sm_count(int &count) {
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &args, cudaStream_t stream) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    const void *kernel = reinterpret_cast<const void *>(&hopper_forward_kernel<CFG, TRAITS>);
+    void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
+    if constexpr (Static::kPaired) {
+        cudaLaunchAttribute cluster{};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = 2;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config{};
+        config.gridDim = dim3(n_blocks);
+        config.blockDim = dim3(Static::n_threads);
+        config.dynamicSmemBytes = Static::smem_bytes;
+        config.stream = stream;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        return cudaLaunchKernelExC(&config, kernel, parameters);
+    }
+    return cudaLaunchKernel(kernel, dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes,
+                            stream);
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     if (problem.batch == 0 || problem.n_heads == 0 || problem.seq_len_q == 0)
@@ -165,10 +189,11 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
         }
     }
     // One persistent block an SM. Rows without keys are shared by all of them.
-    const int n_blocks = args.work.first_q_block > 0 ? n_sms : std::min(n_sms, args.work.n_items);
-    void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
-    error = cudaLaunchKernel(reinterpret_cast<const void *>(&hopper_forward_kernel<CFG, TRAITS>),
-                             dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes, stream);
+    constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
+    const int n_turns = n_sms / kBlocksAnItem;  // items at a time
+    const int n_blocks =
+        (args.work.first_q_block > 0 ? n_turns : std::min(n_turns, args.work.n_items)) * kBlocksAnItem;
+    error = launch_blocks<CFG, TRAITS>(n_blocks, maps, args, stream);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
     if constexpr (TRAITS.split) {
         if (error == cudaSuccess) {

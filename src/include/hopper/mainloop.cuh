@@ -20,45 +20,44 @@ template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
     wg.kv_block = wg.leading_kv_block();
     wg.skip_leading_tiles();
-    wg.use_slots(wg.kv.slot(), wg.kv.slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-    wg.products.issue_qk(wg.rmem_S, wg.tiles);
-    wgmma_wait<0>();
-    pin_registers(wg.rmem_S);
-    wg.release(wg.smem.k_empty(wg.kv.slot()));
+    wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    wg.with_first_columns([&]<int n_columns>() {
+        wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles);
+        wgmma_wait<0>();
+        pin_registers(wg.rmem_S);
+    });
+    wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
     wg.first_softmax();
     wg.round_weights();
     wg.zero_output();
 }
 
-// Q K^T of the tile at wg.kv and P V of the tile at v, in one turn. With prepared_turns nothing is waited for
-// within the turn: the tensor cores stand still between one warpgroup's last product and the next one's
-// first.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename RingPosition, typename AwaitTurn>
-FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const RingPosition &v,
+// Q K^T of the tile at wg.kv and P V of the tile at v, in one turn.
+template <int n_columns, HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename Position,
+          typename AwaitTurn>
+FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const Position &v,
                                       const AwaitTurn &await_turn) {
-    wg.use_slots(wg.kv.slot(), v.slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-    if (CFG.prepared_turns) mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
+    wg.use_slots(wg.kv.k_slot(), v.v_slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     await_turn();
-    if (CFG.prepared_turns) wg.pin_output();
-    wg.products.issue_qk(wg.rmem_S, wg.tiles);
-    if (!CFG.prepared_turns) mbarrier_wait(wg.smem.v_full(v.slot()), v.phase());
-    wg.products.template issue_pv<CFG.prepared_turns>(wg.rmem_O, wg.rmem_P, wg.tiles,
-                                                      [&] { wg.pass_turn(); });
+    wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles);
+    mbarrier_wait(wg.smem.v_full(v.v_slot()), v.v_phase());
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [&] { wg.pass_turn(); });
 }
 
 template <bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
     const auto v = wg.kv;
     wg.kv.advance();
-    issue_both_products(wg, v, [&] { wg.await_turn(); });
-    wg.await_scores(v.slot());
-    if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
+    issue_both_products<CFG.B_c>(wg, v, [&] { wg.await_turn(); });
+    wg.await_scores();
+    if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
     wg.template tile_softmax<kMasked>();
-    wg.await_pv(v.slot());
+    wg.await_pv(v.v_slot());
     wg.template settle_softmax<kMasked>();
-    if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
+    if (!kMasked && wg.kLagged)
+        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
     wg.round_weights();
 }
 
@@ -84,8 +83,8 @@ FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
 // The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
-    wg.use_slots(wg.kv.slot(), wg.kv.slot());
-    mbarrier_wait(wg.smem.v_full(wg.kv.slot()), wg.kv.phase());
+    wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+    mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
         if (CFG.ping_pong) {
             wg.await_turn();
@@ -93,10 +92,10 @@ FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
             wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
         }
     }
-    wg.products.template issue_pv<false>(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();
     wg.pin_output();
-    wg.release(wg.smem.v_empty(wg.kv.slot()));
+    wg.release_tile(wg.smem.v_empty(wg.kv.v_slot()));
     wg.kv.advance();
 }
 
@@ -104,28 +103,29 @@ FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
 // The other warpgroups cover the softmax.
 template <bool kFirst, bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
-    wg.use_slots(wg.kv.slot(), wg.kv.slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
+    wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     wg.await_turn();
     wg.products.issue_qk(wg.rmem_S, wg.tiles);
     wg.pass_turn();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     if constexpr (kFirst) {
-        wg.release(wg.smem.k_empty(wg.kv.slot()));
+        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.first_softmax();
     } else {
-        if (kMasked || !wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));
+        if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.template tile_softmax<kMasked>();
         wg.template settle_softmax<kMasked>();
-        if (!kMasked && wg.kLagged) wg.release(wg.smem.k_empty(wg.kv.slot()));  // held for the recomputation
+        if (!kMasked && wg.kLagged)
+            wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
     }
     wg.round_weights();
-    mbarrier_wait(wg.smem.v_full(wg.kv.slot()), wg.kv.phase());
-    wg.products.template issue_pv<false>(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
+    mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();
     wg.pin_output();
-    wg.release(wg.smem.v_empty(wg.kv.slot()));
+    wg.release_tile(wg.smem.v_empty(wg.kv.v_slot()));
     wg.kv.advance();
 }
 

@@ -28,6 +28,18 @@ struct RingPosition {
     FLASH_DEVICE void advance() { ++passed; }
 };
 
+// A consumer's position in the rings of K and V: the number of tiles passed.
+template <int kKStages, int kVStages>
+struct TilePosition {
+    uint32_t passed = 0;
+
+    FLASH_DEVICE uint32_t k_slot() const { return passed % kKStages; }
+    FLASH_DEVICE uint32_t k_phase() const { return passed / kKStages & 1; }
+    FLASH_DEVICE uint32_t v_slot() const { return passed % kVStages; }
+    FLASH_DEVICE uint32_t v_phase() const { return passed / kVStages & 1; }
+    FLASH_DEVICE void advance() { ++passed; }
+};
+
 // Addresses of everything in shared memory.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct SharedMemory {
@@ -35,7 +47,11 @@ struct SharedMemory {
     static constexpr int kBarrierBytes = 8;
     static constexpr int kItemsOffset = 512;
     static constexpr int kSinkOffset = 704;
-    static_assert((3 * Static::kQStages + 4 * Static::kKvStages) * kBarrierBytes <= kItemsOffset);
+    static constexpr int kFirstK = 3 * Static::kQStages;  // barriers
+    static constexpr int kFirstV = kFirstK + 2 * Static::kKStages;
+    static constexpr int kTileReaders = Static::n_consumer_warps * (Static::kPaired ? 2 : 1);  // warps
+    static_assert((3 * Static::kQStages + 2 * Static::kKStages + 2 * Static::kVStages) * kBarrierBytes <=
+                  kItemsOffset);
     static constexpr int kItemBytes = TRAITS.split ? 48 : Static::kLongItems ? 32 : 16;
     static_assert(kItemsOffset + Static::kQStages * kItemBytes <= kSinkOffset);
 
@@ -48,10 +64,10 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t q_full(uint32_t slot) const { return barrier(0, slot); }
     FLASH_DEVICE uint32_t q_empty(uint32_t slot) const { return barrier(Static::kQStages, slot); }
     FLASH_DEVICE uint32_t o_staged(uint32_t slot) const { return barrier(2 * Static::kQStages, slot); }
-    FLASH_DEVICE uint32_t k_full(uint32_t slot) const { return kv_barrier(0, slot); }
-    FLASH_DEVICE uint32_t k_empty(uint32_t slot) const { return kv_barrier(1, slot); }
-    FLASH_DEVICE uint32_t v_full(uint32_t slot) const { return kv_barrier(2, slot); }
-    FLASH_DEVICE uint32_t v_empty(uint32_t slot) const { return kv_barrier(3, slot); }
+    FLASH_DEVICE uint32_t k_full(uint32_t slot) const { return barrier(kFirstK, slot); }
+    FLASH_DEVICE uint32_t k_empty(uint32_t slot) const { return barrier(kFirstK + Static::kKStages, slot); }
+    FLASH_DEVICE uint32_t v_full(uint32_t slot) const { return barrier(kFirstV, slot); }
+    FLASH_DEVICE uint32_t v_empty(uint32_t slot) const { return barrier(kFirstV + Static::kVStages, slot); }
 
     FLASH_DEVICE uint32_t item(uint32_t slot) const {
         return base + Static::kControlOffset + kItemsOffset + slot * kItemBytes;
@@ -68,23 +84,23 @@ struct SharedMemory {
                 mbarrier_init(q_empty(slot), Static::kDirectStore ? Static::n_consumer_warps : 1);
                 mbarrier_init(o_staged(slot), Static::n_consumer_warps);
             }
-            for (int slot = 0; slot < Static::kKvStages; ++slot) {
+            for (int slot = 0; slot < Static::kKStages; ++slot) {
                 mbarrier_init(k_full(slot), 1);
-                mbarrier_init(k_empty(slot), Static::n_consumer_warps);
+                mbarrier_init(k_empty(slot), kTileReaders);
+            }
+            for (int slot = 0; slot < Static::kVStages; ++slot) {
                 mbarrier_init(v_full(slot), 1);
-                mbarrier_init(v_empty(slot), Static::n_consumer_warps);
+                mbarrier_init(v_empty(slot), kTileReaders);
             }
             fence_mbarrier_init();
         }
-        __syncthreads();  // no thread touches a barrier before it is initialised
+        __syncthreads();                      // no thread touches a barrier before it is initialised
+        if (Static::kPaired) cluster_sync();  // ... of the other block either
     }
 
   private:
     FLASH_DEVICE uint32_t barrier(int first, uint32_t slot) const {
         return base + Static::kControlOffset + (first + slot) * kBarrierBytes;
-    }
-    FLASH_DEVICE uint32_t kv_barrier(int kind, uint32_t slot) const {
-        return barrier(3 * Static::kQStages + kind * Static::kKvStages, slot);
     }
 };
 

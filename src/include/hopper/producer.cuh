@@ -39,13 +39,13 @@ struct LoadThread {
     const uint64_t kv_policy = evict_last_policy();
 
     RingPosition<Static::kQStages> q_position{1};
-    RingPosition<Static::kKvStages> kv_position{1};
+    RingPosition<Static::kKStages> k_position{1};
+    RingPosition<Static::kVStages> v_position{1};
 
     // The V tile whose K has been requested.
     struct {
         int kv_block = -1;  // -1: none
         TilePlace place;
-        RingPosition<Static::kKvStages> position{0};
     } pending_v;
 
     // Called by one thread, with kWarpLoads by its whole warp.
@@ -58,7 +58,7 @@ struct LoadThread {
             if (Static::kWarpLoads && !item.has_tiles()) {
                 fill_item_without_keys<CFG, TRAITS>(args, item);
             } else if (loads) {
-                load_item(item);
+                load_item(item, scheduler);
             }
             scheduler.prefetch();
         }
@@ -69,7 +69,7 @@ struct LoadThread {
     }
 
   private:
-    FLASH_DEVICE void load_item(const WorkItem &item) {
+    FLASH_DEVICE void load_item(const WorkItem &item, Scheduler<CFG, TRAITS> &scheduler) {
         const TilePlace keys = key_place(item);
         // With one slot Q waits for the whole item before it: the first K goes first.
         if (Static::kQStages > 1) load_q(item);
@@ -78,8 +78,34 @@ struct LoadThread {
             load_k(kv_block, keys);
             load_pending_v();
             if (Static::kQStages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
-            pending_v = {kv_block, keys, kv_position};
-            kv_position.advance();
+            pending_v = {kv_block, keys};
+            k_position.advance();
+            // Behind the second tile: this item's own first tiles come first.
+            if (Static::kPrefetchNext > 0 && kv_block == max(item.end_kv_block - 2, first)) {
+                if (scheduler.has_item()) prefetch_item(scheduler.item());
+            }
+        }
+    }
+
+    // Asks for the first tiles of an item that is yet to come. Until then memory would often stand idle:
+    // shared memory has no room for them.
+    FLASH_DEVICE void prefetch_item(const WorkItem &item) const {
+#pragma unroll 1
+        for (int column = 0; column < Static::d_head; column += kPanelColumns) {
+            tma_prefetch(&maps.q, column, item.q_block * Static::B_r, item.head, item.batch);
+        }
+        const TilePlace keys = key_place(item);
+        const int first = max(item.end_kv_block - (Static::kPrefetchNext - 1), item.first_kv_block);
+#pragma unroll 1
+        for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
+#pragma unroll 1
+            for (int column = 0; column < Static::d_head; column += kPanelColumns) {
+                tma_prefetch(&maps.k, column, kv_block * Static::B_c, keys.head, keys.batch);
+            }
+#pragma unroll 1
+            for (int column = 0; column < Static::d_head_v; column += kPanelColumns) {
+                tma_prefetch(&maps.v, column, kv_block * Static::B_c, keys.head, keys.batch);
+            }
         }
     }
 
@@ -116,28 +142,43 @@ struct LoadThread {
         }
     }
 
-    FLASH_DEVICE void load_k(int kv_block, const TilePlace &place) {
-        const uint32_t slot = kv_position.slot();
-        mbarrier_wait(smem.k_empty(slot), kv_position.phase());  // every consumer warp has used the old tile
-        mbarrier_arrive_expect(smem.k_full(slot), Static::kKBytes);
+    // (B_c, columns) of K or V; of paired blocks each loads every second panel for both.
+    template <int columns>
+    FLASH_DEVICE void load_tile(uint32_t address, const CUtensorMap *map, uint32_t barrier, int kv_block,
+                                const TilePlace &place) const {
+        constexpr int kPanelBytes = Static::B_c * kPanelRowBytes;
+        if constexpr (Static::kPaired) {
 #pragma unroll
-        for (int panel = 0; panel < panel_count(Static::d_head); ++panel) {
-            load_box(smem.k(slot) + panel * Static::B_c * kPanelRowBytes, &maps.k, smem.k_full(slot),
-                     panel * kPanelColumns, kv_block * Static::B_c, place, kv_policy);
+            for (int i = 0; i < panel_count(columns); i += 2) {
+                const int panel = i + blockIdx.x % 2;
+                tma_load_for_both(address + panel * kPanelBytes, map, barrier, panel * kPanelColumns,
+                                  kv_block * Static::B_c, place.head, place.batch, kv_policy);
+            }
+        } else {
+#pragma unroll
+            for (int panel = 0; panel < panel_count(columns); ++panel) {
+                load_box(address + panel * kPanelBytes, map, barrier, panel * kPanelColumns,
+                         kv_block * Static::B_c, place, kv_policy);
+            }
         }
+    }
+
+    FLASH_DEVICE void load_k(int kv_block, const TilePlace &place) {
+        const uint32_t slot = k_position.slot();
+        mbarrier_wait(smem.k_empty(slot), k_position.phase());  // every consumer warp has used the old tile
+        mbarrier_arrive_expect(smem.k_full(slot), Static::kKBytes);
+        load_tile<Static::d_head>(smem.k(slot), &maps.k, smem.k_full(slot), kv_block, place);
     }
 
     FLASH_DEVICE void load_pending_v() {
         if (pending_v.kv_block < 0) return;
-        const uint32_t slot = pending_v.position.slot();
-        mbarrier_wait(smem.v_empty(slot), pending_v.position.phase());  // as for K
+        const uint32_t slot = v_position.slot();
+        mbarrier_wait(smem.v_empty(slot), v_position.phase());  // as for K
         mbarrier_arrive_expect(smem.v_full(slot), Static::kVBytes);
-#pragma unroll
-        for (int panel = 0; panel < panel_count(Static::d_head_v); ++panel) {
-            load_box(smem.v(slot) + panel * Static::B_c * kPanelRowBytes, &maps.v, smem.v_full(slot),
-                     panel * kPanelColumns, pending_v.kv_block * Static::B_c, pending_v.place, kv_policy);
-        }
+        load_tile<Static::d_head_v>(smem.v(slot), &maps.v, smem.v_full(slot), pending_v.kv_block,
+                                    pending_v.place);
         pending_v.kv_block = -1;
+        v_position.advance();
     }
 
     FLASH_DEVICE void announce_end() {

@@ -31,7 +31,6 @@ struct Descriptors {
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct Products {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    using QKWgmma = Wgmma<CFG.dtype, Static::B_c>;
     using PVWgmma = Wgmma<CFG.dtype, Static::d_head_v>;
 
     uint32_t q_lower_word, k_lower_word, v_lower_word;  // of the descriptors of slot 0
@@ -47,26 +46,29 @@ struct Products {
                 make_descriptor(v_lower_word + slots.v * descriptor_step(Static::kVBytes))};
     }
 
+    // The scores of the tile's first n_columns; the others stay as they are.
+    template <int n_columns = Static::B_c>
     FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const Descriptors &tiles) const {
+        using QKWgmma = Wgmma<CFG.dtype, n_columns>;
+        float (&scores)[n_columns / 2] = reinterpret_cast<float (&)[n_columns / 2]>(rmem_S);
         pin_registers(rmem_S);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Static::d_head / kMmaDepth; ++step) {
-            QKWgmma::multiply_shared(rmem_S, tiles.q + column_step(step, Static::B_r),
+            QKWgmma::multiply_shared(scores, tiles.q + column_step(step, Static::B_r),
                                      tiles.k + column_step(step, Static::B_c), step > 0);
         }
         wgmma_commit();
     }
 
-    // `pass_turn` is called after the last step, or (early_pass) half way. kFenced: issue_qk's fence stands
-    // directly before, and covers P and O too.
-    template <bool kFenced, typename PassTurn>
+    // `pass_turn` is called after the last step, or (early_pass) half way.
+    template <typename PassTurn>
     FLASH_DEVICE void issue_pv(float (&rmem_O)[Static::d_head_v / 2], uint32_t (&rmem_P)[Static::B_c / 4],
                                const Descriptors &tiles, const PassTurn &pass_turn) const {
         constexpr int kSteps = Static::B_c / kMmaDepth;
         pin_registers(rmem_O);
         pin_registers(rmem_P);
-        if (!kFenced) wgmma_fence();
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             if (CFG.early_pass && step == kSteps / 2) pass_turn();

@@ -32,6 +32,18 @@ FLASH_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives at the barrier of this address in block `rank` of the cluster.
+FLASH_DEVICE void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+        "}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
 // Arrives and announces `bytes` of copies that complete on this barrier.
 FLASH_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -60,6 +72,14 @@ FLASH_DEVICE void named_barrier_sync(int id, int n_threads) {
 
 FLASH_DEVICE void named_barrier_arrive(int id, int n_threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+// Every thread of the cluster that has not ended: what each did before is visible to all after.
+FLASH_DEVICE void cluster_sync() {
+    asm volatile(
+        "barrier.cluster.arrive.release;\n"
+        "barrier.cluster.wait.acquire;" ::
+            : "memory");
 }
 
 // ---------------------------------------------------------------- bulk tensor copies
@@ -95,6 +115,29 @@ FLASH_DEVICE void tma_load(uint32_t smem, const CUtensorMap *map, uint32_t barri
         "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(smem),
         "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(end), "r"(head), "r"(batch), "l"(policy)
         : "memory");
+}
+
+// The same as tma_load, to the same address and barrier in both blocks of a cluster of two.
+FLASH_DEVICE void tma_load_for_both(uint32_t smem, const CUtensorMap *map, uint32_t barrier, int column,
+                                    int row, int head, int batch, uint64_t policy) {
+    constexpr uint16_t kBothBlocks = 3;
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(smem),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(kBothBlocks), "l"(policy)
+        : "memory");
+}
+
+// Brings a tensor map itself near: the first copy needs not wait for it.
+FLASH_DEVICE void prefetch_tensor_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// The map's box at (column, row, head, batch) to the L2 cache.
+FLASH_DEVICE void tma_prefetch(const CUtensorMap *map, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+                 "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
 }
 
 // Shared to global memory; what lies outside the tensor is not written.

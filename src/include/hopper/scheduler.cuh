@@ -2,7 +2,7 @@
 //
 // Blocks are persistent. Item i goes to block i % blocks (static), or each block takes the next number from a
 // counter when it begins an item (dynamic): causal items differ in length, and static rounds would leave
-// blocks idle at the end.
+// blocks idle at the end. Paired blocks take an item of two query blocks together, one each.
 #pragma once
 
 #include "hopper/forward_kernel_args.cuh"
@@ -15,13 +15,15 @@ template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct Scheduler {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
 
+    static constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
+
     const ForwardKernelArgs &args;
     SequenceFinder<CFG, TRAITS> sequences;  // varlen
     int current = 0;
     int following = 0;  // dynamic: the number taken in advance, so that its latency is hidden
 
     FLASH_DEVICE explicit Scheduler(const ForwardKernelArgs &kernel_args) : args(kernel_args) {
-        current = blockIdx.x;
+        current = blockIdx.x / kBlocksAnItem;
         if (CFG.dynamic_schedule) following = take();
     }
 
@@ -32,13 +34,17 @@ struct Scheduler {
 
     FLASH_DEVICE WorkItem item() const {
         if constexpr (TRAITS.varlen) return sequences.item(args, current);
-        return work_item<CFG.B_r, CFG.B_c>(args.work,
-                                           make_mask<TRAITS>(args, args.work.seq_len_q, args.work.seq_len_k),
-                                           args.n_parts, current);
+        WorkItem item = work_item<CFG.B_r, CFG.B_c>(
+            args.work, make_mask<TRAITS>(args, args.work.seq_len_q, args.work.seq_len_k), args.n_parts,
+            current);
+        if (Static::kPaired) item.q_block = 2 * item.q_block + blockIdx.x % 2;
+        return item;
     }
 
     // To be called when the current item has been decoded ...
-    FLASH_DEVICE void advance() { current = CFG.dynamic_schedule ? following : current + gridDim.x; }
+    FLASH_DEVICE void advance() {
+        current = CFG.dynamic_schedule ? following : current + gridDim.x / kBlocksAnItem;
+    }
 
     // ... and this when all its loads have been issued.
     FLASH_DEVICE void prefetch() {

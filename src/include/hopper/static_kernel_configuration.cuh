@@ -4,7 +4,7 @@
 // Shared memory of a block:
 //
 //     Q slots     q_stages  x (B_r, d)     O is staged in its item's Q slot unless it is stored directly
-//     K ring      kv_stages x (B_c, d)
+//     K ring      kv_stages + extra_k_stages  x (B_c, d)
 //     V ring      kv_stages x (B_c, d_v)
 //     control     1 KiB: mbarriers, the work item of each Q slot
 #pragma once
@@ -54,7 +54,8 @@ struct StaticForwardKernelConfig {
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int kQStages = CFG.q_stages;
-    static constexpr int kKvStages = CFG.kv_stages;
+    static constexpr int kVStages = CFG.kv_stages;
+    static constexpr int kKStages = CFG.kv_stages + CFG.extra_k_stages;
 
     static constexpr int n_consumers = B_r / kWarpgroupRows;
     static constexpr int n_consumer_warps = n_consumers * kWarpsPerWarpgroup;
@@ -66,8 +67,8 @@ struct StaticForwardKernelConfig {
 
     static constexpr int kQOffset = 0;
     static constexpr int kKOffset = kQOffset + kQStages * kQBytes;
-    static constexpr int kVOffset = kKOffset + kKvStages * kKBytes;
-    static constexpr int kControlOffset = kVOffset + kKvStages * kVBytes;
+    static constexpr int kVOffset = kKOffset + kKStages * kKBytes;
+    static constexpr int kControlOffset = kVOffset + kVStages * kVBytes;
     static constexpr int smem_bytes = kControlOffset + kControlBytes;
 
     // O's parts are float32, for which a Q slot has no room.
@@ -79,7 +80,14 @@ struct StaticForwardKernelConfig {
     // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
     // all write the rows of items without.
     static constexpr bool kWarpLoads = TRAITS.varlen || TRAITS.split;
+    // Causal: of an item's first tile a warpgroup may see only the first half.
+    static constexpr bool kHalfTiles = CFG.half_tiles && TRAITS.causal && !kTilesBegin;
     static constexpr RegisterBudget kRegisters = register_budget(n_consumers, kWarpLoads);
+    // Two blocks, one cluster, share their tiles: only where all items have the same.
+    static constexpr bool kPaired =
+        CFG.paired_blocks && !CFG.dynamic_schedule && !kMasksDiagonal && !kWarpLoads;
+    static constexpr int kItemRows = kPaired ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
+    static constexpr int kPrefetchNext = kWarpLoads ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
     // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
@@ -87,7 +95,7 @@ struct StaticForwardKernelConfig {
     static constexpr int kTilesAboveDiagonal = ceil_div((n_consumers - 1) * kWarpgroupRows, B_c);
     static constexpr int kMaxSkippedTiles =
         !TRAITS.causal || kTilesBegin || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
-        : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kKvStages - 1)
+        : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kVStages - 1)
         : n_consumers == 3 ? 1
                            : 0;
 
@@ -98,16 +106,22 @@ struct StaticForwardKernelConfig {
     static_assert(B_c % kMmaDepth == 0 && B_c >= 16 && B_c <= 256, "B_c: a multiple of 16 up to 256");
     static_assert(CFG.softmax_reference != SoftmaxReference::ANCHORED, "ANCHORED: Ampere family only");
     static_assert(kQStages >= 1 && kQStages <= 4, "q_stages: 1 to 4");
-    static_assert(kKvStages >= 2 && kKvStages <= 8,
-                  "kv_stages: 2 to 8 (V's slot is still in use when the next K is waited for)");
+    static_assert(
+        kVStages >= 2 && kKStages <= 8 && CFG.extra_k_stages >= 0,
+        "kv_stages, with extra_k_stages: 2 to 8 (V's slot is still in use when the next K is waited for)");
     static_assert(smem_bytes <= kMaxSmemBytes, "the tiles exceed the 227 KiB of shared memory of a block");
     static_assert(kDirectStore || kQBytes >= tile_bytes(B_r, d_head_v),
                   "O is staged in Q's slot and must fit: d_head_v <= d_head, or direct_store");
     static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
-    static_assert((!CFG.prepared_turns && !CFG.early_pass) || (CFG.ping_pong && CFG.overlap_products),
-                  "prepared_turns, early_pass: about turns of two products; ping_pong and overlap_products");
-    static_assert(!CFG.drained || (CFG.overlap_products && !CFG.forced_overlap),
-                  "drained starts the softmax after P V: overlap_products, and no forced_overlap");
+    static_assert(!CFG.early_pass || (CFG.ping_pong && CFG.overlap_products),
+                  "early_pass: about turns of two products; ping_pong and overlap_products");
+    static_assert(!CFG.paired_blocks || (panel_count(d_head) % 2 == 0 && panel_count(d_head_v) % 2 == 0),
+                  "paired_blocks: each loads half of a tile's panels; d_head, d_head_v: 96, 128 or 256");
+    static_assert(CFG.prefetch_next >= 0 && CFG.prefetch_next <= 16, "prefetch_next: 0 to 16");
+    static_assert(CFG.prefetch_next == 0 || n_consumers <= 2,
+                  "prefetch_next: the load thread of more than two consumers has no registers to spare");
+    static_assert(!CFG.half_tiles || (CFG.overlap_products && B_c % (2 * kMmaDepth) == 0),
+                  "half_tiles: the first product is half as wide; overlap_products, B_c a multiple of 32");
     static_assert(CFG.section_heads >= 0 && (CFG.section_heads == 0 || CFG.head_sections),
                   "section_heads: 0, or positive with head_sections");
     static_assert(!CFG.forced_overlap || CFG.overlap_products,

@@ -43,14 +43,16 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
             return false;
         }
         wg.kv_block = wg.item.end_kv_block - 1;
-        wg.use_slots(wg.kv.slot(), wg.kv.slot());
-        mbarrier_wait(wg.smem.k_full(wg.kv.slot()), wg.kv.phase());
-        wg.products.issue_qk(wg.rmem_S, wg.tiles);
-        wg.pass_turn();
-        wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next item's first product
-        wgmma_wait<0>();
-        pin_registers(wg.rmem_S);
-        wg.release(wg.smem.k_empty(wg.kv.slot()));
+        wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+        mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+        wg.with_first_columns([&]<int n_columns>() {
+            wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles);
+            wg.pass_turn();
+            wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next first product
+            wgmma_wait<0>();
+            pin_registers(wg.rmem_S);
+        });
+        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.first_softmax();
         wg.round_weights();
     } else {
@@ -66,17 +68,19 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         wg.kv.advance();
         wg.skip_leading_tiles();
         const RowState state = wg.row_state();
-        issue_both_products(wg, v, [&] {
-            if (CFG.ping_pong) {
-                wg.await_turn();
-            } else {
-                wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
-            }
+        wg.with_first_columns([&]<int n_columns>() {
+            issue_both_products<n_columns>(wg, v, [&] {
+                if (CFG.ping_pong) {
+                    wg.await_turn();
+                } else {
+                    wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+                }
+            });
+            wg.await_scores();
+            wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+            wg.first_softmax();
+            wg.await_pv(v.v_slot());
         });
-        wg.await_scores(v.slot());
-        wg.release(wg.smem.k_empty(wg.kv.slot()));
-        wg.first_softmax();
-        wg.await_pv(v.slot());
         wg.round_weights();
         wg.finish(done, state, q_slot);
     }
