@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from flash_attention import attention_checks as checks
-from flash_attention.choosing import choose, plan
-from flash_attention.problem import AttentionProblem, Window, visible_limits
-from flash_attention.running import fill_without_keys, run_cpu, run_cuda
-from flash_attention.select import Choice
+from flash_attention import dlpack, eager, torch_ops
+from flash_attention.eager import Result
+from flash_attention.problem import Window
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
-_last_kernel: ForwardKernel | None = None
+# How many dispatch modes are active: fake tensors, tracers, counters of operations.
+_n_modes = torch._C._len_torch_dispatch_stack
 
 
 def attention(
@@ -29,7 +29,7 @@ def attention(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Result:
     """Scaled dot-product attention on the device of the tensors.
 
     Args:
@@ -57,23 +57,32 @@ def attention(
         TypeError, ValueError, NotImplementedError: a bad argument; the message says what is allowed.
         NoKernelError: no kernel for CUDA tensors has a feature or a head size; CPU tensors take all.
         InfeasibleConfigError: ``config`` cannot compute this.
+
+    Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
+    q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
     """
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
-    if backend is not None or config is not None:
-        checks.check_choice(backend, config, q)
-    problem, choice = plan(q, k, v, sinks, bool(causal), window, softcap, return_lse, config)
-    scale = checks.checked_scale(softmax_scale, problem.d_head)
-    out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
-    if choice is not None:
-        if not q.is_cuda:
-            run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
-        elif problem.seq_len_k:
-            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
-        else:
-            fill_without_keys(out, lse, sinks)
-        _remember(choice)
-    return out if lse is None else (out, lse)
+    if not (is_dynamo_compiling() or _n_modes()):
+        result = eager.attention(
+            q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+        )
+        if result is not None:
+            return result
+        if dlpack.is_foreign(q):
+            options = dict(
+                causal=causal,
+                softmax_scale=softmax_scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                return_lse=return_lse,
+                out=out,
+                config=config,
+                backend=backend,
+            )
+            return dlpack.call(attention, (q, k, v), options)
+    return torch_ops.attention(
+        q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    )
 
 
 def attention_varlen(
@@ -95,7 +104,7 @@ def attention_varlen(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     validate: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
 
     Each sequence is computed as ``attention`` computes it alone; masks are aligned within the sequence.
@@ -118,64 +127,65 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
-    checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
-    checks.check_choice(backend, config, q)
-    scale = checks.checked_scale(softmax_scale, q.shape[2])
-    checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if validate or not q.is_cuda:
-        checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
-        checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
-    out = _output(out, (*q.shape[:2], v.shape[2]), q, k, v, sinks)
-    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if return_lse else None
-    if out.numel():
-        left, right = visible_limits(causal, window, max_seqlen_q, max_seqlen_k)
-        problem = AttentionProblem(
-            dtype=checks.DTYPES[q.dtype],
-            batch=cu_seqlens_q.numel() - 1,
-            seq_len_q=max_seqlen_q,
-            seq_len_k=max_seqlen_k,
-            n_heads=q.shape[1],
-            n_heads_kv=k.shape[1],
-            d_head=q.shape[2],
-            d_head_v=v.shape[2],
-            left=left,
-            right=right,
-            softcap=softcap > 0,
-            sinks=sinks is not None,
-            varlen=True,
-            lse=return_lse,
+    if not (is_dynamo_compiling() or _n_modes()):
+        result = eager.attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            causal,
+            softmax_scale,
+            window,
+            softcap,
+            sinks,
+            return_lse,
+            out,
+            config,
+            backend,
+            validate,
         )
-        choice = choose(problem, q.device, config)
-        if q.is_cuda:
-            offsets = (cu_seqlens_q, cu_seqlens_k)
-            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
-        else:
-            ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-            for i in range(problem.batch):
-                queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
-                one_lse = None if lse is None else lse[None, :, queries]
-                one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
-                run_cpu(choice, problem, *one, scale, softcap, sinks)
-        _remember(choice)
-    return out if lse is None else (out, lse)
+        if result is not None:
+            return result
+        if dlpack.is_foreign(q):
+            options = dict(
+                causal=causal,
+                softmax_scale=softmax_scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                return_lse=return_lse,
+                out=out,
+                config=config,
+                backend=backend,
+                validate=validate,
+            )
+            return dlpack.call(
+                attention_varlen, (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options
+            )
+    return torch_ops.attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal,
+        softmax_scale,
+        window,
+        softcap,
+        sinks,
+        return_lse,
+        out,
+        config,
+        backend,
+        validate,
+    )
 
 
 def last_kernel() -> ForwardKernel | None:
     """The kernel that the latest ``attention`` or ``attention_varlen`` ran; None: there was none."""
-    return _last_kernel
-
-
-def _remember(choice: Choice) -> None:
-    global _last_kernel
-    _last_kernel = choice.kernel
-
-
-def _output(
-    out: Tensor | None, shape: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
-) -> Tensor:
-    if out is None:
-        return q.new_empty(shape)
-    inputs = {"q": q, "k": k, "v": v}
-    checks.check_out(out, shape, inputs if sinks is None else {**inputs, "sinks": sinks})
-    return out
+    return eager.last_kernel()

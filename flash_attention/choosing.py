@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
 from flash_attention.backends import backend
+from flash_attention.candidates import kernel_for, size_reason, unable_reason
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.problem import AttentionProblem, Window, visible_limits
-from flash_attention.select import Choice, kernel_for, select, size_reason, unable_reason
-from flash_helpers.build import build_kernels
+from flash_attention.redirect import not_for_eager
+from flash_attention.select import Choice, select
+from flash_attention.tma import stride_obstacle
+from flash_helpers import environment
+from flash_helpers.build import CompilerNotFoundError, build_kernels
+from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.tune.lookup import TuningResults
 
 LAYOUT = "(batch, seq, heads, d)"
@@ -44,26 +50,31 @@ def plan(
     softcap: float,
     lse: bool,
     config: ForwardConfig | None,
-) -> Plan:
+) -> Plan | None:
     """Checks the tensors of ``attention``, and gives their problem and its choice (None: nothing to compute).
 
-    Both depend on shapes, types and options alone, and so are looked up after the first call. What is
-    checked anew each time is what else may differ between tensors.
+    Both depend on shapes, strides, types and options alone, and so are looked up after the first call. What
+    is checked anew each time is what else may differ between tensors. Tensors that are not for eager work
+    have no plan (``not_for_eager``).
 
     Raises:
         as ``attention``.
     """
-    if sinks is not None:
-        checks.check_inputs(q, k, v, sinks, LAYOUT)
     if _are_plain(q, k, v):
+        if sinks is not None:
+            checks.check_inputs(q, k, v, sinks, LAYOUT)
+        contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         key = (
             q.device, q.dtype, q.shape, k.shape, v.shape,
+            None if contiguous else (q.stride(), k.stride(), v.stride()),
             sinks is None, causal, window, softcap > 0, lse, config,
         )  # fmt: skip
         if found := _plans.get(key):
             return found
     else:
         key = None
+    if not_for_eager(q, k, v):
+        return None
     checks.check_inputs(q, k, v, sinks, LAYOUT)
     problem = _problem_of(q, k, v, sinks, causal, window, softcap, lse)
     empty = not problem.batch * problem.n_heads * problem.seq_len_q
@@ -114,6 +125,7 @@ def _problem_of(
         softcap=softcap > 0,
         sinks=sinks is not None,
         lse=lse,
+        tma_obstacle=stride_obstacle(q=q, k=k, v=v),
     )
 
 
@@ -131,23 +143,65 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
         InfeasibleConfigError: ``config`` does not.
         ValueError: more thread blocks than one launch holds.
     """
+    return _choice(problem, device, config, explained=False)
+
+
+def _choice(
+    problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
+) -> Choice:
+    """As ``choose``; with ``explained``, all other candidates are judged too."""
     if device.type == "cpu":
         return _cpu_choice(problem, config)
-    cuda = backend("cuda")
-    facts = cuda.device_facts_of(device)
+    facts = backend("cuda").device_facts_of(device)
     if config is None:
         choice = select(
             problem,
             facts,
-            TuningResults(),
-            is_built=lambda kernel: cuda.load_kernel(kernel, facts.target) is not None,
+            _tuning_results(environment.tuning_db(), environment.cache_dir()),
+            is_built=lambda kernel: _is_built(kernel, facts.target),
+            may_build=_may_build,
+            explained=explained,
         )
     else:
         _check_able(problem, config, unable_reason(config, problem, [config]))
         check_fits_device(config, device)
         choice = Choice(kernel_for(config, problem), INSISTED)
-    check_grid(problem.batch, problem.n_heads, problem.seq_len_q, choice.kernel.config.B_r)
+    seen = choice.problem or problem
+    check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
     return choice
+
+
+@lru_cache(1)
+def _tuning_results(path: Path | None, folder: Path) -> TuningResults:
+    """The results of one file, which stay read while it does not change.
+
+    Args:
+        path, folder: where the file is sought; they tell one set of results from another.
+    """
+    return TuningResults(path)
+
+
+_built: set[tuple[ForwardKernel, int]] = set()  # seen once in memory or in the cache
+
+
+def _is_built(kernel: ForwardKernel, target: int) -> bool:
+    if (kernel, target) in _built:
+        return True
+    if backend("cuda").load_kernel(kernel, target) is None:
+        return False
+    _built.add((kernel, target))
+    return True
+
+
+def _may_build() -> bool:
+    """Whether this machine compiles kernels on first use."""
+    if not environment.jit_enabled():
+        return False
+    try:
+        find_nvcc()
+    except CompilerNotFoundError:
+        return False
+    return True
 
 
 def _cpu_choice(problem: AttentionProblem, config: ForwardConfig | None) -> Choice:
@@ -201,7 +255,7 @@ def explain_choice(
     problem = _problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
     if facts is not None:
         return select(problem, facts, candidates=None if config is None else [config])
-    return choose(problem, q.device, config)
+    return _choice(problem, q.device, config, explained=True)
 
 
 def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
@@ -222,8 +276,10 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     if device.type == "cuda":
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
-        results = TuningResults()
-        kernels = dict.fromkeys(select(problem, facts, results).kernel for problem in problems)
+        results = _tuning_results(environment.tuning_db(), environment.cache_dir())
+        kernels = dict.fromkeys(
+            select(problem, facts, results, explained=False).kernel for problem in problems
+        )
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
             build_kernels(missing, [facts.target])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flash_attention.problem import AttentionProblem
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.explain.floors import EXP2_PER_CLOCK, MMA_SYNC_SHARE
 from flash_helpers.explain.resources import occupancy, predict_registers
 from flash_helpers.flops import visible_pairs
@@ -69,31 +70,58 @@ def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts
     config = kernel.config
     clock = facts.clock_hz or DEFAULT_CLOCK_HZ
     rate = facts.mma_flops / facts.sm_count or DEFAULT_MMA_FLOPS_PER_SM_CLOCK * clock  # of one SM
+    per_sm = _blocks_per_sm(config, facts)
     if isinstance(config, HopperForwardKernelConfig):
-        per_sm, step = 1, _hopper_step(config, rate)
+        step = _hopper_step(config, rate)
     else:
-        registers = predict_registers(config).total
-        resident = occupancy(config.n_warps, registers, config.smem_bytes(), facts)
-        rate *= MMA_SYNC_SHARE.get(facts.capability[0], 1.0) * _warps_share(resident.warps)
-        per_sm, step = resident.blocks, _ampere_step(config, rate, clock)
-    blocks = problem.batch * problem.n_heads * -(-problem.seq_len_q // config.B_r)
+        rate *= MMA_SYNC_SHARE.get(facts.capability[0], 1.0) * _warps_share(per_sm * config.n_warps)
+        step = _ampere_step(config, rate, clock)
+    blocks = _row_blocks(config, problem)
     at_a_time = max(per_sm, 1) * facts.sm_count
     parts, launches = 1, 1
     if kernel.traits.split:
-        parts = n_splits(
-            blocks,
-            problem.batch * problem.n_heads * problem.seq_len_q,
-            -(-problem.keys_of_block(config.B_r) // config.B_c),
-            problem.d_head_v,
-            sm_count=facts.sm_count,
-            blocks_per_sm=max(per_sm, 1),
-        )
+        parts = parts_of_keys(kernel, problem, facts)
         blocks, launches = blocks * parts, 2  # the second one combines
     # Blocks resident together share the SM; the last wave takes as long as its fullest SM.
     in_turn = blocks // at_a_time * per_sm + -(-(blocks % at_a_time) // facts.sm_count)
     steps = _visible_share(problem) * -(-problem.seq_len_k // config.B_c) / parts
     seconds = in_turn * steps * step + launches * LAUNCH_SECONDS if per_sm else float("inf")
     return Prediction(seconds, blocks, per_sm, blocks / at_a_time, parts)
+
+
+def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> int:
+    """Parts that the keys are cut into; 1 where the thread blocks fill the GPU without that.
+
+    Args:
+        kernel: a kernel that can split keys and fits the device.
+        problem: the problem.
+        facts: the device.
+    """
+    config = kernel.config
+    blocks, per_sm = _row_blocks(config, problem), max(_blocks_per_sm(config, facts), 1)
+    if blocks >= facts.sm_count * per_sm:
+        return 1
+    return n_splits(
+        blocks,
+        problem.batch * problem.n_heads * problem.seq_len_q,
+        -(-problem.keys_of_block(config.B_r) // config.B_c),
+        problem.d_head_v,
+        sm_count=facts.sm_count,
+        blocks_per_sm=per_sm,
+    )
+
+
+def _row_blocks(config: ForwardConfig, problem: AttentionProblem) -> int:
+    return problem.batch * problem.n_heads * -(-problem.seq_len_q // config.B_r)
+
+
+@lru_cache(1024)
+def _blocks_per_sm(config: ForwardConfig, facts: DeviceFacts) -> int:
+    """Resident thread blocks; one of the Hopper family takes an SM's registers."""
+    if isinstance(config, HopperForwardKernelConfig):
+        return 1
+    registers = predict_registers(config).total
+    return occupancy(config.n_warps, registers, config.smem_bytes(), facts).blocks
 
 
 def _ampere_step(config: FlashForwardKernelConfig, rate: float, clock: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flash_helpers.configs.dtype import DType
 
@@ -29,6 +29,7 @@ class AttentionProblem:
         sinks: each head has one more logit without a value.
         varlen: packed sequences of several lengths.
         lse: the log-sum-exp is wanted.
+        tma_obstacle: why the Hopper family's bulk copies cannot reach a tensor, or None.
     """
 
     dtype: DType
@@ -45,6 +46,7 @@ class AttentionProblem:
     sinks: bool = False
     varlen: bool = False
     lse: bool = False
+    tma_obstacle: str | None = None
 
     @property
     def masked(self) -> bool:
@@ -55,6 +57,20 @@ class AttentionProblem:
     def causal(self) -> bool:
         """The only limit is that a query sees nothing after its own place."""
         return self.left is None and self.right == 0
+
+    def with_rows_packed(self) -> AttentionProblem:
+        """The same for a single query, whose kv heads read their keys once.
+
+        The query heads of a group become the rows of one head, and keys that a window hides are left out.
+        Sinks differ within a group, and packed sequences have offsets of their own: they stay as they are.
+        """
+        if self.seq_len_q != 1 or self.varlen:
+            return self
+        group = self.n_heads // self.n_heads_kv if self.n_heads_kv else 1
+        keys = self.seq_len_k if self.left is None else self.left + 1
+        if self.sinks or group == 1:
+            return self if keys == self.seq_len_k else replace(self, seq_len_k=keys, left=None)
+        return replace(self, seq_len_q=group, n_heads=self.n_heads_kv, seq_len_k=keys, left=None)
 
     def keys_of_block(self, B_r: int) -> int:
         """The most keys that a block of B_r neighbouring queries visits."""

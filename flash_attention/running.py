@@ -11,8 +11,7 @@ from torch.nn.functional import pad
 from flash_attention.backends import backend
 from flash_attention.memory import misalignment
 from flash_attention.problem import AttentionProblem
-from flash_attention.select import Choice, head_sizes
-from flash_helpers.configs.traits import ForwardTraits
+from flash_attention.select import Choice
 
 
 def run_cpu(
@@ -62,15 +61,18 @@ def run_cuda(
         offsets: cu_seqlens_q and cu_seqlens_k of packed sequences, (total, heads, d).
     """
     cuda, traits = backend("cuda"), choice.kernel.traits
-    d_head, d_head_v = head_sizes(choice.kernel.config)
+    d_head, d_head_v = choice.head_sizes
     if traits.padded_head:
         d_head, d_head_v = problem.d_head, problem.d_head_v
+    if choice.problem is not None:
+        problem = choice.problem
+        k, v = k[:, -problem.seq_len_k :], v[:, -problem.seq_len_k :]
     if scale < 0:
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
     target, features = o, None
-    if d_head != d_head_v or traits != ForwardTraits(causal=traits.causal):
+    if not choice.is_plain or d_head != d_head_v:
         sinks = None if sinks is None else sinks.float().contiguous()
         workspace = _workspace(choice, problem, d_head_v, q) if traits.split else None
         features = cuda.Features(
@@ -89,9 +91,17 @@ def run_cuda(
     if offsets is not None:
         q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))
         k, v = (_as_sequences(x, problem.batch, problem.seq_len_k) for x in (k, v))
+    elif problem.n_heads != q.shape[2]:
+        q, target = _groups_as_rows(q, problem.n_heads), _groups_as_rows(o, problem.n_heads)
+        lse = None if lse is None else lse.view(problem.batch, problem.n_heads, problem.seq_len_q)
     cuda.forward(choice.kernel, q, k, v, target, lse, scale, features)
     if o is not out:
         out.copy_(o[..., : out.shape[-1]])
+
+
+def _groups_as_rows(x: Tensor, n_heads_kv: int) -> Tensor:
+    """One query (batch, 1, heads, d) as (batch, group, kv heads, d), by strides alone."""
+    return x[:, 0].unflatten(1, (n_heads_kv, -1)).transpose(1, 2)
 
 
 def _workspace(

@@ -6,21 +6,25 @@ No GPU is asked and nothing is built, so that a choice can be explained and test
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+from flash_attention.candidates import (
+    default_candidates,
+    head_sizes,
+    kernel_for,
+    split_variant,
+    unable_reason,
+)
 from flash_attention.errors import NoKernelError
-from flash_attention.prediction import predict
+from flash_attention.measured import MeasuredChoice, measured_choices
+from flash_attention.prediction import Prediction, predict
 from flash_attention.problem import AttentionProblem
 from flash_helpers.build.families import family_of
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
-from flash_helpers.kernel_configs import (
-    choose_hopper_kernel,
-    get_hopper_best_kernels,
-    get_kernels_to_build,
-)
 
 # A built kernel runs in place of a better one that would have to be compiled first, if it is expected to
 # take at most this many times as long.
@@ -49,14 +53,29 @@ class Choice:
     Attributes:
         kernel: the kernel.
         reason: why this one.
-        rejected: all other candidates; those that could have run come first, the nearest one first.
+        rejected: all other candidates; those that could have run come first, the nearest one first. Empty
+            where they were not asked for.
         n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
+        problem: what the kernel computes, where a single query's heads have become rows or its hidden keys
+            are left out; None: the problem as it was given.
     """
 
     kernel: ForwardKernel
     reason: str
     rejected: tuple[Rejected, ...] = ()
     n_splits: int = 1
+    problem: AttentionProblem | None = None
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the kernel has no feature but, perhaps, a causal mask. Asked by every call."""
+        traits = self.kernel.traits
+        return traits == ForwardTraits(causal=traits.causal)
+
+    @cached_property
+    def head_sizes(self) -> tuple[int, int]:
+        """Columns of Q and K, and of V and O, of the kernel. Asked by every call."""
+        return head_sizes(self.kernel.config)
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
@@ -71,47 +90,47 @@ def select(
     *,
     candidates: Iterable[ForwardConfig] | None = None,
     is_built: Callable[[ForwardKernel], bool] = lambda kernel: True,
+    may_build: Callable[[], bool] = lambda: True,
+    explained: bool = True,
 ) -> Choice:
-    """Chooses a kernel: what was measured to be quickest, else what the model expects to be.
+    """Chooses a kernel: what tuning found, else the family's measured choice, else what the model expects.
 
     Args:
         problem: what to compute.
         facts: the device.
         database: tuning results, which come first; None: there are none.
-        candidates: configurations to choose from; None: those that are built ahead of time.
+        candidates: configurations to choose from; None: those that are built ahead of time and each
+            family's measured choice.
         is_built: whether a kernel is there already; a good one that is comes before a better one that is not.
+        may_build: whether a kernel that is not there can be compiled; else any built one will do.
+        explained: also judge all other candidates, which takes milliseconds.
 
     Raises:
         NoKernelError: no candidate can compute it; the message has the reasons.
     """
-    configs = list(default_candidates() if candidates is None else candidates)
-    able, rejected = [], []
-    for config in configs:
-        kernel = kernel_for(config, problem)
-        if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
-            rejected.append(Rejected(kernel, reason))
-            continue
-        able.append((kernel, predict(kernel, problem, facts)))
-        if (split := split_variant(kernel)) is not None:
-            prediction = predict(split, problem, facts)
-            if prediction.n_splits > 1:
-                able.append((split, prediction))
-    if not able:
-        raise NoKernelError(_nothing_fits(problem, facts, rejected))
-    able.sort(key=lambda entry: entry[1].seconds)
-    seconds = {kernel: prediction.seconds for kernel, prediction in able}
+    given, problem = problem, problem.with_rows_packed()
+    measured = measured_choices(problem, facts) if candidates is None else []
+    known = _known_best(problem, facts, database, measured, candidates)
+    seen_as = None if problem == given else problem
+    if known is not None and not explained and is_built(known[0]):
+        return Choice(known[0], known[1], n_splits=known[2], problem=seen_as)
 
-    best, basis = able[0][0], f"{able[0][1].text()}, the least of {len(able)} by the model"
-    for source in (database, ShippedMeasurements()):
-        measured = source.best(problem, facts) if source is not None else None
-        if measured is not None and (kernel := kernel_for(measured[0], problem)) in seconds:
-            best, basis = kernel, f"measured to be the quickest: {measured[1]}"
-            break
+    predictions, rejected = _predictions(problem, facts, measured, known, candidates)
+    if not predictions:
+        raise NoKernelError(_nothing_fits(given, facts, rejected))
+    ranked = sorted(predictions, key=lambda kernel: predictions[kernel].seconds)
+    fastest = predictions[ranked[0]]
+    if known is None:
+        best, basis = ranked[0], f"{fastest.text()}, the least of {len(ranked)} by the model"
+    else:
+        best, basis = known[:2]
 
     chosen, reason = best, basis
     if not is_built(best):
-        limit = GOOD_ENOUGH * max(seconds[best], able[0][1].seconds)
-        built = next((k for k, _ in able if seconds[k] <= limit and is_built(k)), None)
+        limit = GOOD_ENOUGH * max(predictions[best].seconds, fastest.seconds)
+        if not may_build():
+            limit = float("inf")
+        built = next((k for k in ranked if predictions[k].seconds <= limit and is_built(k)), None)
         if built is None:
             reason += "; it is not built yet, and no built one comes near it"
         else:
@@ -121,123 +140,86 @@ def select(
                 "prepare() does that ahead of time"
             )
     others = []
-    for kernel, prediction in able:
+    for kernel in ranked:
         if kernel == best != chosen:
             others.append(Rejected(kernel, "it is not built yet"))
         elif kernel != chosen:
-            ratio = seconds[kernel] / seconds[chosen]
-            others.append(Rejected(kernel, f"{prediction.text()}: {ratio:.2f} times the chosen one's"))
-    parts = next(prediction.n_splits for kernel, prediction in able if kernel == chosen)
-    return Choice(chosen, reason, (*others, *rejected), parts)
+            ratio = predictions[kernel].seconds / predictions[chosen].seconds
+            text = f"{predictions[kernel].text()}: {ratio:.2f} times the chosen one's"
+            others.append(Rejected(kernel, text))
+    # What was not built and would be best is what the reader wants to see first.
+    others.sort(key=lambda other: other.kernel != best)
+    return Choice(chosen, reason, (*others, *rejected), predictions[chosen].n_splits, seen_as)
 
 
-def default_candidates() -> list[ForwardConfig]:
-    """The configurations that are built ahead of time, of all families."""
-    return [*get_kernels_to_build(), *sorted({kernel.config for kernel in get_hopper_best_kernels()})]
+def _known_best(
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    database: TuningDatabase | None,
+    measured: Sequence[MeasuredChoice],
+    candidates: Iterable[ForwardConfig] | None,
+) -> tuple[ForwardKernel, str, int] | None:
+    """Kernel, reason and parts by measurement; None: nothing was measured that could compute it.
 
-
-class ShippedMeasurements:
-    """The choices that were measured on the cards this library was made on, as a ``TuningDatabase``."""
-
-    MIN_QUERIES = 512  # measured from here on
-
-    def best(self, problem: AttentionProblem, facts: DeviceFacts) -> tuple[ForwardConfig, str] | None:
-        """The Hopper family's choice, on Hopper."""
-        if facts.capability != (9, 0) or problem.seq_len_q < self.MIN_QUERIES:
-            return None
-        wanted = (problem.d_head, problem.d_head_v)
-        sizes = next((c for c in HOPPER_HEAD_SIZES if c[0] >= wanted[0] and c[1] >= wanted[1]), None)
-        if sizes is None:
-            return None
-        kernel, reason = choose_hopper_kernel(
-            problem.dtype,
-            sizes[0],
-            problem.causal,
-            problem.seq_len_q,
-            d_head_v=sizes[1],
-            traits=ForwardTraits(**problem.features()),
-        )
-        return kernel.config, reason
-
-
-# ---------------------------------------------------------------------- who can
-def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
-    """The configuration compiled for the features of the problem, whether or not its family has them.
-
-    Tensors with smaller heads are taken as they are by families that can, and else padded before the call.
+    Tuning times kernels that take all keys in one go, so that it is not asked where parts fill the GPU.
     """
-    kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
-    wanted = (problem.d_head, problem.d_head_v)
-    if wanted != head_sizes(config) and _holds(config, wanted) and "padded_head" in family_of(kernel).traits:
-        kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
-    return kernel
-
-
-def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
-    """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
-    if "split" not in family_of(kernel).traits or getattr(kernel.config, "tensor_row_sums", False):
+    usable = next((choice for choice in measured if choice.obstacle is None), None)
+    if database is not None and (usable is None or usable.n_splits == 1):
+        found = database.best(problem, facts)
+        if found is not None and _can(found[0], problem, facts, candidates):
+            return kernel_for(found[0], problem), f"measured to be the quickest: {found[1]}", 1
+    if usable is None:
         return None
-    if getattr(getattr(kernel.config, "softmax_reference", None), "name", "") == "ANCHORED":
-        return None
-    return replace(kernel, traits=replace(kernel.traits, split=True))
+    family = family_of(usable.kernel).name
+    reason = f"the choice of the {family} family for such problems: {usable.reason}"
+    if usable.n_splits > 1:
+        reason += f"; keys in {usable.n_splits} parts, so that their blocks fill the GPU"
+    for choice in measured[: measured.index(usable)]:
+        reason += f"; {family_of(choice.kernel).name} kernels cannot: {choice.obstacle}"
+    return usable.kernel, reason, usable.n_splits
 
 
-def unable_reason(
-    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
-) -> str | None:
-    """Why a configuration cannot compute a problem on any GPU, or None.
-
-    Args:
-        config: the candidate.
-        problem: the problem.
-        configs: all candidates.
-    """
-    if reason := size_reason(config, problem, configs):
-        return reason
-    kernel = kernel_for(config, problem)
-    family = family_of(kernel)
-    if missing := family.missing_traits(kernel.traits):
-        return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
-    if problem.lse and getattr(config, "tensor_row_sums", False):
-        return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
-    return None
+def _can(
+    config: ForwardConfig,
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    candidates: Iterable[ForwardConfig] | None,
+) -> bool:
+    if candidates is not None and config not in list(candidates):
+        return False
+    return not (unable_reason(config, problem, [config]) or config.infeasible_reason(facts))
 
 
-def size_reason(
-    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
-) -> str | None:
-    """Why element type or head sizes rule a configuration out, or None.
-
-    Tensors whose head size is between those of the candidates are padded with zeros to the next one.
-    """
-    if config.dtype is not problem.dtype:
-        return f"it computes in {config.dtype.name}, the tensors are {problem.dtype.name}"
-    wanted = (problem.d_head, problem.d_head_v)
-    if not _holds(config, wanted):
-        return f"its head size is {_sizes_text(head_sizes(config))}, the tensors' is {_sizes_text(wanted)}"
-    for other in configs:
-        if type(other) is type(config) and _holds(other, wanted) and head_sizes(other) < head_sizes(config):
-            return (
-                f"its head size is {_sizes_text(head_sizes(config))}; a smaller one, "
-                f"{_sizes_text(head_sizes(other))}, holds the tensors' {_sizes_text(wanted)}"
-            )
-    return None
-
-
-def head_sizes(config: ForwardConfig) -> tuple[int, int]:
-    """Columns of Q and K, and of V and O."""
-    return config.d_head, getattr(config, "d_head_v", config.d_head)
-
-
-HOPPER_HEAD_SIZES = sorted({head_sizes(kernel.config) for kernel in get_hopper_best_kernels()})
-
-
-def _holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:
-    return all(has >= needs for has, needs in zip(head_sizes(config), wanted, strict=True))
-
-
-def _sizes_text(sizes: tuple[int, int]) -> str:
-    return str(sizes[0]) if sizes[0] == sizes[1] else f"{sizes[0]}/{sizes[1]}"
+def _predictions(
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    measured: Sequence[MeasuredChoice],
+    known: tuple[ForwardKernel, str, int] | None,
+    candidates: Iterable[ForwardConfig] | None,
+) -> tuple[dict[ForwardKernel, Prediction], list[Rejected]]:
+    """The expected time of every kernel that can compute the problem, and the others with their reasons."""
+    configs = list(default_candidates() if candidates is None else candidates)
+    able: dict[ForwardKernel, Prediction] = {}
+    rejected = {}
+    for config in configs:
+        kernel = kernel_for(config, problem)
+        if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
+            rejected[kernel] = Rejected(kernel, reason)
+            continue
+        able[kernel] = predict(kernel, problem, facts)
+        if (split := split_variant(kernel)) is not None:
+            prediction = predict(split, problem, facts)
+            if prediction.n_splits > 1:
+                able[split] = prediction
+    for choice in measured:
+        if choice.obstacle is None:
+            for kernel in (choice.kernel, kernel_for(choice.kernel.config, problem)):
+                able[kernel] = predict(kernel, problem, facts)
+        else:
+            rejected[choice.kernel] = Rejected(choice.kernel, choice.obstacle)
+    if known is not None:
+        able[known[0]] = predict(known[0], problem, facts)
+    return able, [r for kernel, r in rejected.items() if kernel not in able]
 
 
 def _nothing_fits(problem: AttentionProblem, facts: DeviceFacts, rejected: Sequence[Rejected]) -> str:

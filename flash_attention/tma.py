@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flash_attention.memory import misalignment
+from flash_attention.memory import ALIGNMENT, misalignment
 
 MAX_STRIDE_BYTES = 1 << 40  # strides are below (CUDA driver API, cuTensorMapEncodeTiled)
 MAX_SIZE = 1 << 32
@@ -25,6 +25,15 @@ def tma_reason(x: Tensor) -> str | None:
     """
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         return f"has a last stride of {x.stride(-1)}; the elements of a head must be neighbours"
+    if reason := _step_reason(x):
+        return reason
+    if reason := misalignment(x):
+        return f"is not aligned: {reason}"
+    return None
+
+
+def _step_reason(x: Tensor) -> str | None:
+    """The size or the stride, of all dimensions but the last, that a tensor map does not take."""
     for dim in range(x.ndim - 1):
         size, stride = x.shape[dim], x.stride(dim)
         if size > MAX_SIZE:
@@ -33,6 +42,26 @@ def tma_reason(x: Tensor) -> str | None:
             return f"has a stride of {stride} in dimension {dim}; strides must be positive"
         if size > 1 and stride * x.element_size() >= MAX_STRIDE_BYTES:
             return f"has a stride of {stride * x.element_size()} bytes in dimension {dim}; at most 2^40 - 16"
-    if reason := misalignment(x):
-        return f"is not aligned: {reason}"
+    return None
+
+
+def stride_obstacle(**tensors: Tensor) -> str | None:
+    """Why bulk copies cannot reach some of the tensors by strides, or None.
+
+    Tensors whose rows are not at multiples of 16 bytes, or whose last stride is not 1, are copied before a
+    launch whichever family runs, and do not count.
+
+    Args:
+        tensors: by the names that the reason is to call them.
+    """
+    for name, x in tensors.items():
+        if x.is_contiguous() or x.stride(-1) != 1:
+            continue
+        for dim in range(x.ndim - 1):
+            size, stride = x.shape[dim], x.stride(dim)
+            if size > 1 and stride * x.element_size() % ALIGNMENT:
+                break
+        else:
+            if reason := _step_reason(x):
+                return f"{name} {reason}"
     return None

@@ -48,8 +48,8 @@ _REMEDIES = {
     35: "no usable NVIDIA driver: install or update it; CPU tensors run on the CPU backend",
     100: "no CUDA device is there: see CUDA_VISIBLE_DEVICES; CPU tensors run on the CPU backend",
     209: "the kernel is compiled for another GPU generation; build it for this device's",
-    801: "the kernel sums rows on the tensor cores (tensor_row_sums), which is too coarse for an LSE; pass no "
-    "lse or choose a kernel without",
+    801: "the kernel sums rows on the tensor cores (tensor_row_sums), which is too coarse for an LSE; pass "
+    "no lse or choose a kernel without",
     700: "a kernel touched memory that is not its own; CUDA is unusable in this process, start a new one",
 }
 _UNKNOWN_REMEDY = (

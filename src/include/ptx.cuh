@@ -13,13 +13,14 @@ FLASH_DEVICE uint32_t smem_address(const void *smem) {
 
 inline constexpr uint32_t kAllLanes = 0xffffffff;
 
-// The value of lane 0 in all lanes. It is the same number where all lanes have the same; but now the
-// compiler knows that, keeps it in a uniform register, and lets the warp branch on it as one.
-FLASH_DEVICE int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+// x, which is the same number in all lanes; now the compiler knows that, lets the warp branch on it as one
+// and can keep it in a uniform register: this instruction writes there.
+FLASH_DEVICE int uniform(int x) { return __reduce_min_sync(kAllLanes, x); }
 
 // x, of which the compiler is told nothing: what is computed from it is computed here, neither before a loop
 // nor kept from earlier. Costs no instruction; saves registers where none is left.
-FLASH_DEVICE int computed_here(int x) {
+template <typename Int>
+FLASH_DEVICE Int computed_here(Int x) {
     asm volatile("" : "+r"(x));
     return x;
 }

@@ -18,8 +18,8 @@ from flash_helpers.test.utils import error_stats
 
 ALL = get_kernels_to_build()
 SEQ_LENS = (128, 512, 2048)
-# Of the error against the reference: what remains is the order of float32 sums and the tensor cores' own, which
-# move results across a rounding boundary now and then (fp16 at 2048 keys: 0.27 on an H100).
+# Of the error against the reference: what remains is the order of float32 sums and the tensor cores' own,
+# which move results across a rounding boundary now and then (fp16 at 2048 keys: 0.27 on an H100).
 NEAR_CPU = 1 / 3
 
 

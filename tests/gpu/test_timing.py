@@ -90,7 +90,7 @@ def profiled_ms(call: Callable[[], object], calls: int = 20) -> float:
 
 
 def test_a_tiny_call_reads_as_in_the_profiler() -> None:
-    """In a graph: launches one by one are further apart than so short a kernel is long (5.2 against 3.4 us)."""
+    """In a graph: launches one by one are further apart than this kernel is long (5.2 against 3.4 us)."""
     call = forward_call(CONFIG, TINY)
     measured, profiled = measure(call, "graph"), profiled_ms(call)
     assert profiled / 1.5 <= measured <= 1.5 * profiled

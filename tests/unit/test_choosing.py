@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
@@ -120,9 +121,11 @@ def cuda(monkeypatch):
     monkeypatch.setattr(choosing, "backend", lambda name: acted)
     monkeypatch.setattr(running, "backend", lambda name: acted)
     monkeypatch.setattr(choosing, "build_kernels", acted.build)
-    choosing.choose.cache_clear()
+    for remembered in (choosing.choose.cache_clear, choosing._built.clear):
+        remembered()
     yield acted
-    choosing.choose.cache_clear()
+    for remembered in (choosing.choose.cache_clear, choosing._built.clear):
+        remembered()
 
 
 @pytest.mark.parametrize(("d", "d_v"), [(64, 64), (40, 40), (72, 72), (128, 8), (8, 128)])
@@ -145,7 +148,7 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
 def all_features(monkeypatch):
     """Families that have every feature."""
     family = SimpleNamespace(name="acted", traits=("split",), missing_traits=lambda traits: ())
-    monkeypatch.setattr("flash_attention.select.family_of", lambda kernel: family)
+    monkeypatch.setattr("flash_attention.candidates.family_of", lambda kernel: family)
 
 
 @pytest.mark.parametrize("d", [64, 40])
@@ -180,10 +183,22 @@ def test_split_keys_get_a_workspace(cuda):
     problem = AttentionProblem(DType.FP16, 1, 1, 3000, 4, 2, 64, 64)
     choice = choosing.choose(problem, CUDA, None)
     assert choice.n_splits > 1
-    out = torch.full_like(q, math.nan)
-    run_cuda(choice, problem, q, k, v, out, None, 0.1, 0.0, None)
-    expected, _ = reference(q, k, v, softmax_scale=0.1)
+    out, lse = torch.full_like(q, math.nan), torch.empty(1, 4, 1)
+    run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None)
+    expected, expected_lse = reference(q, k, v, softmax_scale=0.1)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
+def test_one_query_with_a_window_reads_its_keys_alone(cuda, sinks):
+    q, k, v = generate_qkv(QKVConfig(3, 1, 4, 64, DType.FP16, seq_len_k=300, n_heads_kv=2))
+    problem = AttentionProblem(DType.FP16, 3, 1, 300, 4, 2, 64, 64, left=40, sinks=sinks is not None)
+    out = torch.full_like(q, math.nan)
+    run_cuda(choosing.choose(problem, CUDA, None), problem, q, k, v, out, None, 0.1, 0.0, sinks)
+    expected, _ = reference(q, k, v, softmax_scale=0.1, window=(40, None), sinks=sinks)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    assert not cuda.launches[-1].traits.window
 
 
 @pytest.mark.parametrize("d", [64, 40])
@@ -300,8 +315,9 @@ def test_explained_for_a_device_that_is_not_there():
     q, k, v = generate_qkv(QKVConfig(1, 100, 2, 64, DType.FP16))
     wide = generate_qkv(QKVConfig(1, 100, 2, 256, DType.FP16))
     assert explain_choice(*wide, softcap=3.0, facts=H100).kernel.traits.softcap
-    with pytest.raises(NoKernelError, match="head size is 128, the tensors' is 256"):
-        explain_choice(*wide, softcap=3.0, facts=device_facts("A100"))
+    assert explain_choice(*wide, softcap=3.0, facts=device_facts("A100")).kernel.config.d_head == 256
+    with pytest.raises(NoKernelError, match=r"compute capability 7\.5"):
+        explain_choice(*wide, facts=dataclasses.replace(H100, capability=(7, 5)))
     choice = explain_choice(q, k, v, facts=H100)
     assert (
         explain_choice(q, k, v, facts=H100, config=choice.rejected[0].kernel.config).kernel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,31 @@ def test_the_page_is_whole_and_needs_no_network(report_folder: Path) -> None:
     assert "#123456" not in page  # no stand-in colour is left
     assert "not installed (pip install fa3-fwd)" in page
     assert "NVIDIA H100 80GB HBM3" in page
+
+
+def test_rows_stand_by_size_the_fastest_first(recorded: Path, report_folder: Path) -> None:
+    page = (report_folder / "index.html").read_text()
+    table = page.split("<h2>All rows</h2>")[1].split("</table>")[0]
+    cells = [re.findall(r"<td>(.*?)</td>", line) for line in re.findall(r"<tr[^>]*>(<td>.*?)</tr>", table)]
+    rows = load_report([recorded]).rows_in_order()
+    assert [(c[0], c[-1].replace("<wbr>", "")) for c in cells] == [
+        (r.problem.label(), r.implementation) for r in rows
+    ]
+    same = [(a, b) for a, b in pairwise(rows) if a.problem == b.problem]
+    assert all((a.tflops() or 0) >= (b.tflops() or 0) for a, b in same)
+    assert len(rows) - len(same) == table.count('<tr class="fastest">') == len({r.problem for r in rows})
+    lengths = [r.problem.seq_len for r in rows if (r.problem.dtype, r.problem.d_head) == (DType.BF16, 64)]
+    assert lengths == sorted(lengths[: len(lengths) // 2]) * 2  # without and with the causal mask
+
+
+def test_no_stand_in_colour_is_left_in_png(recorded: Path) -> None:
+    from flash_helpers.report.figures import draw
+    from flash_helpers.report.style import FAINT, INK, to_png
+
+    figure = draw(load_report([recorded]))["tflops"]
+    to_png(figure)
+    marks = [tick.tick1line for axis in figure.axes for tick in axis.xaxis.get_major_ticks()]
+    assert not {str(mark.get_markeredgecolor()) for mark in marks} & {INK, FAINT}
 
 
 def test_ids_of_inlined_figures_do_not_collide_wrongly(report_folder: Path) -> None:

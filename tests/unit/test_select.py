@@ -6,20 +6,17 @@ import dataclasses
 import itertools
 
 import pytest
+import torch
 
+from flash_attention.candidates import default_candidates, kernel_for, size_reason, unable_reason
 from flash_attention.errors import NoKernelError
 from flash_attention.prediction import predict
 from flash_attention.problem import AttentionProblem, visible_limits
-from flash_attention.select import (
-    GOOD_ENOUGH,
-    default_candidates,
-    kernel_for,
-    select,
-    size_reason,
-    unable_reason,
-)
+from flash_attention.select import GOOD_ENOUGH, select
+from flash_attention.tma import stride_obstacle
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import FAMILIES, family_of
+from flash_helpers.configs.ampere_sets import choose_ampere_kernel
 from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
@@ -100,9 +97,10 @@ def test_the_choice_fits(name, dtype, d):
         assert traits.causal == (problem.right == 0)
         assert traits.padded_head == (d != config.d_head)
         assert (choice.n_splits > 1) == traits.split
-        assert {choice.kernel.config, *(r.kernel.config for r in choice.rejected)} == set(
+        assert {choice.kernel.config, *(r.kernel.config for r in choice.rejected)} >= set(
             default_candidates()
         )
+        assert select(problem, facts, explained=False) == dataclasses.replace(choice, rejected=())
 
 
 def test_what_does_not_fit_is_rejected_with_the_reason():
@@ -117,10 +115,12 @@ def test_what_does_not_fit_is_rejected_with_the_reason():
 
 
 @pytest.mark.parametrize(("d", "on_hopper"), [(136, 192), (192, 192), (256, 256)])
-def test_no_kernel_for_a_head_size(d, on_hopper):
+def test_large_head_sizes(d, on_hopper):
+    problem = dataclasses.replace(LARGE, d_head=d, d_head_v=d)
+    assert select(problem, RTX3090).kernel.config.d_head == 256
+    assert select(problem, H100).kernel.config.d_head == on_hopper
     with pytest.raises(NoKernelError, match=rf"head size is 128, the tensors' is {d}"):
-        select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), RTX3090)
-    assert select(dataclasses.replace(LARGE, d_head=d, d_head_v=d), H100).kernel.config.d_head == on_hopper
+        select(problem, RTX3090, candidates=get_kernels_to_build())
 
 
 @pytest.mark.parametrize("change", [{"left": 5}, {"softcap": True}, {"sinks": True}, {"varlen": True}])
@@ -149,7 +149,7 @@ def test_no_kernel_for_an_old_gpu():
 
 # ---------------------------------------------------------------------- who is chosen
 def test_quickest_by_the_model():
-    choice = select(LARGE, RTX3090)
+    choice = select(LARGE, RTX3090, candidates=get_kernels_to_build())
     seconds = predict(choice.kernel, LARGE, RTX3090).seconds
     modelled = [r for r in choice.rejected if "ms expected" in r.reason]
     assert len(modelled) > 10
@@ -170,14 +170,45 @@ def test_measured_before_modelled():
 
 
 @pytest.mark.parametrize("right", [None, 0])
-def test_shipped_measurements_on_hopper(right):
-    problem = dataclasses.replace(LARGE, right=right)
-    measured, reason = choose_hopper_kernel(DType.BF16, 128, right == 0, LARGE.seq_len_q)
-    choice = select(problem, H100)
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+def test_measured_choices_of_the_families(name, right):
+    problem, facts = dataclasses.replace(LARGE, right=right), device_facts(name)
+    if name == "H100":
+        measured, reason = choose_hopper_kernel(DType.BF16, 128, right == 0, LARGE.seq_len_q)
+    else:
+        measured, reason = choose_ampere_kernel(
+            DType.BF16, 128, right == 0, LARGE.seq_len_q, facts.capability
+        )
+    choice = select(problem, facts)
     assert choice.kernel == measured
     assert reason in choice.reason
-    mine = select(problem, H100, Database(AMPERE_BF16))
-    assert mine.kernel.config == AMPERE_BF16
+    assert select(problem, facts, Database(AMPERE_BF16)).kernel.config == AMPERE_BF16
+
+
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+def test_no_rounded_row_sums_where_the_lse_is_wanted(name):
+    for seq in (1, 128, 4096):
+        problem = dataclasses.replace(LARGE, seq_len_q=seq, lse=True)
+        choice = select(problem, device_facts(name))
+        assert not getattr(choice.kernel.config, "tensor_row_sums", False)
+    assert select(LARGE, device_facts("A100")).kernel.config.tensor_row_sums
+
+
+def test_the_ampere_family_where_bulk_copies_do_not_reach():
+    k = torch.empty(1, 64, 2, 128, dtype=torch.bfloat16).expand(4, -1, -1, -1)
+    obstacle = stride_obstacle(q=torch.empty(4, 64, 2, 128), k=k)
+    assert obstacle == "k has a stride of 0 in dimension 0; strides must be positive"
+    choice = select(dataclasses.replace(LARGE, tma_obstacle=obstacle), H100)
+    assert isinstance(choice.kernel.config, FlashForwardKernelConfig)
+    assert obstacle in choice.reason
+    hopper, _ = choose_hopper_kernel(DType.BF16, 128, False, LARGE.seq_len_q)
+    assert obstacle in next(r.reason for r in choice.rejected if r.kernel == hopper)
+
+
+def test_tensors_that_are_copied_first_are_no_obstacle():
+    assert stride_obstacle(k=torch.empty(1, 64, 2, 68)[..., :64].expand(4, -1, -1, -1)) is not None
+    assert stride_obstacle(k=torch.empty(1, 64, 2, 65)[..., :64].expand(4, -1, -1, -1)) is None
+    assert stride_obstacle(k=torch.empty(2, 64, 64, 2).transpose(2, 3)) is None
 
 
 def test_a_good_built_kernel_comes_before_a_better_one_that_is_not():
@@ -212,7 +243,7 @@ DECODE = AttentionProblem(DType.BF16, 1, 1, 16384, 8, 8, 128, 128)
 def test_one_query_with_many_keys_is_split():
     choice = select(DECODE, H100)
     assert choice.kernel.traits.split
-    assert choice.n_splits * DECODE.n_heads >= H100.sm_count
+    assert choice.n_splits * DECODE.n_heads > H100.sm_count / 2
     assert f"keys in {choice.n_splits} parts" in choice.reason
     assert not select(LARGE, H100).kernel.traits.split
     assert not select(dataclasses.replace(DECODE, seq_len_k=300), H100).kernel.traits.split
@@ -224,6 +255,26 @@ def test_split_kernels_are_not_compiled_for_a_small_gain():
     choice = select(short, H100, is_built=lambda kernel: kernel == built)
     assert choice.kernel == built
     assert choice.n_splits == 1
+
+
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+def test_the_heads_of_a_group_become_rows(name):
+    problem = dataclasses.replace(DECODE, n_heads=32, left=4000)
+    choice = select(problem, device_facts(name))
+    assert choice.problem == dataclasses.replace(DECODE, seq_len_q=4, seq_len_k=4001)
+    assert choice.kernel.traits == ForwardTraits(split=True)
+    assert choice.kernel.config.B_r == 64
+    kept = select(dataclasses.replace(problem, sinks=True), device_facts(name))  # a sink is a head's own
+    assert kept.problem.n_heads == 32
+    assert select(DECODE, device_facts(name)).problem is None
+
+
+def test_any_built_kernel_runs_where_nothing_can_be_compiled():
+    able = [r for r in select(LARGE, H100).rejected if "ms expected" in r.reason]
+    slow = able[-1].kernel
+    choice = select(LARGE, H100, is_built=lambda kernel: kernel == slow, may_build=lambda: False)
+    assert choice.kernel == slow
+    assert select(LARGE, H100, is_built=lambda kernel: kernel == slow).kernel != slow
 
 
 def test_a_window_limits_the_parts():

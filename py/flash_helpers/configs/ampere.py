@@ -13,6 +13,7 @@ MMA_N = 8  # columns of one product
 MMA_K = 16  # reduction length of one product: one "tile" of the *_mma_load_K_tiles fields
 WARP_SIZE = 32
 CHUNK_BYTES = 16  # one cp.async, one ldmatrix row
+PANEL_COLUMNS = 64  # elements of a 128-byte row, the width of a tile in shared memory
 D_HEADS = (64, 128, 192, 256)
 MAX_STAGES = 8
 BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
@@ -191,12 +192,12 @@ class FlashForwardKernelConfig:
                 f"B_r is {self.B_r} with {self.n_warps} warps: each warp must own a multiple of {MMA_M} "
                 f"query rows, so B_r must be a multiple of {self.n_warps * MMA_M}"
             )
-        rows_per_pass = self.n_threads * CHUNK_BYTES // (self.d_head * self.dtype.itemsize)
+        rows_per_pass = self.n_threads * CHUNK_BYTES // (PANEL_COLUMNS * self.dtype.itemsize)
         for name in ("B_r", "B_c"):
             if getattr(self, name) % max(rows_per_pass, MMA_K):
                 return (
                     f"{name} is {getattr(self, name)}; {self.n_threads} threads copy {rows_per_pass} rows "
-                    f"of {self.d_head} elements at a time, so it must be a multiple of "
+                    f"of {PANEL_COLUMNS} elements at a time, so it must be a multiple of "
                     f"{max(rows_per_pass, MMA_K)}"
                 )
         for name, length in (("Q", self.d_head), ("K", self.d_head), ("V", self.B_c)):
@@ -220,20 +221,23 @@ class FlashForwardKernelConfig:
         if not 1 <= self.kv_stages <= MAX_STAGES:
             return f"kv_stages is {self.kv_stages}; it must be 1 to {MAX_STAGES}"
         if self.kv_stages > 1 and not self.eager_load_blocks:
-            return f"kv_stages is {self.kv_stages}: stages beyond the first need async_copy and eager_load_blocks"
+            return (
+                f"kv_stages is {self.kv_stages}: stages beyond the first need async_copy and "
+                "eager_load_blocks"
+            )
         if self.mbarrier and self.kv_stages == 1:
             return "mbarrier needs kv_stages of 2 or more: with one stage warps cannot drift apart"
         if not 0 <= self.fragments_ahead <= self.B_c // MMA_K:
             return (
-                f"fragments_ahead is {self.fragments_ahead}; it must be 0 to {self.B_c // MMA_K}, the fragments "
-                "of K that one step along d_head needs"
+                f"fragments_ahead is {self.fragments_ahead}; it must be 0 to {self.B_c // MMA_K}, the "
+                "fragments of K that one step along d_head needs"
             )
         tiles = (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
         single = tiles[0] in (0, 1) and tiles[1:] == (1, 1) and not self.mma_double_buffer_loads
         if self.fragments_ahead and not single:
             return (
-                f"fragments_ahead is {self.fragments_ahead} with loads of {tiles} tiles: it loads fragment by "
-                "fragment; make K's and V's tiles 1, Q's 0 or 1, and mma_double_buffer_loads False"
+                f"fragments_ahead is {self.fragments_ahead} with loads of {tiles} tiles: it loads fragment "
+                "by fragment; make K's and V's tiles 1, Q's 0 or 1, and mma_double_buffer_loads False"
             )
         return None
 

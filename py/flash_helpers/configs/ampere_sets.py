@@ -1,9 +1,9 @@
-"""The Ampere family's best kernels with their reasons, for each kind of GPU, and the ladder that leads there."""
+"""The Ampere family's best kernels for each kind of GPU, with reasons, and the ladder that leads there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
@@ -50,8 +50,8 @@ class Choice:
         d_head: head size.
         max_seq_len: up to this many queries; None: any number.
         causal: for causal problems only, for others only, or (None) for both.
-        config: in BF16, with row sums in float32.
-        tensor_row_sums: whether rows are summed on the tensor cores where no LSE is asked for.
+        config: in BF16, for calls that ask for no LSE.
+        plain: what an LSE (no ``tensor_row_sums``) or an exact reference changes in it, besides these.
         reason: why.
     """
 
@@ -60,45 +60,45 @@ class Choice:
     max_seq_len: int | None
     causal: bool | None
     config: FlashForwardKernelConfig
-    tensor_row_sums: bool
     reason: str
+    plain: dict[str, Any] = field(default_factory=dict)
 
 
 _HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
 
 _D64_REASON = (
-    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 row "
-    "sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
+    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 "
+    "row sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
 )
 
 CHOICES = (
     # ------------------------------------------------------------------ H100: 227 KiB
-    Choice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), False, _D64_REASON),
+    Choice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), _D64_REASON),
     Choice(
-        (9, 0), 128, 1024, None, _config(128, 128, 64, 4, 2), True,
+        (9, 0), 128, 1024, None, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
         "two blocks of 4 warps per SM: 2 to 11 % ahead of one of 8 up to 1024, where blocks end often",
     ),
     Choice(
-        (9, 0), 128, 4096, True, _config(128, 128, 64, 4, 2), True,
+        (9, 0), 128, 4096, True, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
         "short blocks balance the triangle: ahead of 8 warps up to 4096",
     ),
     Choice(
-        (9, 0), 128, None, None, _config(128, 256, 64, 8, 3), True,
+        (9, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
         "8 warps share each K and V block, half of the copies and L2 reads: +1 to +3 % for long sequences",
     ),
     Choice(
-        (9, 0), 256, None, None, _config(256, 128, 64, 8, 2), False,
+        (9, 0), 256, None, None, _config(256, 128, 64, 8, 2),
         "16 rows a warp, so that O fits the registers; mbarriers +11 % over a barrier of the block",
     ),
     # ------------------------------------------------------------------ A100: 163 KiB a block
-    Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), False, _D64_REASON),
+    Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),
     Choice(
-        (8, 0), 128, None, None, _config(128, 256, 64, 8, 3), True,
+        (8, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
         "two blocks of 96 KiB do not fit an SM; 8 warps with three stages take 160 KiB and keep two warps "
         "per scheduler",
     ),
     Choice(
-        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2), False,
+        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2),
         "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB",
     ),
     # ------------------------------------------------------------------ RTX 3090, RTX 4090: 99 KiB a block
@@ -107,15 +107,15 @@ CHOICES = (
         for capability in ((8, 6), (8, 9))
         for choice in (
             Choice(
-                capability, 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), False,
+                capability, 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q),
                 _D64_REASON + "; two blocks of 48 KiB just fit an SM",
             ),
             Choice(
-                capability, 128, None, None, _config(128, 256, 32, 8, 2), True,
+                capability, 128, None, None, _config(128, 256, 32, 8, 2, tensor_row_sums=True),
                 "8 warps, two per scheduler, and two stages fit 96 KiB with blocks of 32 keys",
             ),
             Choice(
-                capability, 256, None, None, _config(256, 128, 32, 8, 1, mbarrier=False), False,
+                capability, 256, None, None, _config(256, 128, 32, 8, 1, mbarrier=False),
                 "one stage of 32 keys next to Q takes 96 KiB: K and V still load under the other's product",
             ),
         )
@@ -172,7 +172,8 @@ def _kernel(choice: Choice, dtype: DType, causal: bool, lse: bool, exact: bool) 
         choice.config,
         dtype=dtype,
         softmax_reference=reference,
-        tensor_row_sums=choice.tensor_row_sums and not lse,
+        tensor_row_sums=choice.config.tensor_row_sums and not lse,
+        **(choice.plain if lse or exact else {}),
     )
     return ForwardKernel(config, ForwardTraits(causal=causal))
 
@@ -209,7 +210,7 @@ SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def get_ampere_speed_ladder(dtype: DType = DType.BF16) -> list[FlashForwardKernelConfig]:
-    """From where the seven-step ladder ends to where the family stands, for head size 128: one idea a step."""
+    """From where the seven-step ladder ends to where the family stands, for head size 128; an idea a step."""
     config = _config(
         128, 128, 64, 4, 1,
         dtype=dtype,

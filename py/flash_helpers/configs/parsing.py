@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from typing import Any, cast
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.dtype import DType
@@ -75,7 +75,7 @@ def _from_values(values: list[int], name: str) -> FlashForwardKernelConfig:
     required = sum(f.default is MISSING for f in all_fields)
     if len(values) <= required:
         values = values + [0] * (required - len(values))
-        values += [int(f.default) for f in all_fields[required:]]
+        values += [int(cast(int, f.default)) for f in all_fields[required:]]
     values = values + [0] * (len(all_fields) - len(values))
     return FlashForwardKernelConfig(*(_typed(f, v) for f, v in zip(all_fields, values, strict=True)))
 

@@ -40,6 +40,15 @@ class Report:
         """The panels, in order."""
         return sorted({_family(row.problem) for row in self.rows})
 
+    def rows_in_order(self) -> list[Row]:
+        """All rows panel by panel, the lengths of each in order, the fastest of a problem first."""
+        return sorted(
+            self.rows,
+            key=lambda row: (
+                _family(row.problem), row.problem.seq_len, row.problem, -(row.tflops(self.mode) or 0.0)
+            ),
+        )  # fmt: skip
+
     def best_rows(self) -> list[Row]:
         """The rows of all peers, and of the kernels on each problem the fastest."""
         best: dict[tuple[str, Problem], Row] = {}

@@ -21,13 +21,17 @@ figure { margin: 1rem 0; overflow-x: auto; } svg { max-width: 100%; height: auto
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--grid); padding: .25rem .6rem;
          text-align: right; white-space: nowrap; }
-:is(th, td):nth-child(-n+2) { text-align: left; }
+:is(th, td):is(:first-child, :last-child) { text-align: left; }
+td:last-child { white-space: normal; min-width: 18rem; }
+tr.fastest td { font-weight: 600; }
 """
 
 CAPTIONS = {
     "tflops": "FLOP = 4 · batch · heads · d_head · visible pairs. Medians; all implementations measured in "
-    "one process, in random order.",
-    "ratio": "Above 1 (purple): this library is faster than the fastest peer; below 1 (orange): slower.",
+    "one process, in random order. This library: at each size the fastest of the configurations that were "
+    "measured.",
+    "ratio": "Above 1 (purple): the fastest configuration of this library is faster than the fastest peer; "
+    "below 1 (orange): slower. All figures are of the card named above.",
     "ladder": "Each step of optimisation is a configuration of the same kernel. Hatched: a step that lost.",
     "roofline": "Bytes are the fewest possible: Q, K, V read once, O written once.",
     "landscape": "Each point is one configuration.",
@@ -58,8 +62,8 @@ def html_page(
     parts.append(_rows_table(report))
     if report.missing:
         parts.append("<h2>Not timed</h2>")
-        rows = [(r.problem.label(), r.implementation, r.status, r.reason) for r in report.missing]
-        parts.append(_table(("problem", "implementation", "status", "reason"), rows))
+        rows = [(r.problem.label(), r.status, r.implementation, r.reason) for r in report.missing]
+        parts.append(_table(("problem", "status", "implementation", "reason"), rows))
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
@@ -87,26 +91,32 @@ def ratio_rows(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def _rows_table(report: Report) -> str:
-    header = ("problem", "implementation", "TFLOP/s", "ms", "p20", "p80", "relative error")
-    rows = []
-    for row in sorted(report.rows, key=lambda r: (r.problem, -(r.tflops(report.mode) or 0.0))):
+    header = ("problem", "TFLOP/s", "ms", "p20", "p80", "relative error", "implementation")
+    rows, fastest, previous = [], [], None
+    for row in report.rows_in_order():
         timing = row.timings[report.mode]
+        fastest.append(row.problem != previous)
+        previous = row.problem
         rows.append(
             (
                 row.problem.label(),
-                row.implementation,
                 f"{row.tflops(report.mode):.1f}",
                 f"{timing.median:.4f}",
                 f"{timing.p20:.4f}",
                 f"{timing.p80:.4f}",
                 f"{row.error:.1e}" if row.error is not None else "",
+                row.implementation,
             )
         )
-    return "<h2>All rows</h2>" + _table(header, rows)
+    return "<h2>All rows</h2>" + _table(header, rows, fastest)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], marked: Sequence[bool] | None = None) -> str:
+    """A table whose last column may wrap; ``marked`` rows are bold."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    cells = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in rows)
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    body = ""
+    for row, bold in zip(rows, marked or [False] * len(rows), strict=True):
+        # A kernel's name may break between its choices.
+        cells = "".join(f"<td>{html.escape(text).replace('+', '+<wbr>')}</td>" for text in row)
+        body += f'<tr class="fastest">{cells}</tr>' if bold else f"<tr>{cells}</tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

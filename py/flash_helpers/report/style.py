@@ -63,7 +63,7 @@ def to_svg(figure: Figure, title: str) -> str:
 def to_png(figure: Figure) -> bytes:
     """The figure on white, for places that show no SVG."""
     for artist in figure.findobj():
-        for name in ("color", "edgecolor", "facecolor"):
+        for name in ("color", "edgecolor", "facecolor", "markeredgecolor"):
             _replace_ink(artist, name)
     buffer = io.BytesIO()
     figure.savefig(

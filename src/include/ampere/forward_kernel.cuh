@@ -30,7 +30,7 @@ namespace flash::ampere {
 template <typename Kernel>
 struct ForwardWarp {
     const Mask<Kernel::traits> mask;
-    const int first_row;   // the warp's first query
+    const int q_row;       // the thread block's first query
     const int last_block;  // the K/V block that is visited first
     Pipeline<Kernel> pipeline;
     QueryOperand<Kernel> Q;                      // (warp_rows, d_head)
@@ -64,34 +64,52 @@ struct ForwardWarp {
             if constexpr (kGeneral) hide_invisible(S, first_key);
             softmax.template update<kGeneral>(S, O, kv_block == last_block);
             output_product(
-                O, [&](int key_tile) { return softmax.template probabilities<kGeneral>(S, key_tile); },
-                pipeline.offset());
+                O, [&](int key_tile) { return softmax.probabilities(S, key_tile); }, pipeline.offset());
         }
         pipeline.after_output();
     }
 
     // Whether any of the warp's queries exists. With split keys a Q block may be a single query: warps that
     // have none only copy. Elsewhere that is not worth a branch.
-    FLASH_DEVICE bool has_rows() const { return !Kernel::traits.split || first_row < mask.seq_len_q; }
+    FLASH_DEVICE bool has_rows() const {
+        return !Kernel::traits.split || q_row + warp_row() < mask.seq_len_q;
+    }
 
   private:
+    // Found out where it is needed: no register is held for it.
+    static FLASH_DEVICE int warp_row() { return computed_here(threadIdx.x) / kWarpSize * Kernel::warp_rows; }
+
+    // The mask, and the warp's first query, with keys counted from `first_key`. Whatever is computed from
+    // them depends on the block: nothing of it can be kept in registers from block to block.
+    struct BlockView {
+        Mask<Kernel::traits> mask;
+        int row;
+    };
+    FLASH_DEVICE BlockView view_from(int first_key) const {
+        BlockView view{mask, q_row - first_key + warp_row()};
+        view.mask.seq_len_q -= first_key;
+        view.mask.seq_len_k -= first_key;
+        return view;
+    }
+
     // Under a causal mask or a window the rows of some warps end before a block that others see, or begin
     // behind it.
     FLASH_DEVICE bool may_see(int first_key) const {
-        constexpr bool ends_grow = Kernel::traits.causal || Kernel::traits.window;
-        const int row = computed_here(first_row);
-        return (!ends_grow || mask.visible_end(row + Kernel::warp_rows - 1) > first_key) &&
-               (!Kernel::traits.window || mask.visible_begin(row) < first_key + Kernel::B_c);
+        if constexpr (!Kernel::traits.causal && !Kernel::traits.window) return true;
+        const auto [mask, row] = view_from(first_key);
+        const bool ends_behind = mask.visible_end(row + Kernel::warp_rows - 1) > 0;
+        const bool begins_before = mask.visible_begin(row) < Kernel::B_c;
+        return __any_sync(kAllLanes, ends_behind && begins_before);  // tells the compiler: all lanes agree
     }
 
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
-        const int first_row = computed_here(this->first_row);
-        bool all_visible = mask.visible_end(first_row) >= first_key + Kernel::B_c;
+        const auto [mask, first_row] = view_from(first_key);
+        bool all_visible = mask.visible_end(first_row) >= Kernel::B_c;
         if constexpr (Kernel::traits.window) {
-            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= first_key;
+            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= 0;
         }
-        if (all_visible) return;  // no row of the warp ends or begins here
+        if (__all_sync(kAllLanes, all_visible)) return;  // no row of the warp ends or begins here
         const int lane = computed_here(threadIdx.x % kWarpSize);
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -99,8 +117,8 @@ struct ForwardWarp {
             for (int i = 0; i < 4; ++i) {
                 const MatrixCoordinate at = accumulator(lane, i);
                 const int row = first_row + m * kMmaM + at.row;
-                const int end = mask.visible_end(row) - first_key - at.column;
-                const int begin = mask.visible_begin(row) - first_key - at.column;
+                const int end = mask.visible_end(row) - at.column;
+                const int begin = mask.visible_begin(row) - at.column;
 #pragma unroll
                 for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
                     if (n * kMmaN >= end) S.rmem[m][n][i] = -INFINITY;
@@ -122,7 +140,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 
     constexpr ForwardTraits traits = Kernel::traits;
     const auto [part, batch, head, q_block, q_seq, k_seq] = find_place<traits>(args, blockIdx.x);
-    const int kv_head = head / args.heads_per_kv_head;
+    const int kv_head = uniform(head / args.heads_per_kv_head);
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
     const int d_head_v = traits.padded_head ? args.d_head_v : Kernel::d_head;
     GlobalMatrix gmem_Q(args.Q, args.Q_strides, q_seq.batch, head, d_head);       // (seq_len_q, d_head)
@@ -147,6 +165,9 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     if constexpr (traits.split) {
         blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
     }
+    blocks.end = uniform(blocks.end);
+    blocks.full_end = uniform(blocks.full_end);
+    if constexpr (traits.window) blocks.full_begin = uniform(blocks.full_begin);
     const int last_key_row = (blocks.end - 1) * Kernel::B_c;
     const int warp_row = warp * Kernel::warp_rows;
 
@@ -161,7 +182,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
-        .first_row = q_row + warp_row,
+        .q_row = q_row,
         .last_block = blocks.end - 1,
         .pipeline = {source, smem + Kernel::smem_barriers},
         .Q = {smem + Kernel::smem_Q, warp, lane},
@@ -173,8 +194,6 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 
     if (blocks.begin < blocks.end) {
         int kv_block = blocks.end - 1;
-        blocks.full_end = uniform(blocks.full_end);
-        if constexpr (traits.window) blocks.full_begin = uniform(blocks.full_begin);
         state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         state.prepare_Q();
 #pragma unroll 1

@@ -189,7 +189,8 @@ struct ScoreProduct {
     FLASH_DEVICE void load(Fragment &fragment, int d_tile, uint32_t slot) const {
 #pragma unroll
         for (int n = 0; n < Kernel::key_tiles; ++n) {
-            ldmatrix(fragment.rmem[n], Kernel::KVTile::fragment_offset(lane_offset, n, d_tile) + smem_K + slot);
+            ldmatrix(fragment.rmem[n],
+                     Kernel::KVTile::fragment_offset(lane_offset, n, d_tile) + smem_K + slot);
         }
     }
 

@@ -1,8 +1,7 @@
 // Tiles between global and shared memory, and fragments from shared memory to registers.
 //
 // Copies: 8 threads copy the 128 bytes of a panel's row, 16 bytes each, so a block copies
-// 4 * n_warps rows of one panel per instruction. A K or V sequence is read from its end to its begin;
-// a loader holds one global pointer, which steps towards row 0 pass by pass and tile by tile.
+// 4 * n_warps rows of one panel per instruction. A K or V sequence is read from its end to its begin.
 #pragma once
 
 #include <utility>
@@ -28,69 +27,97 @@ struct GlobalMatrix {
     FLASH_DEVICE void skip_rows(int n_rows) { begin += n_rows * row_bytes; }
 };
 
-// A thread's share of copying tiles of one matrix, last tile first.
+// Copies tiles of one matrix, last tile first. What a thread needs for its share is worked out for each tile:
+// a loader holds nothing but numbers that are the same for the whole warp, hence no register of a thread.
 template <typename Kernel, typename Tile>
 struct TileLoader {
     static constexpr int passes = Tile::rows / Kernel::copy_rows;
     static constexpr bool kPadded = Kernel::traits.padded_head;
 
-    const char *gmem;    // this thread's chunk in the row it copies next
-    int64_t pass_bytes;  // from one pass to the next
-    uint32_t smem_tile;  // where the tile goes
-    uint32_t offset;     // of this thread's chunk of pass 0 in it
-    int row;             // this thread's row of pass 0
-    int n_panels;        // with padded heads: the panels in which the tensor has this thread's chunk
+    const char *tile;  // the first row of the tile that is loaded next
+    int64_t row_bytes;
+    int chunks;  // of a row; read with padded heads only
+    uint32_t smem_tile;
 
     // `first_row`: the matrix row with which the tile that is loaded first begins.
     FLASH_DEVICE TileLoader(const GlobalMatrix &matrix, int first_row, uint32_t smem)
-        : pass_bytes(matrix.row_bytes * Kernel::copy_rows),
-          smem_tile(smem),
-          row(threadIdx.x / Tile::row_chunks) {
-        const int chunk = threadIdx.x % Tile::row_chunks;
-        const int64_t last_pass_row = int64_t(first_row) + (passes - 1) * Kernel::copy_rows + row;
-        gmem = matrix.begin + last_pass_row * matrix.row_bytes + chunk * kChunkBytes;
-        offset = Tile::offset(row, chunk);
-        n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
-    }
+        : tile(matrix.begin + first_row * matrix.row_bytes),
+          row_bytes(matrix.row_bytes),
+          chunks(matrix.chunks),
+          smem_tile(smem) {}
 
     // Loads a tile, `slot` bytes behind the first place, and steps to the one before it. kEdge: rows from
     // `valid_rows` on lie behind the tensor's end; they are not read, their place is filled with zeros.
     // So is that of columns which a padded head lacks.
     template <bool kEdge>
     FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
+        Share share(*this, slot);
         if constexpr (Kernel::cfg.async_copy) {
 #pragma unroll
-            for (int pass = passes - 1; pass >= 0; --pass, step_back()) {
+            for (int pass = 0; pass < passes; ++pass, share.next_pass(*this)) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     if constexpr (kEdge || kPadded) {
-                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel),
-                                 exists<kEdge>(pass, panel, valid_rows));
+                        cp_async(share.smem_of(pass, panel), share.gmem_of(panel),
+                                 share.template exists<kEdge>(pass, panel, valid_rows));
                     } else {
-                        cp_async(smem_of(pass, panel) + slot, gmem_of(panel));
+                        cp_async(share.smem_of(pass, panel), share.gmem_of(panel));
                     }
                 }
             }
         } else {
-            load_through_registers<kEdge>(valid_rows);
+            load_through_registers<kEdge>(share, valid_rows);
         }
+        tile -= Tile::rows * row_bytes;
     }
 
   private:
+    // One 16-byte chunk of a row in each pass and panel.
+    struct Share {
+        int row;           // of pass 0
+        int n_panels;      // with padded heads: the panels in which the tensor has this thread's chunk
+        const char *gmem;  // of the pass that is next
+        uint32_t smem;     // of pass 0
+
+        FLASH_DEVICE Share(const TileLoader &loader, uint32_t slot) {
+            const uint32_t thread = computed_here(threadIdx.x);
+            const uint32_t chunk = thread % Tile::row_chunks;
+            row = thread / Tile::row_chunks;
+            n_panels = (loader.chunks - int(chunk) + Tile::row_chunks - 1) / Tile::row_chunks;
+            gmem = loader.tile + thread / Tile::row_chunks * loader.row_bytes + chunk * kChunkBytes;
+            smem = Tile::offset(row, chunk) + loader.smem_tile + slot;
+        }
+
+        // The compiler is kept from deriving the addresses of each panel on their own, 64 bits each: they
+        // are this pointer and an immediate.
+        FLASH_DEVICE void next_pass(const TileLoader &loader) {
+            gmem += Kernel::copy_rows * loader.row_bytes;
+            asm volatile("" : "+l"(gmem));
+        }
+        template <bool kEdge>
+        FLASH_DEVICE bool exists(int pass, int panel, int valid_rows) const {
+            return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);
+        }
+        FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
+            return smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
+        }
+        FLASH_DEVICE const char *gmem_of(int panel) const { return gmem + panel * Tile::row_bytes; }
+    };
+
     // All loads of a few passes are under way before the first store waits for its data.
     template <bool kEdge>
-    FLASH_DEVICE void load_through_registers(int valid_rows) {
+    FLASH_DEVICE void load_through_registers(Share &share, int valid_rows) {
         constexpr int batch = passes % 4 == 0 ? 4 : passes % 2 == 0 ? 2 : 1;
 #pragma unroll
-        for (int last = passes - 1; last >= 0; last -= batch) {
+        for (int first = 0; first < passes; first += batch) {
             Chunk rmem[batch][Tile::panels];
 #pragma unroll
-            for (int i = 0; i < batch; ++i, step_back()) {
+            for (int i = 0; i < batch; ++i, share.next_pass(*this)) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     rmem[i][panel] = Chunk{};
-                    if (exists<kEdge>(last - i, panel, valid_rows)) {
-                        rmem[i][panel] = load_global(gmem_of(panel));
+                    if (share.template exists<kEdge>(first + i, panel, valid_rows)) {
+                        rmem[i][panel] = load_global(share.gmem_of(panel));
                     }
                 }
             }
@@ -98,26 +125,11 @@ struct TileLoader {
             for (int i = 0; i < batch; ++i) {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
-                    store_shared(smem_of(last - i, panel), rmem[i][panel]);
+                    store_shared(share.smem_of(first + i, panel), rmem[i][panel]);
                 }
             }
         }
     }
-
-    // The compiler is kept from deriving the addresses of each panel on their own, 64 bits each: they are
-    // this pointer and an immediate.
-    FLASH_DEVICE void step_back() {
-        gmem -= pass_bytes;
-        asm volatile("" : "+l"(gmem));
-    }
-    template <bool kEdge>
-    FLASH_DEVICE bool exists(int pass, int panel, int valid_rows) const {
-        return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);
-    }
-    FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
-        return offset + smem_tile + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
-    }
-    FLASH_DEVICE const char *gmem_of(int panel) const { return gmem + panel * Tile::row_bytes; }
 };
 
 // Waits for the copies this thread has started. Copies through registers are complete as they return.

@@ -10,8 +10,9 @@
 //
 //     EXACT                the maximum of the scores seen. Nothing exceeds 1; every block rescales.
 //     EXACT_SKIP_RESCALE   the same; a warp in which no row grew does not rescale.
-//     LAGGED               S * factor - m * factor is taken at once; only where it exceeds 8, which a sign
-//                          and an integer comparison show, the reference moves. P stays below 2^8.
+//     LAGGED               an earlier maximum, as long as P stays below 2^8: whether it does is found without
+//                          shuffles and at half the cost of a maximum. If not, the maximum of the scores
+//                          seen.
 //     ANCHORED             the maximum of the blocks that `update<true>` saw, for good: no maximum at all.
 //                          bf16 has the exponents of fp32, so P is as accurate at 2^60 as at 1. Sums that
 //                          have left the safe range are seen in the end, and the block is computed anew.
@@ -86,10 +87,8 @@ struct OnlineSoftmax {
 
     // P = exp(S - m) of 16 keys, rounded to the input type, and added to l: in fp32 before it is rounded, or
     // by the tensor cores afterwards. The accumulators of two neighbouring 8-column tiles of S are one A
-    // fragment of P (fragments.cuh). kExact: as in `update`.
-    template <bool kExact>
+    // fragment of P (fragments.cuh).
     FLASH_DEVICE AFragment<Kernel> probabilities(const Scores<Kernel> &S, int key_tile) {
-        constexpr bool has_exponents = !kExact && mode == SoftmaxReference::LAGGED;
         AFragment<Kernel> P;  // (warp_rows, 16)
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -97,8 +96,8 @@ struct OnlineSoftmax {
             for (int i = 0; i < 4; ++i) {
                 const int r = i % 2;
                 const float (&tile)[4] = S.rmem[m][2 * key_tile + i / 2];
-                const float left = exponential<has_exponents>(tile[2 * r], m, r);
-                const float right = exponential<has_exponents>(tile[2 * r + 1], m, r);
+                const float left = exponential(tile[2 * r], m, r);
+                const float right = exponential(tile[2 * r + 1], m, r);
                 if constexpr (!tensor_sums) row_sum[m][r] += left + right;
                 P.rmem[m][i] = pack<Kernel::dtype>(left, right);
             }
@@ -172,39 +171,25 @@ struct OnlineSoftmax {
         }
     }
 
-    // LAGGED: S := S * factor - m * factor. Positive floats are ordered as their bits are as integers, and
-    // negative ones are negative integers: whether any exceeds 8 needs no comparison of floats.
-    FLASH_DEVICE void take_growth(Scores<Kernel> &S, Output<Kernel> &O) {
+    // LAGGED. Positive floats are ordered as their bits are as integers, and negative ones are negative
+    // integers: whether any exponent exceeds 8 needs no comparison of floats. The exponents are computed
+    // again for P: kept, they would have to be corrected when the reference moves, which takes more
+    // registers.
+    FLASH_DEVICE void take_growth(const Scores<Kernel> &S, Output<Kernel> &O) {
         int largest[2] = {};
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
-            for (auto &tile : S.rmem[m]) {
+            for (const auto &tile : S.rmem[m]) {
 #pragma unroll
                 for (int r = 0; r < kRowsPerThread; ++r) {
-                    float &left = tile[2 * r], &right = tile[2 * r + 1];
-                    left = fmaf(left, scale.exponent_factor, reference[m][r]);
-                    right = fmaf(right, scale.exponent_factor, reference[m][r]);
+                    const float left = exponent(tile[2 * r], m, r), right = exponent(tile[2 * r + 1], m, r);
                     largest[r] = __vimax3_s32(largest[r], __float_as_int(left), __float_as_int(right));
                 }
             }
         }
         const bool grew = max(largest[0], largest[1]) > __float_as_int(kLaggedGrowth);
-        if (!__any_sync(kAllLanes, grew)) return;
-#pragma unroll
-        for (int m = 0; m < Kernel::m_tiles; ++m) {
-#pragma unroll
-            for (int r = 0; r < kRowsPerThread; ++r) {
-                const float step = fmaxf(quad_max(max_of_row(S, m, r)), 0.0f);
-                reference[m][r] -= step;
-                rescale(O, m, r, exp2_approx(-step));
-#pragma unroll
-                for (auto &tile : S.rmem[m]) {
-                    tile[2 * r] -= step;
-                    tile[2 * r + 1] -= step;
-                }
-            }
-        }
+        if (__any_sync(kAllLanes, grew)) take_maximum(S, O, false);
     }
 
     static FLASH_DEVICE float max_of_row(const Scores<Kernel> &S, int m, int r) {
@@ -231,16 +216,12 @@ struct OnlineSoftmax {
         }
     }
 
-    template <bool kIsExponent>
-    FLASH_DEVICE float exponential(float s, int m, int r) const {
-        if constexpr (kIsExponent) {
-            return exp2_approx(s);
-        } else if constexpr (optimized) {
-            return exp2_approx(fmaf(s, scale.exponent_factor, reference[m][r]));
-        } else {
-            return exp2_approx((s - reference[m][r]) * scale.exponent_factor);
-        }
+    FLASH_DEVICE float exponent(float s, int m, int r) const {
+        return optimized ? fmaf(s, scale.exponent_factor, reference[m][r])
+                         : (s - reference[m][r]) * scale.exponent_factor;
     }
+
+    FLASH_DEVICE float exponential(float s, int m, int r) const { return exp2_approx(exponent(s, m, r)); }
 };
 
 }  // namespace flash::ampere

@@ -14,7 +14,14 @@ from flash_attention.backends import cuda
 from flash_helpers.build import KernelCache, build_kernels
 from flash_helpers.build.families import FAMILIES
 from flash_helpers.build.sources import include_root
-from flash_helpers.kernel_configs import PLAIN, DType, FlashForwardKernelConfig, ForwardKernel, ForwardTraits
+from flash_helpers.kernel_configs import (
+    PLAIN,
+    DType,
+    FlashForwardKernelConfig,
+    ForwardKernel,
+    ForwardTraits,
+    HopperForwardKernelConfig,
+)
 
 CONFIG = FlashForwardKernelConfig(DType.BF16, 64, 128, 32, 8, True, False, True, 2, 2, 0, False, True)
 FIELDS = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
@@ -35,7 +42,7 @@ def fields_in_header(struct):
     """The members of a struct of flash_attention.cuh, as its text declares them."""
     text = (include_root() / "flash_attention.cuh").read_text()
     body = re.search(rf"struct {struct} {{(.*?)\n}};", text, re.DOTALL)[1]
-    return re.findall(r"^\s*(\w+) (\w+)(?: = \w+)?;", body, re.MULTILINE)
+    return re.findall(r"^\s*(\w+) (\w+)(?: = [\w:]+)?;", body, re.MULTILINE)
 
 
 @pytest.mark.parametrize("cls", [*(family.config for family in FAMILIES), ForwardTraits])
@@ -73,16 +80,10 @@ def test_python_and_cpp_have_the_same_enumerators(enum):
 def test_enumerations_of_the_hopper_family():
     reference = IntEnum("SoftmaxReference", {"EXACT": 0, "LAGGED": 2, "UNHEARD_OF": 7})
     next_item = IntEnum("NextItem", {"NONE": 0})
-    ints = dict.fromkeys(("d_head", "d_head_v", "B_r", "B_c", "kv_stages", "q_stages"), 64)
-    names = (
-        "overlap_products",
-        "ping_pong",
-        "forced_overlap",
-        "direct_store",
-        "dynamic_schedule",
-        "head_sections",
-    )
-    values = ints | dict.fromkeys(names, True) | {"dtype": DType.FP16, "next_item": next_item.NONE}
+    kinds = {field.name: field.type for field in dataclasses.fields(HopperForwardKernelConfig)}
+    values = {name: 64 if kind == "int" else True for name, kind in kinds.items()}
+    values |= {"dtype": DType.FP16, "next_item": next_item.NONE}
+    del values["softmax_reference"]
 
     def find(**changes):
         config = type("HopperForwardKernelConfig", (), values | changes)()
@@ -109,7 +110,7 @@ def test_missing_field_is_named(name):
 def test_mistyped_field_is_named_with_both_types(name):
     kind = type(FIELDS[name]).__name__
     wrong = ["64", None, 1.0, [1]]
-    wrong += {"int": [True, DType.FP16], "bool": [1, 0], "DType": [5, True]}[kind]
+    wrong += {"int": [True, DType.FP16], "bool": [1, 0], "DType": [5, True], "SoftmaxReference": [0, True]}[kind]
     for value in wrong:
         given = rf"given .* of type {type(value).__name__}, wanted {kind}"
         with pytest.raises(TypeError, match=rf"FlashForwardKernelConfig\.{name}: {given}"):

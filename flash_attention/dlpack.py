@@ -1,0 +1,75 @@
+"""Arrays of other libraries (NumPy, CuPy, JAX, …) as tensors and back, without copies, by DLPack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_foreign(x: object) -> bool:
+    """Whether x is an array of another library that speaks DLPack."""
+    return not isinstance(x, Tensor) and hasattr(x, "__dlpack__")
+
+
+def call(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Calls a function of tensors with arrays; its results are arrays of the first argument's library.
+
+    Raises:
+        ValueError, TypeError: see ``imported`` and ``exported``; and what ``function`` raises.
+    """
+    like = arguments[0]
+    result = function(*map(imported, arguments), **{name: imported(value) for name, value in options.items()})
+    if isinstance(result, tuple):
+        return tuple(exported(x, like) for x in result)
+    return exported(result, like)
+
+
+def imported(x: Any) -> Any:
+    """A tensor on the memory of x if x is a foreign array, else x itself.
+
+    The producer makes the current stream wait for what it still has to do to x.
+
+    Raises:
+        ValueError: torch cannot take it: another device type, an element type that torch lacks, read-only.
+    """
+    if not is_foreign(x):
+        return x
+    try:
+        return torch.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"torch cannot take this {_name(type(x))} by DLPack: {error}. Pass a writable float16 or "
+            "bfloat16 array on the CPU or on a CUDA device, or a torch.Tensor"
+        ) from error
+
+
+def exported(x: Tensor, like: object) -> Any:
+    """x as an array of the library that ``like`` comes from, on the same memory; a tensor stays one.
+
+    Raises:
+        TypeError: that library has no ``from_dlpack``.
+    """
+    if not is_foreign(like):
+        return x
+    return _importer(type(like))(x)
+
+
+def _importer(kind: type) -> Callable[[Tensor], Any]:
+    # Where an array's class is defined differs between libraries and their versions; its package does not.
+    package = kind.__module__.partition(".")[0]
+    package = {"jaxlib": "jax", "cupy_backends": "cupy"}.get(package, package)
+    for name in (package, f"{package}.dlpack"):
+        importer = getattr(sys.modules.get(name), "from_dlpack", None)
+        if importer is not None:
+            return importer
+    raise TypeError(
+        f"{package} has no from_dlpack, so that the result cannot become a {_name(kind)}: pass torch tensors"
+    )
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,141 @@
+"""The bodies of ``attention`` and ``attention_varlen``: checks, choice, launch; on real tensors, at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attention import attention_checks as checks
+from flash_attention.choosing import choose, plan
+from flash_attention.problem import AttentionProblem, Window, visible_limits
+from flash_attention.redirect import not_for_eager
+from flash_attention.running import fill_without_keys, run_cpu, run_cuda
+from flash_attention.select import Choice
+from flash_attention.tma import stride_obstacle
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+_last_kernel: ForwardKernel | None = None
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    window: Window,
+    softcap: float,
+    sinks: Tensor | None,
+    return_lse: bool,
+    out: Tensor | None,
+    config: ForwardConfig | None,
+    backend: str | None,
+) -> Result | None:
+    """``flash_attention.attention``; None: these tensors are not for eager work (``not_for_eager``)."""
+    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    if (backend is not None or config is not None) and isinstance(q, Tensor):
+        checks.check_choice(backend, config, q)
+    planned = plan(q, k, v, sinks, bool(causal), window, softcap, return_lse, config)
+    if planned is None:
+        return None
+    problem, choice = planned
+    scale = checks.checked_scale(softmax_scale, problem.d_head)
+    out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
+    if choice is not None:
+        if not q.is_cuda:
+            run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+        elif problem.seq_len_k:
+            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+        else:
+            fill_without_keys(out, lse, sinks)
+        _remember(choice)
+    return out if lse is None else (out, lse)
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: Window,
+    softcap: float,
+    sinks: Tensor | None,
+    return_lse: bool,
+    out: Tensor | None,
+    config: ForwardConfig | None,
+    backend: str | None,
+    validate: bool,
+) -> Result | None:
+    """``flash_attention.attention_varlen``; None: as for ``attention``."""
+    if not_for_eager(q, k, v):
+        return None
+    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
+    checks.check_choice(backend, config, q)
+    scale = checks.checked_scale(softmax_scale, q.shape[2])
+    checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if validate or not q.is_cuda:
+        checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
+        checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
+    out = _output(out, (*q.shape[:2], v.shape[2]), q, k, v, sinks)
+    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if return_lse else None
+    if out.numel():
+        left, right = visible_limits(causal, window, max_seqlen_q, max_seqlen_k)
+        problem = AttentionProblem(
+            dtype=checks.DTYPES[q.dtype],
+            batch=cu_seqlens_q.numel() - 1,
+            seq_len_q=max_seqlen_q,
+            seq_len_k=max_seqlen_k,
+            n_heads=q.shape[1],
+            n_heads_kv=k.shape[1],
+            d_head=q.shape[2],
+            d_head_v=v.shape[2],
+            left=left,
+            right=right,
+            softcap=softcap > 0,
+            sinks=sinks is not None,
+            varlen=True,
+            lse=return_lse,
+            tma_obstacle=stride_obstacle(q=q, k=k, v=v),
+        )
+        choice = choose(problem, q.device, config)
+        if q.is_cuda:
+            offsets = (cu_seqlens_q, cu_seqlens_k)
+            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
+        else:
+            ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+            for i in range(problem.batch):
+                queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
+                one_lse = None if lse is None else lse[None, :, queries]
+                one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
+                run_cpu(choice, problem, *one, scale, softcap, sinks)
+        _remember(choice)
+    return out if lse is None else (out, lse)
+
+
+def last_kernel() -> ForwardKernel | None:
+    """See ``flash_attention.last_kernel``."""
+    return _last_kernel
+
+
+def _remember(choice: Choice) -> None:
+    global _last_kernel
+    _last_kernel = choice.kernel
+
+
+def _output(
+    out: Tensor | None, shape: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+) -> Tensor:
+    if out is None:
+        return q.new_empty(shape)
+    inputs = {"q": q, "k": k, "v": v}
+    checks.check_out(out, shape, inputs if sinks is None else {**inputs, "sinks": sinks})
+    return out

@@ -1,0 +1,123 @@
+"""What each family's tables of measured choices say of one problem on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flash_attention.candidates import head_sizes, kernel_for, split_variant, unable_reason
+from flash_attention.prediction import parts_of_keys
+from flash_attention.problem import AttentionProblem
+from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
+from flash_helpers.configs.ampere_sets import CHOICES as AMPERE_CHOICES
+from flash_helpers.configs.ampere_sets import choose_ampere_kernel
+from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.hopper import CAPABILITY as HOPPER_CAPABILITY
+from flash_helpers.configs.hopper_sets import CHOICES as HOPPER_CHOICES
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.kernel_configs import choose_hopper_kernel
+
+DECODE_REASON = "few queries over many keys: K and V are read once, and shared memory holds copies under way"
+MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+
+
+@dataclass(frozen=True)
+class MeasuredChoice:
+    """A family's choice for a problem.
+
+    Attributes:
+        kernel: the kernel.
+        n_splits: parts that the keys are cut into.
+        reason: the table's.
+        obstacle: why it cannot run, or None.
+    """
+
+    kernel: ForwardKernel
+    n_splits: int
+    reason: str
+    obstacle: str | None
+
+
+def measured_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[MeasuredChoice]:
+    """The choice of each family that runs on the device, the one made for it first.
+
+    Args:
+        problem: the problem as the kernel is given it.
+        facts: the device.
+    """
+    found = []
+    if facts.capability == HOPPER_CAPABILITY and (sizes := _size_for(problem, _hopper_sizes())):
+        found.append(_hopper_choice(problem, facts, sizes))
+    if facts.capability >= (8, 0) and (sizes := _size_for(problem, _ampere_sizes())):
+        found.append(_ampere_choice(problem, facts, sizes[0]))
+    return found
+
+
+def _hopper_choice(problem: AttentionProblem, facts: DeviceFacts, sizes: tuple[int, int]) -> MeasuredChoice:
+    def choose(split: bool) -> tuple[ForwardConfig, str]:
+        kernel, reason = choose_hopper_kernel(
+            problem.dtype,
+            sizes[0],
+            problem.causal,
+            problem.seq_len_q,
+            d_head_v=sizes[1],
+            traits=ForwardTraits(**{**problem.features(), "split": split}),
+        )
+        return kernel.config, reason
+
+    return _split_if_that_fills(problem, facts, choose(False), choose(True))
+
+
+def _ampere_choice(problem: AttentionProblem, facts: DeviceFacts, d_head: int) -> MeasuredChoice:
+    def choose(split: bool) -> tuple[ForwardConfig, str]:
+        if split and problem.seq_len_q <= MAX_DECODE_ROWS:
+            return choose_ampere_decode_config(problem.dtype, d_head, facts), DECODE_REASON
+        kernel, reason = choose_ampere_kernel(
+            problem.dtype,
+            d_head,
+            problem.masked,
+            problem.seq_len_q,
+            facts.capability,
+            lse=problem.lse or split,  # partial results are combined by their LSEs
+            exact=split,  # an anchored reference is not to be had for parts
+        )
+        return kernel.config, reason
+
+    return _split_if_that_fills(problem, facts, choose(False), choose(True))
+
+
+def _split_if_that_fills(
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    whole: tuple[ForwardConfig, str],
+    split: tuple[ForwardConfig, str],
+) -> MeasuredChoice:
+    """The second choice, for keys in parts, where the first one's blocks would leave multiprocessors idle."""
+    config, reason = split
+    variant = split_variant(kernel_for(config, problem))
+    if variant is not None and not _obstacle(config, problem, facts):
+        parts = parts_of_keys(variant, problem, facts)
+        if parts > 1:
+            return MeasuredChoice(variant, parts, reason, None)
+    config, reason = whole
+    return MeasuredChoice(kernel_for(config, problem), 1, reason, _obstacle(config, problem, facts))
+
+
+def _obstacle(config: ForwardConfig, problem: AttentionProblem, facts: DeviceFacts) -> str | None:
+    return unable_reason(config, problem, [config]) or config.infeasible_reason(facts)
+
+
+def _size_for(problem: AttentionProblem, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
+    """The smallest head sizes that hold the problem's."""
+    return next((s for s in sizes if s[0] >= problem.d_head and s[1] >= problem.d_head_v), None)
+
+
+@cache
+def _hopper_sizes() -> tuple[tuple[int, int], ...]:
+    return tuple(sorted({head_sizes(choice.config) for choice in HOPPER_CHOICES}))
+
+
+@cache
+def _ampere_sizes() -> tuple[tuple[int, int], ...]:
+    return tuple(sorted({head_sizes(choice.config) for choice in AMPERE_CHOICES}))

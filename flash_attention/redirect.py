@@ -1,0 +1,35 @@
+"""Which calls do not run at once: arrays of other libraries, fake and meta tensors, autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attention.attention_checks import DTYPES
+from flash_attention.dlpack import is_foreign
+
+_ORDINARY_DISPATCH = Tensor.__torch_dispatch__
+
+
+def not_for_eager(q: object, k: object, v: object) -> bool:
+    """Whether an operator of ``torch_ops`` or an import by DLPack has to come first.
+
+    False for what is no array at all, so that the checks refuse it by name.
+    """
+    inputs = (q, k, v)
+    if any(is_foreign(x) for x in inputs):
+        return True
+    if not all(isinstance(x, Tensor) for x in inputs):
+        return False
+    return (
+        all(x.is_meta for x in inputs)
+        or any(type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH for x in inputs)
+        or wants_autocast(*inputs)
+    )
+
+
+def wants_autocast(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether autocast is on and has to convert: inputs that are of one 16-bit type stay as they are."""
+    if q.dtype is k.dtype is v.dtype and q.dtype in DTYPES:
+        return False
+    return q.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(q.device.type)

@@ -1,0 +1,219 @@
+"""``attention`` and ``attention_varlen`` as operators of ``torch.library``, for everything that traces.
+
+``torch.compile``, ``torch.export``, fake and meta tensors, dispatch modes and autocast see one operator with
+a fake implementation. Eager calls never come here: the dispatcher takes longer than the library's own host
+work.
+
+    flash_attention::attention             -> (out, lse)
+    flash_attention::attention_out         -> lse; writes out
+    flash_attention::attention_varlen      -> (out, lse)
+    flash_attention::attention_varlen_out  -> lse; writes out
+
+Where no LSE is wanted, lse has shape (0,). A configuration travels as its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention import attention_checks as checks
+from flash_attention import eager
+from flash_attention.backends import DEVICE_TYPES
+from flash_attention.eager import Result
+from flash_attention.problem import Window
+from flash_attention.redirect import wants_autocast
+from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernel_configs import parse_kernel_name_into_config
+
+_PACKING = (
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool validate, "
+)
+PACKING_ARGUMENTS = 5
+_OPTIONS = (
+    "Tensor? sinks, bool causal, float? softmax_scale, SymInt? window_left, SymInt? window_right, "
+    "float softcap, bool return_lse, str? config"
+)
+
+# Inductor hands the inputs over with the strides they have in eager mode.
+_TAGS = (torch.Tag.needs_fixed_stride_order,)
+
+_library = torch.library.Library("flash_attention", "DEF")
+
+
+# ---------------------------------------------------------------------- from Python to the operators
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    window: Window,
+    softcap: float,
+    sinks: Tensor | None,
+    return_lse: bool,
+    out: Tensor | None,
+    config: ForwardConfig | None,
+    backend: str | None,
+) -> Result:
+    """``flash_attention.attention`` as a call of its operator."""
+    options = _options(q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, config, backend)
+    if out is None:
+        out, lse = torch.ops.flash_attention.attention(q, k, v, *options)
+    else:
+        lse = torch.ops.flash_attention.attention_out(q, k, v, *options, out)
+    return (out, lse) if return_lse else out
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    softmax_scale: float | None,
+    window: Window,
+    softcap: float,
+    sinks: Tensor | None,
+    return_lse: bool,
+    out: Tensor | None,
+    config: ForwardConfig | None,
+    backend: str | None,
+    validate: bool,
+) -> Result:
+    """``flash_attention.attention_varlen`` as a call of its operator."""
+    options = _options(q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, config, backend)
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    if out is None:
+        out, lse = torch.ops.flash_attention.attention_varlen(q, k, v, *packing, *options)
+    else:
+        lse = torch.ops.flash_attention.attention_varlen_out(q, k, v, *packing, *options, out)
+    return (out, lse) if return_lse else out
+
+
+def _options(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    window: Window,
+    softcap: float,
+    sinks: Tensor | None,
+    return_lse: bool,
+    config: ForwardConfig | None,
+    backend: str | None,
+) -> tuple[Any, ...]:
+    """The arguments of an operator that follow the tensors and the packing."""
+    if backend is not None:
+        checks.check_choice(backend, None, q)
+    left, right = window
+    scale = None if softmax_scale is None else float(softmax_scale)
+    name = None if config is None else config.short_form()
+    return sinks, bool(causal), scale, left, right, float(softcap), return_lse, name
+
+
+# ---------------------------------------------------------------------- the operators
+def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = "") -> None:
+    """Defines operators ``name`` and ``name``_out, which call ``eager``.
+
+    Args:
+        layout: of q, for messages.
+        packing: schema of the arguments between v and the options.
+    """
+    n_leading = 3 + bool(packing) * PACKING_ARGUMENTS
+    schema = f"Tensor q, Tensor k, Tensor v, {packing}{_OPTIONS}"
+
+    def run(*args: Any) -> tuple[Tensor, Tensor]:
+        return _run(eager, args[:n_leading], args[n_leading:], None)
+
+    def run_out(*args: Any) -> Tensor:
+        return _run(eager, args[:n_leading], args[n_leading:-1], args[-1])[1]
+
+    def fake(*args: Any) -> tuple[Tensor, Tensor]:
+        return _fake(args[:3], args[n_leading:], layout)
+
+    def fake_out(*args: Any) -> Tensor:
+        return _fake(args[:3], args[n_leading:-1], layout)[1]
+
+    _library.define(f"{name}({schema}) -> (Tensor, Tensor)", tags=_TAGS)
+    _library.define(f"{name}_out({schema}, Tensor(a!) out) -> Tensor", tags=_TAGS)
+    for operator, implementation, shapes in ((name, run, fake), (f"{name}_out", run_out, fake_out)):
+        for device_type in DEVICE_TYPES:
+            _library.impl(operator, implementation, device_type.upper())
+            _library.impl(operator, _autocast(operator, device_type), f"Autocast{device_type.upper()}")
+        torch.library.register_fake(f"flash_attention::{operator}", shapes, lib=_library)
+
+
+def _run(
+    eager: Callable[..., Any], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
+    tensors, packing = leading[:3], leading[3:]
+    config = None if name is None else _parsed(name)
+    result = eager(
+        *tensors,
+        *packing[:4],
+        causal,
+        softmax_scale,
+        (left, right),
+        softcap,
+        sinks,
+        return_lse,
+        out,
+        config,
+        None,
+        *packing[4:],
+    )
+    return result if return_lse else (result, _no_lse(tensors[0]))
+
+
+def _fake(tensors: tuple[Tensor, ...], options: tuple[Any, ...], layout: str) -> tuple[Tensor, Tensor]:
+    q, k, v = tensors
+    sinks, return_lse = options[0], options[6]
+    if not q.is_meta:  # a meta tensor stands for one on any device
+        checks.check_inputs(q, k, v, sinks, layout)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    if not return_lse:
+        return out, _no_lse(q)
+    *batch, seq_len, n_heads, _ = q.shape
+    return out, q.new_empty((*batch, n_heads, seq_len), dtype=torch.float32)
+
+
+def _no_lse(q: Tensor) -> Tensor:
+    return q.new_empty(0, dtype=torch.float32)
+
+
+@functools.cache
+def _parsed(name: str) -> ForwardConfig:
+    return parse_kernel_name_into_config(name)
+
+
+# ---------------------------------------------------------------------- autocast
+def _autocast(operator: str, device_type: str) -> Callable[..., Any]:
+    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
+
+    def cast_and_call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        if wants_autocast(q, k, v):
+            dtype = torch.get_autocast_dtype(device_type)
+            q, k, v = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype)
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return getattr(torch.ops.flash_attention, operator)(q, k, v, *rest)
+
+    return cast_and_call
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autocast does it for PyTorch's own attention: float64 and integers stay, and are refused then."""
+    return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+
+
+_define("attention", eager.attention, "(batch, seq, heads, d)")
+_define("attention_varlen", eager.attention_varlen, "(total, heads, d)", _PACKING)

@@ -1,0 +1,262 @@
+"""The operators: what tracing sees is what eager calls return, without graph breaks or recompilations."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import flash_attention
+from flash_attention import attention, attention_varlen
+from flash_helpers.kernel_configs import parse_kernel_name_into_config
+
+BATCH, HEADS, HEADS_KV, D_HEAD = 2, 4, 2, 64
+CONFIG = parse_kernel_name_into_config(
+    "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax"
+)
+
+
+def ramp(shape: tuple[int, ...], factor: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    n = torch.arange(torch.Size(shape).numel())
+    return (((factor * n) % 257 - 128) / 64).reshape(shape).to(dtype)
+
+
+def qkv(seq_len: int, dtype: torch.dtype = torch.float16) -> tuple[Tensor, Tensor, Tensor]:
+    kv_shape = (BATCH, seq_len, HEADS_KV, D_HEAD)
+    return (
+        ramp((BATCH, seq_len, HEADS, D_HEAD), 5, dtype),
+        ramp(kv_shape, 7, dtype),
+        ramp(kv_shape, 11, dtype),
+    )
+
+
+def layouts(seq_len: int) -> dict[str, Tensor]:
+    """One input of (batch, seq_len, HEADS, D_HEAD) in three layouts."""
+    x = ramp((BATCH, seq_len, HEADS, D_HEAD), 5)
+    packed = torch.stack([x, x + 1, x + 2], dim=2)
+    return {
+        "contiguous": x,
+        "heads first": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "slice of packed qkv": packed[:, :, 0],
+    }
+
+
+def packed(lengths: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    offsets = torch.tensor([0, *lengths]).cumsum(0).int()
+    q, k, v = (x.flatten(0, 1)[: sum(lengths)] for x in qkv(sum(lengths)))
+    return q, k, v, offsets, max(lengths)
+
+
+# ---------------------------------------------------------------------- torch.compile
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "heads first", "slice of packed qkv"])
+def test_one_graph_for_all_lengths(layout: str) -> None:
+    weight = ramp((HEADS * D_HEAD, 8), 3)
+
+    def layer(x: Tensor) -> Tensor:
+        batch, seq_len = x.shape[:2]
+        return attention(x, x, x, causal=True).reshape(batch, seq_len, HEADS * D_HEAD) @ weight
+
+    counter = CompileCounter()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    graphs = []
+    for seq_len in (128, 200, 259, 77):
+        x = layouts(seq_len)[layout]
+        torch.testing.assert_close(compiled(x), layer(x), atol=0, rtol=0)
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 2, 2, 2]  # the second one has a dynamic length
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "softmax_scale": 0.25},
+        {"window": (7, 3), "softcap": 5.0, "return_lse": True},
+        {"sinks": ramp((HEADS,), 3), "return_lse": True},
+        {"config": CONFIG},
+        {"backend": "cpu"},
+    ],
+    ids=lambda options: "+".join(options) or "plain",
+)
+def test_every_option_is_traced(options: dict) -> None:
+    q, k, v = qkv(70)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, **options), attention(q, k, v, **options), atol=0, rtol=0)
+    if "config" in options:
+        assert flash_attention.last_kernel().config == CONFIG
+
+
+def test_out_is_written_in_place() -> None:
+    q, k, v = qkv(70)
+    out = torch.full_like(q, torch.nan)
+    compiled = torch.compile(
+        lambda q, k, v, out: attention(q, k, v, out=out) + 1, fullgraph=True, backend="aot_eager"
+    )
+    result = compiled(q, k, v, out)
+    assert (out == attention(q, k, v)).all()
+    assert (result == out + 1).all()
+
+
+def test_inductor_on_a_layer() -> None:
+    """The default compiler: what surrounds the call is fused, and the strides it assumes are the real ones."""
+    weight = ramp((D_HEAD, 3 * HEADS * D_HEAD), 3) / 16
+
+    def layer(x: Tensor) -> Tensor:
+        q, k, v = (x @ weight).unflatten(-1, (3, HEADS, D_HEAD)).unbind(2)
+        return attention(q.sin(), k, v, causal=True).transpose(1, 2).flatten(2) * 2
+
+    x = ramp((BATCH, 40, D_HEAD), 5)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), atol=2e-2, rtol=2e-2)
+
+
+def test_varlen_has_one_graph() -> None:
+    counter = CompileCounter()
+    compiled = torch.compile(attention_varlen, fullgraph=True, backend=counter)
+    graphs = []
+    for lengths in ([20, 31], [7, 50], [44, 45], [1, 99]):
+        q, k, v, offsets, longest = packed(lengths)
+        arguments = (q, k, v, offsets, offsets, longest, longest)
+        out, lse = compiled(*arguments, causal=True, return_lse=True)
+        expected, expected_lse = attention_varlen(*arguments, causal=True, return_lse=True)
+        assert (out == expected).all()
+        assert (lse == expected_lse).all()
+        graphs.append(counter.frame_count)
+    assert graphs[-1] == graphs[1] <= 2
+
+
+def test_inputs_that_require_grad_are_refused_while_tracing() -> None:
+    q, k, v = qkv(16)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="v requires grad, and there is no backward pass"):
+        compiled(q, k, v.requires_grad_())
+    with torch.no_grad():
+        assert (compiled(q, k, v) == attention(q, k, v)).all()
+
+
+def test_wrong_arguments_are_refused_while_tracing() -> None:
+    q, k, v = qkv(16)
+    with pytest.raises(Exception, match="must be a multiple of those of"):
+        torch.compile(attention, fullgraph=True, backend="aot_eager")(q[:, :, :3], k, v)
+
+
+# ---------------------------------------------------------------------- export, other tracers
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_a_dynamic_length(strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, causal=True) * 2
+
+    seq_len = torch.export.Dim("seq_len", min=2, max=4096)
+    shapes = {name: {1: seq_len} for name in "qkv"}
+    program = torch.export.export(Layer(), qkv(64), dynamic_shapes=shapes, strict=strict)
+    targets = [node.target for node in program.graph.nodes]
+    assert torch.ops.flash_attention.attention.default in targets
+    q, k, v = qkv(93)
+    assert (program.module()(q, k, v) == attention(q, k, v, causal=True) * 2).all()
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_records_the_call(mode: str) -> None:
+    q, k, v = qkv(64)
+    graph = make_fx(lambda q, k, v: attention(q, k, v), tracing_mode=mode)(q, k, v)
+    assert torch.ops.flash_attention.attention.default in [node.target for node in graph.graph.nodes]
+    assert (graph(q + 1, k, v) == attention(q + 1, k, v)).all()
+
+
+# ---------------------------------------------------------------------- fake tensors
+def described(x: Tensor) -> tuple:
+    return x.shape, x.stride(), x.dtype
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "heads first", "slice of packed qkv"])
+@pytest.mark.parametrize("where", ["fake", "fake outside its mode", "meta"])
+def test_fake_results_are_like_real_ones(layout: str, where: str) -> None:
+    x = layouts(48)[layout]
+    mode = FakeTensorMode()
+    if where == "meta":
+        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    else:
+        fake = mode.from_tensor(x)
+    with mode if where == "fake" else contextlib.nullcontext():
+        results = attention(fake, fake, fake[..., :32], return_lse=True)
+    for got, real in zip(results, attention(x, x, x[..., :32], return_lse=True), strict=True):
+        assert described(got) == described(real)
+        assert got.device == fake.device
+
+
+def test_fake_packed_results_are_like_real_ones() -> None:
+    q, k, v, offsets, longest = packed([3, 5])
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x) for x in (q, k, v, offsets, offsets)]
+    got = attention_varlen(*fakes, longest, longest, return_lse=True)
+    real = attention_varlen(q, k, v, offsets, offsets, longest, longest, return_lse=True)
+    assert list(map(described, got)) == list(map(described, real))
+
+
+def test_a_fake_tensor_among_real_ones_is_refused() -> None:
+    q, k, v = qkv(16)
+    with pytest.raises(Exception, match="FakeTensor"):
+        attention(q, FakeTensorMode().from_tensor(k), v)
+
+
+# ---------------------------------------------------------------------- autocast
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(compiled: bool, dtype: torch.dtype) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            return attention(q, k, v)
+
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+    q, k, v = qkv(20, torch.float32)
+    assert (run(q, k, v.bfloat16()) == attention(q.to(dtype), k.to(dtype), v.bfloat16().to(dtype))).all()
+    half = qkv(20, torch.float16)
+    assert run(*half).dtype is torch.float16  # one 16-bit type: left as it is
+
+
+def test_autocast_on_packed_sequences() -> None:
+    q, k, v, offsets, longest = packed([3, 5])
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention_varlen(q.float(), k, v, offsets, offsets, longest, longest)
+    assert out.dtype is torch.bfloat16
+
+
+# ---------------------------------------------------------------------- the operators themselves
+def test_opcheck() -> None:
+    q, k, v = qkv(24)
+    options = (None, True, None, None, None, 0.0, True, None)
+    rows = (*(x.flatten(0, 1) for x in (q, k, v)), *2 * [torch.tensor([0, 24, 48]).int()], 24, 24, False)
+    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None)
+    ops = torch.ops.flash_attention
+    torch.library.opcheck(ops.attention.default, (q, k, v, *options))
+    torch.library.opcheck(
+        ops.attention.default,
+        (q.transpose(1, 2), *2 * [k.new_zeros(2, 4, 24, 64)], None, *with_sinks[1:]),
+    )
+    torch.library.opcheck(ops.attention_out.default, (q, k, v, *with_sinks, torch.empty_like(q)))
+    torch.library.opcheck(ops.attention_varlen.default, (*rows, *options))
+    torch.library.opcheck(ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0])))
+
+
+def test_eager_calls_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("an eager call went through the operator")
+
+    monkeypatch.setattr(flash_attention.torch_ops, "attention", fail)
+    monkeypatch.setattr(flash_attention.torch_ops, "attention_varlen", fail)
+    q, k, v, offsets, longest = packed([3, 5])
+    attention(q[None], k[None], v[None])
+    attention_varlen(q, k, v, offsets, offsets, longest, longest)
+    attention(torch.nn.Parameter(q[None], requires_grad=False), k[None], v[None])
