@@ -211,7 +211,7 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     (dict(overlap_products=False, forced_overlap=False), "next_item needs overlap_products"),
     (dict(q_stages=1, next_item=NextItem.WITH_LAST_PV), "choose q_stages of 2"),
     (dict(q_stages=1, direct_store=True), "AFTER_LAST_PV holds its turn"),
-    (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 128"),
+    (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 132"),
     (dict(early_pass=True, ping_pong=False), "early_pass is about turns"),
     (dict(paired_blocks=True, d_head=192), "192 and 128 have an odd number"),
     (dict(prefetch_next=17), "prefetch_next is 17.*0 to 16"),

@@ -34,7 +34,7 @@ PRODUCT_WIDTHS = (
 REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 """Registers a thread by number of consumer warpgroups: (producer, consumer). ``register_budget`` in C++."""
 
-REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 32, 4: 32}
+REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 28, 4: 28}
 """Registers a consumer needs beside accumulators and P: found by compiling, the first that does not spill."""
 
 
