@@ -79,6 +79,13 @@ CHOICES = (
         "64 heads instead of 32: +1 and +2 %",
     ),
     Choice(
+        64, 4096, True,
+        _config(
+            64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV, trimmed=True, section_heads=64
+        ),
+        "as for short items: +9 % at 2048 and +6 % at 4096 over 192 x 128, whose blocks are the coarser",
+    ),
+    Choice(
         64, 4096, False,
         _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV),
         "four warpgroups read each K and V tile, six stages run far ahead: +8 % over 192 x 128 at 512, +3 % "
@@ -100,22 +107,41 @@ CHOICES = (
     ),
     Choice(
         128, 1024, False,
-        _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
-        "the next item's first product with the last P V: +30 % at 512, +19 % at 1024",
-    ),
-    Choice(
-        128, 4096, False,
         _config(
-            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV, early_pass=True
+            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV, paired_blocks=True
         ),
-        "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; the "
-        "turn goes on half way through P V: +1 %, but nothing longer or under a causal mask",
+        "the next item's first product with the last P V: +30 % at 512, +19 % at 1024; two blocks "
+        "load each K and V tile for both: +1 %",
     ),
     Choice(
-        128, None, None,
+        128, None, False,
+        _config(
+            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV, paired_blocks=True
+        ),
+        "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; two "
+        "blocks load each K and V tile for both: +1 to +3 %",
+    ),
+    Choice(
+        128, None, True,
         _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
         "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; "
         "128 x 128 beats wider tiles at every length, which only tie at 16384",
+    ),
+    Choice(
+        256, 1024, True,
+        _config(
+            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
+            extra_k_stages=1,
+        ),
+        "as for longer items; a third K slot: +1 % at 1024, nothing at 512",
+    ),
+    Choice(
+        256, 2048, True,
+        _config(
+            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
+            section_heads=16,
+        ),
+        "as for longer items; sections of 16 heads instead of 32: +1 %",
     ),
     Choice(
         256, 4096, True,
@@ -137,14 +163,19 @@ CHOICES = (
     ),
     Choice(
         256, 4096, False,
-        _config(256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        _config(
+            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, paired_blocks=True
+        ),
         "shared memory holds one Q slot: stores from registers free it early (+8 % at 512); turns gain "
-        "nothing here; 64 columns are +1 % over 80 at 2048 and 4096",
+        "nothing here; 64 columns are +1 % over 80 at 2048 and 4096; two blocks load each K and V tile "
+        "for both: +1 %",
     ),
     Choice(
         256, None, False,
-        _config(256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
-        "fewer steps than with 64 columns: +2 % at 8192",
+        _config(
+            256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, paired_blocks=True
+        ),
+        "fewer steps than with 64 columns: +2 % at 8192; two blocks load each K and V tile for both: +3 %",
     ),
     Choice(
         96, None, None,
