@@ -35,11 +35,13 @@ def imported(x: Any) -> Any:
 
 
 def exported(x: Tensor | tuple[Tensor, ...], like: object) -> Any:
-    """Results as arrays of the library that ``like`` comes from, on the same memory.
+    """Results as arrays of the library that ``like`` comes from, on the same memory; tensors, if it is torch.
 
     Raises:
         TypeError: that library has no ``from_dlpack``.
     """
+    if not is_foreign(like):
+        return x
     importer = _importer(type(like))
     return tuple(map(importer, x)) if isinstance(x, tuple) else importer(x)
 
