@@ -22,6 +22,7 @@ from flash_attention import flash_attn_interface
 from flash_attention.attention import attention, attention_varlen
 
 NAME = "flash_attention_kernels"
+_ACCEPTED = "_compatible_flash_implementations"  # where a model lists the flash attentions it accepts
 
 
 def register(*model_classes: type[PreTrainedModel]) -> None:
@@ -36,9 +37,9 @@ def register(*model_classes: type[PreTrainedModel]) -> None:
     _let_transformers_load(NAME)
     for model_class in model_classes:
         for base in model_class.__mro__:  # the list stands in a base of all heads of a model
-            accepted = vars(base).get("_compatible_flash_implementations")
+            accepted = vars(base).get(_ACCEPTED)
             if accepted is not None and NAME not in accepted:
-                base._compatible_flash_implementations = [*accepted, NAME]
+                setattr(base, _ACCEPTED, [*accepted, NAME])
 
 
 def _let_transformers_load(name: str) -> None:
@@ -148,16 +149,16 @@ def attention_forward(
     }
     packing = _given_packing(kwargs) or _packing_of_positions(q, k, position_ids, attention_mask)
     if attention_mask is not None:
-        out = _padded(q, k, v, attention_mask, options)
-    elif packing is not None:
-        rows = (x.flatten(0, 1) for x in (q, k, v))
-        out = attention_varlen(*rows, *packing, **options).view(*q.shape[:3], v.shape[3])  # type: ignore[union-attr]
+        return _padded(q, k, v, attention_mask, options), None
+    if packing is None:
+        out: Any = attention(q, k, v, **options)
     else:
-        out = attention(q, k, v, **options)
-    return out, None
+        rows: Any = [x.flatten(0, 1) for x in (q, k, v)]
+        out = attention_varlen(*rows, *packing, **options)
+    return out.view(*q.shape[:3], v.shape[3]), None
 
 
-Packing = tuple[Tensor, Tensor, int, int]
+Packing = tuple[Any, ...]  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
 
 
 def _given_packing(kwargs: dict[str, Any]) -> Packing | None:
@@ -194,7 +195,7 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, options: dict[str, 
     seq_len_q, seq_len_k = q.shape[1], tokens.shape[1]
     k, v = k[:, :seq_len_k], v[:, :seq_len_k]  # a static cache has more rows than there are tokens
     q_tokens = tokens[:, -seq_len_q:]
-    rows = attention_varlen(
+    rows: Any = attention_varlen(
         q[q_tokens],
         k[tokens],
         v[tokens],
@@ -205,7 +206,7 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, options: dict[str, 
         **options,
     )
     out = q.new_zeros((*q.shape[:3], v.shape[3]))
-    out[q_tokens] = rows  # type: ignore[assignment]
+    out[q_tokens] = rows
     return out
 
 
