@@ -1,4 +1,4 @@
-"""The wheel, with one compiled kernel, in a clean environment: it runs, and the kernel is found, not compiled."""
+"""The wheel, with one compiled kernel, in a clean environment: it runs, and the kernel needs no compiler."""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ class ActedCuda:
         sinks: int
         cu_seqlens_q: int
         cu_seqlens_k: int
+        seqused_k: int
         lse_stride: int
         n_splits: int
         partial_o: int
