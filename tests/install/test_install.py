@@ -30,6 +30,12 @@ print(build.find_library(build.KernelCache(), kernel, 80))
 """
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "torch_version" in metafunc.fixturenames:
+        versions = metafunc.config.getoption("--torch-versions").split()
+        metafunc.parametrize("torch_version", versions or ["as it is"])
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
