@@ -4,15 +4,20 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_PYTHON := $(VENV)/bin/python
 JOBS ?= 2
+# Generations that `make wheel` compiles the default kernels for; none: a wheel of sources.
+TARGETS ?=
+TORCH_VERSIONS ?= 2.5.1 2.13.0
 # Where the gpu-* targets write their JSON.
 OUT ?= benchmarks/results
 
-.PHONY: help run test lint format gpu-build gpu-test gpu-bench wheel clean
+.PHONY: help run test lint format gpu-build gpu-test gpu-bench wheel test-install docs clean
 
 help:
 	@echo "make run        compute attention on the device that is there, check it, time it"
 	@echo "make test       run the tests (no GPU needed)"
 	@echo "make lint       formatter, linter and type checker"
+	@echo "make docs       build the documentation site"
+	@echo "make wheel      build a wheel; TARGETS=\"80 90\" adds kernels compiled for these generations"
 	@echo "make gpu-test   build every kernel and run the GPU tests, offline, with the Python that is there"
 	@echo "make gpu-bench  time the kernels beside their peers, offline, with the Python that is there"
 
@@ -57,7 +62,15 @@ gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)
 
 wheel: $(VENV)/.installed
-	$(VENV_PYTHON) -m pip wheel --no-deps -w dist .
+	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist $(addprefix --target ,$(TARGETS))
+
+# Clean environments: installs the wheel beside each of several torch versions and computes with it.
+test-install: $(VENV)/.installed
+	$(VENV_PYTHON) -m pytest tests/install --torch-versions "$(TORCH_VERSIONS)"
+
+docs: $(VENV)/.installed
+	$(VENV_PYTHON) -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(VENV_PYTHON) -m mkdocs build --strict --site-dir build/site
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

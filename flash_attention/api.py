@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 
-from flash_attention import checks
+from flash_attention import checks, dlpack
 from flash_attention.backends import backend
 from flash_helpers.configs.kernel import ForwardConfig
 
@@ -33,7 +33,12 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
     Raises:
         TypeError, ValueError, NotImplementedError, DeviceNotSupportedError, InfeasibleConfigError:
             see ``flash_attention.checks``.
+
+    Arrays of other libraries that have ``__dlpack__`` are taken for tensors; o is then of q's library.
     """
+    if type(q) is not Tensor and dlpack.is_foreign(q):
+        tensors = map(dlpack.imported, (q, k, v, o))
+        return dlpack.exported(forward(kernel_cfg, *tensors), q)
     plan = checks.forward_plan(kernel_cfg)
     o = _checked_output(plan, q, k, v, o)
     if o.numel():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -113,8 +115,8 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
-    leading = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate
-    options = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    leading: Any = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    options: Any = (causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     if not (is_dynamo_compiling() or dispatch_modes()):
         result = eager.attention_varlen(*leading, *options)
         if result is not None:

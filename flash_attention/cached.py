@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
@@ -47,8 +49,8 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
-    leading = q, k, v, seqused_k
-    options = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    leading: Any = (q, k, v, seqused_k)
+    options: Any = (causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     if not (is_dynamo_compiling() or dispatch_modes()):
         result = eager.attention_cached(*leading, *options)
         if result is not None:

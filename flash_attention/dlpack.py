@@ -21,7 +21,7 @@ def imported(x: Any) -> Any:
     The producer makes the current stream wait for what it still has to do to x.
 
     Raises:
-        ValueError: torch cannot take it: another device type, an element type that torch lacks, read-only.
+        ValueError: torch cannot take it: another device type, an element type that torch lacks.
     """
     if not is_foreign(x):
         return x
@@ -29,17 +29,19 @@ def imported(x: Any) -> Any:
         return torch.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"torch cannot take this {_name(type(x))} by DLPack: {error}. Pass a writable float16 or "
+            f"torch cannot take this {_name(type(x))} by DLPack: {error}. Pass a float16 or "
             "bfloat16 array on the CPU or on a CUDA device, or a torch.Tensor"
         ) from error
 
 
 def exported(x: Tensor | tuple[Tensor, ...], like: object) -> Any:
-    """Results as arrays of the library that ``like`` comes from, on the same memory.
+    """Results as arrays of the library that ``like`` comes from, on the same memory; tensors, if it is torch.
 
     Raises:
         TypeError: that library has no ``from_dlpack``.
     """
+    if not is_foreign(like):
+        return x
     importer = _importer(type(like))
     return tuple(map(importer, x)) if isinstance(x, tuple) else importer(x)
 

@@ -59,7 +59,9 @@ def sdpa(
             f"query has {q.shape[2]} heads, key {k.shape[2]}; heads are shared only with enable_gqa=True"
         )
     k, v, window = _top_left(q, k, v, is_causal)
-    out = attention(q, k, v, softmax_scale=scale, window=window).transpose(1, 2)
+    result = attention(q, k, v, softmax_scale=scale, window=window)
+    assert isinstance(result, Tensor)  # without return_lse
+    out = result.transpose(1, 2)
     return out.reshape(*leading, *out.shape[1:]) if query.ndim >= 3 else out[0, 0]
 
 

@@ -56,7 +56,7 @@ def call(name: str, leading: tuple[Any, ...], options: tuple[Any, ...]) -> Resul
         options: causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend.
     """
     q = leading[0]
-    if dlpack.is_foreign(q):
+    if any(dlpack.is_foreign(x) for x in leading[:3]):
         arrays = tuple(map(dlpack.imported, leading)), tuple(map(dlpack.imported, options))
         return dlpack.exported(call(name, *arrays), q)
     causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options

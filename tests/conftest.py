@@ -28,6 +28,10 @@ for _name, _examples in RANDOM_CASES.items():
 settings.load_profile("usual")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--torch-versions", default="", help="install beside each of these, e.g. '2.5.1 2.13.0'")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))

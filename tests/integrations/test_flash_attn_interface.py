@@ -96,7 +96,7 @@ def test_what_is_refused_is_named(name: str, value: object) -> None:
     for function, arguments in calls.items():
         if name in inspect.signature(function).parameters:
             tried += 1
-            with pytest.raises(NotImplementedError, match=f"^{name} is "):
+            with pytest.raises(NotImplementedError, match=rf"^{name} is "):
                 function(*arguments, **{name: value})
     assert tried
 
@@ -106,7 +106,7 @@ def test_what_is_refused_is_named(name: str, value: object) -> None:
     [("cache_leftpad", torch.zeros(2).int()), ("alibi_slopes", torch.ones(HEADS)), ("num_splits", 4)],
 )
 def test_what_the_cache_call_refuses_is_named(name: str, value: object) -> None:
-    with pytest.raises(NotImplementedError, match=f"^{name} is "):
+    with pytest.raises(NotImplementedError, match=rf"^{name} is "):
         flash_attn.flash_attn_with_kvcache(*qkv(1, 16), **{name: value})
 
 

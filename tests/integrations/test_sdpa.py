@@ -60,7 +60,7 @@ def test_grouped_heads_only_when_enabled() -> None:
 
 def test_what_is_refused_is_named() -> None:
     x = random(1, 2, 6, 32)
-    with pytest.raises(NotImplementedError, match="^attn_mask is"):
+    with pytest.raises(NotImplementedError, match=r"^attn_mask is"):
         sdpa(x, x, x, torch.ones(6, 6, dtype=torch.bool))
     with pytest.raises(NotImplementedError, match=r"^dropout_p is 0\.5"):
         sdpa(x, x, x, dropout_p=0.5)
@@ -121,5 +121,5 @@ def test_the_operator_gives_what_pytorchs_gives(seq_len_q: int, seq_len_k: int) 
     torch.testing.assert_close(got[1], theirs[1].view_as(got[1]), atol=1e-3, rtol=0)
     assert len(got) == len(torch.ops.aten._scaled_dot_product_flash_attention.default._schema.returns)
     for name in ("dropout_p", "return_debug_mask"):
-        with pytest.raises(NotImplementedError, match=f"^{name} is "):
+        with pytest.raises(NotImplementedError, match=rf"^{name} is "):
             flash_attention_operator(query, key, value, **{name: 1})

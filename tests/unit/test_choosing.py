@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from flash_attention import (
     running,
 )
 from flash_attention import attention_checks as checks
-from flash_attention.backends import cpu, cuda
+from flash_attention.backends import cpu
 from flash_attention.errors import NoKernelError
 from flash_attention.problem import AttentionProblem
 from flash_attention.running import fill_without_keys, run_cuda
@@ -51,9 +52,21 @@ class ActedCuda:
     def get_kernel(self, kernel, device):
         self.loaded.append(kernel)
 
-    UNBOUNDED = cuda.UNBOUNDED
+    UNBOUNDED = 2**30 - 1
 
-    Features = cuda.Features
+    class Features(NamedTuple):
+        d_head_v: int
+        window_left: int
+        window_right: int
+        softcap: float
+        sinks: int
+        cu_seqlens_q: int
+        cu_seqlens_k: int
+        seqused_k: int
+        lse_stride: int
+        n_splits: int
+        partial_o: int
+        partial_lse: int
 
     def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
         for x in (q, k, v, o):

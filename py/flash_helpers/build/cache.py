@@ -8,6 +8,7 @@ depends on, so an artifact is never updated: it is there and right, or it is not
 - One maker at a time for each key, by an operating system lock that dies with its process. Readers
   take no lock. Correctness does not rest on the lock: two makers would rename equal contents.
 - Read with size and digest checked: a damaged artifact counts as missing and is made again.
+- Libraries that came with the package (``flash_helpers/prebuilt``) are found as if they were in the cache.
 - Where the folder cannot be written, a private folder in the temporary directory is used instead.
 """
 
@@ -32,6 +33,7 @@ import filelock
 from flash_helpers import environment
 
 FACTS_FILE = "facts.json"
+PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt"  # what a wheel brought; read, never written
 LOCK_TIMEOUT_S = 900.0  # a maker that takes longer than this is stuck: make the artifact beside it
 _ABANDONED_S = 24 * 3600.0  # age at which another process' unfinished folder is swept away
 
@@ -125,7 +127,7 @@ class KernelCache:
     def _roots(self) -> list[Path]:
         # An earlier process may have fallen back, so the private folder is read wherever there is one.
         private = _private_folders or [folder for folder in [_default_private_folder()] if _only_ours(folder)]
-        return [self.root, *private]
+        return [self.root, *private, PREBUILT]
 
 
 # ---------------------------------------------------------------- one artifact

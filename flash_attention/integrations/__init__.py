@@ -1,0 +1,1 @@
+"""Entry points into other libraries. None of them is imported by ``flash_attention``."""

@@ -1,0 +1,96 @@
+"""Builds a wheel: ``python -m flash_helpers.build.wheel --out dist --target 80 --target 90``.
+
+Every wheel holds the sources of the kernels. With targets it also brings compiled what ``attention`` chooses
+on them for plain and causal problems, which then runs without any compiler. The wheel is built in a copy of
+the checkout, which stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from flash_helpers.build import build_kernels
+from flash_helpers.build.cache import KernelCache
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernel_configs import get_ampere_best_kernels, get_hopper_best_kernels
+from flash_helpers.kernel_selection import select_kernels
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+INPUTS = ("flash_attention", "py", "src", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "generated", "prebuilt")
+
+
+def default_kernels(target: int) -> list[ForwardKernel]:
+    """What ``attention`` chooses on GPUs of a generation, 80 for sm_80, for plain and causal problems."""
+    kernels = get_ampere_best_kernels(capability=divmod(target, 10))
+    return kernels + (get_hopper_best_kernels() if target == 90 else [])
+
+
+def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
+    """Builds one wheel into ``out``.
+
+    Args:
+        prebuilt: the kernels that the wheel brings compiled, by GPU generation; empty: only sources.
+
+    Returns:
+        The wheel.
+
+    Raises:
+        BuildError: a kernel could not be compiled.
+        subprocess.CalledProcessError: pip could not build the wheel; its output is on stderr.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy, built = Path(folder) / "source", Path(folder) / "wheel"
+        copy.mkdir()
+        for name in INPUTS:
+            source = CHECKOUT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=NOT_COPIED)
+            else:
+                shutil.copy(source, copy)
+        if prebuilt:
+            _add_prebuilt(copy / "py" / "flash_helpers" / "prebuilt", prebuilt)
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*command, "-w", built, copy], check=True)
+        (wheel,) = built.glob("*.whl")
+        out.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(wheel, out))
+
+
+def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> None:
+    """Compiles through a cache in ``folder``, of which only the libraries and their index stay."""
+    for target, kernels in prebuilt.items():
+        build_kernels(kernels, [target], cache=KernelCache(folder))
+    for part in folder.iterdir():
+        if part.name not in ("libraries", "index"):
+            shutil.rmtree(part)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flash_helpers.build.wheel", description="Build a wheel.")
+    parser.add_argument("--out", type=Path, default=Path("dist"), help="folder for the wheel")
+    parser.add_argument(
+        "--target", type=int, action="append", default=[], help="compile for it, 80 for sm_80"
+    )
+    parser.add_argument(
+        "--kernels", help="what is compiled, as kernel_selection names it (default: what is chosen)"
+    )
+    options = parser.parse_args(arguments)
+    begin = time.perf_counter()
+    chosen = select_kernels(options.kernels) if options.kernels else None
+    prebuilt = {target: chosen or default_kernels(target) for target in options.target}
+    wheel = build_wheel(options.out, prebuilt)
+    compiled = ", ".join(f"{len(kernels)} kernels for sm_{target}" for target, kernels in prebuilt.items())
+    size, seconds = wheel.stat().st_size / 1e6, time.perf_counter() - begin
+    print(f"{wheel}: {size:.1f} MB in {seconds:.0f} s; compiled: {compiled or 'nothing, sources alone'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

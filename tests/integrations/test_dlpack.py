@@ -1,0 +1,106 @@
+"""Arrays of other libraries go in and come out, without a copy on the way."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from flash_attention import attention, attention_varlen, forward
+from flash_helpers.kernel_configs import parse_kernel_name_into_config
+
+CONFIG = parse_kernel_name_into_config(
+    "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax"
+)
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+
+
+def tensor(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(x)
+
+
+def test_attention_gives_arrays() -> None:
+    q, k, v = array(2, 5, 4, 16), array(2, 9, 2, 16), array(2, 9, 2, 16)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    expected = attention(tensor(q), tensor(k), tensor(v), causal=True, return_lse=True)
+    assert isinstance(out, np.ndarray)
+    assert isinstance(lse, np.ndarray)
+    assert (tensor(out) == expected[0]).all()
+    assert (tensor(lse) == expected[1]).all()
+
+
+def test_out_and_sinks_may_be_arrays() -> None:
+    q, sinks, out = array(2, 5, 4, 16), array(4).astype(np.float32), np.zeros((2, 5, 4, 16), np.float16)
+    result = attention(q, q, q, sinks=sinks, out=out)
+    assert np.shares_memory(result, out)
+    assert (tensor(out) == attention(*3 * [tensor(q)], sinks=tensor(sinks))).all()
+
+
+def test_packed_sequences() -> None:
+    q, offsets = array(9, 2, 16), np.array([0, 4, 9], np.int32)
+    out = attention_varlen(q, q, q, offsets, offsets, 5, 5)
+    expected = attention_varlen(*3 * [tensor(q)], *2 * [tensor(offsets)], 5, 5)
+    assert isinstance(out, np.ndarray)
+    assert (tensor(out) == expected).all()
+
+
+def test_forward() -> None:
+    q = array(1, 64, 2, 64)
+    out = forward(CONFIG, q, q, q)
+    assert isinstance(out, np.ndarray)
+    assert (tensor(out) == forward(CONFIG, *3 * [tensor(q)])).all()
+    given = np.zeros_like(q)
+    forward(CONFIG, q, q, q, given)
+    assert (given == out).all()
+
+
+def test_tensors_and_arrays_may_be_mixed() -> None:
+    q = array(1, 5, 2, 16)
+    assert isinstance(attention(q, tensor(q), q), np.ndarray)
+    assert isinstance(attention(tensor(q), q, q), torch.Tensor)
+
+
+class Foreign:
+    """An array of a library that is not installed here."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __dlpack__(self, **options: object) -> object:
+        return self.x.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.x.__dlpack_device__()
+
+
+@pytest.mark.parametrize("place", ["foreign", "foreign.dlpack"])
+def test_a_librarys_from_dlpack_is_found(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(Foreign, "__module__", "foreign.core.arrays")
+    module = types.ModuleType(place)
+    module.from_dlpack = lambda x: Foreign(torch.from_dlpack(x))
+    monkeypatch.setitem(sys.modules, place, module)
+    x = torch.ones(1, 5, 2, 16, dtype=torch.bfloat16)
+    out = attention(Foreign(x), Foreign(x), Foreign(x))
+    assert isinstance(out, Foreign)
+    assert (out.x == 1).all()
+
+
+def test_a_library_without_from_dlpack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Foreign, "__module__", "nobody.core")
+    x = Foreign(torch.ones(1, 5, 2, 16, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="nobody has no from_dlpack"):
+        attention(x, x, x)
+
+
+def test_what_torch_cannot_take_is_explained() -> None:
+    q = array(1, 5, 2, 16)
+    with pytest.raises(ValueError, match=r"this numpy\.ndarray by DLPack"):
+        attention(*3 * [q.astype(np.longdouble)])
+    with pytest.raises(TypeError, match=r"torch\.float64"):
+        attention(*3 * [q.astype(np.float64)])

@@ -1,0 +1,156 @@
+"""Randomly initialised models: logits in prefill and generation are those of Transformers' own attention."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+kernels = pytest.importorskip("flash_attention.integrations.transformers")
+
+SIZES = dict(
+    vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=128, pad_token_id=0, bos_token_id=1,
+    eos_token_id=None,
+)  # fmt: skip
+WINDOW = 8
+MODELS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Mistral": {"sliding_window": WINDOW},
+    "Gemma2": {"sliding_window": WINDOW, "attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 16},
+    "Gemma3": {"sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "GptOss": {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+CONFIG_NAMES = {"Gemma3": "Gemma3TextConfig"}
+
+
+@pytest.fixture(params=MODELS)
+def models(request: pytest.FixtureRequest):
+    """The same model by this library and by Transformers, in bfloat16, and the latter in float32."""
+    name = request.param
+    model_class = getattr(transformers, f"{name}ForCausalLM")
+    kernels.register(model_class)
+    config = getattr(transformers, CONFIG_NAMES.get(name, f"{name}Config"))(**SIZES, **MODELS[name])
+    torch.manual_seed(0)
+    config._attn_implementation = "eager"
+    exact = model_class(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in exact.named_parameters():
+            if "norm" not in parameter_name:
+                parameter.mul_(4)  # scores that are far from uniform
+            if "sinks" in parameter_name:
+                parameter.normal_(0, 2)
+    theirs = copy.deepcopy(exact).bfloat16()
+    ours_config = copy.deepcopy(config)
+    ours_config._attn_implementation = kernels.NAME
+    ours = model_class(ours_config).eval().bfloat16()
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.config._attn_implementation == kernels.NAME
+    exact.load_state_dict({key: value.float() for key, value in theirs.state_dict().items()})
+    return ours, theirs, exact
+
+
+def batch(padding: str | None) -> tuple[Tensor, Tensor]:
+    """Tokens and mask of two sequences, the second one shorter where there is padding."""
+    tokens = torch.arange(2, 2 + 2 * 20).view(2, 20) * 7 % 126 + 2
+    mask = torch.ones_like(tokens)
+    if padding:
+        rows = slice(0, 7) if padding == "left" else slice(13, 20)
+        mask[1, rows], tokens[1, rows] = 0, 0
+    return tokens, mask
+
+
+def no_worse(ours: Tensor, theirs: Tensor, exact: Tensor) -> None:
+    """The error is at most twice that of Transformers' eager attention in the same type."""
+    limit = 2 * (theirs.float() - exact).abs().max() + 1e-3
+    assert exact.std() > 0.1
+    assert (ours.float() - exact).abs().max() <= limit
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_logits(models, padding: str | None) -> None:
+    tokens, mask = batch(padding)
+    got = [model(tokens, attention_mask=mask).logits[mask.bool()] for model in models]
+    no_worse(*got)
+
+
+@torch.no_grad()
+def test_generation(models) -> None:
+    """Prefill of a padded batch and steps from the cache, past the window: the logits of each step."""
+    tokens, mask = batch("left")
+    exact = models[2]
+    chosen = exact.generate(tokens, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    steps = []
+    for model in models:
+        cache, logits = None, []
+        for end in range(20, 26):
+            begin = 0 if cache is None else end - 1
+            longer = torch.cat((mask, torch.ones(2, end - 20, dtype=mask.dtype)), dim=1)
+            positions = (longer.cumsum(1) - 1).clamp(min=0)[:, begin:]
+            result = model(
+                chosen[:, begin:end], attention_mask=longer, position_ids=positions, past_key_values=cache,
+                use_cache=True,
+            )  # fmt: skip
+            cache = result.past_key_values
+            logits.append(result.logits[:, -1])
+        steps.append(torch.stack(logits))
+    no_worse(*steps)
+
+
+@torch.no_grad()
+def test_generate_runs_the_library(models, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = kernels.attention
+    monkeypatch.setattr(
+        kernels, "attention", lambda *args, **options: calls.append(1) or original(*args, **options)
+    )
+    tokens, _ = batch(None)
+    out = models[0].generate(tokens, max_new_tokens=3, do_sample=False)
+    assert out.shape == (2, 23)
+    assert len(calls) == 3 * SIZES["num_hidden_layers"]
+
+
+# ---------------------------------------------------------------------- one layer
+class Layer(torch.nn.Module):
+    is_causal = True
+
+
+def heads(seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seq_len)
+    return tuple(torch.randn(1, 2, seq_len, 16, generator=generator).half() for _ in range(3))
+
+
+@pytest.mark.parametrize("by", ["positions", "offsets"])
+def test_packed_sequences_do_not_see_each_other(by: str) -> None:
+    q, k, v = heads(9)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    offsets = torch.tensor([0, 4, 9])
+    given = dict(cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=5, max_length_k=5)
+    options = {"position_ids": positions} if by == "positions" else given
+    out, _ = kernels.attention_forward(Layer(), q, k, v, None, **options)
+    for part in (slice(0, 4), slice(4, 9)):
+        alone, _ = kernels.attention_forward(Layer(), q[:, :, part], k[:, :, part], v[:, :, part], None)
+        assert (out[:, part] == alone).all()
+
+
+def test_a_static_cache_has_more_rows_than_tokens() -> None:
+    q, k, v = heads(9)
+    mask = kernels.padding_mask(1, 1, 9, q_offset=4)
+    out, _ = kernels.attention_forward(Layer(), q[:, :, :1], k, v, mask)
+    alone, _ = kernels.attention_forward(Layer(), q[:, :, :1], k[:, :, :5], v[:, :, :5], None)
+    assert (out == alone).all()
+
+
+def test_what_is_refused_is_named() -> None:
+    q, k, v = heads(9)
+    for options, name in (({"dropout": 0.1}, "dropout"), ({"output_attentions": True}, "output_attentions")):
+        with pytest.raises(NotImplementedError, match=rf"^{name} is"):
+            kernels.attention_forward(Layer(), q, k, v, None, **options)
+    with pytest.raises(NotImplementedError, match=r"^attention_mask has shape"):
+        kernels.attention_forward(Layer(), q, k, v, torch.ones(1, 1, 9, 9))
