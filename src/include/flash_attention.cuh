@@ -78,6 +78,7 @@ struct HopperForwardKernelConfig {
     int section_heads = 0;
     int prefetch_next = 0;
     int extra_k_stages = 0;
+    int q_register_steps = 0;
 
     auto operator<=>(const HopperForwardKernelConfig &) const = default;
 };

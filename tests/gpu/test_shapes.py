@@ -93,7 +93,9 @@ HOPPER = [
     hopper(256, 512, True, paired_blocks=True, extra_k_stages=1, prefetch_next=9),
     hopper(128, 512, True, prefetch_next=2),
     hopper(128, 4096, True, half_tiles=True),
-    hopper(64, 4096, True, half_tiles=True),
+    hopper(128, 512, True, q_register_steps=8),
+    hopper(128, 4096, False, q_register_steps=4, paired_blocks=True),
+    hopper(256, 512, False, q_register_steps=4),
 ]
 
 

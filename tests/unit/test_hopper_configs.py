@@ -71,8 +71,11 @@ def test_words_of_later_fields_come_last_and_are_read_back() -> None:
         section_heads=12,
         prefetch_next=3,
         extra_k_stages=1,
+        q_register_steps=2,
     )
-    assert config.short_form().endswith("+sections+early_pass+trimmed+paired+heads_12+prefetch_3+more_k_1")
+    assert config.short_form().endswith(
+        "+sections+early_pass+trimmed+paired+heads_12+prefetch_3+more_k_1+q_regs_2"
+    )
     for name in (config.short_form(), config.to_cpp_struct(), config.kernel_name()):
         assert parse_kernel_name_into_config(name) == config
 
@@ -208,11 +211,12 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     (dict(overlap_products=False, forced_overlap=False), "next_item needs overlap_products"),
     (dict(q_stages=1, next_item=NextItem.WITH_LAST_PV), "choose q_stages of 2"),
     (dict(q_stages=1, direct_store=True), "AFTER_LAST_PV holds its turn"),
-    (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 128"),
+    (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 132"),
     (dict(early_pass=True, ping_pong=False), "early_pass is about turns"),
     (dict(paired_blocks=True, d_head=192), "192 and 128 have an odd number"),
     (dict(prefetch_next=17), "prefetch_next is 17.*0 to 16"),
     (dict(B_r=192, B_c=64, prefetch_next=1, next_item=NextItem.NONE), "prefetch_next: B_r is 192"),
+    (dict(q_register_steps=9), "q_register_steps is 9.*has 8 steps"),
     (dict(extra_k_stages=7), "extra_k_stages is 7.*0 to 6"),
     (dict(section_heads=8, head_sections=False), "section_heads is 8.*positive with head_sections"),
     (dict(section_heads=-1), "section_heads is -1"),

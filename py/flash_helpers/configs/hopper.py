@@ -34,7 +34,7 @@ PRODUCT_WIDTHS = (
 REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 """Registers a thread by number of consumer warpgroups: (producer, consumer). ``register_budget`` in C++."""
 
-REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 32, 4: 32}
+REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 28, 4: 28}
 """Registers a consumer needs beside accumulators and P: found by compiling, the first that does not spill."""
 
 
@@ -73,7 +73,12 @@ FLAG_WORDS = {
     "paired_blocks": "paired",
     "half_tiles": "half_tiles",
 }
-NUMBER_WORDS = {"section_heads": "heads", "prefetch_next": "prefetch", "extra_k_stages": "more_k"}
+NUMBER_WORDS = {
+    "section_heads": "heads",
+    "prefetch_next": "prefetch",
+    "extra_k_stages": "more_k",
+    "q_register_steps": "q_regs",
+}
 """The words of ``short_form()``, shared with the parser; ``heads_8``: a number of ``NUMBER_WORDS``, not 0."""
 
 
@@ -111,6 +116,8 @@ class HopperForwardKernelConfig:
         prefetch_next: while an item runs, the next one's Q and ``prefetch_next - 1`` tiles of its K and V are
             brought into the L2 cache; 0: nothing is. Not where sequences differ in length, or keys are split.
         extra_k_stages: slots of the K ring beyond those of V's. K's are held longer, by the lagged reference.
+        q_register_steps: of the d_head / 16 steps of Q K^T, how many (the last) take Q from registers: a
+            product of 64 rows and 64 columns from shared memory alone needs all of its bandwidth.
     """
 
     dtype: DType
@@ -135,6 +142,7 @@ class HopperForwardKernelConfig:
     section_heads: int = 0
     prefetch_next: int = 0
     extra_k_stages: int = 0
+    q_register_steps: int = 0
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -222,11 +230,12 @@ class HopperForwardKernelConfig:
     def resident_registers(self) -> int:
         """32-bit registers a consumer thread holds through the main loop.
 
-        S and O in float32 and, where products overlap, P of the tile before: P V reads it while the next S
-        is computed.
+        S and O in float32, the part of Q kept there, and, where products overlap, P of the tile before: P V
+        reads it while the next S is computed.
         """
         accumulators = (self.B_c + self.d_head_v) // 2
-        return accumulators + (self.B_c // 4 if self.overlap_products else 0)
+        q = 4 * self.q_register_steps
+        return accumulators + q + (self.B_c // 4 if self.overlap_products else 0)
 
     # ------------------------------------------------------------------ work
     def attn_flop(self, batch: int, heads: int, seq_len: int) -> int:
@@ -289,6 +298,11 @@ class HopperForwardKernelConfig:
             return (
                 f"half_tiles: B_c is {self.B_c}, and the first product is half as wide; it needs "
                 "overlap_products and B_c of 96, 128, 160, 176 or more"
+            )
+        if not 0 <= self.q_register_steps <= self.d_head // MMA_K:
+            return (
+                f"q_register_steps is {self.q_register_steps}; head size {self.d_head} has "
+                f"{self.d_head // MMA_K} steps"
             )
         if not 0 <= self.prefetch_next <= MAX_PREFETCH:
             return f"prefetch_next is {self.prefetch_next}; it must be 0 to {MAX_PREFETCH}"

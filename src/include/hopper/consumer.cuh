@@ -26,9 +26,10 @@ struct Consumer {
     const int warpgroup;  // 0 ... n_consumers - 1
     const int lane, warp;
 
-    float rmem_S[B_c / 2];     // (64, B_c) scores, then weights
-    uint32_t rmem_P[B_c / 4];  // (64, B_c) weights, 16 bit
-    float rmem_O[d_v / 2];     // (64, d_v)
+    uint32_t rmem_Q[Static::kQRegisters];  // the last columns of Q, 16 bit, as A operands
+    float rmem_S[B_c / 2];                 // (64, B_c) scores, then weights
+    uint32_t rmem_P[B_c / 4];              // (64, B_c) weights, 16 bit
+    float rmem_O[d_v / 2];                 // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
     Descriptors tiles;
     TilePosition<Static::kKStages, Static::kVStages> kv;
@@ -214,6 +215,21 @@ struct Consumer {
         if (TRAITS.varlen) {
             item.seq_len_q = __shfl_sync(kFullWarp, item.seq_len_q, 0);
             item.seq_len_k = __shfl_sync(kFullWarp, item.seq_len_k, 0);
+        }
+        load_query_registers();
+    }
+
+    // Lane 8 i + j addresses row j of matrix i: 0, 1 are rows 0-7 and 8-15 of the warp's columns 0-7, 2, 3
+    // the same of columns 8-15.
+    FLASH_DEVICE void load_query_registers() {
+        const uint32_t row = warpgroup * kWarpgroupRows + warp * 16 + (lane & 15);
+#pragma unroll
+        for (int i = 0; i < CFG.q_register_steps; ++i) {
+            const uint32_t chunk = 2 * (Static::kQSharedSteps + i) + (lane >> 4);
+            uint32_t a[4];
+            ldmatrix_x4(a, smem.q(q.slot()) + chunk_offset(B_r, row, chunk));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) rmem_Q[4 * i + j] = a[j];
         }
     }
 

@@ -23,7 +23,7 @@ FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     wg.with_first_columns([&]<int n_columns>() {
-        wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles);
+        wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
         wgmma_wait<0>();
         pin_registers(wg.rmem_S);
     });
@@ -41,7 +41,7 @@ FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const Position 
     wg.use_slots(wg.kv.k_slot(), v.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     await_turn();
-    wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles);
+    wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
     mbarrier_wait(wg.smem.v_full(v.v_slot()), v.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [&] { wg.pass_turn(); });
 }
@@ -106,7 +106,7 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     wg.await_turn();
-    wg.products.issue_qk(wg.rmem_S, wg.tiles);
+    wg.products.issue_qk(wg.rmem_S, wg.tiles, wg.rmem_Q);
     wg.pass_turn();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);

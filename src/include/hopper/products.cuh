@@ -48,15 +48,22 @@ struct Products {
 
     // The scores of the tile's first n_columns; the others stay as they are.
     template <int n_columns = Static::B_c>
-    FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const Descriptors &tiles) const {
+    FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const Descriptors &tiles,
+                               const uint32_t (&rmem_Q)[Static::kQRegisters]) const {
         using QKWgmma = Wgmma<CFG.dtype, n_columns>;
         float (&scores)[n_columns / 2] = reinterpret_cast<float (&)[n_columns / 2]>(rmem_S);
         pin_registers(rmem_S);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Static::d_head / kMmaDepth; ++step) {
+        for (int step = 0; step < Static::kQSharedSteps; ++step) {
             QKWgmma::multiply_shared(scores, tiles.q + column_step(step, Static::B_r),
                                      tiles.k + column_step(step, Static::B_c), step > 0);
+        }
+#pragma unroll
+        for (int i = 0; i < CFG.q_register_steps; ++i) {
+            const int step = Static::kQSharedSteps + i;
+            QKWgmma::template multiply_registers<false>(scores, rmem_Q + 4 * i,
+                                                        tiles.k + column_step(step, Static::B_c), step > 0);
         }
         wgmma_commit();
     }
@@ -72,8 +79,8 @@ struct Products {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             if (CFG.early_pass && step == kSteps / 2) pass_turn();
-            PVWgmma::multiply_registers(rmem_O, rmem_P[4 * step], rmem_P[4 * step + 1], rmem_P[4 * step + 2],
-                                        rmem_P[4 * step + 3], tiles.v + row_step(step));
+            PVWgmma::template multiply_registers<true>(rmem_O, rmem_P + 4 * step, tiles.v + row_step(step),
+                                                       1);
         }
         wgmma_commit();
         if (!CFG.early_pass) pass_turn();

@@ -61,6 +61,9 @@ struct StaticForwardKernelConfig {
     static constexpr int n_consumer_warps = n_consumers * kWarpsPerWarpgroup;
     static constexpr int n_threads = (n_consumers + 1) * kWarpgroupThreads;
 
+    static constexpr int kQSharedSteps = d_head / kMmaDepth - CFG.q_register_steps;  // of Q K^T
+    static constexpr int kQRegisters = CFG.q_register_steps > 0 ? 4 * CFG.q_register_steps : 1;
+
     static constexpr int kQBytes = tile_bytes(B_r, d_head);
     static constexpr int kKBytes = tile_bytes(B_c, d_head);
     static constexpr int kVBytes = tile_bytes(B_c, d_head_v);
@@ -122,6 +125,7 @@ struct StaticForwardKernelConfig {
                   "prefetch_next: the load thread of more than two consumers has no registers to spare");
     static_assert(!CFG.half_tiles || (CFG.overlap_products && B_c % (2 * kMmaDepth) == 0),
                   "half_tiles: the first product is half as wide; overlap_products, B_c a multiple of 32");
+    static_assert(CFG.q_register_steps >= 0 && kQSharedSteps >= 0, "q_register_steps: 0 to d_head / 16");
     static_assert(CFG.section_heads >= 0 && (CFG.section_heads == 0 || CFG.head_sections),
                   "section_heads: 0, or positive with head_sections");
     static_assert(!CFG.forced_overlap || CFG.overlap_products,

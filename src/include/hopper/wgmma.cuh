@@ -1,9 +1,9 @@
 // wgmma: the warpgroup-wide product of 64 rows, with float32 accumulators in registers.
 //
-// `Wgmma<dtype, N>` has the two forms attention needs:
-//     multiply_shared     d (64, N) (+)= A (64, 16) B (N, 16)^T    A and B in shared memory: S = Q K^T
-//     multiply_registers  d (64, N)  +=  A (64, 16) B (16, N)      A in registers, B in shared memory: O += P
-//     V
+// `Wgmma<dtype, N>` has the forms attention needs, with B in shared memory:
+//     multiply_shared            d (64, N) (+)= A (64, 16) B (N, 16)^T    A in shared memory: S = Q K^T
+//     multiply_registers<false>  the same with A in registers
+//     multiply_registers<true>   d (64, N) (+)= A (64, 16) B (16, N)      A in registers: O += P V
 // The instruction names every accumulator register, so one specialisation a shape is written out by the
 // macros below.
 #pragma once
@@ -82,47 +82,49 @@ struct Wgmma;
 #define FLASH_WGMMA_OPERANDS_15 FLASH_WGMMA_OPERANDS_14, FLASH_WGMMA_OPERANDS(14)
 #define FLASH_WGMMA_OPERANDS_16 FLASH_WGMMA_OPERANDS_15, FLASH_WGMMA_OPERANDS(15)
 
-// n16: N / 16. %R0 ... %R5: the first six operands after the N / 2 accumulators. In the instruction, the
+// n16: N / 16. %R0 ... %R6: the first seven operands after the N / 2 accumulators. In the instruction, the
 // two 1s keep the signs of A and B; the last numbers say which operands are stored reduction-first:
 // neither for Q and K; V (rows are keys, the reduction) is.
-#define FLASH_WGMMA(DTYPE, TYPE, N, n16, R0, R1, R2, R3, R4, R5)                                 \
-    template <>                                                                                  \
-    struct Wgmma<DTYPE, N> {                                                                     \
-        static FLASH_DEVICE void multiply_shared(float (&d)[N / 2], uint64_t a, uint64_t b,      \
-                                                 int accumulate) {                               \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2                                  \
-                         ", 0;\n"                                                                \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE         \
-                         " {" FLASH_WGMMA_NAMES_##n16 "}, " R0 ", " R1 ", p, 1, 1, 0, 0;\n}\n"   \
-                         : FLASH_WGMMA_OPERANDS_##n16                                            \
-                         : "l"(a), "l"(b), "r"(accumulate));                                     \
-        }                                                                                        \
-        static FLASH_DEVICE void multiply_registers(float (&d)[N / 2], uint32_t a0, uint32_t a1, \
-                                                    uint32_t a2, uint32_t a3, uint64_t b) {      \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5                                  \
-                         ", 0;\n"                                                                \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE         \
-                         " {" FLASH_WGMMA_NAMES_##n16 "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 \
-                                                      ", p, 1, 1, 1;\n}\n"                       \
-                         : FLASH_WGMMA_OPERANDS_##n16                                            \
-                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(1));                  \
-        }                                                                                        \
+#define FLASH_WGMMA(DTYPE, TYPE, N, n16, R0, R1, R2, R3, R4, R5, R6)                                  \
+    template <>                                                                                       \
+    struct Wgmma<DTYPE, N> {                                                                          \
+        static FLASH_DEVICE void multiply_shared(float (&d)[N / 2], uint64_t a, uint64_t b,           \
+                                                 int accumulate) {                                    \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2                                       \
+                         ", 0;\n"                                                                     \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
+                         " {" FLASH_WGMMA_NAMES_##n16 "}, " R0 ", " R1 ", p, 1, 1, 0, 0;\n}\n"        \
+                         : FLASH_WGMMA_OPERANDS_##n16                                                 \
+                         : "l"(a), "l"(b), "r"(accumulate));                                          \
+        }                                                                                             \
+        template <bool kReductionFirst>                                                               \
+        static FLASH_DEVICE void multiply_registers(float (&d)[N / 2], const uint32_t *a, uint64_t b, \
+                                                    int accumulate) {                                 \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5                                       \
+                         ", 0;\n"                                                                     \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
+                         " {" FLASH_WGMMA_NAMES_##n16 "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4      \
+                                                      ", p, 1, 1, " R6 ";\n}\n"                       \
+                         : FLASH_WGMMA_OPERANDS_##n16                                                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),       \
+                           "n"(int{kReductionFirst}));                                                \
+        }                                                                                             \
     };
 #define FLASH_WGMMA_SHAPE(...)                   \
     FLASH_WGMMA(DType::FP16, "f16", __VA_ARGS__) \
     FLASH_WGMMA(DType::BF16, "bf16", __VA_ARGS__)
 
-FLASH_WGMMA_SHAPE(48, 3, "%24", "%25", "%26", "%27", "%28", "%29")
-FLASH_WGMMA_SHAPE(64, 4, "%32", "%33", "%34", "%35", "%36", "%37")
-FLASH_WGMMA_SHAPE(80, 5, "%40", "%41", "%42", "%43", "%44", "%45")
-FLASH_WGMMA_SHAPE(96, 6, "%48", "%49", "%50", "%51", "%52", "%53")
-FLASH_WGMMA_SHAPE(112, 7, "%56", "%57", "%58", "%59", "%60", "%61")
-FLASH_WGMMA_SHAPE(128, 8, "%64", "%65", "%66", "%67", "%68", "%69")
-FLASH_WGMMA_SHAPE(144, 9, "%72", "%73", "%74", "%75", "%76", "%77")
-FLASH_WGMMA_SHAPE(160, 10, "%80", "%81", "%82", "%83", "%84", "%85")
-FLASH_WGMMA_SHAPE(176, 11, "%88", "%89", "%90", "%91", "%92", "%93")
-FLASH_WGMMA_SHAPE(192, 12, "%96", "%97", "%98", "%99", "%100", "%101")
-FLASH_WGMMA_SHAPE(256, 16, "%128", "%129", "%130", "%131", "%132", "%133")
+FLASH_WGMMA_SHAPE(48, 3, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+FLASH_WGMMA_SHAPE(64, 4, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+FLASH_WGMMA_SHAPE(80, 5, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+FLASH_WGMMA_SHAPE(96, 6, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+FLASH_WGMMA_SHAPE(112, 7, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+FLASH_WGMMA_SHAPE(128, 8, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+FLASH_WGMMA_SHAPE(144, 9, "%72", "%73", "%74", "%75", "%76", "%77", "%78")
+FLASH_WGMMA_SHAPE(160, 10, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
+FLASH_WGMMA_SHAPE(176, 11, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
+FLASH_WGMMA_SHAPE(192, 12, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+FLASH_WGMMA_SHAPE(256, 16, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
 #undef FLASH_WGMMA_SHAPE
 #undef FLASH_WGMMA

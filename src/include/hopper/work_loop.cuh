@@ -46,7 +46,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
         mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
         wg.with_first_columns([&]<int n_columns>() {
-            wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles);
+            wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
             wg.pass_turn();
             wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next first product
             wgmma_wait<0>();
