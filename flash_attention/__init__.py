@@ -1,8 +1,9 @@
 """FlashAttention in which every kernel is data.
 
 ``attention``, ``attention_varlen`` and ``sdpa`` choose a kernel; ``explain_choice``, ``last_kernel`` and
-``prepare`` are about that choice. ``forward`` and ``forward_timed`` run exactly the kernel that a configuration
-describes (``flash_helpers.kernel_configs``). All run on the GPU or the CPU that holds the tensors.
+``prepare`` are about that choice. ``forward`` and ``forward_timed`` run exactly the kernel that a
+configuration describes (``flash_helpers.kernel_configs``). All run on the GPU or the CPU that holds the
+tensors.
 """
 
 from flash_attention.api import forward, forward_timed

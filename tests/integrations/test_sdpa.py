@@ -60,7 +60,7 @@ def test_grouped_heads_only_when_enabled() -> None:
 
 def test_what_is_refused_is_named() -> None:
     x = random(1, 2, 6, 32)
-    with pytest.raises(NotImplementedError, match="^attn_mask is"):
+    with pytest.raises(NotImplementedError, match=r"^attn_mask is"):
         sdpa(x, x, x, torch.ones(6, 6, dtype=torch.bool))
     with pytest.raises(NotImplementedError, match=r"^dropout_p is 0\.5"):
         sdpa(x, x, x, dropout_p=0.5)

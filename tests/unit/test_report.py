@@ -183,7 +183,7 @@ def test_files_of_different_cards_or_without_times_are_refused(recorded: Path, t
     Results([replace(row("fa2", "peer", problem, 9.0), environment={"gpu": "NVIDIA A100"})]).save(other)
     with pytest.raises(DifferentCardsError, match="A100"):
         write_report([recorded, other], tmp_path / "out")
-    with pytest.raises(ValueError, match="mode 'paused'; choose .* --mode: hot"):
+    with pytest.raises(ValueError, match=r"mode 'paused'; choose .* --mode: hot"):
         write_report([recorded], tmp_path / "out", mode="paused")
     with pytest.raises(ResultFileError, match=r"none\.json"):
         write_report([tmp_path / "none.json"], tmp_path / "out")

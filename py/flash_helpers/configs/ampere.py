@@ -9,6 +9,7 @@ from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
 
 MMA_M = 16  # rows of one mma.sync.m16n8k16 product
+MMA_N = 8  # columns of one product
 MMA_K = 16  # reduction length of one product: one "tile" of the *_mma_load_K_tiles fields
 WARP_SIZE = 32
 CHUNK_BYTES = 16  # one cp.async, one ldmatrix row
@@ -145,6 +146,11 @@ class FlashForwardKernelConfig:
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks that fit one SM's shared memory of ``max_smem_bytes`` bytes."""
         return max_smem_bytes // self.smem_bytes()
+
+    @property
+    def writes_lse(self) -> bool:
+        """Whether the kernel can write the log-sum-exp of each row."""
+        return not self.tensor_row_sums
 
     def resident_registers(self) -> int:
         """32-bit registers a thread holds through the whole main loop: O and S in float32, and Q if held.

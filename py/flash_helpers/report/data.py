@@ -75,7 +75,7 @@ class Report:
         return {name: dict(sorted(curves[name].items())) for name in [OURS, *peers] if name in curves}
 
     def _shown_problems(self, family: Family) -> dict[int, Problem]:
-        """The problem of each length: of several, the one that most implementations have, then the largest."""
+        """The problem of each length; of several, what most implementations have, then the largest."""
         implementations = Counter(row.problem for row in self.best_rows() if _family(row.problem) == family)
         found: dict[int, Problem] = {}
         for problem in sorted(implementations, key=lambda p: (implementations[p], p.flop(), p)):
