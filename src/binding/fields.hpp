@@ -85,6 +85,7 @@ struct Description<HopperForwardKernelConfig> {
         FLASH_FIELD(HopperForwardKernelConfig, section_heads),
         FLASH_FIELD(HopperForwardKernelConfig, prefetch_next),
         FLASH_FIELD(HopperForwardKernelConfig, extra_k_stages),
+        FLASH_FIELD(HopperForwardKernelConfig, q_register_steps),
     };
 };
 
