@@ -1,9 +1,11 @@
 """The parts of the build that pyproject.toml cannot say: packages of several folders, and the binding.
 
 The binding, a C++ extension, is optional: without a C++ compiler the package installs and runs on
-the CPU backend, and the CUDA backend says how to get the binding.
+the CPU backend, and the CUDA backend says how to get the binding. Who asks for it by name, with
+``build_ext``, gets it or an error: an older one left in place would be taken for it.
 """
 
+import sys
 from pathlib import Path
 
 import pybind11
@@ -20,7 +22,7 @@ setup(
             depends=["src/include/flash_attention.cuh", *sorted(map(str, Path("src/binding").glob("*.hpp")))],
             extra_compile_args=["-std=c++20", "-fvisibility=hidden"],
             language="c++",
-            optional=True,
+            optional="build_ext" not in sys.argv,
         )
     ],
     zip_safe=False,  # nvcc reads the headers from disk

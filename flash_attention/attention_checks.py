@@ -98,7 +98,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: 
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
-        raise ValueError(f"q, k and v must be {layout}; given {shapes}")
+        other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
+        raise ValueError(f"q, k and v must be {layout}; given {shapes}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k and v must agree in all but the head size; given {shapes}")
     if rank == 4 and q.shape[0] != k.shape[0]:

@@ -151,6 +151,17 @@ def test_ratios_are_to_the_fastest_peer(recorded: Path) -> None:
     assert ratios["BF16", 128, True][16384] == pytest.approx((1.2 + 0.5) / 1.4)
 
 
+def test_a_length_with_several_problems_compares_within_one(tmp_path: Path) -> None:
+    """Each implementation's best rate belongs to another problem: they are no pair."""
+    large, small = Problem(DType.FP16, 8, 8, 1024, 64), Problem(DType.FP16, 1, 1, 1024, 64)
+    name = get_autotuning_kernel_configs([DType.FP16])[0].short_form()
+    rows = [row(name, "kernel", small, 300.0), row(name, "kernel", large, 200.0)]
+    rows += [row("fa2", "peer", small, 150.0), row("fa2", "peer", large, 250.0)]
+    path = tmp_path / "two.json"
+    Results(rows).save(path)
+    assert load_report([path]).ratios() == {("FP16", 64, False): {1024: pytest.approx(200 / 250)}}
+
+
 def test_ladder_keeps_the_order_of_the_steps(recorded: Path) -> None:
     found = load_report([recorded]).ladder()
     assert found is not None
@@ -172,7 +183,7 @@ def test_files_of_different_cards_or_without_times_are_refused(recorded: Path, t
     Results([replace(row("fa2", "peer", problem, 9.0), environment={"gpu": "NVIDIA A100"})]).save(other)
     with pytest.raises(DifferentCardsError, match="A100"):
         write_report([recorded, other], tmp_path / "out")
-    with pytest.raises(ValueError, match="mode 'paused'"):
+    with pytest.raises(ValueError, match=r"mode 'paused'; choose .* --mode: hot"):
         write_report([recorded], tmp_path / "out", mode="paused")
     with pytest.raises(ResultFileError, match=r"none\.json"):
         write_report([tmp_path / "none.json"], tmp_path / "out")

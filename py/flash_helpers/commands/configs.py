@@ -13,7 +13,7 @@ from rich.text import Text
 from flash_helpers.build import KernelCache, built_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
-from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
+from flash_helpers.configs.device_facts import DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.explain.resources import occupancy, predict_registers
@@ -133,6 +133,3 @@ def _entry(kernel: ForwardKernel, facts: DeviceFacts | None, built: tuple[int, .
         kernel.short_form(), family_of(kernel).name, config.smem_bytes(), registers,
         resident if infeasible is None else 0 if facts else None, infeasible, built,
     )  # fmt: skip
-
-
-DEVICE_NAMES = ", ".join(KNOWN_DEVICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +60,27 @@ class Report:
         return list(best.values())
 
     def curves(self, family: Family) -> dict[str, dict[int, float]]:
-        """Implementation to {seq_len: TFLOP/s}; all kernels together are ``OURS``, the best of each size."""
+        """Implementation to {seq_len: TFLOP/s}; all kernels together are ``OURS``, the best of each size.
+
+        Where several problems of a family have one length, all implementations are shown on the same one.
+        """
+        shown = self._shown_problems(family)
         curves: dict[str, dict[int, float]] = {}
         for row in self.best_rows():
-            if _family(row.problem) == family:
+            seq_len = row.problem.seq_len
+            if shown.get(seq_len) == row.problem:
                 name = OURS if row.kind == "kernel" else row.implementation
-                rate = row.tflops(self.mode) or 0.0
-                curve = curves.setdefault(name, {})
-                curve[row.problem.seq_len] = max(rate, curve.get(row.problem.seq_len, 0.0))
+                curves.setdefault(name, {})[seq_len] = row.tflops(self.mode) or 0.0
         peers = sorted(name for name in curves if name != OURS)
         return {name: dict(sorted(curves[name].items())) for name in [OURS, *peers] if name in curves}
+
+    def _shown_problems(self, family: Family) -> dict[int, Problem]:
+        """The problem of each length; of several, what most implementations have, then the largest."""
+        implementations = Counter(row.problem for row in self.best_rows() if _family(row.problem) == family)
+        found: dict[int, Problem] = {}
+        for problem in sorted(implementations, key=lambda p: (implementations[p], p.flop(), p)):
+            found[problem.seq_len] = problem
+        return found
 
     def ratios(self) -> dict[Family, dict[int, float]]:
         """Family to {seq_len: best kernel / best peer}, where both were timed."""
@@ -137,7 +149,10 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
     missing = {(r.implementation, r.problem): r for r in rows if r.tflops(mode) is None}
     if not timed:
         names = ", ".join(map(str, paths))
-        raise ValueError(f"no row of {names} was timed in mode {mode!r}: nothing to report")
+        modes = ", ".join(sorted({name for row in rows for name in row.timings})) or "none"
+        raise ValueError(
+            f"no row of {names} was timed in mode {mode!r}; choose one that was with --mode: {modes}"
+        )
     return Report(tuple(timed.values()), tuple(r for k, r in missing.items() if k not in timed), matrix, mode)
 
 

@@ -20,6 +20,7 @@ from flash_helpers.tune.device import TunedDevice, present_sources
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "tables"
 KERNELS_A_BUCKET = 5  # the best, and what selection may fall back to where the best isn't built
+_REMEDY = "write it anew with: flash-attention tune --export"
 
 Entry = tuple[str, float, float]
 """(short form, milliseconds, TFLOP/s)."""
@@ -135,9 +136,9 @@ def load_table(path: Path) -> ShippedTable:
         device = TunedDevice(document["gpu"], document["capability"], document["driver"])
         return ShippedTable(device, buckets, document["facts"])
     except (OSError, KeyError, TypeError, AttributeError) as error:
-        raise TableError(f"{path} can't be read as a tuned table: {error!r}") from error
+        raise TableError(f"{path} can't be read as a tuned table: {error!r}; {_REMEDY}") from error
     except json.JSONDecodeError as error:
-        raise TableError(f"{path} can't be read as a tuned table: {error}") from error
+        raise TableError(f"{path} can't be read as a tuned table: {error}; {_REMEDY}") from error
 
 
 def families_of(kernels: Iterable[str]) -> frozenset[str]:
