@@ -82,7 +82,7 @@ def _from_values(values: list[int], name: str) -> HopperForwardKernelConfig:
 
 def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConfig:
     words = [word for word in match["words"].split("+") if word]
-    numbers: dict[str, int] = {}
+    numbers: dict[str, Any] = {}
     for field, prefix in NUMBER_WORDS.items():
         numbered = [word for word in words if re.fullmatch(rf"{prefix}_[1-9]\d*", word)]
         if len(numbered) > 1:
