@@ -51,7 +51,7 @@ gpu-build:
 	$(PYTHON) setup.py --quiet build_ext --inplace
 
 gpu-test: gpu-build
-	FLASH_ATTENTION_REQUIRE_GPU=1 $(PYTHON) -m pytest -q tests/gpu tests/contract
+	FLASH_ATTENTION_REQUIRE_GPU=1 $(PYTHON) -m pytest -q tests/gpu tests/contract tests/models
 
 gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)

@@ -18,7 +18,7 @@ setup(
             sources=["src/flash_attention.cpp"],
             include_dirs=["src", "src/include", pybind11.get_include()],
             depends=["src/include/flash_attention.cuh", *sorted(map(str, Path("src/binding").glob("*.hpp")))],
-            extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c++20", "-fvisibility=hidden"],
             language="c++",
             optional=True,
         )

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention import dlpack, eager, torch_ops
+from flash_attention import eager, torch_ops
 from flash_attention.eager import Result
 from flash_attention.problem import Window
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 # How many dispatch modes are active: fake tensors, tracers, counters of operations.
-_n_modes = torch._C._len_torch_dispatch_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def attention(
@@ -61,28 +61,14 @@ def attention(
     Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
     q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
     """
-    if not (is_dynamo_compiling() or _n_modes()):
+    if not (is_dynamo_compiling() or dispatch_modes()):
         result = eager.attention(
             q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
         )
         if result is not None:
             return result
-        if dlpack.is_foreign(q):
-            options = dict(
-                causal=causal,
-                softmax_scale=softmax_scale,
-                window=window,
-                softcap=softcap,
-                sinks=sinks,
-                return_lse=return_lse,
-                out=out,
-                config=config,
-                backend=backend,
-            )
-            return dlpack.call(attention, (q, k, v), options)
-    return torch_ops.attention(
-        q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
-    )
+    options = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    return torch_ops.call("attention", (q, k, v), options)
 
 
 def attention_varlen(
@@ -127,63 +113,13 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
-    if not (is_dynamo_compiling() or _n_modes()):
-        result = eager.attention_varlen(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            causal,
-            softmax_scale,
-            window,
-            softcap,
-            sinks,
-            return_lse,
-            out,
-            config,
-            backend,
-            validate,
-        )
+    leading = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate
+    options = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    if not (is_dynamo_compiling() or dispatch_modes()):
+        result = eager.attention_varlen(*leading, *options)
         if result is not None:
             return result
-        if dlpack.is_foreign(q):
-            options = dict(
-                causal=causal,
-                softmax_scale=softmax_scale,
-                window=window,
-                softcap=softcap,
-                sinks=sinks,
-                return_lse=return_lse,
-                out=out,
-                config=config,
-                backend=backend,
-                validate=validate,
-            )
-            return dlpack.call(
-                attention_varlen, (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options
-            )
-    return torch_ops.attention_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        causal,
-        softmax_scale,
-        window,
-        softcap,
-        sinks,
-        return_lse,
-        out,
-        config,
-        backend,
-        validate,
-    )
+    return torch_ops.call("attention_varlen", leading, options)
 
 
 def last_kernel() -> ForwardKernel | None:

@@ -169,12 +169,27 @@ def check_offsets(name: str, offsets: Tensor, q: Tensor) -> None:
         raise ValueError(
             f"{name} has shape {tuple(offsets.shape)}; it must be (batch + 1,): 0, then each sequence's end"
         )
-    if offsets.dtype is not torch.int32:
-        raise TypeError(f"{name} is {offsets.dtype}; it must be torch.int32: use {name}.int()")
-    if offsets.device != q.device:
-        raise ValueError(f"{name} is on {offsets.device}, q on {q.device}: move it with .to(q.device)")
-    if not offsets.is_contiguous():
-        raise ValueError(f"{name} has stride {offsets.stride(0)}; it must be 1: pass {name}.contiguous()")
+    check_int32_row(name, offsets, q)
+
+
+def check_int32_row(name: str, row: Tensor, q: Tensor) -> None:
+    """Numbers that a kernel reads: int32, on the device of q, one behind the other."""
+    if row.dtype is not torch.int32:
+        raise TypeError(f"{name} is {row.dtype}; it must be torch.int32: use {name}.int()")
+    if row.device != q.device:
+        raise ValueError(f"{name} is on {row.device}, q on {q.device}: move it with .to(q.device)")
+    if not row.is_contiguous():
+        raise ValueError(f"{name} has stride {row.stride(0)}; it must be 1: pass {name}.contiguous()")
+
+
+def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
+    """How many keys of each batch item there are: (batch,) int32 on the device of q, contiguous."""
+    check_tensors({name: seqused})
+    if tuple(seqused.shape) != (q.shape[0],):
+        raise ValueError(
+            f"{name} has shape {tuple(seqused.shape)}; it must be ({q.shape[0]},): a count a batch item"
+        )
+    check_int32_row(name, seqused, q)
 
 
 def check_packing(

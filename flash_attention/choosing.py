@@ -76,7 +76,7 @@ def plan(
     if not_for_eager(q, k, v):
         return None
     checks.check_inputs(q, k, v, sinks, LAYOUT)
-    problem = _problem_of(q, k, v, sinks, causal, window, softcap, lse)
+    problem = problem_of(q, k, v, sinks, causal, window, softcap, lse)
     empty = not problem.batch * problem.n_heads * problem.seq_len_q
     result = problem, None if empty else choose(problem, q.device, config)
     if key is not None:
@@ -98,7 +98,7 @@ def _are_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def _problem_of(
+def problem_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,7 +107,9 @@ def _problem_of(
     window: Window,
     softcap: float,
     lse: bool,
+    varlen: bool = False,
 ) -> AttentionProblem:
+    """The problem of q, k and v, (batch, seq, heads, d), with checked options."""
     batch, seq_len_q, n_heads, d_head = q.shape
     seq_len_k = k.shape[1]
     left, right = visible_limits(causal, window, seq_len_q, seq_len_k)
@@ -124,6 +126,7 @@ def _problem_of(
         right=right,
         softcap=softcap > 0,
         sinks=sinks is not None,
+        varlen=varlen,
         lse=lse,
         tma_obstacle=stride_obstacle(q=q, k=k, v=v),
     )
@@ -252,7 +255,7 @@ def explain_choice(
     window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
     checks.check_inputs(q, k, v, sinks, LAYOUT)
     checks.check_choice(None, config, q)
-    problem = _problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
+    problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
     if facts is not None:
         return select(problem, facts, candidates=None if config is None else [config])
     return _choice(problem, q.device, config, explained=True)

@@ -15,19 +15,6 @@ def is_foreign(x: object) -> bool:
     return not isinstance(x, Tensor) and hasattr(x, "__dlpack__")
 
 
-def call(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Calls a function of tensors with arrays; its results are arrays of the first argument's library.
-
-    Raises:
-        ValueError, TypeError: see ``imported`` and ``exported``; and what ``function`` raises.
-    """
-    like = arguments[0]
-    result = function(*map(imported, arguments), **{name: imported(value) for name, value in options.items()})
-    if isinstance(result, tuple):
-        return tuple(exported(x, like) for x in result)
-    return exported(result, like)
-
-
 def imported(x: Any) -> Any:
     """A tensor on the memory of x if x is a foreign array, else x itself.
 
@@ -47,15 +34,14 @@ def imported(x: Any) -> Any:
         ) from error
 
 
-def exported(x: Tensor, like: object) -> Any:
-    """x as an array of the library that ``like`` comes from, on the same memory; a tensor stays one.
+def exported(x: Tensor | tuple[Tensor, ...], like: object) -> Any:
+    """Results as arrays of the library that ``like`` comes from, on the same memory.
 
     Raises:
         TypeError: that library has no ``from_dlpack``.
     """
-    if not is_foreign(like):
-        return x
-    return _importer(type(like))(x)
+    importer = _importer(type(like))
+    return tuple(map(importer, x)) if isinstance(x, tuple) else importer(x)
 
 
 def _importer(kind: type) -> Callable[[Tensor], Any]:

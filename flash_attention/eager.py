@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
-from flash_attention.choosing import choose, plan
+from flash_attention.choosing import choose, plan, problem_of
 from flash_attention.problem import AttentionProblem, Window, visible_limits
 from flash_attention.redirect import not_for_eager
 from flash_attention.running import fill_without_keys, run_cpu, run_cuda
@@ -63,6 +63,7 @@ def attention_varlen(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
+    validate: bool,
     causal: bool,
     softmax_scale: float | None,
     window: Window,
@@ -72,7 +73,6 @@ def attention_varlen(
     out: Tensor | None,
     config: ForwardConfig | None,
     backend: str | None,
-    validate: bool,
 ) -> Result | None:
     """``flash_attention.attention_varlen``; None: as for ``attention``."""
     if not_for_eager(q, k, v):
@@ -117,6 +117,49 @@ def attention_varlen(
                 one_lse = None if lse is None else lse[None, :, queries]
                 one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
                 run_cpu(choice, problem, *one, scale, softcap, sinks)
+        _remember(choice)
+    return out if lse is None else (out, lse)
+
+
+def attention_cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqused_k: Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    window: Window,
+    softcap: float,
+    sinks: Tensor | None,
+    return_lse: bool,
+    out: Tensor | None,
+    config: ForwardConfig | None,
+    backend: str | None,
+) -> Result | None:
+    """``flash_attention.cached.attention_cached``; None: as for ``attention``."""
+    if not_for_eager(q, k, v):
+        return None
+    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    checks.check_inputs(q, k, v, sinks, "(batch, seq, heads, d)")
+    checks.check_choice(backend, config, q)
+    checks.check_seqused("seqused_k", seqused_k, q)
+    scale = checks.checked_scale(softmax_scale, q.shape[3])
+    out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
+    if out.numel() and not k.shape[1]:
+        fill_without_keys(out, lse, sinks)
+    elif out.numel():
+        problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse, varlen=True)
+        choice = choose(problem, q.device, config)
+        if q.is_cuda:
+            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, seqused_k=seqused_k)
+        else:
+            for i, n in enumerate(seqused_k.clamp(0, k.shape[1]).tolist()):
+                one = slice(i, i + 1)
+                one_lse = None if lse is None else lse[one]
+                run_cpu(
+                    choice, problem, q[one], k[one, :n], v[one, :n], out[one], one_lse, scale, softcap, sinks
+                )
         _remember(choice)
     return out if lse is None else (out, lse)
 

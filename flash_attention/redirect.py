@@ -19,12 +19,13 @@ def not_for_eager(q: object, k: object, v: object) -> bool:
     inputs = (q, k, v)
     if any(is_foreign(x) for x in inputs):
         return True
-    if not all(isinstance(x, Tensor) for x in inputs):
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if len(tensors) < len(inputs):
         return False
     return (
-        all(x.is_meta for x in inputs)
-        or any(type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH for x in inputs)
-        or wants_autocast(*inputs)
+        all(x.is_meta for x in tensors)
+        or any(type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH for x in tensors)
+        or wants_autocast(*tensors)
     )
 
 

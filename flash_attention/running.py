@@ -54,11 +54,13 @@ def run_cuda(
     softcap: float,
     sinks: Tensor | None,
     offsets: tuple[Tensor, Tensor] | None = None,
+    seqused_k: Tensor | None = None,
 ) -> None:
     """Launches a kernel on tensors brought into the form it takes: padded, aligned, with a scale >= 0.
 
     Args:
         offsets: cu_seqlens_q and cu_seqlens_k of packed sequences, (total, heads, d).
+        seqused_k: (batch,) int32, how many keys of each batch item there are.
     """
     cuda, traits = backend("cuda"), choice.kernel.traits
     d_head, d_head_v = choice.head_sizes
@@ -83,6 +85,7 @@ def run_cuda(
             sinks=0 if sinks is None else sinks.data_ptr(),
             cu_seqlens_q=0 if offsets is None else offsets[0].data_ptr(),
             cu_seqlens_k=0 if offsets is None else offsets[1].data_ptr(),
+            seqused_k=0 if seqused_k is None else seqused_k.data_ptr(),
             lse_stride=0 if offsets is None else q.shape[0],
             n_splits=choice.n_splits,
             partial_o=0 if workspace is None else workspace[0].data_ptr(),

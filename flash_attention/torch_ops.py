@@ -8,6 +8,8 @@ work.
     flash_attention::attention_out         -> lse; writes out
     flash_attention::attention_varlen      -> (out, lse)
     flash_attention::attention_varlen_out  -> lse; writes out
+    flash_attention::attention_cached      -> (out, lse)
+    flash_attention::attention_cached_out  -> lse; writes out
 
 Where no LSE is wanted, lse has shape (0,). A configuration travels as its name.
 """
@@ -22,10 +24,9 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
-from flash_attention import eager
+from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
 from flash_attention.eager import Result
-from flash_attention.problem import Window
 from flash_attention.redirect import wants_autocast
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
@@ -33,7 +34,7 @@ from flash_helpers.kernel_configs import parse_kernel_name_into_config
 _PACKING = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool validate, "
 )
-PACKING_ARGUMENTS = 5
+_LENGTHS = "Tensor seqused_k, "
 _OPTIONS = (
     "Tensor? sinks, bool causal, float? softmax_scale, SymInt? window_left, SymInt? window_right, "
     "float softcap, bool return_lse, str? config"
@@ -46,78 +47,30 @@ _library = torch.library.Library("flash_attention", "DEF")
 
 
 # ---------------------------------------------------------------------- from Python to the operators
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    softmax_scale: float | None,
-    window: Window,
-    softcap: float,
-    sinks: Tensor | None,
-    return_lse: bool,
-    out: Tensor | None,
-    config: ForwardConfig | None,
-    backend: str | None,
-) -> Result:
-    """``flash_attention.attention`` as a call of its operator."""
-    options = _options(q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, config, backend)
-    if out is None:
-        out, lse = torch.ops.flash_attention.attention(q, k, v, *options)
-    else:
-        lse = torch.ops.flash_attention.attention_out(q, k, v, *options, out)
-    return (out, lse) if return_lse else out
+def call(name: str, leading: tuple[Any, ...], options: tuple[Any, ...]) -> Result:
+    """``attention`` and its like as a call of an operator.
 
-
-def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    softmax_scale: float | None,
-    window: Window,
-    softcap: float,
-    sinks: Tensor | None,
-    return_lse: bool,
-    out: Tensor | None,
-    config: ForwardConfig | None,
-    backend: str | None,
-    validate: bool,
-) -> Result:
-    """``flash_attention.attention_varlen`` as a call of its operator."""
-    options = _options(q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, config, backend)
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
-    if out is None:
-        out, lse = torch.ops.flash_attention.attention_varlen(q, k, v, *packing, *options)
-    else:
-        lse = torch.ops.flash_attention.attention_varlen_out(q, k, v, *packing, *options, out)
-    return (out, lse) if return_lse else out
-
-
-def _options(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    softmax_scale: float | None,
-    window: Window,
-    softcap: float,
-    sinks: Tensor | None,
-    return_lse: bool,
-    config: ForwardConfig | None,
-    backend: str | None,
-) -> tuple[Any, ...]:
-    """The arguments of an operator that follow the tensors and the packing."""
+    Args:
+        name: of the operator that returns a new output.
+        leading: q, k, v and what packs them. Arrays of other libraries make the result one of q's library.
+        options: causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend.
+    """
+    q = leading[0]
+    if dlpack.is_foreign(q):
+        arrays = tuple(map(dlpack.imported, leading)), tuple(map(dlpack.imported, options))
+        return dlpack.exported(call(name, *arrays), q)
+    causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options
     if backend is not None:
         checks.check_choice(backend, None, q)
-    left, right = window
     scale = None if softmax_scale is None else float(softmax_scale)
-    name = None if config is None else config.short_form()
-    return sinks, bool(causal), scale, left, right, float(softcap), return_lse, name
+    config_name = None if config is None else config.short_form()
+    rest = (sinks, bool(causal), scale, left, right, float(softcap), return_lse, config_name)
+    operators = torch.ops.flash_attention
+    if out is None:
+        out, lse = getattr(operators, name)(*leading, *rest)
+    else:
+        lse = getattr(operators, f"{name}_out")(*leading, *rest, out)
+    return (out, lse) if return_lse else out
 
 
 # ---------------------------------------------------------------------- the operators
@@ -128,7 +81,7 @@ def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = ""
         layout: of q, for messages.
         packing: schema of the arguments between v and the options.
     """
-    n_leading = 3 + bool(packing) * PACKING_ARGUMENTS
+    n_leading = 3 + packing.count(",")
     schema = f"Tensor q, Tensor k, Tensor v, {packing}{_OPTIONS}"
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
@@ -156,23 +109,10 @@ def _run(
     eager: Callable[..., Any], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
-    tensors, packing = leading[:3], leading[3:]
     config = None if name is None else _parsed(name)
-    result = eager(
-        *tensors,
-        *packing[:4],
-        causal,
-        softmax_scale,
-        (left, right),
-        softcap,
-        sinks,
-        return_lse,
-        out,
-        config,
-        None,
-        *packing[4:],
-    )
-    return result if return_lse else (result, _no_lse(tensors[0]))
+    window = left, right
+    result = eager(*leading, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, None)
+    return result if return_lse else (result, _no_lse(leading[0]))
 
 
 def _fake(tensors: tuple[Tensor, ...], options: tuple[Any, ...], layout: str) -> tuple[Tensor, Tensor]:
@@ -217,3 +157,4 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 _define("attention", eager.attention, "(batch, seq, heads, d)")
 _define("attention_varlen", eager.attention_varlen, "(total, heads, d)", _PACKING)
+_define("attention_cached", eager.attention_cached, "(batch, seq, heads, d)", _LENGTHS)

@@ -1,6 +1,11 @@
 """The public names of the configurations: a facade over ``flash_helpers.configs``."""
 
 from flash_helpers.configs.ampere import FlashForwardKernelConfig
+from flash_helpers.configs.ampere_sets import (
+    choose_ampere_kernel,
+    get_ampere_best_kernels,
+    get_ampere_speed_ladder,
+)
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
@@ -34,8 +39,11 @@ __all__ = [
     "HopperForwardKernelConfig",
     "NextItem",
     "SoftmaxReference",
+    "choose_ampere_kernel",
     "choose_hopper_kernel",
     "device_facts",
+    "get_ampere_best_kernels",
+    "get_ampere_speed_ladder",
     "get_autotuning_kernel_configs",
     "get_hopper_best_kernels",
     "get_hopper_kernels_to_build",

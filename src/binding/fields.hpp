@@ -78,11 +78,13 @@ struct Description<HopperForwardKernelConfig> {
         FLASH_FIELD(HopperForwardKernelConfig, direct_store),
         FLASH_FIELD(HopperForwardKernelConfig, dynamic_schedule),
         FLASH_FIELD(HopperForwardKernelConfig, head_sections),
-        FLASH_FIELD(HopperForwardKernelConfig, prepared_turns),
         FLASH_FIELD(HopperForwardKernelConfig, early_pass),
-        FLASH_FIELD(HopperForwardKernelConfig, drained),
         FLASH_FIELD(HopperForwardKernelConfig, trimmed),
+        FLASH_FIELD(HopperForwardKernelConfig, paired_blocks),
+        FLASH_FIELD(HopperForwardKernelConfig, half_tiles),
         FLASH_FIELD(HopperForwardKernelConfig, section_heads),
+        FLASH_FIELD(HopperForwardKernelConfig, prefetch_next),
+        FLASH_FIELD(HopperForwardKernelConfig, extra_k_stages),
     };
 };
 

@@ -110,7 +110,7 @@ def test_out_is_written_in_place() -> None:
 
 
 def test_inductor_on_a_layer() -> None:
-    """The default compiler: what surrounds the call is fused, and the strides it assumes are the real ones."""
+    """The default compiler: what surrounds the call is fused, and the strides it assumes are right."""
     weight = ramp((D_HEAD, 3 * HEADS * D_HEAD), 3) / 16
 
     def layer(x: Tensor) -> Tensor:
@@ -254,8 +254,7 @@ def test_eager_calls_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch)
     def fail(*args: object) -> None:
         raise AssertionError("an eager call went through the operator")
 
-    monkeypatch.setattr(flash_attention.torch_ops, "attention", fail)
-    monkeypatch.setattr(flash_attention.torch_ops, "attention_varlen", fail)
+    monkeypatch.setattr(flash_attention.torch_ops, "call", fail)
     q, k, v, offsets, longest = packed([3, 5])
     attention(q[None], k[None], v[None])
     attention_varlen(q, k, v, offsets, offsets, longest, longest)

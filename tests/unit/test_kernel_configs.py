@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
+from flash_helpers.configs.sets import BLOCK_SIZES
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -118,7 +119,8 @@ def test_ladder() -> None:
     ladder = get_kernel_progression_configs()
     assert [cfg.short_form(include_tup=False) for cfg in ladder] == expected
     assert {(c.dtype, c.d_head, c.B_r, c.B_c, c.n_warps) for c in ladder} == {(DType.FP16, 128, 64, 64, 4)}
-    assert len({(c.B_r, c.B_c) for c in get_kernel_progression_configs(all_block_sizes=True)}) == 6
+    every_size = get_kernel_progression_configs(all_block_sizes=True)
+    assert {(c.B_r, c.B_c) for c in every_size} == {(B_r, B_c) for B_r, B_c, _ in BLOCK_SIZES}
 
 
 def test_sets_to_build_are_sorted_unique_feasible_and_complete() -> None:

@@ -179,6 +179,13 @@ class FlashForwardKernelConfig:
         per_row = 5 * seq_len + steps * (self.d_head + 4) + self.d_head
         return self.attn_flop(batch, heads, seq_len) + rows * per_row
 
+    @property
+    def products_per_block(self) -> int:
+        """Instructions ``mma.sync`` of one warp for one K/V block."""
+        row_tiles = self.rows_per_warp // MMA_M
+        products = 2 * (self.d_head // MMA_K) * (self.B_c // MMA_N)  # Q K^T and P V
+        return row_tiles * (products + (self.B_c // MMA_K if self.tensor_row_sums else 0))
+
     # ------------------------------------------------------------------ feasibility
     def malformed_reason(self) -> str | None:
         """Why no GPU can run this configuration, or None."""

@@ -50,9 +50,10 @@ class Choice:
         d_head: head size.
         max_seq_len: up to this many queries; None: any number.
         causal: for causal problems only, for others only, or (None) for both.
-        config: in BF16, for calls that ask for no LSE.
-        plain: what an LSE (no ``tensor_row_sums``) or an exact reference changes in it, besides these.
+        config: with an anchored reference, for calls that ask for no LSE.
         reason: why.
+        otherwise: what else FP16, an LSE (no ``tensor_row_sums``) or an exact reference change in ``config``:
+            each takes registers, and 64 keys next to 32 rows a warp leave none to spare.
     """
 
     capability: tuple[int, int]
@@ -61,7 +62,7 @@ class Choice:
     causal: bool | None
     config: FlashForwardKernelConfig
     reason: str
-    plain: dict[str, Any] = field(default_factory=dict)
+    otherwise: dict[str, Any] = field(default_factory=dict)
 
 
 _HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
@@ -84,7 +85,9 @@ CHOICES = (
     ),
     Choice(
         (9, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
-        "8 warps share each K and V block, half of the copies and L2 reads: +1 to +3 % for long sequences",
+        "8 warps share each K and V block, half of the copies and L2 reads: +1 to +3 % for long sequences; 4 "
+        "warps where registers run out",
+        otherwise=dict(B_r=128, n_warps=4, kv_stages=2),
     ),
     Choice(
         (9, 0), 256, None, None, _config(256, 128, 64, 8, 2),
@@ -93,9 +96,14 @@ CHOICES = (
     # ------------------------------------------------------------------ A100: 163 KiB a block
     Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),
     Choice(
-        (8, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
+        (8, 0), 128, None, False, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
         "two blocks of 96 KiB do not fit an SM; 8 warps with three stages take 160 KiB and keep two warps "
-        "per scheduler",
+        "per scheduler; blocks of 32 keys where 64 would spill registers",
+        otherwise=dict(B_c=32, kv_stages=4),
+    ),
+    Choice(
+        (8, 0), 128, None, True, _config(128, 128, 32, 4, 2, tensor_row_sums=True),
+        "blocks of 32 keys let two thread blocks of 64 KiB share an SM; short ones balance the triangle",
     ),
     Choice(
         (8, 0), 256, None, None, _config(256, 128, 32, 8, 2),
@@ -173,8 +181,10 @@ def _kernel(choice: Choice, dtype: DType, causal: bool, lse: bool, exact: bool) 
         dtype=dtype,
         softmax_reference=reference,
         tensor_row_sums=choice.config.tensor_row_sums and not lse,
-        **(choice.plain if lse or exact else {}),
+        **(choice.otherwise if lse or exact or dtype == DType.FP16 else {}),
     )
+    if exact and (config.d_head, config.rows_per_warp, config.B_c) == (128, 32, 64):
+        config = replace(config, B_c=48)  # the maxima of 64 keys would spill
     return ForwardKernel(config, ForwardTraits(causal=causal))
 
 
@@ -210,7 +220,7 @@ SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def get_ampere_speed_ladder(dtype: DType = DType.BF16) -> list[FlashForwardKernelConfig]:
-    """From where the seven-step ladder ends to where the family stands, for head size 128; an idea a step."""
+    """From where the seven-step ladder ends to where the family stands, head size 128: one idea a step."""
     config = _config(
         128, 128, 64, 4, 1,
         dtype=dtype,

@@ -157,5 +157,8 @@ def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
         functions = parse_functions(disassemble(result.path))
     except (DisassemblerNotFoundError, ValueError) as error:
         return Compiled(facts.registers, facts.spill_bytes, {}, str(error))
-    loop = max((hot_path(main_loop(body)) for body in functions.values()), key=len, default=[])
+    # A kernel may hold a slower copy of itself for rare cases, with smaller steps.
+    n_products = getattr(kernel.config, "products_per_block", None)
+    loops = (hot_path(main_loop(body, n_products)) for body in functions.values())
+    loop = max(loops, key=len, default=[])
     return Compiled(facts.registers, facts.spill_bytes, count_classes(loop) if loop else {})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.test.reference import reference
 
 LAYOUTS = ("contiguous", "transposed", "strided", "packed", "offset", "last_stride", "one_batch", "one_head")
@@ -27,6 +28,7 @@ class Case:
         magnitude: q and k are standard normal times this.
         layouts: of q, k and v, out of ``LAYOUTS``.
         seed: of the inputs.
+        config: short form of the configuration that the call names; empty: the library chooses.
     """
 
     dtype: DType
@@ -45,6 +47,7 @@ class Case:
     magnitude: float = 1.0
     layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
     seed: int = 0
+    config: str = ""
 
     def inputs(self, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v and sinks, each q, k, v in its layout with NaN around it."""
@@ -81,7 +84,8 @@ class Case:
             "softcap": self.softcap,
             "sinks": sinks,
         }
-        o, lse = flash_attention.attention(q, k, v, return_lse=True, **options)
+        config = parse_kernel_name_into_config(self.config) if self.config else None
+        o, lse = flash_attention.attention(q, k, v, return_lse=True, config=config, **options)
         # The reference takes the rows one by one, which for such small tensors is quicker on the CPU.
         o, lse, q, k, v = o.cpu(), lse.cpu(), q.cpu(), k.cpu(), v.cpu()
         expected, expected_lse = reference(q, k, v, **options)
@@ -92,8 +96,12 @@ class Case:
             raise AssertionError(
                 f"{'output' if not right else 'lse'} is wrong by {_largest(o, expected):.2g} (output), "
                 f"{_largest(lse, expected_lse):.2g} (lse). To repeat it:\n"
-                f'python -c "from flash_helpers.test.cases import *; {self}.check({device!r})"'
+                f"{self.repeat_command(device)}"
             )
+
+    def repeat_command(self, device: str) -> str:
+        """The shell line that checks this case again."""
+        return f'python -c "from flash_helpers.test.cases import *; {self}.check({device!r})"'
 
     def __str__(self) -> str:
         return repr(self).replace(repr(self.dtype), str(self.dtype.to_cpp_str()).replace("::", "."))

@@ -110,7 +110,9 @@ def test_missing_field_is_named(name):
 def test_mistyped_field_is_named_with_both_types(name):
     kind = type(FIELDS[name]).__name__
     wrong = ["64", None, 1.0, [1]]
-    wrong += {"int": [True, DType.FP16], "bool": [1, 0], "DType": [5, True], "SoftmaxReference": [0, True]}[kind]
+    wrong += {"int": [True, DType.FP16], "bool": [1, 0], "DType": [5, True], "SoftmaxReference": [0, True]}[
+        kind
+    ]
     for value in wrong:
         given = rf"given .* of type {type(value).__name__}, wanted {kind}"
         with pytest.raises(TypeError, match=rf"FlashForwardKernelConfig\.{name}: {given}"):

@@ -1,0 +1,56 @@
+"""Attention over keys of which each batch item has used only the first so many, as in a cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from flash_attention import eager, torch_ops
+from flash_attention.attention import dispatch_modes
+from flash_attention.eager import Result
+from flash_attention.problem import Window
+from flash_helpers.configs.kernel import ForwardConfig
+
+
+def attention_cached(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seqused_k: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window: Window = (None, None),
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    config: ForwardConfig | None = None,
+    backend: str | None = None,
+) -> Result:
+    """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
+
+    The counts stay on the device: they may change between replays of a CUDA graph. Kernel and number of
+    parts are chosen for the capacity, ``k.shape[1]``.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head).
+        k: (batch, capacity, n_heads_kv, d_head).
+        v: (batch, capacity, n_heads_kv, d_head_v).
+        seqused_k: (batch,) int32 on the device of q; counts beyond the capacity are cut down to it.
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
+            ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+
+    Returns:
+        as ``attention``.
+
+    Raises:
+        as ``attention``.
+    """
+    leading = q, k, v, seqused_k
+    options = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    if not (is_dynamo_compiling() or dispatch_modes()):
+        result = eager.attention_cached(*leading, *options)
+        if result is not None:
+            return result
+    return torch_ops.call("attention_cached", leading, options)

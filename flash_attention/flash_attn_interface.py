@@ -1,0 +1,287 @@
+"""The functions of flash-attn 2.8 by their names, with its signatures and meaning: only the import changes.
+
+What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
+``deterministic`` speaks of the backward pass there and may have any value. A window of -1 is no limit. With
+``return_attn_probs`` the third result is empty, as it is there without dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flash_attention.attention import attention, attention_varlen
+from flash_attention.kv_cache import attend_with_cache
+from flash_attention.problem import Window
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Result = Tensor | tuple[Tensor, ...]
+
+
+# ---------------------------------------------------------------------- batches
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """Attention of q (batch, seq_len_q, n_heads, d_head) to k and v (batch, seq_len_k, n_heads_kv, d_head).
+
+    Returns:
+        out like q; with ``return_attn_probs`` (out, lse (batch, n_heads, seq_len_q), an empty tensor).
+
+    Raises:
+        NotImplementedError: dropout_p, alibi_slopes.
+        and what ``flash_attention.attention`` raises.
+    """
+    _refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    options = _options(softmax_scale, causal, window_size, softcap, return_attn_probs)
+    return _with_probs(attention(q, k, v, **options))
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_func`` with kv (batch, seq_len_k, 2, n_heads_kv, d_head)."""
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_func`` with qkv (batch, seq_len, 3, n_heads, d_head)."""
+    q, k, v = _unpacked("qkv", qkv, 3)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- packed sequences
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Result:
+    """Attention within packed sequences: q (total_q, n_heads, d_head), k and v (total_k, n_heads_kv, d_head).
+
+    Returns:
+        out like q; with ``return_attn_probs`` (out, lse (n_heads, total_q), an empty tensor).
+
+    Raises:
+        NotImplementedError: dropout_p, alibi_slopes, block_table.
+        and what ``flash_attention.attention_varlen`` raises.
+    """
+    _refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    options = _options(softmax_scale, causal, window_size, softcap, return_attn_probs)
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _with_probs(attention_varlen(q, k, v, *packing, **options))
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_varlen_func`` with kv (total_k, 2, n_heads_kv, d_head)."""
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_varlen_func`` with qkv (total, 3, n_heads, d_head)."""
+    q, k, v = _unpacked("qkv", qkv, 3)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- a cache
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Result:
+    """Attention to a cache of keys and values, after k and v are appended to it in place.
+
+    No length is read on the host, so that all lengths may change between replays of a CUDA graph. With
+    ``block_table`` or ``cache_batch_idx`` the caches of the batch are first gathered into a workspace of
+    (batch, capacity, n_heads_kv, d_head) each for keys and values, which costs reading and writing them once
+    more: kernels do not follow a table themselves yet.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head).
+        k_cache: (batch_cache, capacity, n_heads_kv, d_head); with ``block_table`` (n_pages, page_size,
+            n_heads_kv, d_head), page_size a multiple of 16.
+        v_cache: like k_cache.
+        k: (batch, seq_len_new, n_heads_kv, d_head), appended behind ``cache_seqlens``. There must be room,
+            which on a CUDA device is not checked before the launch.
+        v: like k.
+        rotary_cos: (seq_len_rotary, d_rotary / 2), applied to q and k at their positions.
+        rotary_sin: like rotary_cos.
+        cache_seqlens: keys in the cache before the call, (batch,) int32 or one int; None: the capacity.
+        cache_batch_idx: (batch,) int32 or int64, the item of the cache for each batch item; None: the same.
+        block_table: (batch, max_pages) int32, the pages of each batch item.
+        rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
+
+    Returns:
+        out like q; with ``return_softmax_lse`` (out, lse (batch, n_heads, seq_len_q)).
+
+    Raises:
+        NotImplementedError: cache_leftpad, alibi_slopes, num_splits other than 0 (the library chooses).
+        ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
+    """
+    _refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
+    return attend_with_cache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary=None if rotary_cos is None and rotary_sin is None else (rotary_cos, rotary_sin),
+        rotary_interleaved=rotary_interleaved,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        block_table=block_table,
+        options=_options(softmax_scale, causal, window_size, softcap, return_softmax_lse),
+    )
+
+
+# ---------------------------------------------------------------------- between the two libraries' words
+def _refuse(**arguments: Any) -> None:
+    """Raises NotImplementedError for the first argument that is neither None nor 0."""
+    for name, value in arguments.items():
+        if value is not None and (isinstance(value, Tensor) or value != 0):
+            given = "a tensor" if isinstance(value, Tensor) else repr(value)
+            neutral = "0" if name in ("dropout_p", "num_splits") else "None"
+            raise NotImplementedError(
+                f"{name} is {given}; flash-attention-kernels has no such feature: pass {neutral}"
+            )
+
+
+def _options(
+    softmax_scale: float | None, causal: bool, window_size: tuple[int, int], softcap: float, lse: bool
+) -> dict[str, Any]:
+    """The keywords of ``flash_attention.attention``."""
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": _window(window_size),
+        "softcap": softcap,
+        "return_lse": lse,
+    }
+
+
+def _window(window_size: tuple[int, int]) -> Window:
+    left, right = window_size
+    return (None if left < 0 else left), (None if right < 0 else right)
+
+
+def _with_probs(result: Result) -> Result:
+    if not isinstance(result, tuple):
+        return result
+    out, lse = result
+    return out, lse, out.new_empty(0)
+
+
+def _unpacked(name: str, packed: Tensor, n: int) -> tuple[Tensor, ...]:
+    if packed.ndim < 4 or packed.shape[-3] != n:
+        raise ValueError(
+            f"{name} has shape {tuple(packed.shape)}; it must be (…, {n}, n_heads, d_head): stack the "
+            "tensors along a new third dimension from the end"
+        )
+    return packed.unbind(-3)

@@ -1,0 +1,177 @@
+"""A call on a cache of keys and values: rotate, append in place, find the pages, attend.
+
+On a CUDA device no length is read on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.attention_checks import check_seqused
+from flash_attention.cached import attention_cached
+from flash_attention.eager import Result
+
+PAGE_MULTIPLE = 16  # tokens
+
+
+def attend_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    *,
+    rotary: tuple[Tensor | None, Tensor | None] | None,
+    rotary_interleaved: bool,
+    cache_seqlens: int | Tensor | None,
+    cache_batch_idx: Tensor | None,
+    block_table: Tensor | None,
+    options: dict[str, Any],
+) -> Result:
+    """See ``flash_attn_interface.flash_attn_with_kvcache``.
+
+    Args:
+        rotary: cosines and sines.
+        options: keywords of ``attention``.
+    """
+    batch = q.shape[0]
+    _check_cache(batch, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table)
+    if rotary is not None and k is None:
+        raise ValueError("rotary_cos and rotary_sin are given without k and v: rotate q before the call")
+    page_size = k_cache.shape[1]
+    capacity = page_size if block_table is None else block_table.shape[1] * page_size
+    seqused = _counts(cache_seqlens, capacity, q)
+    if k is not None and v is not None:
+        n_new = k.shape[1]
+        _check_room(seqused, n_new, capacity)
+        steps = torch.arange(n_new, device=q.device)
+        places = seqused[:, None].long() + steps  # (batch, n_new)
+        if rotary is not None:
+            cos, sin = _checked_rotary(rotary, q)
+            ordered = options["causal"] or options["window"] != (None, None)
+            own = torch.arange(q.shape[1], device=q.device) if ordered else q.new_zeros(q.shape[1]).long()
+            q = rotated(q, cos, sin, seqused[:, None].long() + own, rotary_interleaved)
+            k = rotated(k, cos, sin, places, rotary_interleaved)
+        if block_table is None:
+            items = (
+                torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
+            )
+            index = (items[:, None], places)
+        else:
+            index = (block_table.long().gather(1, places // page_size), places % page_size)
+        k_cache.index_put_(index, k)
+        v_cache.index_put_(index, v)
+        seqused = seqused + n_new
+    if block_table is not None:
+        # Entries behind a sequence's end may hold anything; the rows that they lead to are not visible.
+        pages = block_table.clamp(0, k_cache.shape[0] - 1)
+        k_cache, v_cache = (cache[pages].flatten(1, 2) for cache in (k_cache, v_cache))
+    elif cache_batch_idx is not None:
+        k_cache, v_cache = k_cache[cache_batch_idx], v_cache[cache_batch_idx]
+    return attention_cached(q, k_cache, v_cache, seqused, **options)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bool) -> Tensor:
+    """Rotary position embedding, computed in float32 and rounded once.
+
+    Args:
+        x: (batch, seq, heads, d); the first d_rotary columns turn.
+        cos: (seq_len_rotary, d_rotary / 2).
+        sin: like cos.
+        places: (batch, seq) int64, the row of cos for each row of x.
+        interleaved: pairs are columns (2i, 2i + 1); else (i, i + d_rotary / 2).
+    """
+    c, s = (table[places][:, :, None].float() for table in (cos, sin))  # (batch, seq, 1, d_rotary / 2)
+    half = cos.shape[1]
+    turning = x[..., : 2 * half].float()
+    if interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
+    else:
+        a, b = turning[..., :half], turning[..., half:]
+        turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
+
+
+def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Tensor:
+    """Keys in the cache, (batch,) int32 on the device of q."""
+    if isinstance(cache_seqlens, Tensor):
+        check_seqused("cache_seqlens", cache_seqlens, q)
+        return cache_seqlens
+    count = capacity if cache_seqlens is None else cache_seqlens
+    return torch.full((q.shape[0],), count, dtype=torch.int32, device=q.device)
+
+
+def _check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
+    if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
+        return  # the count must not be waited for
+    longest = int(seqused.max())
+    if longest + n_new > capacity:
+        raise ValueError(
+            f"cache_seqlens has {longest}, and k and v append {n_new}: the cache holds {capacity} tokens an "
+            "item; make it larger, or pass a block_table with more pages"
+        )
+
+
+def _check_cache(
+    batch: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cache_seqlens: int | Tensor | None,
+    cache_batch_idx: Tensor | None,
+    block_table: Tensor | None,
+) -> None:
+    """Shapes of the cache and of what is appended; the rest is ``attention``'s."""
+    if k_cache.ndim != 4 or k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(
+            f"k_cache and v_cache must be (batch or pages, tokens, n_heads_kv, d) and agree; given "
+            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    if (k is None) != (v is None):
+        raise ValueError("k and v must be given together: both are appended to the cache, or neither")
+    if k is not None and v is not None:
+        if cache_seqlens is None:
+            raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
+        for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            if new.ndim != 4 or new.shape[0] != batch or new.shape[2:] != cache.shape[2:]:
+                raise ValueError(
+                    f"{name} has shape {tuple(new.shape)}; it must be ({batch}, seq_len_new, "
+                    f"{cache.shape[2]}, {cache.shape[3]}), as q's batch and {name}_cache say"
+                )
+            if new.dtype is not cache.dtype:
+                raise TypeError(f"{name} is {new.dtype}, {name}_cache {cache.dtype}: convert {name}")
+        if k.shape[1] != v.shape[1]:
+            raise ValueError(f"k and v must have one length; given {k.shape[1]} and {v.shape[1]}")
+    if block_table is None:
+        return
+    if cache_batch_idx is not None:
+        raise ValueError(
+            "cache_batch_idx and block_table exclude each other: reorder the rows of block_table"
+        )
+    if block_table.dtype is not torch.int32 or block_table.ndim != 2 or block_table.shape[0] != batch:
+        raise ValueError(
+            f"block_table is {block_table.dtype} of shape {tuple(block_table.shape)}; it must be torch.int32 "
+            f"of shape ({batch}, max_pages)"
+        )
+    if k_cache.shape[1] % PAGE_MULTIPLE:
+        raise ValueError(
+            f"pages have {k_cache.shape[1]} tokens (k_cache's second dimension); with block_table it must be "
+            f"a multiple of {PAGE_MULTIPLE}"
+        )
+
+
+def _checked_rotary(rotary: tuple[Tensor | None, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary
+    if cos is None or sin is None:
+        raise ValueError("rotary_cos and rotary_sin must be given together")
+    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
+        raise ValueError(
+            f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}; both must be "
+            f"(seq_len_rotary, d_rotary / 2) with d_rotary at most the head size {q.shape[3]}"
+        )
+    return cos, sin

@@ -1,0 +1,277 @@
+"""Thousands of random calls of ``attention`` against the float64 reference.
+
+``python -m flash_helpers.test.random_cases --cases 2000 --device cuda --seed 0 --json FILE``
+
+On CUDA the cases are drawn for a bounded set of kernels of both families, which are built in parallel first:
+nothing is compiled in between. A call either names the kernel's configuration or leaves the choice to the
+library, which takes what is built. Several processes share the cases and the GPU. Failures shrink, and each
+prints the one line that repeats it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import seed as hypothesis_seed
+from hypothesis import strategies as st
+
+from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
+from flash_helpers.configs.ampere_sets import choose_ampere_kernel
+from flash_helpers.kernel_configs import (
+    DeviceFacts,
+    DType,
+    FlashForwardKernelConfig,
+    ForwardKernel,
+    ForwardTraits,
+    choose_hopper_kernel,
+)
+from flash_helpers.test.cases import LAYOUTS, Case
+
+FEATURES = (
+    "", "causal", "window", "softcap", "sinks", "causal softcap sinks", "window sinks", "window softcap",
+)  # fmt: skip
+"""Sets of features that each head size and family meets in one of the element types."""
+
+LENGTHS = st.one_of(
+    st.integers(0, 5), st.integers(6, 140), st.sampled_from((63, 64, 65, 127, 128, 129, 255, 256, 257, 400))
+)
+MANY_KEYS = st.one_of(LENGTHS, st.integers(500, 3000))
+LIMITS = st.one_of(st.none(), st.integers(0, 9), st.integers(10, 300))
+SCALES = (None, None, 0.0, 0.05, 1.0, -0.3)
+
+
+# ---------------------------------------------------------------------- kernels
+def kernels_for(facts: DeviceFacts) -> list[ForwardKernel]:
+    """The kernels that cases are drawn for: all features and head sizes, alternating between types."""
+    found: list[ForwardKernel] = []
+    for number, names in enumerate(FEATURES):
+        dtype, other = (DType.FP16, DType.BF16) if number % 2 else (DType.BF16, DType.FP16)
+        traits = ForwardTraits(**dict.fromkeys(names.split(), True))
+        plain = FlashForwardKernelConfig(dtype, 64, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
+        found.append(ForwardKernel(plain, replace(traits, padded_head=True)))
+        tuned, _ = choose_ampere_kernel(other, 128, traits.causal, 512, facts.capability, lse=True)
+        found.append(ForwardKernel(tuned.config, traits))
+        if facts.capability == (9, 0):
+            for kind, d_head in ((dtype, 128), (other, 64)):
+                found.append(choose_hopper_kernel(kind, d_head, False, 512, traits=traits)[0])
+    for dtype in DType:
+        ampere, _ = choose_ampere_kernel(dtype, 256, True, 512, facts.capability, lse=True)
+        found.append(ForwardKernel(ampere.config, ForwardTraits(causal=True, padded_head=True)))
+        decode = choose_ampere_decode_config(dtype, 128, facts)
+        found += [ForwardKernel(decode, ForwardTraits(split=cut)) for cut in (False, True)]
+        if facts.capability == (9, 0):
+            split, padded = ForwardTraits(split=True), ForwardTraits(padded_head=True)
+            found.append(choose_hopper_kernel(dtype, 128, False, 1, traits=split)[0])
+            found.append(choose_hopper_kernel(dtype, 128, False, 512, traits=padded)[0])
+            found.append(choose_hopper_kernel(dtype, 256, True, 512, traits=padded)[0])
+            found.append(choose_hopper_kernel(dtype, 192, False, 512, d_head_v=128)[0])
+    return [kernel for kernel in dict.fromkeys(found) if kernel.config.infeasible_reason(facts) is None]
+
+
+# ---------------------------------------------------------------------- cases
+@st.composite
+def cases(draw: st.DrawFn, kernels: Sequence[ForwardKernel] = ()) -> Case:
+    """A case for one of the kernels; without kernels any that the CPU backend takes."""
+    kernel = draw(st.sampled_from(kernels)) if kernels else None
+    traits = kernel.traits if kernel is not None else ForwardTraits()
+
+    def has(feature: str) -> bool:
+        return draw(st.booleans()) if kernel is None else getattr(traits, feature)
+
+    layouts = st.sampled_from(LAYOUTS)
+    if kernel is None:
+        d_head = 8 * draw(st.integers(1, 32))
+        d_head_v = d_head if draw(st.booleans()) else 8 * draw(st.integers(1, 32))
+    else:
+        d_head = kernel.config.d_head
+        d_head_v = getattr(kernel.config, "d_head_v", d_head)
+        if traits.padded_head:  # not as narrow as the next smaller kernel takes
+            d_head = d_head - 8 * draw(st.integers(1, 3))
+            d_head_v = 8 * draw(st.integers(1, d_head_v // 8))
+    split, windowed = traits.split, has("window")
+    case = Case(
+        dtype=draw(st.sampled_from(DType)) if kernel is None else kernel.config.dtype,
+        batch=draw(st.integers(0, 3)),
+        seq_len_q=1 if split else draw(LENGTHS),
+        seq_len_k=draw(MANY_KEYS if split else LENGTHS),
+        n_heads_kv=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 4)),
+        d_head=d_head,
+        d_head_v=d_head_v,
+        causal=has("causal"),
+        window=(draw(LIMITS), draw(LIMITS)) if windowed else (None, None),
+        softmax_scale=draw(st.sampled_from(SCALES)),
+        softcap=draw(st.sampled_from((1.0, 20.0))) if has("softcap") else 0.0,
+        sinks=has("sinks"),
+        magnitude=draw(st.sampled_from((1.0, 1.0, 0.0, 4.0))),
+        layouts=(draw(layouts), draw(layouts), draw(layouts)),
+        seed=draw(st.integers(0, 3)),
+        # A split kernel is the library's choice for few queries; one that is named takes all keys in one go.
+        config=kernel.config.short_form() if kernel and not split and draw(st.booleans()) else "",
+    )
+    if kernel is not None:
+        assume(_is_built_for(case, kernel if case.config else None, kernels))
+    return case
+
+
+def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[ForwardKernel]) -> bool:
+    """Whether the call runs without compiling: masks that hide nothing ask for another kernel.
+
+    Args:
+        case: the call.
+        named: the kernel whose configuration it names; None: any will do.
+        kernels: all that are built.
+    """
+    from flash_attention.candidates import kernel_for, unable_reason
+    from flash_attention.problem import AttentionProblem, visible_limits
+
+    left, right = visible_limits(case.causal, case.window, case.seq_len_q, case.seq_len_k)
+    problem = AttentionProblem(
+        case.dtype, case.batch, case.seq_len_q, case.seq_len_k, case.n_heads_kv * case.group, case.n_heads_kv,
+        case.d_head, case.d_head_v, left, right, case.softcap > 0, case.sinks, lse=True,
+        tma_obstacle="broadcast" if any(name.startswith("one_") for name in case.layouts) else None,
+    )  # fmt: skip
+    if named is None:
+        problem = problem.with_rows_packed()
+    # Chosen for keys in parts alone; where these are too few, another kernel takes them in one go.
+    for_parts = {kernel.config for kernel in kernels if kernel.traits.split}
+    return any(
+        unable_reason(kernel.config, problem, [kernel.config]) is None
+        and kernel_for(kernel.config, problem) == kernel
+        for kernel in ([named] if named else [k for k in kernels if k.config not in for_parts])
+    )
+
+
+def run_cases(kernels: Sequence[ForwardKernel], device: str, n: int, seed: int) -> dict[str, Any]:
+    """Checks ``n`` cases in this process.
+
+    Returns:
+        ``cases``: how many were checked, ``kernels``: how often each kernel ran, ``failures``: the message
+        of the smallest one found, if any, the last line of which repeats it.
+    """
+    import flash_attention
+
+    done, ran, latest = 0, Counter[str](), None
+
+    def check(case: Case) -> None:
+        nonlocal done, latest
+        latest = case  # after a failure hypothesis ends with the smallest case
+        case.check(device)
+        done += 1
+        kernel = flash_attention.last_kernel()
+        ran[kernel.short_form() if kernel is not None else "none"] += 1
+
+    profile = settings(
+        max_examples=n,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    failures = []
+    try:
+        hypothesis_seed(seed)(profile(given(cases(kernels))(check)))()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        if latest is not None and not isinstance(error, AssertionError):
+            text += f"\n{latest.repeat_command(device)}"
+        failures = [text]
+    return {"cases": done, "kernels": dict(ran), "failures": failures}
+
+
+# ---------------------------------------------------------------------- processes
+def build_all(device: str) -> tuple[list[ForwardKernel], float]:
+    """Builds the kernels of a CUDA device in parallel; gives them and the seconds that it took."""
+    if not device.startswith("cuda"):
+        return [], 0.0
+    from flash_attention.backends.cuda import device_facts_of
+    from flash_helpers.build import build_kernels
+
+    begin = time.perf_counter()
+    facts = device_facts_of(device)
+    kernels = kernels_for(facts)
+    build_kernels(kernels, [facts.target])
+    return kernels, time.perf_counter() - begin
+
+
+def run_workers(device: str, n: int, seed: int, workers: int, timeout: float) -> list[dict[str, Any]]:
+    """Shares ``n`` cases among processes, each with a seed of its own. One that dies is a failure."""
+    command = [sys.executable, "-m", "flash_helpers.test.random_cases", "--device", device, "--workers", "0"]
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    environment = {**os.environ, "FLASH_ATTENTION_JIT": "0", "OMP_NUM_THREADS": threads}
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for worker in range(workers):
+            share, path = n // workers + (worker < n % workers), Path(folder) / f"{worker}.json"
+            arguments = ["--cases", str(share), "--seed", str(seed + worker), "--json", str(path)]
+            running.append((subprocess.Popen([*command, *arguments], env=environment), path, seed + worker))
+        deadline = time.monotonic() + timeout
+        for process, path, used_seed in running:
+            try:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+            if path.exists():
+                results.append(json.loads(path.read_text(encoding="utf-8")))
+            else:
+                text = f"the process with seed {used_seed} ended with code {code} and no result"
+                results.append({"cases": 0, "kernels": {}, "failures": [text]})
+    return results
+
+
+def main(
+    cases: Annotated[int, typer.Option(help="calls to check")] = 2000,
+    device: Annotated[str, typer.Option(help="cuda or cpu")] = "cuda" if torch.cuda.is_available() else "cpu",
+    seed: Annotated[int, typer.Option(help="of the draws; each process adds its number")] = 0,
+    workers: Annotated[int, typer.Option(help="processes; 0: this one alone")] = 8,
+    json_file: Annotated[Path | None, typer.Option("--json", help="where the result is written")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds for all cases")] = 300.0,
+) -> None:
+    """Random calls of attention against the float64 reference."""
+    begin = time.perf_counter()
+    kernels, build_seconds = build_all(device)
+    if workers:
+        parts = run_workers(device, cases, seed, min(workers, max(1, cases)), timeout)
+    else:
+        parts = [run_cases(kernels, device, cases, seed)]
+    ran = sum((Counter(part["kernels"]) for part in parts), Counter[str]())
+    result = {
+        "cases": sum(part["cases"] for part in parts),
+        "seconds": time.perf_counter() - begin,
+        "build_seconds": build_seconds,
+        "seed": seed,
+        "device": device,
+        "kernels": dict(ran.most_common()),
+        "failures": [text for part in parts for text in part["failures"]],
+    }
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if workers:
+        for text in result["failures"]:
+            print(text)
+        print(
+            f"{result['cases']} cases on {device} in {result['seconds']:.1f} s, {build_seconds:.1f} s "
+            f"of them building; {len(ran)} kernels, {len(result['failures'])} failures"
+        )
+        raise SystemExit(1 if result["failures"] else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

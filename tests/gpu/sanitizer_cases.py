@@ -1,0 +1,138 @@
+"""One tiny launch of each kind of kernel, for NVIDIA's compute-sanitizer.
+
+``python tests/gpu/sanitizer_cases.py --build`` compiles the kernels first, outside the sanitizer; then::
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+        python tests/gpu/sanitizer_cases.py
+
+and the same with ``--tool racecheck``. Every tensor is an allocation of its own, without PyTorch's cache
+around it, and outputs are compared on the host, so that the kernels under test are the only ones that matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from dataclasses import dataclass
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+import torch
+
+from flash_attention.backends import cuda
+from flash_attention.backends.cuda import UNBOUNDED, Features
+from flash_helpers import build
+from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
+from flash_helpers.configs.ampere_sets import choose_ampere_kernel
+from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, choose_hopper_kernel
+from flash_helpers.test.reference import reference
+
+KINDS = ("", "causal", "window", "softcap sinks", "varlen causal", "split", "padded_head")
+TOLERANCE = 1.6e-2  # bf16
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Queries and keys of each sequence, and the tensors' head size."""
+
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    d: int
+
+
+def kernels(capability: tuple[int, int]) -> list[ForwardKernel]:
+    """Each kind of both families, as far as the GPU runs them, at head size 64 or 128."""
+    facts = cuda.device_facts_of("cuda")
+    found = []
+    for names in KINDS:
+        traits = ForwardTraits(**dict.fromkeys(names.split(), True))
+        if traits.split:
+            found.append(ForwardKernel(choose_ampere_decode_config(DType.BF16, 128, facts), traits))
+        else:
+            tuned, _ = choose_ampere_kernel(DType.BF16, 128, traits.causal, 512, capability, lse=True)
+            found.append(ForwardKernel(tuned.config, traits))
+        if capability == (9, 0):
+            length = 1 if traits.split else 512
+            found.append(choose_hopper_kernel(DType.BF16, 128, traits.causal, length, traits=traits)[0])
+    return found
+
+
+def run(kernel: ForwardKernel) -> None:
+    """Launches once and compares with the float64 reference."""
+    traits = kernel.traits
+    d = kernel.config.d_head - (24 if traits.padded_head else 0)
+    lengths = Lengths((70, 1, 33), (130, 65, 40), d) if traits.varlen else Lengths((65, 65), (200, 200), d)
+    if traits.split:
+        lengths = Lengths((4, 4), (300, 300), d)
+    batch, longest_q, longest_k = len(lengths.q), max(lengths.q), max(lengths.k)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(counts: tuple[int, ...], heads: int) -> torch.Tensor:
+        shape = (1, sum(counts)) if traits.varlen else (batch, counts[0])
+        return torch.randn(*shape, heads, d, generator=generator).bfloat16()
+
+    q, k, v = rows(lengths.q, 4), rows(lengths.k, 2), rows(lengths.k, 2)
+    on_gpu = [x.cuda() for x in (q, k, v)]
+    o = torch.empty_like(q, device="cuda")
+    lse = torch.empty((4, q.shape[1]) if traits.varlen else (batch, 4, longest_q), device="cuda")
+    ends = [
+        torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32).cuda() for n in (lengths.q, lengths.k)
+    ]
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    sinks_on_gpu = sinks.cuda()
+    parts = 3
+    partial_o = torch.empty(parts, batch, 4, longest_q, d, device="cuda")
+    partial_lse = torch.empty(parts, batch, 4, longest_q, device="cuda")
+    window = (40, 7) if traits.window else (None, None)
+    features = Features(
+        d_head_v=d,
+        window_left=40 if traits.window else UNBOUNDED,
+        window_right=7 if traits.window else UNBOUNDED,
+        softcap=20.0 if traits.softcap else 0.0,
+        sinks=sinks_on_gpu.data_ptr() if traits.sinks else 0,
+        cu_seqlens_q=ends[0].data_ptr() if traits.varlen else 0,
+        cu_seqlens_k=ends[1].data_ptr() if traits.varlen else 0,
+        lse_stride=q.shape[1] if traits.varlen else 0,
+        n_splits=parts if traits.split else 1,
+        partial_o=partial_o.data_ptr() if traits.split else 0,
+        partial_lse=partial_lse.data_ptr() if traits.split else 0,
+    )
+
+    def launched(x: torch.Tensor, longest: int) -> torch.Tensor:
+        return x[:, :longest].expand(batch, -1, -1, -1) if traits.varlen else x
+
+    q_in, k_in, v_in = (
+        launched(x, n) for x, n in zip(on_gpu, (longest_q, longest_k, longest_k), strict=True)
+    )
+    cuda.forward(kernel, q_in, k_in, v_in, launched(o, longest_q), lse, d**-0.5, features)
+    torch.cuda.synchronize()
+    result = o.cpu()
+    for b in range(batch):
+        at_q = slice(sum(lengths.q[:b]), sum(lengths.q[: b + 1]))
+        at_k = slice(sum(lengths.k[:b]), sum(lengths.k[: b + 1]))
+        if traits.varlen:
+            mine, one_q, one_k, one_v = result[:, at_q], q[:, at_q], k[:, at_k], v[:, at_k]
+        else:
+            mine, one_q, one_k, one_v = (x[b : b + 1] for x in (result, q, k, v))
+        expected, _ = reference(
+            one_q, one_k, one_v, causal=traits.causal, window=window,
+            softcap=20.0 if traits.softcap else 0.0, sinks=sinks if traits.sinks else None,
+        )  # fmt: skip
+        torch.testing.assert_close(mine.double(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def main() -> None:
+    """Builds, or runs every kernel once."""
+    capability = torch.cuda.get_device_capability()
+    every = kernels(capability)
+    if "--build" in sys.argv:
+        build.build_kernels(every, [10 * capability[0] + capability[1]])
+        return
+    for kernel in every:
+        run(kernel)
+        print(f"right: {kernel.short_form()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

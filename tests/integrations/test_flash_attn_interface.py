@@ -1,0 +1,266 @@
+"""flash-attn's functions: meaning, and what is refused. Expected values come from the float64 reference."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attention import flash_attn_interface as flash_attn
+from flash_attention.kv_cache import rotated
+from flash_helpers.test.reference import reference
+
+TOLERANCE = {"atol": 2e-3, "rtol": 2e-3}
+HEADS, HEADS_KV, D_HEAD = 4, 2, 32
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+
+
+def qkv(seq_len_q: int, seq_len_k: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        random(batch, seq_len_q, HEADS, D_HEAD),
+        random(batch, seq_len_k, HEADS_KV, D_HEAD),
+        random(batch, seq_len_k, HEADS_KV, D_HEAD) + 1,
+    )
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got.double(), expected, **TOLERANCE)
+
+
+# ---------------------------------------------------------------------- batches and packed sequences
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(-1, -1), (5, 0), (-1, 3)])
+def test_func(causal: bool, window: tuple[int, int]) -> None:
+    q, k, v = qkv(9, 20)
+    out, lse, probs = flash_attn.flash_attn_func(
+        q, k, v, 0.0, 0.25, causal, window, 4.0, None, True, return_attn_probs=True
+    )
+    limits = tuple(None if side < 0 else side for side in window)
+    expected = reference(q, k, v, causal=causal, window=limits, softcap=4.0, softmax_scale=0.25)
+    close(out, expected[0])
+    close(lse, expected[1])
+    assert probs.numel() == 0
+    assert (flash_attn.flash_attn_func(q, k, v, 0.0, 0.25, causal, window, 4.0) == out).all()
+
+
+def test_packed_inputs() -> None:
+    q, k, v = qkv(12, 12)
+    expected = flash_attn.flash_attn_func(q, k, v, causal=True)
+    kv = torch.stack((k, v), dim=2)
+    assert (flash_attn.flash_attn_kvpacked_func(q, kv, causal=True) == expected).all()
+    qkv_packed = torch.stack((q[:, :, :HEADS_KV], k, v), dim=2)
+    expected = flash_attn.flash_attn_func(q[:, :, :HEADS_KV], k, v, causal=True)
+    assert (flash_attn.flash_attn_qkvpacked_func(qkv_packed, causal=True) == expected).all()
+    with pytest.raises(ValueError, match=r"qkv has shape .* it must be \(…, 3, n_heads, d_head\)"):
+        flash_attn.flash_attn_qkvpacked_func(kv)
+
+
+def test_varlen_functions() -> None:
+    q, k, v = (x.flatten(0, 1) for x in qkv(12, 12, batch=1))
+    offsets = torch.tensor([0, 5, 12], dtype=torch.int32)
+    out, lse, _ = flash_attn.flash_attn_varlen_func(
+        q, k, v, offsets, offsets, 7, 7, causal=True, return_attn_probs=True
+    )
+    for rows in (slice(0, 5), slice(5, 12)):
+        expected = reference(q[None, rows], k[None, rows], v[None, rows], causal=True)
+        close(out[None, rows], expected[0])
+        close(lse[None, :, rows], expected[1])
+    kv = torch.stack((k, v), dim=1)
+    packed = flash_attn.flash_attn_varlen_kvpacked_func(q, kv, offsets, offsets, 7, 7, causal=True)
+    assert (packed == out).all()
+    few = q[:, :HEADS_KV]
+    packed = flash_attn.flash_attn_varlen_qkvpacked_func(torch.stack((few, k, v), dim=1), offsets, 7)
+    assert (packed == flash_attn.flash_attn_varlen_func(few, k, v, offsets, offsets, 7, 7)).all()
+
+
+# ---------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dropout_p", 0.1), ("alibi_slopes", torch.ones(HEADS)), ("block_table", torch.ones(1))],
+)
+def test_what_is_refused_is_named(name: str, value: object) -> None:
+    q, k, v = qkv(4, 4)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    rows = [x[0] for x in (q, k, v)]
+    calls = {
+        flash_attn.flash_attn_func: (q, k, v),
+        flash_attn.flash_attn_varlen_func: (*rows, offsets, offsets, 4, 4),
+        flash_attn.flash_attn_kvpacked_func: (q, torch.stack((k, v), 2)),
+    }
+    tried = 0
+    for function, arguments in calls.items():
+        if name in inspect.signature(function).parameters:
+            tried += 1
+            with pytest.raises(NotImplementedError, match=f"^{name} is "):
+                function(*arguments, **{name: value})
+    assert tried
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("cache_leftpad", torch.zeros(2).int()), ("alibi_slopes", torch.ones(HEADS)), ("num_splits", 4)],
+)
+def test_what_the_cache_call_refuses_is_named(name: str, value: object) -> None:
+    with pytest.raises(NotImplementedError, match=f"^{name} is "):
+        flash_attn.flash_attn_with_kvcache(*qkv(1, 16), **{name: value})
+
+
+# ---------------------------------------------------------------------- the cache
+CAPACITY, LENGTHS, NEW = 64, (17, 0), 3
+
+
+def cache_call(**options):
+    """Lengths 17 and 0, three new keys each; what lies behind them in the cache is NaN."""
+    q, k_cache, v_cache = qkv(NEW, CAPACITY)
+    for i, length in enumerate(LENGTHS):
+        k_cache[i, length:] = torch.nan
+        v_cache[i, length:] = torch.nan
+    _, k, v = qkv(NEW, NEW)
+    return q, k_cache, v_cache, k, v
+
+
+def grown(cache: Tensor, new: Tensor) -> list[Tensor]:
+    return [torch.cat((cache[i, :n], new[i]))[None] for i, n in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (4, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_cache_is_appended_to_and_attended(causal: bool, window: tuple[int, int], compiled: bool) -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    keys, values = grown(k_cache, k), grown(v_cache, v)
+    call = flash_attn.flash_attn_with_kvcache
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out, lse = call(
+        q, k_cache, v_cache, k, v, cache_seqlens=torch.tensor(LENGTHS).int(), causal=causal,
+        window_size=window, return_softmax_lse=True,
+    )  # fmt: skip
+    limits = tuple(None if side < 0 else side for side in window)
+    for i, n in enumerate(LENGTHS):
+        expected = reference(q[i : i + 1], keys[i], values[i], causal=causal, window=limits)
+        close(out[i : i + 1], expected[0])
+        close(lse[i : i + 1], expected[1])
+        assert (k_cache[i, : n + NEW] == keys[i][0]).all()
+        assert (v_cache[i, : n + NEW] == values[i][0]).all()
+        assert k_cache[i, n + NEW :].isnan().all()
+        assert v_cache[i, n + NEW :].isnan().all()
+
+
+def test_cache_in_pages_and_reordered_gives_the_same_bits() -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    lengths = torch.tensor(LENGTHS).int()
+    order = torch.tensor([1, 0])
+    page, n_pages = 16, CAPACITY // 16
+    table = torch.randperm(2 * n_pages, generator=torch.Generator().manual_seed(0)).int().view(2, n_pages)
+    paged = [torch.empty(2 * n_pages, page, HEADS_KV, D_HEAD).half() for _ in range(2)]
+    for pages, cache in zip(paged, (k_cache, v_cache), strict=True):
+        pages[table.flatten()] = cache.view(-1, page, HEADS_KV, D_HEAD)
+    reordered = [cache[order].clone() for cache in (k_cache, v_cache)]
+    expected = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True
+    )
+    table[1, 1:] = -1  # not used by a sequence of 3
+    got = flash_attn.flash_attn_with_kvcache(
+        q, *paged, k, v, cache_seqlens=lengths, block_table=table, causal=True
+    )
+    assert (got == expected).all()
+    assert (paged[0][table[0]].flatten(0, 1)[:20] == k_cache[0, :20]).all()
+    got = flash_attn.flash_attn_with_kvcache(
+        q, *reordered, k, v, cache_seqlens=lengths, cache_batch_idx=order, causal=True
+    )
+    assert (got == expected).all()
+    torch.testing.assert_close(reordered[1], v_cache[order], equal_nan=True, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("seqlens", [None, 9, torch.tensor([9, 9]).int()])
+def test_cache_without_new_keys(seqlens: int | Tensor | None) -> None:
+    q, k_cache, v_cache = qkv(2, 12)
+    n = 12 if seqlens is None else 9
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=seqlens)
+    close(out, reference(q, k_cache[:, :n], v_cache[:, :n])[0])
+
+
+def test_an_empty_cache_gives_zeros() -> None:
+    q, k_cache, v_cache = qkv(2, 12)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, cache_seqlens=0, return_softmax_lse=True
+    )
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_turns_queries_and_new_keys_at_their_positions(interleaved: bool, causal: bool) -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    angles = torch.arange(CAPACITY)[:, None] * 10.0 ** -torch.arange(8)  # (seq_len_rotary, d_rotary / 2)
+    cos, sin = angles.cos().half(), angles.sin().half()
+    rotated_keys = []
+    for i, n in enumerate(LENGTHS):  # by complex numbers, another way than the library's
+        places = torch.arange(n, n + NEW)
+        rotated_keys.append(turned(k[i], angles[places], interleaved))
+    keys = grown(k_cache, torch.stack(rotated_keys).half())
+    values = grown(v_cache, v)
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cos, sin, torch.tensor(LENGTHS).int(), causal=causal,
+        rotary_interleaved=interleaved,
+    )  # fmt: skip
+    for i, n in enumerate(LENGTHS):
+        places = torch.arange(n, n + NEW) if causal else torch.full((NEW,), n)
+        query = turned(q[i], angles[places], interleaved).half()
+        expected = reference(query[None], keys[i], values[i], causal=causal)
+        torch.testing.assert_close(out[i : i + 1].double(), expected[0], atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(k_cache[i, n : n + NEW], keys[i][0, n:], atol=4e-3, rtol=4e-3)
+
+
+def turned(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+    """x (seq, heads, d) with its first 16 columns turned by angles (seq, 8)."""
+    columns = torch.arange(16).view(8, 2) if interleaved else torch.arange(16).view(2, 8).T
+    pairs = torch.view_as_complex(x.float()[..., columns].contiguous())
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    result = x.float().clone()
+    result[..., columns] = torch.view_as_real(pairs)
+    return result
+
+
+def test_rotation_keeps_the_other_columns() -> None:
+    x = random(1, 3, 2, D_HEAD)
+    angles = torch.ones(3, 4)
+    got = rotated(x, angles.cos(), angles.sin(), torch.arange(3)[None], True)
+    assert (got[..., 8:] == x[..., 8:]).all()
+    assert (got[..., :8] != x[..., :8]).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"k": None}, "k and v must be given together"),
+        ({"cache_seqlens": None}, "without cache_seqlens"),
+        ({"cache_seqlens": torch.tensor([62, 0]).int()}, "holds 64 tokens"),
+        ({"k": random(2, NEW, HEADS, D_HEAD)}, "k has shape"),
+        ({"v": random(2, NEW + 1, HEADS_KV, D_HEAD)}, "one length"),
+        ({"rotary_cos": torch.ones(64, 8)}, "rotary_cos and rotary_sin"),
+        ({"rotary_cos": torch.ones(64, 17), "rotary_sin": torch.ones(64, 17)}, "rotary_cos has shape"),
+        ({"block_table": torch.zeros(2, 4)}, "block_table is torch.float32"),
+        ({"block_table": torch.zeros(2, 4).int(), "cache_batch_idx": torch.zeros(2).int()}, "exclude"),
+        ({"cache_seqlens": torch.zeros(3).int()}, r"shape \(3,\)"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    arguments = {"k": k, "v": v, "cache_seqlens": torch.tensor(LENGTHS).int(), **change}
+    with pytest.raises(ValueError, match=text):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **arguments)
+
+
+def test_pages_are_multiples_of_16_tokens() -> None:
+    q, k_cache, v_cache = qkv(1, 24)
+    with pytest.raises(ValueError, match="pages have 24 tokens"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, block_table=torch.zeros(2, 1).int())

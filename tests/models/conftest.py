@@ -1,0 +1,16 @@
+"""Models load from local files alone, and are skipped where ``transformers`` is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+if importlib.util.find_spec("transformers") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    from attention_interface import register
+
+    register()

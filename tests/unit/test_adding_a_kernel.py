@@ -1,0 +1,131 @@
+"""docs/adding-a-kernel.md, followed: its diffs applied to a copy of the sources, its blocks run there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flash_helpers.build.sass import disassemble, find_tool, parse_functions
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "adding-a-kernel.md"
+COPIED = ("flash_attention", "py", "src", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
+BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def section(title: str) -> list[tuple[str, str]]:
+    """(kind, text) of the fenced blocks under one heading, in order."""
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return [(match["kind"], match["text"]) for match in BLOCK.finditer(text)]
+
+
+def apply(diff: str, root: Path) -> None:
+    """Applies a diff whose hunks have no line numbers: their old lines stand exactly once in the file."""
+    old_name, new_name, *lines = diff.splitlines()
+    assert old_name.startswith("--- a/"), old_name
+    assert old_name.removeprefix("--- a/") == new_name.removeprefix("+++ b/")
+    path = root / old_name.removeprefix("--- a/")
+    text = path.read_text(encoding="utf-8")
+    for hunk in "\n".join(lines).split("\n@@\n"):
+        rows = hunk.split("\n")
+        assert {row[:1] for row in rows} <= {" ", "+", "-"}, hunk
+        old = "".join(row[1:] + "\n" for row in rows if row[0] in " -")
+        new = "".join(row[1:] + "\n" for row in rows if row[0] in " +")
+        assert text.count(old) == 1, f"{path.name} holds these lines {text.count(old)} times:\n{old}"
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+
+
+class Copy:
+    """A copy of the sources with its own cache, in which the page's blocks run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in COPIED:
+            source = ROOT / name
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "generated", "*.egg-info")
+            if source.is_dir():
+                shutil.copytree(source, root / name, ignore=ignored)
+            else:
+                shutil.copy(source, root / name)
+        self.environment = os.environ | {
+            "PYTHONPATH": f"{root}{os.pathsep}{root / 'py'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "FLASH_ATTENTION_CACHE_DIR": str(root / "cache"),
+            "CXXFLAGS": "-O0",  # the binding is built to be read, not to be quick
+            "COLUMNS": "250",
+        }
+
+    def follow(self, blocks: list[tuple[str, str]]) -> str:
+        """Applies diffs and runs commands in the order of the page; returns all that was printed."""
+        printed = ""
+        for kind, text in blocks:
+            if kind == "diff":
+                apply(text, self.root)
+            elif kind == "python":
+                printed += self.run([sys.executable, "-c", text])
+            elif kind == "console":
+                for line in text.splitlines():
+                    _, program, *arguments = shlex.split(line)
+                    assert program == "python", line
+                    printed += self.run([sys.executable, *arguments])
+        return printed
+
+    def run(self, command: list[str]) -> str:
+        result = subprocess.run(
+            command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=300
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+        return result.stdout + result.stderr
+
+
+def test_a_new_block_size(tmp_path: Path) -> None:
+    printed = Copy(tmp_path).follow(section("A new block size"))
+    listed = re.findall(r"\(FP16, (64|128), 256, 32, 8\): \S+opt_softmax +│ ampere", printed)
+    assert set(listed) == {"64", "128"}
+    units = (tmp_path / "generated" / "ampere_sm_80").glob("fp16_128_256_32_8_*.cu")
+    assert (
+        "FlashForwardKernelConfig{.dtype = DType::FP16, .d_head = 128, .B_r = 256" in next(units).read_text()
+    )
+    assert "sm_80: 1 kernels, 1 compiled now" in printed
+    assert "spills" not in printed
+    assert re.search(r"^\d+ passed", printed, re.MULTILINE)
+
+
+def test_a_new_way_to_load_fragments(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    printed = copy.follow(section("A new way to load fragments"))
+    assert "sm_80: 2 kernels, 2 compiled now" in printed
+    assert re.search(r"^\d+ passed", printed, re.MULTILINE)
+    read = "import flash_attention_kernels as b; print(b.__file__, b.config_field_names('{}')[-1])"
+    file, last = copy.run([sys.executable, "-c", read.format("FlashForwardKernelConfig")]).split()
+    assert tmp_path in Path(file).parents  # the binding that was built here
+    assert last == "narrow_K_loads"
+    if find_tool("cuobjdump"):  # the new field does what it says
+        (library,) = (tmp_path / "cache" / "libraries").rglob("*.so")
+        functions = parse_functions(disassemble(library)).values()
+        loads = [Counter(i.opcode for i in f if i.name == "LDSM") for f in functions if len(f) > 100]
+        wide, narrow = sorted(loads, key=lambda count: count.total())
+        assert set(wide) == {"LDSM.16.M88.4", "LDSM.16.MT88.4"}
+        assert narrow["LDSM.16.M88.2"] == 2 * (wide["LDSM.16.M88.4"] - narrow["LDSM.16.M88.4"]) > 0
+        assert narrow["LDSM.16.MT88.4"] == wide["LDSM.16.MT88.4"]
+
+
+@pytest.mark.parametrize(
+    ("diff", "message"),
+    [
+        ("--- a/file\n+++ b/file\n one\n+two\n", "holds these lines 2 times"),
+        ("--- a/file\n+++ b/file\n-three\n+two\n", "holds these lines 0 times"),
+    ],
+)
+def test_lines_that_do_not_stand_once_are_shown(diff: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("one\none\n")
+    with pytest.raises(AssertionError, match=message):
+        apply(diff, tmp_path)

@@ -1,0 +1,126 @@
+"""The Ampere family's choices for each GPU, its ladder of speed, and the fields that they are made of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from flash_helpers.configs.ampere_sets import CHOICES, SPEED_LADDER
+from flash_helpers.kernel_configs import (
+    KNOWN_DEVICES,
+    DType,
+    FlashForwardKernelConfig,
+    SoftmaxReference,
+    choose_ampere_kernel,
+    device_facts,
+    get_ampere_best_kernels,
+    get_ampere_speed_ladder,
+    parse_kernel_name_into_config,
+)
+
+FAST = get_ampere_speed_ladder()[-2]  # 4 warps, everything on
+SHORT = (
+    "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_1_1_1_tiles+opt_softmax+kv_stages_2+mbarrier+anchored"
+    "+tensor_row_sums+fragments_ahead_1"
+)
+
+
+@pytest.mark.parametrize("facts", KNOWN_DEVICES.values(), ids=lambda facts: facts.name)
+def test_choices_fit_their_gpu(facts: Any) -> None:
+    kernels = get_ampere_best_kernels(capability=facts.capability)
+    assert kernels
+    for kernel in kernels:
+        assert kernel.config.infeasible_reason(facts) is None, kernel.short_form()
+        warps = kernel.config.n_warps * kernel.config.num_ctas_per_sm(facts.smem_per_sm)
+        assert warps >= 8, f"{kernel.short_form()}: {warps} warps hide nothing on {facts.name}"
+
+
+def test_every_problem_is_answered_and_every_choice_can_be_made() -> None:
+    for capability in {choice.capability for choice in CHOICES}:
+        made = {
+            choose_ampere_kernel(dtype, d, causal, seq_len, capability, lse, exact)[0]
+            for dtype in DType
+            for d in (64, 128, 256)
+            for causal in (False, True)
+            for seq_len in (512, 2048, 16384)
+            for lse in (False, True)
+            for exact in (False, True)
+        }
+        assert made == set(get_ampere_best_kernels(capability=capability))
+
+
+def test_accuracy_decides_reference_and_sums() -> None:
+    def config(**wanted: Any) -> FlashForwardKernelConfig:
+        dtype = wanted.pop("dtype", DType.BF16)
+        kernel, _ = choose_ampere_kernel(dtype, 128, causal=True, seq_len=1024, **wanted)
+        assert isinstance(kernel.config, FlashForwardKernelConfig)
+        return kernel.config
+
+    assert config().softmax_reference == SoftmaxReference.ANCHORED
+    assert config(dtype=DType.FP16).softmax_reference == SoftmaxReference.LAGGED
+    assert config(exact=True).softmax_reference == SoftmaxReference.EXACT_SKIP_RESCALE
+    assert (config().writes_lse, config(lse=True).writes_lse) == (False, True)
+
+
+def test_unknown_gpus_take_the_next_lower_choices_and_unknown_heads_are_refused() -> None:
+    def chosen(capability: tuple[int, int]) -> object:
+        return choose_ampere_kernel(DType.BF16, 128, False, 4096, capability)[0]
+
+    assert chosen((8, 7)) == chosen((8, 6))
+    assert chosen((12, 0)) == chosen((9, 0))
+    with pytest.raises(ValueError, match=r"7.5.*8.0 or newer"):
+        chosen((7, 5))
+    with pytest.raises(ValueError, match=r"head size 80.*64, 128, 256"):
+        choose_ampere_kernel(DType.BF16, 80, False, 4096)
+
+
+def test_each_step_of_the_ladder_changes_what_it_says() -> None:
+    ladder = get_ampere_speed_ladder()
+    for (_, changes), before, after in zip(SPEED_LADDER[1:], ladder, ladder[1:], strict=False):
+        changed = {f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)}
+        assert changed == set(changes)
+    assert len(set(ladder)) == len(ladder) == len(SPEED_LADDER)
+    assert all(config.infeasible_reason(device_facts("H100")) is None for config in ladder)
+
+
+def test_names_there_and_back() -> None:
+    assert FAST.short_form() == SHORT
+    for config in {*get_ampere_speed_ladder(), *(k.config for k in get_ampere_best_kernels())}:
+        assert isinstance(config, FlashForwardKernelConfig)
+        assert parse_kernel_name_into_config(config.short_form()) == config
+        assert parse_kernel_name_into_config(config.to_cpp_struct()) == config
+    mangled = (
+        "_ZN5flash6ampere20flash_forward_kernelIXtl24FlashForwardKernelConfigL5DType15ELi128ELi128ELi64ELi4E"
+        "Lb1ELb1ELb1ELi1ELi1ELi1ELb0ELb1ELi2ELb1EL16SoftmaxReference3ELb1ELi1EEEXtl13ForwardTraitsEEEEvv"
+    )
+    assert parse_kernel_name_into_config(mangled) == FAST
+
+
+def test_resources_by_hand() -> None:
+    # Q, and two stages of K and V: 128 columns of 2 bytes; barriers
+    assert FAST.smem_bytes() == (128 + 2 * 2 * 64) * 256 + 128 == 98432
+    # 2 row tiles; 8 steps along d_head by 8 column tiles, 4 steps along the keys by 16; 4 of the sums
+    assert FAST.products_per_block == 2 * (8 * 8 + 4 * 16 + 4) == 264
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(kv_stages=0), "kv_stages is 0.*1 to 8"),
+        (dict(eager_load_blocks=False), "stages beyond the first need async_copy and eager_load_blocks"),
+        (dict(kv_stages=1), "mbarrier needs kv_stages of 2"),
+        (dict(fragments_ahead=5), "fragments_ahead is 5.*0 to 4"),
+        (dict(K_mma_load_K_tiles=2, Q_mma_load_K_tiles=2), "fragment by fragment; make K's and V's tiles 1"),
+        (dict(mma_double_buffer_loads=True), "mma_double_buffer_loads False"),
+        (dict(optimized_softmax=False), "ANCHORED needs optimized_softmax"),
+        (dict(dtype=DType.FP16), "ANCHORED needs BF16.*choose LAGGED"),
+        (dict(n_warps=8, B_r=256, B_c=48), "B_c is 48.*32 rows.*multiple of 32"),
+    ],
+)
+def test_infeasible_reason(change: dict[str, Any], message: str) -> None:
+    reason = replace(FAST, **change).infeasible_reason(device_facts("H100"))
+    assert reason is not None
+    assert re.search(message, reason), reason
