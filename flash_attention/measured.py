@@ -40,21 +40,26 @@ class MeasuredChoice:
 
 
 def measured_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[MeasuredChoice]:
-    """The choice of each family that runs on the device, the one made for it first.
+    """The choices of each family that runs on the device, the family made for it first.
+
+    Of one family, the choice for keys in parts comes first, where its blocks fill the GPU and those of the
+    choice for whole rows do not.
 
     Args:
         problem: the problem as the kernel is given it.
         facts: the device.
     """
-    found = []
+    found: list[MeasuredChoice] = []
     if facts.capability == HOPPER_CAPABILITY and (sizes := _size_for(problem, _hopper_sizes())):
-        found.append(_hopper_choice(problem, facts, sizes))
+        found += _hopper_choices(problem, facts, sizes)
     if facts.capability >= (8, 0) and (sizes := _size_for(problem, _ampere_sizes())):
-        found.append(_ampere_choice(problem, facts, sizes[0]))
+        found += _ampere_choices(problem, facts, sizes[0])
     return found
 
 
-def _hopper_choice(problem: AttentionProblem, facts: DeviceFacts, sizes: tuple[int, int]) -> MeasuredChoice:
+def _hopper_choices(
+    problem: AttentionProblem, facts: DeviceFacts, sizes: tuple[int, int]
+) -> list[MeasuredChoice]:
     def choose(split: bool) -> tuple[ForwardConfig, str]:
         kernel, reason = choose_hopper_kernel(
             problem.dtype,
@@ -66,10 +71,10 @@ def _hopper_choice(problem: AttentionProblem, facts: DeviceFacts, sizes: tuple[i
         )
         return kernel.config, reason
 
-    return _split_if_that_fills(problem, facts, choose(False), choose(True))
+    return _split_and_whole(problem, facts, choose(True), choose(False))
 
 
-def _ampere_choice(problem: AttentionProblem, facts: DeviceFacts, d_head: int) -> MeasuredChoice:
+def _ampere_choices(problem: AttentionProblem, facts: DeviceFacts, d_head: int) -> list[MeasuredChoice]:
     def choose(split: bool) -> tuple[ForwardConfig, str]:
         if split and problem.seq_len_q <= MAX_DECODE_ROWS:
             return choose_ampere_decode_config(problem.dtype, d_head, facts), DECODE_REASON
@@ -84,24 +89,26 @@ def _ampere_choice(problem: AttentionProblem, facts: DeviceFacts, d_head: int) -
         )
         return kernel.config, reason
 
-    return _split_if_that_fills(problem, facts, choose(False), choose(True))
+    return _split_and_whole(problem, facts, choose(True), choose(False))
 
 
-def _split_if_that_fills(
+def _split_and_whole(
     problem: AttentionProblem,
     facts: DeviceFacts,
-    whole: tuple[ForwardConfig, str],
     split: tuple[ForwardConfig, str],
-) -> MeasuredChoice:
-    """The second choice, for keys in parts, where the first one's blocks would leave multiprocessors idle."""
+    whole: tuple[ForwardConfig, str],
+) -> list[MeasuredChoice]:
+    """Both choices of a family, the one for keys in parts only where there is more than one part."""
+    found = []
     config, reason = split
     variant = split_variant(kernel_for(config, problem))
     if variant is not None and not _obstacle(config, problem, facts):
         parts = parts_of_keys(variant, problem, facts)
         if parts > 1:
-            return MeasuredChoice(variant, parts, reason, None)
+            found.append(MeasuredChoice(variant, parts, reason, None))
     config, reason = whole
-    return MeasuredChoice(kernel_for(config, problem), 1, reason, _obstacle(config, problem, facts))
+    found.append(MeasuredChoice(kernel_for(config, problem), 1, reason, _obstacle(config, problem, facts)))
+    return found
 
 
 def _obstacle(config: ForwardConfig, problem: AttentionProblem, facts: DeviceFacts) -> str | None:

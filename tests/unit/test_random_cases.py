@@ -15,7 +15,7 @@ from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType, device_facts
 from flash_helpers.test import random_cases
 from flash_helpers.test.cases import Case
-from flash_helpers.test.random_cases import cases, kernels_for, run_cases, run_workers
+from flash_helpers.test.random_cases import KernelSet, cases, kernels_for, run_cases, run_workers
 
 
 @pytest.mark.parametrize("name", KNOWN_DEVICES)
@@ -35,7 +35,9 @@ def test_cases_are_found_for_every_kernel():
     quick = settings(max_examples=3000, suppress_health_check=list(HealthCheck), database=None)
     for kernel in [k for k in kernels if not k.traits.split][::6]:
         name = kernel.config.short_form()
-        case = find(cases([kernel]), lambda case, name=name: case.config == name, settings=quick)
+        case = find(
+            cases(KernelSet(kernels, [kernel])), lambda case, name=name: case.config == name, settings=quick
+        )
         assert case.dtype is kernel.config.dtype
         assert case.causal == kernel.traits.causal
 
@@ -52,7 +54,7 @@ def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
             raise RuntimeError("the launch failed")
 
     monkeypatch.setattr(Case, "check", check)
-    (failure,) = run_cases([], "cpu", 200, seed=0)["failures"]
+    (failure,) = run_cases(None, "cpu", 200, seed=0)["failures"]
     assert re.search(r"seq_len_q=4, ", failure)
     assert "group=1," in failure
     assert failure.strip().splitlines()[-1].startswith("python -c ")

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,6 +70,8 @@ def kernels_for(facts: DeviceFacts) -> list[ForwardKernel]:
     for dtype in DType:
         ampere, _ = choose_ampere_kernel(dtype, 256, True, 512, facts.capability, lse=True)
         found.append(ForwardKernel(ampere.config, ForwardTraits(causal=True, padded_head=True)))
+        plain128, _ = choose_ampere_kernel(dtype, 128, False, 512, facts.capability, lse=True)
+        found.append(ForwardKernel(plain128.config))
         decode = choose_ampere_decode_config(dtype, 128, facts)
         found += [ForwardKernel(decode, ForwardTraits(split=cut)) for cut in (False, True)]
         if facts.capability == (9, 0):
@@ -82,10 +84,25 @@ def kernels_for(facts: DeviceFacts) -> list[ForwardKernel]:
 
 
 # ---------------------------------------------------------------------- cases
+@dataclass(frozen=True, repr=False)
+class KernelSet:
+    """What random calls may run.
+
+    Attributes:
+        built: the kernels that are there.
+        wanted: those of them that cases are drawn for.
+    """
+
+    built: Sequence[ForwardKernel]
+    wanted: Sequence[ForwardKernel]
+
+
 @st.composite
-def cases(draw: st.DrawFn, kernels: Sequence[ForwardKernel] = ()) -> Case:
+def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
     """A case for one of the kernels; without kernels any that the CPU backend takes."""
-    kernel = draw(st.sampled_from(kernels)) if kernels else None
+    kernel = None
+    if kernels is not None:
+        kernel = kernels.wanted[draw(st.integers(0, len(kernels.wanted) - 1))]
     traits = kernel.traits if kernel is not None else ForwardTraits()
 
     def has(feature: str) -> bool:
@@ -122,8 +139,8 @@ def cases(draw: st.DrawFn, kernels: Sequence[ForwardKernel] = ()) -> Case:
         # A split kernel is the library's choice for few queries; one that is named takes all keys in one go.
         config=kernel.config.short_form() if kernel and not split and draw(st.booleans()) else "",
     )
-    if kernel is not None:
-        assume(_is_built_for(case, kernel if case.config else None, kernels))
+    if kernel is not None and kernels is not None:
+        assume(_is_built_for(case, kernel if case.config else None, kernels.built))
     return case
 
 
@@ -148,14 +165,16 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
         problem = problem.with_rows_packed()
     # Chosen for keys in parts alone; where these are too few, another kernel takes them in one go.
     for_parts = {kernel.config for kernel in kernels if kernel.traits.split}
+    able = [named] if named else [kernel for kernel in kernels if kernel.config not in for_parts]
+    configs = [kernel.config for kernel in able]
     return any(
-        unable_reason(kernel.config, problem, [kernel.config]) is None
+        unable_reason(kernel.config, problem, configs) is None
         and kernel_for(kernel.config, problem) == kernel
-        for kernel in ([named] if named else [k for k in kernels if k.config not in for_parts])
+        for kernel in able
     )
 
 
-def run_cases(kernels: Sequence[ForwardKernel], device: str, n: int, seed: int) -> dict[str, Any]:
+def run_cases(kernels: KernelSet | None, device: str, n: int, seed: int) -> dict[str, Any]:
     """Checks ``n`` cases in this process.
 
     Returns:
@@ -219,6 +238,7 @@ def run_workers(device: str, n: int, seed: int, workers: int, timeout: float) ->
         for worker in range(workers):
             share, path = n // workers + (worker < n % workers), Path(folder) / f"{worker}.json"
             arguments = ["--cases", str(share), "--seed", str(seed + worker), "--json", str(path)]
+            arguments += ["--share", f"{worker}/{workers}"]
             running.append((subprocess.Popen([*command, *arguments], env=environment), path, seed + worker))
         deadline = time.monotonic() + timeout
         for process, path, used_seed in running:
@@ -242,6 +262,7 @@ def main(
     workers: Annotated[int, typer.Option(help="processes; 0: this one alone")] = 8,
     json_file: Annotated[Path | None, typer.Option("--json", help="where the result is written")] = None,
     timeout: Annotated[float, typer.Option(help="seconds for all cases")] = 300.0,
+    share: Annotated[str, typer.Option(help="i/n: draw for every n-th kernel from number i on")] = "0/1",
 ) -> None:
     """Random calls of attention against the float64 reference."""
     begin = time.perf_counter()
@@ -249,7 +270,9 @@ def main(
     if workers:
         parts = run_workers(device, cases, seed, min(workers, max(1, cases)), timeout)
     else:
-        parts = [run_cases(kernels, device, cases, seed)]
+        first, step = map(int, share.split("/"))
+        chosen = KernelSet(kernels, kernels[first::step]) if kernels else None
+        parts = [run_cases(chosen, device, cases, seed)]
     ran = sum((Counter(part["kernels"]) for part in parts), Counter[str]())
     result = {
         "cases": sum(part["cases"] for part in parts),
