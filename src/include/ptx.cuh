@@ -25,6 +25,13 @@ FLASH_DEVICE Int computed_here(Int x) {
     return x;
 }
 
+// Neither loads nor products are moved past this place: `size` is not negative, but the compiler cannot know,
+// and a branch ends the stretch of code within which ptxas orders instructions as it sees fit. `place`, 0 and
+// up, is another number in each place, or one branch would answer for all.
+FLASH_DEVICE void divide_schedule(int size, int place) {
+    if (computed_here(size) == -1 - place) asm volatile("trap;");
+}
+
 // ---------------------------------------------------------------- global <-> shared
 
 // 16 bytes, past the L1 cache. A chunk that is not `in_bounds` is filled with zeros; nothing is read.

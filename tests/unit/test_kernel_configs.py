@@ -145,6 +145,9 @@ def test_sets_to_build_are_sorted_unique_feasible_and_complete() -> None:
         (dict(B_r=64, B_c=64, Q_mma_load_K_tiles=2), False),
         (dict(B_r=128, Q_mma_load_K_tiles=0), False),
         (dict(B_r=128, Q_mma_load_K_tiles=2, mma_double_buffer_loads=False), True),
+        (dict(B_c=128, eager_load_blocks=False), False),
+        (dict(B_c=128, eager_load_blocks=False, mma_double_buffer_loads=False), True),
+        (dict(d_head=64, B_r=128, B_c=128, Q_mma_load_K_tiles=2, eager_load_blocks=False), False),
         (dict(B_r=128, Q_mma_load_K_tiles=0, d_head=64), True),
     ],
 )

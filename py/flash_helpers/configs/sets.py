@@ -66,6 +66,12 @@ def skip_autotune_reason(cfg: FlashForwardKernelConfig) -> str | None:
             # 4 warps: 128 (O) + 64 (S) + 64 (Q) = 256 registers, more than a thread has. 8 warps: 2 blocks
             # per SM leave a thread 128 registers, and O, S and Q of 16 rows alone take 128.
             return "holding Q passes the register budget at the wanted blocks per SM"
+    if not cfg.eager_load_blocks and (cfg.B_c, cfg.n_warps) == (128, 4):
+        # V's 32 rows a warp are copied while S is whole in registers: 32 more for addresses and what the
+        # compiler has loaded ahead, twice that with two buffers.
+        copies = 32 * (2 if cfg.mma_double_buffer_loads else 1)
+        if cfg.resident_registers() + REGISTER_OVERHEAD + copies > MAX_REGISTERS:
+            return "copies between the products need registers that S, O and Q have taken: it would spill"
     if cfg.resident_registers() + REGISTER_OVERHEAD > MAX_REGISTERS:
         return (
             f"O, S and Q alone take {cfg.resident_registers()} of {MAX_REGISTERS} registers: it would spill"

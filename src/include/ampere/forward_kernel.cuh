@@ -57,14 +57,15 @@ struct ForwardWarp {
         Scores<Kernel> S;  // (warp_rows, B_c)
 
         pipeline.template before_scores<kGeneral>(valid_keys);
-        if (sees_block) score_product(S, Q, pipeline.offset());
+        if (sees_block) score_product(S, Q, pipeline.offset(), mask.seq_len_q);
         pipeline.template after_scores<kGeneral>(valid_keys);
         if (sees_block) {
             softmax.scale_scores(S);
             if constexpr (kGeneral) hide_invisible(S, first_key);
             softmax.template update<kGeneral>(S, O, kv_block == last_block);
             output_product(
-                O, [&](int key_tile) { return softmax.probabilities(S, key_tile); }, pipeline.offset());
+                O, [&](int key_tile) { return softmax.probabilities(S, key_tile); }, pipeline.offset(),
+                mask.seq_len_q);
         }
         pipeline.after_output();
     }

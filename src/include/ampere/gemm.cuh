@@ -6,7 +6,8 @@
 // Both walk along the reduction dimension in tiles of 16. *_mma_load_K_tiles says how many tiles of
 // an operand are loaded at a time, mma_double_buffer_loads whether the next ones load meanwhile. This is
 // the order of the program and the number of registers it names; within it ptxas moves ldmatrix and mma
-// past each other as it sees fit. With fragments_ahead, K and V come one ldmatrix at a time, which is what
+// past each other as it sees fit, unless registers suffice to hold it to that order (orders_loads). With
+// fragments_ahead, K and V come one ldmatrix at a time, which is what
 // large accumulators leave registers for.
 #pragma once
 
@@ -64,7 +65,7 @@ template <typename Kernel>
 struct QueryOperand {
     using Fragment = AFragment<Kernel>;
     using Stream = FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.Q_mma_load_K_tiles,
-                                  Kernel::cfg.mma_double_buffer_loads>;
+                                  Kernel::cfg.mma_double_buffer_loads, kAsCompiled>;  // K's order is Q's too
 
     uint32_t smem_rows;    // of the warp
     uint32_t lane_offset;  // in a tile of 16 rows; the same as in V
@@ -131,28 +132,37 @@ struct ScoreProduct {
     }
 
     // `slot`: bytes from the first K block's place to this one's.
-    FLASH_DEVICE void operator()(Scores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot) const {
+    // `size`: see divide_schedule.
+    FLASH_DEVICE void operator()(Scores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot,
+                                 int size) const {
         S.clear();
         if constexpr (Kernel::cfg.fragments_ahead > 0) {
             multiply_by_fragments(S, Q, slot);
         } else {
-            multiply_by_tiles(S, Q, slot);
+            multiply_by_tiles(S, Q, slot, size);
         }
     }
 
   private:
-    FLASH_DEVICE void multiply_by_tiles(Scores<Kernel> &S, const QueryOperand<Kernel> &Q,
-                                        uint32_t slot) const {
+    template <int kFirstPlace>
+    using Stream = FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.K_mma_load_K_tiles,
+                                  Kernel::cfg.mma_double_buffer_loads, kFirstPlace>;
+    static constexpr int fragment_registers =
+        Stream<kAsCompiled>::registers + (Kernel::holds_Q ? 0 : QueryOperand<Kernel>::Stream::registers);
+    // S is zero, and takes no registers, before the first products.
+    static constexpr bool ordered =
+        Kernel::orders_loads(fragment_registers, Stream<kAsCompiled>::group < Kernel::d_tiles);
+
+    FLASH_DEVICE void multiply_by_tiles(Scores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot,
+                                        int size) const {
         typename QueryOperand<Kernel>::Stream Q_stream;
-        FragmentStream<Fragment, Kernel::d_tiles, Kernel::cfg.K_mma_load_K_tiles,
-                       Kernel::cfg.mma_double_buffer_loads>
-            K_stream;
+        Stream<ordered ? 0 : kAsCompiled> K_stream;
 #pragma unroll
         for (int k = 0; k < Kernel::d_tiles; ++k) {
             if constexpr (!Kernel::holds_Q) {
-                Q_stream.prepare(k, [&](auto &fragment, int tile) { Q.load(fragment, tile); });
+                Q_stream.prepare(k, size, [&](auto &fragment, int tile) { Q.load(fragment, tile); });
             }
-            K_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
+            K_stream.prepare(k, size, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
             if constexpr (Kernel::holds_Q) {
                 multiply(S, Q.held[k], K_stream[k]);
             } else {
@@ -216,23 +226,28 @@ struct OutputProduct {
     // multiplied, so that S and P are never both in registers as a whole, and exp2 runs between products.
     template <typename MakeP>
     // `slot`: bytes from the first V block's place to this one's.
-    FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P, uint32_t slot) const {
+    // `size`: see divide_schedule.
+    FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P, uint32_t slot, int size) const {
         if constexpr (Kernel::cfg.fragments_ahead > 0) {
             multiply_by_fragments(O, P, slot);
         } else {
-            multiply_by_tiles(O, P, slot);
+            multiply_by_tiles(O, P, slot, size);
         }
     }
 
   private:
+    template <int kFirstPlace>
+    using Stream = FragmentStream<Fragment, Kernel::key_tiles, Kernel::cfg.V_mma_load_K_tiles,
+                                  Kernel::cfg.mma_double_buffer_loads, kFirstPlace>;
+    static constexpr int P_registers = Kernel::m_tiles * 4;
+    static constexpr bool ordered = Kernel::orders_loads(Stream<kAsCompiled>::registers + P_registers, true);
+
     template <typename MakeP>
-    FLASH_DEVICE void multiply_by_tiles(Output<Kernel> &O, MakeP P, uint32_t slot) const {
-        FragmentStream<Fragment, Kernel::key_tiles, Kernel::cfg.V_mma_load_K_tiles,
-                       Kernel::cfg.mma_double_buffer_loads>
-            V_stream;
+    FLASH_DEVICE void multiply_by_tiles(Output<Kernel> &O, MakeP P, uint32_t slot, int size) const {
+        Stream<ordered ? 2 * Kernel::d_tiles : kAsCompiled> V_stream;  // behind K's places
 #pragma unroll
         for (int k = 0; k < Kernel::key_tiles; ++k) {
-            V_stream.prepare(k, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
+            V_stream.prepare(k, size, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
             multiply(O, P(k), V_stream[k]);
         }
     }

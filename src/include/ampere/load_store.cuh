@@ -140,21 +140,36 @@ FLASH_DEVICE void wait_for_copies() {
 
 // The fragments of an operand on their way through registers: `kAtATime` tiles along the reduction
 // dimension at a time (0: all of them), in one buffer, or in two, of which one is loaded while the
-// other is multiplied. `Fragment` is what one tile along the reduction dimension needs.
-template <typename Fragment, int kTiles, int kAtATime, bool kDoubleBuffer>
+// other is multiplied. `Fragment` is what one tile along the reduction dimension needs. kFirstPlace: the
+// machine code does this in this order too; the first of 2 * kTiles places for divide_schedule. kAsCompiled:
+// it does it in the order that the compiler finds best.
+inline constexpr int kAsCompiled = -1;
+
+template <typename Fragment, int kTiles, int kAtATime, bool kDoubleBuffer, int kFirstPlace>
 struct FragmentStream {
+    static constexpr bool ordered = kFirstPlace != kAsCompiled;
     static constexpr int group = kAtATime == 0 ? kTiles : kAtATime;
     static constexpr bool double_buffer = kDoubleBuffer && group < kTiles;
     static constexpr int slots = double_buffer ? 2 * group : group;
+    static constexpr int registers = slots * sizeof(Fragment) / sizeof(uint32_t);
 
     Fragment rmem[slots];
 
-    // Called before tile k is multiplied, for k = 0, 1, …; `load(fragment, tile)` loads one tile.
+    // Called before tile k is multiplied, for k = 0, 1, …; `load(fragment, tile)` loads one tile. `size`: see
+    // divide_schedule.
     template <typename Load>
-    FLASH_DEVICE void prepare(int k, Load load) {
+    FLASH_DEVICE void prepare(int k, int size, Load load) {
         if (k % group != 0) return;
-        if (!double_buffer || k == 0) load_group(k, load);
-        if (double_buffer && k + group < kTiles) load_group(k + group, load);
+        if (double_buffer) {
+            if (k == 0) load_group(0, load);
+            if (ordered)
+                divide_schedule(size, kFirstPlace + k);  // loads of the next group, products of this one
+            if (k + group < kTiles) load_group(k + group, load);
+        } else {
+            if (ordered && k > 0) divide_schedule(size, kFirstPlace + k);  // products of the group before
+            load_group(k, load);
+            if (ordered) divide_schedule(size, kFirstPlace + kTiles + k);  // loads
+        }
     }
 
     FLASH_DEVICE const Fragment &operator[](int k) const { return rmem[k % slots]; }

@@ -60,7 +60,10 @@ struct SingleSlot {
         if constexpr (!eager) source.K.template load<kEdge>(valid_keys);
         wait_for_copies<Kernel>();
         __syncthreads();  // K is complete; all warps are done with the V block before it
-        if constexpr (eager) source.V.template load<kEdge>(valid_keys);
+        if constexpr (eager) {
+            // Always true; but under a condition the compiler does not work out addresses ahead of the loop.
+            if (source.blocks_left > 0) source.V.template load<kEdge>(valid_keys);
+        }
     }
 
     template <bool kEdge>

@@ -19,7 +19,9 @@
 namespace flash::ampere {
 
 inline constexpr int kMaxStages = 8;
-inline constexpr int kBarrierBytes = 128;  // full[8] and empty[8], 8 bytes each
+inline constexpr int kMaxRegisters = 255;   // of a thread
+inline constexpr int kOtherRegisters = 24;  // addresses, row references and sums, temporaries
+inline constexpr int kBarrierBytes = 128;   // full[8] and empty[8], 8 bytes each
 
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct StaticForwardKernelConfig {
@@ -89,6 +91,16 @@ struct StaticForwardKernelConfig {
     static_assert(valid_tile_count(CFG.V_mma_load_K_tiles, key_tiles),
                   "V_mma_load_K_tiles must be 0 or divide B_c / 16");
     static constexpr bool holds_Q = CFG.Q_mma_load_K_tiles == 0;
+
+    // Whether the machine code loads fragments in the order that the configuration states. Without that,
+    // ptxas loads each as late as it can, which takes fewer registers: where those of the stated order would
+    // not suffice, it is left to do so. `fragments`: registers of the fragments that are loaded when the
+    // products begin; `scores`: whether S is live then.
+    static constexpr bool orders_loads(int fragments, bool scores) {
+        const int O_and_S = m_tiles * (d_head + (scores ? B_c : 0)) / 2;
+        const int Q = holds_Q ? m_tiles * d_tiles * 4 : 0;
+        return O_and_S + Q + fragments + kOtherRegisters <= kMaxRegisters;
+    }
     static_assert(CFG.fragments_ahead >= 0 && CFG.fragments_ahead <= key_tiles,
                   "fragments_ahead must be 0 to B_c / 16");
     static_assert(CFG.fragments_ahead == 0 || (CFG.Q_mma_load_K_tiles <= 1 && CFG.K_mma_load_K_tiles == 1 &&
