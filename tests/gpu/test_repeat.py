@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flash_attention import attention, attention_varlen, explain_choice, prepare
-from flash_attention.choosing import _problem_of
+from flash_attention.choosing import problem_of
 from flash_helpers import build
 
 RUNS = 100
@@ -141,7 +141,7 @@ def test_nothing_grows_over_2000_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys 1 to 1000 twice, a new scale in each call, in each of the types that a scale may have."""
     q, k, v = inputs(1, 64, 1000, 4, 2)
     prepare(
-        [_problem_of(q, k[:, :n], v[:, :n], None, False, (None, None), 0.0, False) for n in range(1, 1001)]
+        [problem_of(q, k[:, :n], v[:, :n], None, False, (None, None), 0.0, False) for n in range(1, 1001)]
     )
     built = []
     monkeypatch.setattr("flash_attention.choosing.build_kernels", lambda *a: built.append(a))
