@@ -34,6 +34,8 @@ def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
     if "split" not in family_of(kernel).traits or getattr(kernel.config, "tensor_row_sums", False):
         return None
+    if getattr(kernel.config, "paired_warps", False):
+        return None
     if getattr(getattr(kernel.config, "softmax_reference", None), "name", "") == "ANCHORED":
         return None
     return replace(kernel, traits=replace(kernel.traits, split=True))

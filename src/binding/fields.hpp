@@ -55,6 +55,7 @@ struct Description<FlashForwardKernelConfig> {
         FLASH_FIELD(FlashForwardKernelConfig, softmax_reference),
         FLASH_FIELD(FlashForwardKernelConfig, tensor_row_sums),
         FLASH_FIELD(FlashForwardKernelConfig, fragments_ahead),
+        FLASH_FIELD(FlashForwardKernelConfig, paired_warps),
     };
 };
 

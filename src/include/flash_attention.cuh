@@ -43,6 +43,7 @@ struct FlashForwardKernelConfig {
     SoftmaxReference softmax_reference = SoftmaxReference::EXACT;
     bool tensor_row_sums = false;
     int fragments_ahead = 0;
+    bool paired_warps = false;
 
     auto operator<=>(const FlashForwardKernelConfig &) const = default;
 };
@@ -172,7 +173,7 @@ struct KernelLibrary {
     const char *(*error_string)(int error);
 };
 
-inline constexpr int kAbiVersion = 3;
+inline constexpr int kAbiVersion = 4;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 
 }  // namespace flash

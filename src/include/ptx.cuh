@@ -94,6 +94,13 @@ FLASH_DEVICE void store_shared(uint32_t smem, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(value) : "memory");
 }
 
+// ---------------------------------------------------------------- named barriers
+
+// Waits until `threads` threads have come to barrier `id`, 1 to 15; their writes to shared memory are seen.
+FLASH_DEVICE void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // ---------------------------------------------------------------- mbarrier
 // A barrier in shared memory, 8 bytes, that does not make those who arrive wait: a phase completes with
 // its last arrival, and whoever needs it waits for the phase's parity.

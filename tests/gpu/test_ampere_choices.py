@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from test_shapes import SHAPES, Shape, expected, inputs
 
 from flash_attention.backends import cuda
 from flash_attention.errors import KernelLaunchError
-from flash_helpers.configs.ampere_sets import get_ampere_best_kernels, get_ampere_speed_ladder
+from flash_helpers.configs.ampere_sets import (
+    WARP_PAIRS,
+    get_ampere_best_kernels,
+    get_ampere_speed_ladder,
+)
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, SoftmaxReference
 from flash_helpers.test.utils import error_stats
 
@@ -22,7 +27,19 @@ LADDER = {
     for config in get_ampere_speed_ladder()
     for causal in (False, True)
 }
-KERNELS = sorted(CHOSEN | LADDER)
+PAIRS = {
+    ForwardKernel(replace(WARP_PAIRS, **change), ForwardTraits(causal=causal))
+    for change in (
+        dict(),
+        dict(dtype=DType.FP16, softmax_reference=SoftmaxReference.EXACT_SKIP_RESCALE),
+        dict(softmax_reference=SoftmaxReference.EXACT, tensor_row_sums=False),
+        dict(tensor_row_sums=False),
+        dict(B_c=32, kv_stages=3, mbarrier=False),
+        dict(d_head=128, tensor_row_sums=False),
+    )
+    for causal in (False, True)
+}
+KERNELS = sorted(CHOSEN | LADDER | PAIRS)
 ANCHORED = [kernel for kernel in KERNELS if kernel.config.softmax_reference == SoftmaxReference.ANCHORED]
 
 

@@ -99,6 +99,15 @@ def test_names_there_and_back() -> None:
     assert parse_kernel_name_into_config(mangled) == FAST
 
 
+def test_resources_of_pairs_by_hand() -> None:
+    pair = replace(FAST, d_head=256, n_warps=8, paired_warps=True)
+    # Q, two stages of K and V, barriers, and for each warp half of its scores in float32
+    assert pair.smem_bytes() == (128 + 2 * 2 * 64) * 512 + 128 + 8 * 32 * 32 * 4
+    assert pair.rows_per_warp == 32
+    assert pair.products_per_block == FAST.products_per_block  # as many as with half of d_head, alone
+    assert pair.resident_registers() == FAST.resident_registers() == 32 * (128 + 64) // 32
+
+
 def test_resources_by_hand() -> None:
     # Q, and two stages of K and V: 128 columns of 2 bytes; barriers
     assert FAST.smem_bytes() == (128 + 2 * 2 * 64) * 256 + 128 == 98432
@@ -118,6 +127,10 @@ def test_resources_by_hand() -> None:
         (dict(optimized_softmax=False), "ANCHORED needs optimized_softmax"),
         (dict(dtype=DType.FP16), "ANCHORED needs BF16.*choose LAGGED"),
         (dict(n_warps=8, B_r=256, B_c=48), "B_c is 48.*32 rows.*multiple of 32"),
+        (dict(paired_warps=True, d_head=64), "paired_warps with d_head 64.*a multiple of 128"),
+        (dict(paired_warps=True, B_c=48), "B_c 48.*a multiple of 32"),
+        (dict(paired_warps=True, softmax_reference=SoftmaxReference.LAGGED), "one warp of a pair only"),
+        (dict(paired_warps=True, B_r=80), "B_r is 80.*multiple of 32"),
     ],
 )
 def test_infeasible_reason(change: dict[str, Any], message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import accumulate, groupby
 
@@ -40,7 +39,8 @@ FAST = {
     choose_ampere_kernel(DType.BF16, 128, causal=False, seq_len=8192)[0]: 610,
     choose_ampere_kernel(DType.BF16, 128, causal=False, seq_len=1024, lse=True)[0]: 720,
     choose_ampere_kernel(DType.FP16, 128, causal=True, seq_len=1024)[0]: 1010,
-    choose_ampere_kernel(DType.BF16, 256, causal=True, seq_len=4096)[0]: 650,
+    choose_ampere_kernel(DType.BF16, 256, causal=True, seq_len=4096)[0]: 620,
+    choose_ampere_kernel(DType.BF16, 256, causal=True, seq_len=4096, lse=True)[0]: 650,
 }
 
 pytestmark = pytest.mark.skipif(
@@ -158,10 +158,13 @@ def test_chosen_kernels_are_lean(built: list[BuildResult], loops: Loops, kernel:
     assert count(loop, "LDL") + count(loop, "STL") == 0
     per_256 = len(loop) * 256 / config.products_per_block
     assert per_256 <= FAST[kernel], f"{per_256:.0f} instructions for 256 products"
-    exponentials = config.rows_per_warp * config.B_c // 32
+    exponentials = config.rows_per_warp * config.B_c // config.warps_per_group // 32
     rescales = sum(i.opcode == "MUFU.EX2" for i in loop) - exponentials
     anchored = config.softmax_reference == SoftmaxReference.ANCHORED
     assert (rescales == 0) == anchored, "an anchored reference needs no exponential but P's"
     assert not (anchored and count(loop, "FMNMX")), "… and no maximum"
-    assert (count(loop, "FADD") > 0) != config.tensor_row_sums or not anchored
-    assert bool([i for i in loop if re.fullmatch("BAR.*", i.opcode)]) != config.mbarrier
+    # Of an anchored softmax only the row sums add, and pairs, which add up their halves of the scores.
+    adds = config.paired_warps or not config.tensor_row_sums
+    assert not anchored or (count(loop, "FADD") > 0) == adds
+    barriers = sum(i.name == "BAR" for i in loop)
+    assert barriers == (0 if config.mbarrier else 1) + (2 if config.paired_warps else 0)

@@ -54,6 +54,8 @@ class FlashForwardKernelConfig:
             writes no LSE: 5e-4 to 4e-3 would be wrong in it.
         fragments_ahead: 0: operands are loaded as the three ``*_tiles`` fields say; n: K's and V's come one
             ``ldmatrix`` at a time, n of them ahead of their products.
+        paired_warps: two warps share their query rows and halve ``d_head`` in both products, so that each
+            fragment of K and V is read for twice as many rows; they exchange scores and P.
     """
 
     dtype: DType
@@ -74,6 +76,7 @@ class FlashForwardKernelConfig:
     softmax_reference: SoftmaxReference = SoftmaxReference.EXACT
     tensor_row_sums: bool = False
     fragments_ahead: int = 0
+    paired_warps: bool = False
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -134,14 +137,20 @@ class FlashForwardKernelConfig:
         return WARP_SIZE * self.n_warps
 
     @property
+    def warps_per_group(self) -> int:
+        """Warps that share query rows, each with its part of ``d_head``."""
+        return 2 if self.paired_warps else 1
+
+    @property
     def rows_per_warp(self) -> int:
-        """Query rows one warp owns."""
-        return self.B_r // self.n_warps
+        """Query rows one warp owns, alone or with the other of its pair."""
+        return self.B_r * self.warps_per_group // self.n_warps
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory of a block: one Q block, a K and a V block each stage, barriers; bytes."""
+        """Shared memory of a block: Q, a K and a V block each stage, barriers, pairs' boxes; bytes."""
         tiles = (self.B_r + 2 * self.kv_stages * self.B_c) * self.d_head * elem_size
-        return tiles + (BARRIER_BYTES if self.mbarrier else 0)
+        boxes = self.B_r * self.B_c * 4 if self.paired_warps else 0  # scores in float32
+        return tiles + (BARRIER_BYTES if self.mbarrier else 0) + boxes
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks that fit one SM's shared memory of ``max_smem_bytes`` bytes."""
@@ -158,8 +167,9 @@ class FlashForwardKernelConfig:
         P replaces S in place. Streamed fragments, addresses, row statistics and temporaries come on top;
         how many of those live at once is the compiler's choice.
         """
-        accumulators = self.rows_per_warp * (self.d_head + self.B_c) // WARP_SIZE
-        held_q = self.rows_per_warp * self.d_head // (2 * WARP_SIZE) if self.Q_mma_load_K_tiles == 0 else 0
+        columns = self.d_head // self.warps_per_group
+        accumulators = self.rows_per_warp * (columns + self.B_c) // WARP_SIZE
+        held_q = self.rows_per_warp * columns // (2 * WARP_SIZE) if self.Q_mma_load_K_tiles == 0 else 0
         return accumulators + held_q
 
     # ------------------------------------------------------------------ work
@@ -183,7 +193,8 @@ class FlashForwardKernelConfig:
     def products_per_block(self) -> int:
         """Instructions ``mma.sync`` of one warp for one K/V block."""
         row_tiles = self.rows_per_warp // MMA_M
-        products = 2 * (self.d_head // MMA_K) * (self.B_c // MMA_N)  # Q K^T and P V
+        columns = self.d_head // self.warps_per_group
+        products = 2 * (columns // MMA_K) * (self.B_c // MMA_N)  # Q K^T and P V
         return row_tiles * (products + (self.B_c // MMA_K if self.tensor_row_sums else 0))
 
     # ------------------------------------------------------------------ feasibility
@@ -194,10 +205,11 @@ class FlashForwardKernelConfig:
         for name in ("B_r", "B_c", "n_warps"):
             if getattr(self, name) <= 0:
                 return f"{name} is {getattr(self, name)}; it must be positive"
-        if self.B_r % (self.n_warps * MMA_M):
+        least_rows = self.n_warps * MMA_M // self.warps_per_group
+        if self.B_r % least_rows:
             return (
                 f"B_r is {self.B_r} with {self.n_warps} warps: each warp must own a multiple of {MMA_M} "
-                f"query rows, so B_r must be a multiple of {self.n_warps * MMA_M}"
+                f"query rows, so B_r must be a multiple of {least_rows}"
             )
         rows_per_pass = self.n_threads * CHUNK_BYTES // (PANEL_COLUMNS * self.dtype.itemsize)
         for name in ("B_r", "B_c"):
@@ -222,7 +234,7 @@ class FlashForwardKernelConfig:
             )
         if self.eager_load_blocks and not self.async_copy:
             return "eager_load_blocks needs async_copy: copies through registers cannot be under way"
-        return self._malformed_pipeline() or self._malformed_softmax()
+        return self._malformed_pipeline() or self._malformed_softmax() or self._malformed_pairs()
 
     def _malformed_pipeline(self) -> str | None:
         if not 1 <= self.kv_stages <= MAX_STAGES:
@@ -245,6 +257,22 @@ class FlashForwardKernelConfig:
             return (
                 f"fragments_ahead is {self.fragments_ahead} with loads of {tiles} tiles: it loads fragment "
                 "by fragment; make K's and V's tiles 1, Q's 0 or 1, and mma_double_buffer_loads False"
+            )
+        return None
+
+    def _malformed_pairs(self) -> str | None:
+        if not self.paired_warps:
+            return None
+        if self.d_head % (2 * PANEL_COLUMNS) or self.B_c % (2 * MMA_K) or not self.fragments_ahead:
+            return (
+                f"paired_warps with d_head {self.d_head}, B_c {self.B_c} and fragments_ahead "
+                f"{self.fragments_ahead}: it halves the first, a multiple of {2 * PANEL_COLUMNS}, and the "
+                f"second, a multiple of {2 * MMA_K}, and needs fragments_ahead"
+            )
+        if self.softmax_reference == SoftmaxReference.LAGGED:
+            return (
+                "paired_warps and softmax_reference LAGGED: growth would be seen by one warp of a pair only; "
+                "choose EXACT_SKIP_RESCALE, or ANCHORED for BF16"
             )
         return None
 

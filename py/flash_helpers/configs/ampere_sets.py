@@ -131,6 +131,11 @@ CHOICES = (
 )  # fmt: skip
 
 
+WARP_PAIRS = _config(256, 128, 64, 8, 2, tensor_row_sums=True, paired_warps=True)
+"""Pairs of warps with 32 rows and half of d_head each: shared memory, which limits 16 rows a warp to 390
+TFLOP/s on an H100, is read for 28 % less. It has not run on a GPU yet, so no choice takes it."""
+
+
 def choose_ampere_kernel(
     dtype: DType,
     d_head: int,
@@ -176,12 +181,14 @@ def _kernel(choice: Choice, dtype: DType, causal: bool, lse: bool, exact: bool) 
         reference = SoftmaxReference.LAGGED
     else:
         reference = SoftmaxReference.ANCHORED
+    config = choice.config
+    if lse or exact or dtype == DType.FP16:
+        config = replace(config, **choice.otherwise)
     config = replace(
-        choice.config,
+        config,
         dtype=dtype,
         softmax_reference=reference,
-        tensor_row_sums=choice.config.tensor_row_sums and not lse,
-        **(choice.otherwise if lse or exact or dtype == DType.FP16 else {}),
+        tensor_row_sums=config.tensor_row_sums and not lse,
     )
     if exact and (config.d_head, config.rows_per_warp, config.B_c) == (128, 32, 64):
         config = replace(config, B_c=48)  # the maxima of 64 keys would spill
@@ -211,10 +218,10 @@ SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fragment by fragment", dict(
         Q_mma_load_K_tiles=1, K_mma_load_K_tiles=1, V_mma_load_K_tiles=1, fragments_ahead=1)),
     ("two K/V stages", dict(kv_stages=2)),
-    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
-    ("anchored softmax reference", dict(softmax_reference=SoftmaxReference.ANCHORED)),
     ("mbarriers", dict(mbarrier=True)),
     ("row sums on the tensor cores", dict(tensor_row_sums=True)),
+    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
+    ("anchored softmax reference", dict(softmax_reference=SoftmaxReference.ANCHORED)),
     ("eight warps, three stages", dict(B_r=256, n_warps=8, kv_stages=3)),
 )  # fmt: skip
 

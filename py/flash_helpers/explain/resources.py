@@ -52,7 +52,8 @@ def predict_registers(config: ForwardConfig) -> Registers:
     """
     if isinstance(config, HopperForwardKernelConfig):
         return _predict_consumer(config)
-    accumulators = config.rows_per_warp * (config.d_head + config.B_c) // WARP_SIZE
+    columns = config.d_head // config.warps_per_group
+    accumulators = config.rows_per_warp * (columns + config.B_c) // WARP_SIZE
     resident = config.resident_registers()
     wanted = resident + REGISTER_OVERHEAD
     return Registers(

@@ -15,9 +15,11 @@ template <typename Kernel>
 struct Epilogue {
     using Tile = typename Kernel::QTile;
     static constexpr int lane_rows = kWarpSize / Tile::row_chunks;  // rows a warp stores at once: 4
+    static constexpr int warp_panels = Tile::panels / Kernel::warps_per_group;
 
     uint32_t smem_O;  // the Q tile
     int warp_row;     // the warp's first row in it
+    int first_panel;  // the warp's columns of it
     int first_row;    // the query of that row
     Mask<Kernel::traits> mask;
 
@@ -101,9 +103,9 @@ struct Epilogue {
     FLASH_DEVICE void stage_row(const Output<Kernel> &O, int m, int r, int tile_row, float factor) const {
         const int in_chunk = accumulator(threadIdx.x % kWarpSize, 0).column * kElementBytes;
 #pragma unroll
-        for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {  // an 8-column tile is a chunk
+        for (int n = 0; n < Kernel::warp_d / kMmaN; ++n) {  // an 8-column tile is a chunk
             const float (&tile)[4] = O.rmem[m][n];
-            store_shared(smem_O + Tile::offset(tile_row, n) + in_chunk,
+            store_shared(smem_O + first_panel * Tile::panel_bytes + Tile::offset(tile_row, n) + in_chunk,
                          pack<Kernel::dtype>(tile[2 * r] * factor, tile[2 * r + 1] * factor));
         }
     }
@@ -118,8 +120,8 @@ struct Epilogue {
             if (first_row + row >= mask.seq_len_q) break;
             char *gmem = const_cast<char *>(gmem_O.begin) + (first_row + row) * gmem_O.row_bytes;
 #pragma unroll
-            for (int panel = 0; panel < Tile::panels; ++panel) {
-                const int chunk = panel * Tile::row_chunks + lane_chunk;
+            for (int panel = 0; panel < warp_panels; ++panel) {
+                const int chunk = (first_panel + panel) * Tile::row_chunks + lane_chunk;
                 if (Kernel::traits.padded_head && chunk >= gmem_O.chunks) break;
                 store_global(gmem + chunk * kChunkBytes,
                              load_shared(smem_O + Tile::offset(warp_row + row, chunk)));

@@ -1,6 +1,7 @@
 // FlashAttention-2 forward: O = softmax(scale * Q K^T) V, with the log-sum-exp of every row on request.
 //
-// One thread block computes B_r queries of one head; each of its warps owns B_r / n_warps of them. It
+// One thread block computes B_r queries of one head; each of its warps, or pairs of warps (warp_pair.cuh),
+// owns an equal share of them. It
 // walks over the blocks of B_c keys from the last visible one to the first (mask.cuh), in up to three loops,
 // so that only blocks that need a mask are masked:
 //
@@ -22,6 +23,7 @@
 #include "ampere/pipeline.cuh"
 #include "ampere/softmax.cuh"
 #include "ampere/static_kernel_configuration.cuh"
+#include "ampere/warp_pair.cuh"
 #include "mask.cuh"
 
 namespace flash::ampere {
@@ -37,7 +39,8 @@ struct ForwardWarp {
     const ScoreProduct<Kernel> score_product;    // S = Q K^T
     const OutputProduct<Kernel> output_product;  // O += P V
     OnlineSoftmax<Kernel> softmax;
-    Output<Kernel> O;  // (warp_rows, d_head), not yet divided by l
+    Output<Kernel> O;             // (warp_rows, d_head), not yet divided by l
+    const WarpPair<Kernel> pair;  // used with paired_warps only
 
     // Q and the first K/V blocks are under way.
     FLASH_DEVICE void prepare_Q() {
@@ -54,20 +57,34 @@ struct ForwardWarp {
         const int first_key = kv_block * Kernel::B_c;
         const int valid_keys = mask.seq_len_k - first_key;
         const bool sees_block = has_rows() && (!kGeneral || may_see(first_key));
-        Scores<Kernel> S;  // (warp_rows, B_c)
+        BlockScores<Kernel> block_S;  // (warp_rows, B_c)
 
         pipeline.template before_scores<kGeneral>(valid_keys);
-        if (sees_block) score_product(S, Q, pipeline.offset(), mask.seq_len_q);
+        if (sees_block) {
+            score_product(block_S, Q, pipeline.offset(), mask.seq_len_q);
+            if constexpr (Kernel::paired) pair.send_scores(block_S);
+        }
         pipeline.template after_scores<kGeneral>(valid_keys);
         if (sees_block) {
-            softmax.scale_scores(S);
-            if constexpr (kGeneral) hide_invisible(S, first_key);
-            softmax.template update<kGeneral>(S, O, kv_block == last_block);
-            output_product(
-                O, [&](int key_tile) { return softmax.probabilities(S, key_tile); }, pipeline.offset(),
-                mask.seq_len_q);
+            if constexpr (Kernel::paired) {
+                Scores<Kernel> S = pair.receive_scores(block_S);  // (warp_rows, B_c / 2)
+                take_scores<kGeneral>(S, first_key + pair.half * Kernel::warp_keys, kv_block == last_block);
+                multiply_as_pair(S);
+            } else {
+                take_scores<kGeneral>(block_S, first_key, kv_block == last_block);
+                output_product(
+                    O, [&](int key_tile) { return softmax.probabilities(block_S, key_tile); },
+                    pipeline.offset(), mask.seq_len_q);
+            }
         }
         pipeline.after_output();
+    }
+
+    // After the last block: both warps of a pair have the sums of all keys.
+    FLASH_DEVICE void complete_sums() {
+        if constexpr (Kernel::paired && !Kernel::cfg.tensor_row_sums) {
+            pair.share(softmax.row_sum, [](float own, float other) { return own + other; });
+        }
     }
 
     // Whether any of the warp's queries exists. With split keys a Q block may be a single query: warps that
@@ -77,8 +94,38 @@ struct ForwardWarp {
     }
 
   private:
+    // From scores to a reference that they can be taken by; `first`: no block was before this one.
+    template <bool kGeneral>
+    FLASH_DEVICE void take_scores(Scores<Kernel> &S, int first_key, bool first) {
+        softmax.scale_scores(S);
+        if constexpr (kGeneral) hide_invisible(S, first_key);
+        softmax.template update<kGeneral>(S, O, first, [&](auto &maxima) {
+            if constexpr (Kernel::paired) {
+                pair.share(maxima, [](float own, float other) { return fmaxf(own, other); });
+            }
+        });
+    }
+
+    // O += P V for the P of this warp's keys, then, when it has come, for that of the other's.
+    FLASH_DEVICE void multiply_as_pair(const Scores<Kernel> &S) {
+        PairProbabilities<Kernel> P;
+#pragma unroll
+        for (int k = 0; k < Kernel::warp_key_tiles; ++k) P.rmem[k] = softmax.probabilities(S, k);
+        pair.send_probabilities(P);
+        const auto part = [&](int key_tile) { return P.rmem[key_tile]; };
+        output_product(O, part, pipeline.offset() + pair.key_offset(pair.half), mask.seq_len_q);
+        pair.receive_probabilities(P);
+        if constexpr (Kernel::cfg.tensor_row_sums) {
+#pragma unroll
+            for (const auto &fragment : P.rmem) softmax.add_rows(fragment);
+        }
+        output_product(O, part, pipeline.offset() + pair.key_offset(1 - pair.half), mask.seq_len_q);
+    }
+
     // Found out where it is needed: no register is held for it.
-    static FLASH_DEVICE int warp_row() { return computed_here(threadIdx.x) / kWarpSize * Kernel::warp_rows; }
+    static FLASH_DEVICE int warp_row() {
+        return computed_here(threadIdx.x) / (kWarpSize * Kernel::warps_per_group) * Kernel::warp_rows;
+    }
 
     // The mask, and the warp's first query, with keys counted from `first_key`. Whatever is computed from
     // them depends on the block: nothing of it can be kept in registers from block to block.
@@ -106,7 +153,7 @@ struct ForwardWarp {
     // Scores of keys that a query does not see become -inf.
     FLASH_DEVICE void hide_invisible(Scores<Kernel> &S, int first_key) const {
         const auto [mask, first_row] = view_from(first_key);
-        bool all_visible = mask.visible_end(first_row) >= Kernel::B_c;
+        bool all_visible = mask.visible_end(first_row) >= Kernel::warp_keys;
         if constexpr (Kernel::traits.window) {
             all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= 0;
         }
@@ -121,7 +168,7 @@ struct ForwardWarp {
                 const int end = mask.visible_end(row) - at.column;
                 const int begin = mask.visible_begin(row) - at.column;
 #pragma unroll
-                for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
+                for (int n = 0; n < Kernel::warp_keys / kMmaN; ++n) {
                     if (n * kMmaN >= end) S.rmem[m][n][i] = -INFINITY;
                     if (Kernel::traits.window && n * kMmaN < begin) S.rmem[m][n][i] = -INFINITY;
                 }
@@ -170,7 +217,10 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     blocks.full_end = uniform(blocks.full_end);
     if constexpr (traits.window) blocks.full_begin = uniform(blocks.full_begin);
     const int last_key_row = (blocks.end - 1) * Kernel::B_c;
-    const int warp_row = warp * Kernel::warp_rows;
+    const int group = warp / Kernel::warps_per_group;
+    const int half = warp % Kernel::warps_per_group;  // of d_head; 0 unless warps are paired
+    const int warp_row = group * Kernel::warp_rows;
+    const int panel = half * (Kernel::QTile::panels / 2);  // the first of the warp's columns
 
     if (blocks.begin < blocks.end) {
         TileLoader<Kernel, typename Kernel::QTile> Q_loader(gmem_Q, q_row, smem + Kernel::smem_Q);
@@ -186,10 +236,12 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         .q_row = q_row,
         .last_block = blocks.end - 1,
         .pipeline = {source, smem + Kernel::smem_barriers},
-        .Q = {smem + Kernel::smem_Q, warp, lane},
-        .score_product = {smem + Kernel::smem_K, lane},
-        .output_product = {smem + Kernel::smem_V, lane},
+        .Q = {smem + Kernel::smem_Q + panel * Kernel::QTile::panel_bytes, group, lane},
+        .score_product = {smem + Kernel::smem_K + panel * Kernel::KVTile::panel_bytes, lane, half},
+        .output_product = {smem + Kernel::smem_V + panel * Kernel::KVTile::panel_bytes, lane},
         .softmax = OnlineSoftmax<Kernel>(args.scale),
+        .O = {},
+        .pair = {smem + Kernel::smem_boxes + group * (2 * Kernel::box_bytes), half},
     };
     state.O.clear();
 
@@ -205,11 +257,13 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 #pragma unroll 1
             for (; kv_block >= blocks.begin; --kv_block) state.template process_kv_block<true>(kv_block);
         }
+        state.complete_sums();
     }
 
     // What block this is is found out again, so that the loops need no registers for it.
     const Place at = find_place<traits>(args, computed_here(blockIdx.x));
-    float *lse = args.lse;  // (seq_len_q)
+    float *lse = args.lse;         // (seq_len_q)
+    if (half != 0) lse = nullptr;  // the other warp of the pair writes it
     if (lse != nullptr) {
         lse += lse_begin(traits.varlen && args.cu_seqlens_q != nullptr, at.q_seq, args.grid.n_heads, at.head,
                          args.seq_len_q, args.total_q);
@@ -219,6 +273,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     const Epilogue<Kernel> epilogue{
         .smem_O = smem + Kernel::smem_Q,
         .warp_row = warp_row,
+        .first_panel = panel,
         .first_row = at.q_block * Kernel::B_r + warp_row,
         .mask = mask,
     };
@@ -243,6 +298,7 @@ FLASH_HOST_DEVICE constexpr FlashForwardKernelConfig with_exact_softmax(FlashFor
     config.softmax_reference = SoftmaxReference::EXACT_SKIP_RESCALE;
     config.B_c = 32;
     config.mbarrier = false;
+    config.paired_warps = false;
     return config;
 }
 

@@ -34,10 +34,14 @@ struct Accumulator {
     }
 };
 
+// What Q K^T gives, and what of it the warp makes P of: in a pair of warps (warp_pair.cuh), sums over one
+// half of d_head for all keys, and whole sums for one half of the keys.
 template <typename Kernel>
-using Scores = Accumulator<Kernel, Kernel::B_c>;
+using BlockScores = Accumulator<Kernel, Kernel::B_c>;
 template <typename Kernel>
-using Output = Accumulator<Kernel, Kernel::d_head>;
+using Scores = Accumulator<Kernel, Kernel::warp_keys>;
+template <typename Kernel>
+using Output = Accumulator<Kernel, Kernel::warp_d>;
 
 // Operands, one tile of 16 along the reduction dimension.
 template <typename Kernel>
@@ -71,9 +75,10 @@ struct QueryOperand {
     uint32_t lane_offset;  // in a tile of 16 rows; the same as in V
     Fragment held[Kernel::holds_Q ? Kernel::d_tiles : 1];
 
-    FLASH_DEVICE QueryOperand(uint32_t smem_Q, int warp, int lane) {
+    // `smem`: the warp's columns of Q; `group`: number of the warp, or of the pair.
+    FLASH_DEVICE QueryOperand(uint32_t smem, int group, int lane) {
         const LdmatrixRow at = ldmatrix_row_QV(lane);
-        smem_rows = smem_Q + Kernel::QTile::tile_offset(warp * Kernel::m_tiles, 0);
+        smem_rows = smem + Kernel::QTile::tile_offset(group * Kernel::m_tiles, 0);
         lane_offset = Kernel::QTile::offset(at.row, at.chunk);
     }
 
@@ -91,7 +96,7 @@ struct QueryOperand {
         for (int m = 0; m < Kernel::m_tiles; ++m) ldmatrix(fragment.rmem[m], address.of(m, d_tile));
     }
 
-    // Flips the sign of the warp's own rows in shared memory.
+    // Flips the sign of what the warp reads, in shared memory.
     FLASH_DEVICE void negate() const {
 #pragma unroll
         for (int k = 0; k < Kernel::d_tiles; ++k) {
@@ -123,17 +128,18 @@ struct QueryOperand {
 template <typename Kernel>
 struct ScoreProduct {
     using Fragment = BFragment<Kernel::B_c>;
-    uint32_t smem_K;
+    uint32_t smem_K;  // the warp's columns
+    int half;         // of the keys, that S begins with
     uint32_t lane_offset;
 
-    FLASH_DEVICE ScoreProduct(uint32_t smem, int lane) : smem_K(smem) {
+    FLASH_DEVICE ScoreProduct(uint32_t smem, int lane, int first_half) : smem_K(smem), half(first_half) {
         const LdmatrixRow at = ldmatrix_row_K(lane);
         lane_offset = Kernel::KVTile::offset(at.row, at.chunk);
     }
 
     // `slot`: bytes from the first K block's place to this one's.
     // `size`: see divide_schedule.
-    FLASH_DEVICE void operator()(Scores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot,
+    FLASH_DEVICE void operator()(BlockScores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot,
                                  int size) const {
         S.clear();
         if constexpr (Kernel::cfg.fragments_ahead > 0) {
@@ -153,7 +159,7 @@ struct ScoreProduct {
     static constexpr bool ordered =
         Kernel::orders_loads(fragment_registers, Stream<kAsCompiled>::group < Kernel::d_tiles);
 
-    FLASH_DEVICE void multiply_by_tiles(Scores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot,
+    FLASH_DEVICE void multiply_by_tiles(BlockScores<Kernel> &S, const QueryOperand<Kernel> &Q, uint32_t slot,
                                         int size) const {
         typename QueryOperand<Kernel>::Stream Q_stream;
         Stream<ordered ? 0 : kAsCompiled> K_stream;
@@ -171,11 +177,13 @@ struct ScoreProduct {
         }
     }
 
-    FLASH_DEVICE void multiply_by_fragments(Scores<Kernel> &S, const QueryOperand<Kernel> &Q,
+    FLASH_DEVICE void multiply_by_fragments(BlockScores<Kernel> &S, const QueryOperand<Kernel> &Q,
                                             uint32_t slot) const {
         using Tile = typename Kernel::KVTile;
         AFragment<Kernel> Q_rmem[2];
         FragmentAddress<Tile> address{lane_offset, smem_K + slot};
+        const uint32_t key_tiles[2] = {key_offset(half),
+                                       key_offset(1 - half)};  // the second is of a pair only
         stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::key_tiles>(
             [&](uint32_t (&K)[4], int i) {
                 const int k = i / Kernel::key_tiles, n = i % Kernel::key_tiles;
@@ -184,7 +192,8 @@ struct ScoreProduct {
                     address.step_to(d_tile);
                     if constexpr (!Kernel::holds_Q) Q.load_in_place(Q_rmem[k % 2], d_tile);
                 }
-                ldmatrix(K, address.of(n, d_tile));
+                ldmatrix(K, address.of(n % Kernel::warp_key_tiles, d_tile) +
+                                key_tiles[n / Kernel::warp_key_tiles]);
             },
             [&](const uint32_t (&K)[4], int i) {
                 const int k = i / Kernel::key_tiles, n = i % Kernel::key_tiles;
@@ -196,6 +205,10 @@ struct ScoreProduct {
             });
     }
 
+    static FLASH_DEVICE uint32_t key_offset(int half) {
+        return Kernel::paired ? Kernel::KVTile::tile_offset(half * Kernel::warp_key_tiles, 0) : 0;
+    }
+
     FLASH_DEVICE void load(Fragment &fragment, int d_tile, uint32_t slot) const {
 #pragma unroll
         for (int n = 0; n < Kernel::key_tiles; ++n) {
@@ -204,7 +217,7 @@ struct ScoreProduct {
         }
     }
 
-    static FLASH_DEVICE void multiply(Scores<Kernel> &S, const AFragment<Kernel> &Q, const Fragment &K) {
+    static FLASH_DEVICE void multiply(BlockScores<Kernel> &S, const AFragment<Kernel> &Q, const Fragment &K) {
 #pragma unroll
         for (int n = 0; n < Kernel::key_tiles; ++n) multiply_tile(S, Q, K.rmem[n], n);
     }
@@ -213,8 +226,8 @@ struct ScoreProduct {
 // O += P V
 template <typename Kernel>
 struct OutputProduct {
-    using Fragment = BFragment<Kernel::d_head>;
-    uint32_t smem_V;
+    using Fragment = BFragment<Kernel::warp_d>;
+    uint32_t smem_V;  // the warp's columns
     uint32_t lane_offset;
 
     FLASH_DEVICE OutputProduct(uint32_t smem, int lane) : smem_V(smem) {
@@ -224,9 +237,9 @@ struct OutputProduct {
 
     // `P`: called for key tiles 0, 1, …, returns the A fragment of 16 keys. It is made just before it is
     // multiplied, so that S and P are never both in registers as a whole, and exp2 runs between products.
-    template <typename MakeP>
-    // `slot`: bytes from the first V block's place to this one's.
+    // `slot`: bytes from the first V block's place to this one's, or to that of the keys that P has.
     // `size`: see divide_schedule.
+    template <typename MakeP>
     FLASH_DEVICE void operator()(Output<Kernel> &O, MakeP P, uint32_t slot, int size) const {
         if constexpr (Kernel::cfg.fragments_ahead > 0) {
             multiply_by_fragments(O, P, slot);
@@ -237,7 +250,7 @@ struct OutputProduct {
 
   private:
     template <int kFirstPlace>
-    using Stream = FragmentStream<Fragment, Kernel::key_tiles, Kernel::cfg.V_mma_load_K_tiles,
+    using Stream = FragmentStream<Fragment, Kernel::warp_key_tiles, Kernel::cfg.V_mma_load_K_tiles,
                                   Kernel::cfg.mma_double_buffer_loads, kFirstPlace>;
     static constexpr int P_registers = Kernel::m_tiles * 4;
     static constexpr bool ordered = Kernel::orders_loads(Stream<kAsCompiled>::registers + P_registers, true);
@@ -246,7 +259,7 @@ struct OutputProduct {
     FLASH_DEVICE void multiply_by_tiles(Output<Kernel> &O, MakeP P, uint32_t slot, int size) const {
         Stream<ordered ? 2 * Kernel::d_tiles : kAsCompiled> V_stream;  // behind K's places
 #pragma unroll
-        for (int k = 0; k < Kernel::key_tiles; ++k) {
+        for (int k = 0; k < Kernel::warp_key_tiles; ++k) {
             V_stream.prepare(k, size, [&](Fragment &fragment, int tile) { load(fragment, tile, slot); });
             multiply(O, P(k), V_stream[k]);
         }
@@ -257,7 +270,7 @@ struct OutputProduct {
         using Tile = typename Kernel::KVTile;
         AFragment<Kernel> P;
         FragmentAddress<Tile> address{lane_offset, smem_V + slot};
-        stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::key_tiles>(
+        stream_fragments<Kernel::cfg.fragments_ahead, Kernel::d_tiles * Kernel::warp_key_tiles>(
             [&](uint32_t (&V)[4], int i) {
                 const int n = panel_order(i % Kernel::d_tiles, Kernel::d_tiles);
                 address.step_to(n);

@@ -75,13 +75,14 @@ struct OnlineSoftmax {
 
     // Takes a block's scores into the reference and rescales what was summed before. kExact: by their
     // maximum, whatever the mode; blocks with a mask and the first one go this way. `first`: nothing
-    // was summed before. The optimized softmax does not rescale then.
-    template <bool kExact>
-    FLASH_DEVICE void update(Scores<Kernel> &S, Output<Kernel> &O, bool first) {
+    // was summed before. The optimized softmax does not rescale then. `share`: called with the maxima of a
+    // pair's warp, takes those of the other's keys into them.
+    template <bool kExact, typename Share>
+    FLASH_DEVICE void update(Scores<Kernel> &S, Output<Kernel> &O, bool first, Share share) {
         if constexpr (kExact || !Kernel::approximate_reference) {
-            take_maximum(S, O, first);
+            take_maximum(S, O, first, share);
         } else if constexpr (mode == SoftmaxReference::LAGGED) {
-            take_growth(S, O);
+            take_growth(S, O, share);
         }
     }
 
@@ -101,12 +102,16 @@ struct OnlineSoftmax {
                 if constexpr (!tensor_sums) row_sum[m][r] += left + right;
                 P.rmem[m][i] = pack<Kernel::dtype>(left, right);
             }
-            if constexpr (tensor_sums) {
-                constexpr uint32_t ones = Kernel::dtype == DType::FP16 ? 0x3c003c00 : 0x3f803f80;
-                mma<Kernel::dtype>(row_sum[m], P.rmem[m], ones, ones);
-            }
         }
+        if constexpr (tensor_sums) add_rows(P);
         return P;
+    }
+
+    // Adds the rows of P to l on the tensor cores.
+    FLASH_DEVICE void add_rows(const AFragment<Kernel> &P) {
+        constexpr uint32_t ones = Kernel::dtype == DType::FP16 ? 0x3c003c00 : 0x3f803f80;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) mma<Kernel::dtype>(row_sum[m], P.rmem[m], ones, ones);
     }
 
     // The sum of a row over the whole quad.
@@ -146,8 +151,18 @@ struct OnlineSoftmax {
         return optimized ? -maximum * scale.exponent_factor : maximum;
     }
 
-    FLASH_DEVICE void take_maximum(const Scores<Kernel> &S, Output<Kernel> &O, bool first) {
+    template <typename Share>
+    FLASH_DEVICE void take_maximum(const Scores<Kernel> &S, Output<Kernel> &O, bool first, Share share) {
         constexpr bool always_rescale = mode == SoftmaxReference::EXACT;
+        float maximum[Kernel::m_tiles][kRowsPerThread];
+        if constexpr (Kernel::paired) {
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+                for (int r = 0; r < kRowsPerThread; ++r) maximum[m][r] = quad_max(max_of_row(S, m, r));
+            }
+            share(maximum);
+        }
         float factor[Kernel::m_tiles][kRowsPerThread];
         bool grew = false;
 #pragma unroll
@@ -155,8 +170,9 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int r = 0; r < kRowsPerThread; ++r) {
                 const float old = reference[m][r];
-                const float maximum = reference_of(quad_max(max_of_row(S, m, r)));
-                reference[m][r] = optimized ? fminf(old, maximum) : fmaxf(old, maximum);
+                if constexpr (!Kernel::paired) maximum[m][r] = quad_max(max_of_row(S, m, r));
+                const float block_reference = reference_of(maximum[m][r]);
+                reference[m][r] = optimized ? fminf(old, block_reference) : fmaxf(old, block_reference);
                 const float step =
                     optimized ? reference[m][r] - old : (old - reference[m][r]) * scale.exponent_factor;
                 factor[m][r] = exp2_approx(step);
@@ -175,7 +191,8 @@ struct OnlineSoftmax {
     // integers: whether any exponent exceeds 8 needs no comparison of floats. The exponents are computed
     // again for P: kept, they would have to be corrected when the reference moves, which takes more
     // registers.
-    FLASH_DEVICE void take_growth(const Scores<Kernel> &S, Output<Kernel> &O) {
+    template <typename Share>
+    FLASH_DEVICE void take_growth(const Scores<Kernel> &S, Output<Kernel> &O, Share share) {
         int largest[2] = {};
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -189,7 +206,7 @@ struct OnlineSoftmax {
             }
         }
         const bool grew = max(largest[0], largest[1]) > __float_as_int(kLaggedGrowth);
-        if (__any_sync(kAllLanes, grew)) take_maximum(S, O, false);
+        if (__any_sync(kAllLanes, grew)) take_maximum(S, O, false, share);
     }
 
     static FLASH_DEVICE float max_of_row(const Scores<Kernel> &S, int m, int r) {

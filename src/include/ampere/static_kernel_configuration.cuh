@@ -40,18 +40,37 @@ struct StaticForwardKernelConfig {
     static_assert(d_head > 0 && d_head % 64 == 0, "d_head must be a multiple of 64");
     static_assert(CFG.n_warps >= 2 && CFG.n_warps % 2 == 0,
                   "n_warps must be even: 8 threads copy a row, and a pass must cover a multiple of 8 rows");
-    static_assert(B_r > 0 && B_r % (CFG.n_warps * kMmaM) == 0,
-                  "B_r must be a multiple of 16 * n_warps: a warp owns whole 16-row mma tiles");
+    // Warps that share their rows: in a pair each has one half of d_head, in both products.
+    static constexpr bool paired = CFG.paired_warps;
+    static constexpr int warps_per_group = paired ? 2 : 1;
+    static constexpr int n_groups = CFG.n_warps / warps_per_group;
+    static_assert(
+        B_r > 0 && B_r % (n_groups * kMmaM) == 0,
+        "B_r must be a multiple of 16 * n_warps, or half of that with paired_warps: a warp owns whole "
+        "16-row mma tiles");
     static_assert(B_c > 0 && B_c % kMmaTile == 0, "B_c must be a multiple of 16, the k of one mma");
 
+    static constexpr int warp_rows = B_r / n_groups;
+    static constexpr int m_tiles = warp_rows / kMmaM;
+    static constexpr int warp_d = d_head / warps_per_group;  // columns of Q and K, and of V and O
+    static constexpr int warp_keys = B_c / warps_per_group;  // keys of which the warp makes P
+    static_assert(
+        !paired || (d_head % 128 == 0 && B_c % (2 * kMmaTile) == 0 && CFG.fragments_ahead > 0),
+        "paired_warps needs d_head in multiples of 128, B_c in multiples of 32, and fragments_ahead");
+    static_assert(!paired || CFG.softmax_reference != SoftmaxReference::LAGGED,
+                  "paired_warps and a LAGGED reference: growth is seen by one warp of the pair only");
+    static_assert(!(paired && TRAITS.split), "paired_warps: parts of split keys are not made for it");
+
     // ---------------------------------------------------------------- shared memory
-    using QTile = SmemTile<B_r, d_head, CFG.swizzled>;   // (B_r, d_head); O's way out uses it too
-    using KVTile = SmemTile<B_c, d_head, CFG.swizzled>;  // (B_c, d_head)
+    static constexpr int box_bytes = warp_rows * warp_keys * 4;  // scores in fp32 (warp_pair.cuh)
+    using QTile = SmemTile<B_r, d_head, CFG.swizzled>;           // (B_r, d_head); O's way out uses it too
+    using KVTile = SmemTile<B_c, d_head, CFG.swizzled>;          // (B_c, d_head)
     static constexpr int smem_Q = 0;
     static constexpr int smem_K = smem_Q + QTile::bytes;
     static constexpr int smem_V = smem_K + KVTile::bytes;
     static constexpr int smem_barriers = smem_K + CFG.kv_stages * 2 * KVTile::bytes;  // K V, K V, …
-    static constexpr int smem_bytes = smem_barriers + (CFG.mbarrier ? kBarrierBytes : 0);
+    static constexpr int smem_boxes = smem_barriers + (CFG.mbarrier ? kBarrierBytes : 0);
+    static constexpr int smem_bytes = smem_boxes + (paired ? CFG.n_warps * box_bytes : 0);
     static_assert(smem_barriers == (B_r + 2 * CFG.kv_stages * B_c) * d_head * kElementBytes);
 
     static_assert(CFG.kv_stages >= 1 && CFG.kv_stages <= kMaxStages, "kv_stages must be 1 to 8");
@@ -78,10 +97,9 @@ struct StaticForwardKernelConfig {
     static_assert(B_c % copy_rows == 0, "B_c must be a multiple of 4 * n_warps, the rows of one copy pass");
 
     // ---------------------------------------------------------------- a warp's fragments
-    static constexpr int warp_rows = B_r / CFG.n_warps;
-    static constexpr int m_tiles = warp_rows / kMmaM;
-    static constexpr int d_tiles = d_head / kMmaTile;  // along the reduction of S = Q K^T
-    static constexpr int key_tiles = B_c / kMmaTile;   // along the reduction of O += P V
+    static constexpr int d_tiles = warp_d / kMmaTile;            // along the reduction of S = Q K^T
+    static constexpr int key_tiles = B_c / kMmaTile;             // along the reduction of O += P V
+    static constexpr int warp_key_tiles = warp_keys / kMmaTile;  // ... those of P that the warp makes
 
     static constexpr bool valid_tile_count(int n, int tiles) { return n == 0 || (n > 0 && tiles % n == 0); }
     static_assert(valid_tile_count(CFG.Q_mma_load_K_tiles, d_tiles),
@@ -97,7 +115,7 @@ struct StaticForwardKernelConfig {
     // not suffice, it is left to do so. `fragments`: registers of the fragments that are loaded when the
     // products begin; `scores`: whether S is live then.
     static constexpr bool orders_loads(int fragments, bool scores) {
-        const int O_and_S = m_tiles * (d_head + (scores ? B_c : 0)) / 2;
+        const int O_and_S = m_tiles * (warp_d + (scores ? B_c : 0)) / 2;
         const int Q = holds_Q ? m_tiles * d_tiles * 4 : 0;
         return O_and_S + Q + fragments + kOtherRegisters <= kMaxRegisters;
     }
