@@ -7,29 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flash_attention.memory import ALIGNMENT, misalignment
+from flash_attention.memory import ALIGNMENT
 
 MAX_STRIDE_BYTES = 1 << 40  # strides are below (CUDA driver API, cuTensorMapEncodeTiled)
 MAX_SIZE = 1 << 32
-
-
-def tma_reason(x: Tensor) -> str | None:
-    """Why no tensor map can say where x lies, or None.
-
-    Args:
-        x: (batch, seq, heads, d) or packed (total, heads, d), 16 bits an element. A dimension of size 1 is
-            never stepped along: its stride may be anything.
-
-    Returns:
-        A reason that goes on "the tensor …", for instance "has a stride of 0 in dimension 0".
-    """
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
-        return f"has a last stride of {x.stride(-1)}; the elements of a head must be neighbours"
-    if reason := _step_reason(x):
-        return reason
-    if reason := misalignment(x):
-        return f"is not aligned: {reason}"
-    return None
 
 
 def _step_reason(x: Tensor) -> str | None:

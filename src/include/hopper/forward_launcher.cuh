@@ -2,13 +2,11 @@
 // library presents a kernel of this family.
 //
 // `launch` answers with a cudaError_t:
-//     cudaErrorInvalidValue        tensors that TMA cannot express (see tensor_map.cuh), too large a problem,
-//     or
-//                                  what a trait needs is missing
+//     cudaErrorInvalidValue        tensors that TMA cannot express (see tensor_map.cuh), too large a
+//                                  problem, or what a trait needs is missing
 //     cudaErrorNotSupported        a negative softmax_scale: the online softmax takes maxima of unscaled
-//     scores.
-//                                  attention(q, k, v, scale) equals attention(-q, k, v, -scale): the caller
-//                                  negates Q, which is exact, or takes another family
+//                                  scores. attention(q, k, v, scale) equals attention(-q, k, v, -scale):
+//                                  the caller negates Q, which is exact, or takes another family
 //     cudaErrorInsufficientDriver  a driver older than CUDA 12.0
 // or with what the launch itself reports.
 #pragma once

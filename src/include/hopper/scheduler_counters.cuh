@@ -2,13 +2,11 @@
 //
 // A counter may serve one launch at a time; the launch leaves it at zero for the next. Which launches may run
 // at the same time is known where they are issued:
-//   - Launches into one stream follow each other: every stream has one counter, found by the stream's id,
-//   which
-//     is never used again (its handle is).
+//   - Launches into one stream follow each other: every stream has one counter, found by the stream's
+//     id, which is never used again (its handle is).
 //   - A captured launch may be replayed into any stream, next to anything but itself: replays of one
-//   executable
-//     graph follow each other. It gets a counter of its own, which the graph owns (a CUDA user object) and
-//     gives back when the graph and all that was instantiated from it are gone.
+//     executable graph follow each other. It gets a counter of its own, which the graph owns (a CUDA
+//     user object) and gives back when the graph and all that was instantiated from it are gone.
 // One captured graph instantiated twice and replayed at once would share counters, as it shares the output it
 // writes: both are races of the caller.
 //
