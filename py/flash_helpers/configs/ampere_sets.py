@@ -67,6 +67,7 @@ class Choice:
 
 _HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
 
+_UNPAIRED = dict(paired_warps=False, tensor_row_sums=False)  # 16 rows a warp, where pairs lack registers
 _D64_REASON = (
     "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 "
     "row sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
@@ -90,8 +91,21 @@ CHOICES = (
         otherwise=dict(B_r=128, n_warps=4, kv_stages=2),
     ),
     Choice(
-        (9, 0), 256, None, None, _config(256, 128, 64, 8, 2),
-        "16 rows a warp, so that O fits the registers; mbarriers +11 % over a barrier of the block",
+        (9, 0), 256, 512, True, _config(256, 128, 32, 8, 4, tensor_row_sums=True, paired_warps=True),
+        "pairs of warps, as for longer sequences; blocks of 32 keys waste less of the diagonal, +1.5 %",
+        otherwise=_UNPAIRED | dict(B_c=64, kv_stages=2),
+    ),
+    Choice(
+        (9, 0), 256, None, True, _config(256, 128, 64, 8, 2, paired_warps=True),
+        "pairs of warps share 32 rows and halve d_head: shared memory, the limit of 16 rows a warp, is read "
+        "for 28 % less, +4 to +9 %; row sums in float32 are 1.5 % ahead of the tensor cores' here",
+        otherwise=_UNPAIRED,
+    ),
+    Choice(
+        (9, 0), 256, None, False, _config(256, 128, 64, 8, 2, tensor_row_sums=True, paired_warps=True),
+        "pairs of warps share 32 rows and halve d_head: shared memory, the limit of 16 rows a warp, is read "
+        "for 28 % less, +4 to +6 %; row sums in float32 would spill",
+        otherwise=_UNPAIRED,
     ),
     # ------------------------------------------------------------------ A100: 163 KiB a block
     Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),
@@ -106,8 +120,9 @@ CHOICES = (
         "blocks of 32 keys let two thread blocks of 64 KiB share an SM; short ones balance the triangle",
     ),
     Choice(
-        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2),
-        "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB",
+        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2, tensor_row_sums=True, paired_warps=True),
+        "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB. Pairs of warps as on the H100",
+        otherwise=_UNPAIRED,
     ),
     # ------------------------------------------------------------------ RTX 3090, RTX 4090: 99 KiB a block
     *(
@@ -129,11 +144,6 @@ CHOICES = (
         )
     ),
 )  # fmt: skip
-
-
-WARP_PAIRS = _config(256, 128, 64, 8, 2, tensor_row_sums=True, paired_warps=True)
-"""Pairs of warps with 32 rows and half of d_head each: shared memory, which limits 16 rows a warp to 390
-TFLOP/s on an H100, is read for 28 % less. It has not run on a GPU yet, so no choice takes it."""
 
 
 def choose_ampere_kernel(
