@@ -47,7 +47,7 @@ VARIABLES = (
     Variable(
         "NVCC_PREPEND_FLAGS",
         "not set",
-        "options that nvcc puts before its own in each compilation; kernels compiled with others are built anew",
+        "options nvcc puts before its own in each compilation; kernels built with others are built anew",
     ),
     Variable("NVCC_APPEND_FLAGS", "not set", "the same, behind its own"),
     Variable(
