@@ -210,36 +210,3 @@ def get_ampere_best_kernels(
             for exact in (False, True)
         }
     )
-
-
-SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
-    # what the step adds, and the fields it changes
-    ("the seventh step of the ladder in BF16, with 32 rows a warp", {}),
-    ("fragment by fragment", dict(
-        Q_mma_load_K_tiles=1, K_mma_load_K_tiles=1, V_mma_load_K_tiles=1, fragments_ahead=1)),
-    ("two K/V stages", dict(kv_stages=2)),
-    ("mbarriers", dict(mbarrier=True)),
-    ("row sums on the tensor cores", dict(tensor_row_sums=True)),
-    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
-    ("anchored softmax reference", dict(softmax_reference=SoftmaxReference.ANCHORED)),
-    ("eight warps, three stages", dict(B_r=256, n_warps=8, kv_stages=3)),
-)  # fmt: skip
-
-
-def get_ampere_speed_ladder(dtype: DType = DType.BF16) -> list[FlashForwardKernelConfig]:
-    """From where the seven-step ladder ends to where the family stands, head size 128: one idea a step."""
-    config = _config(
-        128, 128, 64, 4, 1,
-        dtype=dtype,
-        Q_mma_load_K_tiles=2,
-        K_mma_load_K_tiles=2,
-        V_mma_load_K_tiles=2,
-        mbarrier=False,
-        softmax_reference=SoftmaxReference.EXACT,
-        fragments_ahead=0,
-    )  # fmt: skip
-    configs = []
-    for _, changes in SPEED_LADDER:
-        config = replace(config, **changes)
-        configs.append(config)
-    return configs

@@ -8,6 +8,7 @@ from typing import Any
 
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
+from flash_helpers.configs.hopper_ladder import get_hopper_ladder
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
@@ -307,43 +308,11 @@ def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) 
     )
 
 
-LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
-    # what the step adds, and the fields it changes
-    ("specialised: a producer, consumers, one product at a time", {}),
-    ("ping-pong: warpgroups take turns", dict(ping_pong=True)),
-    ("two products at a time", dict(overlap_products=True)),
-    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
-    ("softmax forced under P V", dict(forced_overlap=True)),
-    ("second Q slot", dict(q_stages=2)),
-    ("next item's first product with the last P V", dict(next_item=NextItem.WITH_LAST_PV)),
-    ("... after the last P V, over the store of O", dict(next_item=NextItem.AFTER_LAST_PV)),
-    ("heads in sections", dict(head_sections=True)),
-    ("items from a counter", dict(dynamic_schedule=True)),
-)
-
-
-def get_hopper_progression_configs(dtype: DType = DType.BF16) -> list[HopperForwardKernelConfig]:
-    """The ladder for head size 128 and tiles of 128 x 128: each idea added to those before it."""
-    config = _config(
-        128, 128, 128, 2, 1,
-        dtype=dtype,
-        overlap_products=False,
-        ping_pong=False,
-        softmax_reference=SoftmaxReference.EXACT,
-        head_sections=False,
-    )  # fmt: skip
-    configs = []
-    for _, changes in LADDER:
-        config = replace(config, **changes)
-        configs.append(config)
-    return configs
-
-
 def get_hopper_kernels_to_build() -> list[ForwardKernel]:
     """What is built ahead of time: the best kernels, and the ladder with and without a causal mask."""
     ladder = {
-        ForwardKernel(config, ForwardTraits(causal=causal))
-        for config in get_hopper_progression_configs()
+        ForwardKernel(rung.config, ForwardTraits(causal=causal))
         for causal in (False, True)
+        for rung in get_hopper_ladder(causal=causal)
     }
     return sorted({*get_hopper_best_kernels(), *ladder})
