@@ -45,8 +45,8 @@ class Choice:
     """The best known configuration of a range of problems on one generation of GPUs.
 
     Attributes:
-        capability: compute capability it is for; (9, 0) was measured, on one H100 80GB HBM3 with 16384 tokens
-            and hidden size 2048; the others follow from their resources and those measurements.
+        capability: compute capability it is for; (9, 0) was chosen by measurements on one H100 80GB HBM3, its
+            gains are the ladder's (docs/kernels/ampere.md); the others follow from their resources.
         d_head: head size.
         max_seq_len: up to this many queries; None: any number.
         causal: for causal problems only, for others only, or (None) for both.
@@ -68,8 +68,8 @@ class Choice:
 _HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
 
 _D64_REASON = (
-    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 "
-    "row sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
+    "Q stays in registers, which have room for it here; a barrier of the block, and float32 row sums, were "
+    "ahead of mbarriers and of the tensor cores' sums on a forerunner of this kernel"
 )
 
 CHOICES = (
@@ -77,21 +77,20 @@ CHOICES = (
     Choice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), _D64_REASON),
     Choice(
         (9, 0), 128, 1024, None, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
-        "two blocks of 4 warps per SM: 2 to 11 % ahead of one of 8 up to 1024, where blocks end often",
+        "two blocks of 4 warps per SM instead of one of 8: blocks end often here, and one computes meanwhile",
     ),
     Choice(
         (9, 0), 128, 4096, True, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
-        "short blocks balance the triangle: ahead of 8 warps up to 4096",
+        "short blocks balance the triangle",
     ),
     Choice(
         (9, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
-        "8 warps share each K and V block, half of the copies and L2 reads: +1 to +3 % for long sequences; 4 "
-        "warps where registers run out",
+        "8 warps share each K and V block, half of the copies and L2 reads; 4 warps where registers run out",
         otherwise=dict(B_r=128, n_warps=4, kv_stages=2),
     ),
     Choice(
         (9, 0), 256, None, None, _config(256, 128, 64, 8, 2),
-        "16 rows a warp, so that O fits the registers; mbarriers +11 % over a barrier of the block",
+        "16 rows a warp, so that O fits the registers; mbarriers let warps drift apart",
     ),
     # ------------------------------------------------------------------ A100: 163 KiB a block
     Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),

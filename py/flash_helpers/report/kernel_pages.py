@@ -1,9 +1,9 @@
-"""The ladders' tables and figures in ``docs/kernels/``, made from measured ladders.
+"""The tables and figures of ``docs/kernels/``, made from measured ladders and recorded instruction counts.
 
-``python -m flash_helpers.report.kernel_pages`` writes them; with ``--check`` it says whether pages are up
-to date. Where a page has ``<!-- ladder: FAMILY D_HEAD -->`` and ``<!-- end ladder -->``, what stands between
-is replaced: each step of the family's ladder of today with its reason, and what it reached and gained in the
-file. A step that the file does not hold is shown as such.
+``python -m flash_helpers.report.kernel_pages`` writes them; with ``--check`` it says whether pages are up to
+date. Where a page has ``<!-- ladder: FAMILY D_HEAD -->`` and ``<!-- end ladder -->``, what stands between is
+replaced: each step of the family's ladder of today with its reason, and what it reached and gained in the
+result file; a step that the file does not hold is shown as such. ``<!-- instructions: ampere -->`` is followed by what ``python -m flash_helpers.build.gates --record`` kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from flash_helpers.build.gates import AMPERE_RECORD, TARGETS, load_record
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
@@ -28,6 +29,9 @@ FIGURES = PAGES / "figures"
 
 _MARKED = re.compile(
     r"(?P<begin><!-- ladder: (?P<family>\w+) (?P<d_head>\d+) -->\n).*?(?P<end><!-- end ladder -->)", re.DOTALL
+)
+_INSTRUCTIONS = re.compile(
+    r"(?P<begin><!-- instructions: ampere -->\n).*?(?P<end><!-- end instructions -->)", re.DOTALL
 )
 MISSING = "not measured"
 SHOWN_LENGTH = 4096  # of the waterfall figure
@@ -48,7 +52,20 @@ def filled(text: str, report: Report | None) -> str:
         table = ladder_section(match["family"], int(match["d_head"]), report)
         return f"{match['begin']}\n{table}\n\n{match['end']}"
 
-    return _MARKED.sub(replacement, text)
+    text = _MARKED.sub(replacement, text)
+    return _INSTRUCTIONS.sub(lambda m: f"{m['begin']}\n{instruction_table()}\n\n{m['end']}", text)
+
+
+def instruction_table() -> str:
+    """Instructions of the Ampere family's main loops for 256 products, by generation, from the record."""
+    record = load_record(AMPERE_RECORD)
+    rows = [["kernel (bf16)", *(f"sm_{target}" for target in TARGETS)]]
+    for name in sorted(record, key=lambda n: (len(n.split(",")[1]), n)):
+        counts = [str(record[name].get(str(target), "")) for target in TARGETS]
+        rows.append([f"`{name.replace(' | ', '+')}`", *counts])
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    lines.insert(1, "| --- |" + " --: |" * len(TARGETS))
+    return "\n".join(lines)
 
 
 def ladder_section(family: str, d_head: int, report: Report | None) -> str:
