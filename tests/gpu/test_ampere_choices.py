@@ -11,21 +11,18 @@ from test_shapes import SHAPES, Shape, expected, inputs
 
 from flash_attention.backends import cuda
 from flash_attention.errors import KernelLaunchError
-from flash_helpers.configs.ampere_sets import (
-    choose_ampere_kernel,
-    get_ampere_best_kernels,
-    get_ampere_speed_ladder,
-)
-from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, SoftmaxReference
+from flash_helpers.configs.ampere_sets import choose_ampere_kernel, get_ampere_best_kernels
+from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, SoftmaxReference, get_ladder
 from flash_helpers.test.utils import error_stats
 
 # Those of all GPUs that fit this one: with other block sizes and stages, they are right here too.
 CAPABILITIES = ((8, 0), (8, 6), (9, 0))
 CHOSEN = {kernel for capability in CAPABILITIES for kernel in get_ampere_best_kernels(capability=capability)}
 LADDER = {
-    ForwardKernel(config, ForwardTraits(causal=causal))
-    for config in get_ampere_speed_ladder()
+    ForwardKernel(rung.config, ForwardTraits(causal=causal))
+    for d_head in (64, 128, 256)
     for causal in (False, True)
+    for rung in get_ladder("ampere", DType.BF16, d_head, causal)
 }
 WARP_PAIRS = choose_ampere_kernel(DType.BF16, 256, causal=False, seq_len=4096)[0].config
 PAIRS = {

@@ -17,10 +17,12 @@ from flash_helpers.build.nvcc import Nvcc
 from flash_helpers.cli import app
 from flash_helpers.commands.cache import cached_objects, clear_cache
 from flash_helpers.commands.configs import list_configs
+from flash_helpers.configs.hopper_ladder import get_hopper_progression_configs
 from flash_helpers.kernel_configs import (
+    DType,
     ForwardKernel,
-    get_hopper_progression_configs,
     get_kernel_progression_configs,
+    get_ladder,
 )
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.tune import compile as tune_compile
@@ -238,7 +240,9 @@ def test_ladder_on_the_cpu_writes_results_and_report(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     steps = json.loads((tmp_path / "steps.json").read_text())
-    assert [step["kernel"] for step in steps] == [config.short_form() for config in LADDER]
+    assert [step["kernel"] for step in steps] == [
+        r.config.short_form() for r in get_ladder("ampere", DType.BF16, 128, False)
+    ]
     assert steps[0]["over_step_before"] is None
     assert steps[1]["over_step_before"] == pytest.approx(steps[1]["tflops"] / steps[0]["tflops"])
     assert all(step["over_peer"] > 0 for step in steps)
