@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.problem import Problem
-from flash_helpers.tune.lookup import TuningResults
 
 if TYPE_CHECKING:
     from flash_attention.problem import AttentionProblem
     from flash_attention.select import Choice
+    from flash_helpers.tune.lookup import TuningResults
+
+BUCKET_ENDS = (0.75, 1.4)  # lengths, as parts of a power of two, that still belong to its bucket
 
 
 def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None = None) -> Choice:
@@ -19,7 +25,7 @@ def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None =
     Args:
         problem: the sizes.
         facts: the device.
-        results: tuning results; None: choose by the model alone.
+        results: tuning results; None: choose without any.
 
     Raises:
         flash_attention.errors.NoKernelError: no kernel computes it.
@@ -46,3 +52,27 @@ def attention_problem(problem: Problem) -> AttentionProblem:
         left=left,
         right=right,
     )
+
+
+def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
+    """The kernels that each family's tables name for a bucket's problems, whatever was tuned.
+
+    A tuned kernel takes the place of one of these, so that each is measured beside the others. The tables go
+    by length, hence both ends of the bucket; and some kernels give no log-sum-exp.
+
+    Args:
+        problem: the bucket's.
+        facts: the device.
+    """
+    from flash_attention.candidates import head_sizes
+    from flash_attention.measured import measured_choices
+
+    kernels: dict[ForwardKernel, None] = {}
+    for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
+        queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
+        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys))
+        for choice in measured_choices(replace(sizes, lse=lse), facts):
+            whole = choice.obstacle is None and not choice.kernel.traits.split
+            if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
+                kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None
+    return list(kernels)
