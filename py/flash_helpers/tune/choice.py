@@ -35,8 +35,8 @@ def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None =
     return select(attention_problem(problem), facts, results)
 
 
-def attention_problem(problem: Problem) -> AttentionProblem:
-    """The problem as ``select`` sees it."""
+def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:
+    """The problem as ``select`` sees it; ``lse``: the log-sum-exp is wanted too."""
     from flash_attention.problem import AttentionProblem, visible_limits
 
     left, right = visible_limits(problem.causal, (None, None), problem.seq_len, problem.seq_len_k)
@@ -51,6 +51,7 @@ def attention_problem(problem: Problem) -> AttentionProblem:
         d_head_v=problem.d_head,
         left=left,
         right=right,
+        lse=lse,
     )
 
 
@@ -70,8 +71,8 @@ def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
     kernels: dict[ForwardKernel, None] = {}
     for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
         queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
-        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys))
-        for choice in measured_choices(replace(sizes, lse=lse), facts):
+        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), lse)
+        for choice in measured_choices(sizes, facts):
             whole = choice.obstacle is None and not choice.kernel.traits.split
             if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
                 kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None
