@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import CONFIG
 
 from flash_attention.backends.cuda import device_facts_of
 from flash_attention.select import select
 from flash_helpers.configs.dtype import DType
-from flash_helpers.explain import explain
 from flash_helpers.kernel_configs import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem
 from flash_helpers.tune import Bucket, TunedDevice, TuningDatabase, TuningResults, lookup
@@ -72,16 +70,3 @@ def test_selection_and_export_read_it(database: TuningDatabase, tmp_path: Path) 
     assert len(table.buckets) == 2
     entry = table.buckets[Bucket.of_problem(PROBLEM, facts.sm_count)]
     assert entry.kernels[0][0] == best.kernel.short_form()
-
-
-def test_explained_registers_and_occupancy_are_the_drivers() -> None:
-    """The occupancy model against what the driver says of the loaded kernel."""
-    from flash_attention.backends.cuda import get_kernel
-    from flash_helpers.explain.explanation import compile_facts
-
-    kernel, facts = ForwardKernel(CONFIG), device_facts_of()
-    compiled = compile_facts(kernel, facts.target)
-    loaded = get_kernel(kernel).attributes()
-    assert compiled.registers == loaded["registers"]
-    found = explain(CONFIG, PROBLEM, facts, compiled)
-    assert found.occupancy.blocks == loaded["blocks_per_sm"]
