@@ -131,24 +131,22 @@ def tune(
     batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
     heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
     kernels: Annotated[str, typer.Option(help="tune: all families' spaces; or as in bench")] = "tune",
-    budget: Annotated[float | None, typer.Option(help="seconds for everything")] = None,
+    budget: Annotated[float | None, typer.Option(help="seconds for everything; 0: measure nothing")] = None,
     jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,
     fresh: Annotated[bool, typer.Option(help="measure again what is known")] = False,
     device: Annotated[str, typer.Option(help="cuda, cuda:1")] = "cuda",
-    export: Annotated[bool, typer.Option(help="only write the table of this card into the package")] = False,
-    table: Annotated[Path | None, typer.Option(help="with --export: write the table here")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="write the table of this card to this file or folder, in the end")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
 ) -> None:
     """Find the fastest kernel of each kind of problem and remember it; resumes where it was stopped."""
     with shown_errors():
-        from flash_helpers.tune.command import export_command, tune_command
+        from flash_helpers.tune.command import tune_command
 
-        if export:
-            export_command(table, device)
-            return
         tune_command(
             integers(seq_lens), integers(d_heads), dtype, causal, batch, heads, kernels, budget, jobs, fresh,
-            device, json,
+            device, export, json,
         )  # fmt: skip
 
 

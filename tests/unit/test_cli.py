@@ -87,7 +87,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("cache", "burn"), "valid: size, list, clear"),
         (("ladder", "--family", "volta"), "valid: ampere, hopper"),
         (("tune", "1k"), "no list of whole numbers"),
-        (("tune", "--budget", "0"), "must be a positive number"),
+        (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
         (("explain", "x"), "Close to it are"),
     ],
@@ -103,7 +103,7 @@ def test_mistakes_end_with_a_message_and_status_2(arguments: tuple[str, ...], me
     ("arguments", "message"),
     [
         (("tune", "512"), "no CUDA device can be used here"),
-        (("tune", "--export"), "no CUDA device can be used here"),
+        (("tune", "--budget", "0", "--export", "x.json"), "no CUDA device can be used here"),
         (("bench", "64", "64", "--kernels", "tuned"), "there is none here"),
         (("build", "ladder"), "--target 80, 86, 89 or 90"),
     ],
