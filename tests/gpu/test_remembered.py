@@ -1,4 +1,4 @@
-"""Calls made before: the short way gives the bits of the long way on new tensors, and refuses what it must."""
+"""Calls made before: the short way gives the bits of the long way and refuses what it must."""
 
 from __future__ import annotations
 
