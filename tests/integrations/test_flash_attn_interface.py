@@ -264,3 +264,33 @@ def test_pages_are_multiples_of_16_tokens() -> None:
     q, k_cache, v_cache = qkv(1, 24)
     with pytest.raises(ValueError, match="pages have 24 tokens"):
         flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, block_table=torch.zeros(2, 1).int())
+
+
+# ---------------------------------------------------------------------- what flash-attn takes and kernels do not
+def test_head_sizes_between_multiples_of_8() -> None:
+    q, k, v = random(2, 9, HEADS, 59), random(2, 20, HEADS_KV, 59), random(2, 20, HEADS_KV, 59)
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    expected = reference(q, k, v, causal=True)  # with the scale 59 ** -0.5
+    close(out, expected[0])
+    close(lse, expected[1])
+    offsets = torch.tensor([0, 9], dtype=torch.int32), torch.tensor([0, 20], dtype=torch.int32)
+    packed = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *offsets, 9, 20, causal=True)
+    assert (packed == out[0]).all()
+
+
+def test_a_cache_whose_head_size_is_between_multiples_of_8_is_written_too() -> None:
+    q, new = random(1, 1, HEADS, 59), random(1, 1, HEADS_KV, 59)
+    k_cache, v_cache = random(1, 16, HEADS_KV, 59), random(1, 16, HEADS_KV, 59) + 1
+    keys, values = (torch.cat((cache[:, :7], new), 1) for cache in (k_cache, v_cache))
+    rest = k_cache[:, 8:].clone()
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, new, new, cache_seqlens=7)
+    close(out, reference(q, keys, values)[0])
+    assert (k_cache[:, :8] == keys).all()
+    assert (v_cache[:, :8] == values).all()
+    assert (k_cache[:, 8:] == rest).all()
+
+
+def test_a_window_may_be_a_tensor() -> None:
+    q, k, v = qkv(9, 20)
+    out = flash_attn.flash_attn_func(q, k, v, window_size=torch.tensor([5, -1]))
+    assert (out == flash_attn.flash_attn_func(q, k, v, window_size=(5, -1))).all()
