@@ -112,7 +112,7 @@ def test_what_torch_cannot_take_is_explained() -> None:
         attention(*3 * [q.astype(np.float64)])
 
 
-# ---------------------------------------------------------------------- other libraries, where they are installed
+# ---------------------------------------------------------------------- other libraries, where installed
 @pytest.mark.only_on("cuda")
 def test_cupy() -> None:
     cupy = pytest.importorskip("cupy")

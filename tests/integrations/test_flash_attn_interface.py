@@ -316,7 +316,7 @@ def test_pages_are_multiples_of_16_tokens() -> None:
         flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, block_table=torch.zeros(2, 1).int())
 
 
-# ---------------------------------------------------------------------- what flash-attn takes and kernels do not
+# ---------------------------------------------------------------------- what kernels do not take
 def test_head_sizes_between_multiples_of_8() -> None:
     q, k, v = random(2, 9, HEADS, 59), random(2, 20, HEADS_KV, 59), random(2, 20, HEADS_KV, 59)
     out, lse, _ = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
