@@ -164,7 +164,7 @@ def ladder_command(
 def _build(climbs: Sequence[Climb]) -> float:
     """Compiles every kernel for the GPUs that are here; seconds that it took."""
     start = time.monotonic()
-    kernels = sorted({kernel for climb in climbs for kernel in climb.kernels})
+    kernels = dict.fromkeys(kernel for climb in climbs for kernel in climb.kernels)
     with compile_progress(Console(stderr=True)) as on_kernel:
         for target in present_targets():
             if here := [kernel for kernel in kernels if family_of(kernel).runs_on(target)]:
