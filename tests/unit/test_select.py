@@ -269,6 +269,20 @@ def test_the_heads_of_a_group_become_rows(name):
     assert select(DECODE, device_facts(name)).problem is None
 
 
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+def test_many_single_queries_need_no_parts_but_the_same_tiles(name):
+    facts = device_facts(name)
+    config = select(DECODE, facts).kernel.config
+    many = dataclasses.replace(DECODE, batch=1000)
+    assert select(many, facts).kernel == ForwardKernel(config)
+    assert select(dataclasses.replace(many, seq_len_k=500), facts).kernel.config != config
+
+
+def test_a_last_wave_of_few_blocks_is_filled_by_parts():
+    choice = select(dataclasses.replace(DECODE, batch=17), H100)  # 136 kv heads on 132 multiprocessors
+    assert choice.n_splits > 1
+
+
 def test_any_built_kernel_runs_where_nothing_can_be_compiled():
     able = [r for r in select(LARGE, H100).rejected if "ms expected" in r.reason]
     slow = able[-1].kernel

@@ -65,6 +65,7 @@ struct ForwardLauncher {
     }
 
     // An empty output is no error and launches nothing.
+    template <int kTarget>
     static int launch(const ForwardProblem &problem, void *stream) {
         const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
         int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
@@ -83,7 +84,7 @@ struct ForwardLauncher {
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         if constexpr (TRAITS.split) {
             if (error == cudaSuccess) {
-                return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS>(
+                return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS, kTarget>(
                     problem, static_cast<cudaStream_t>(stream));
             }
         }
@@ -129,7 +130,7 @@ constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
         .n_threads = Launcher::Kernel::n_threads,
         .smem_bytes = Launcher::Kernel::smem_bytes,
         .load = &Launcher::load,
-        .launch = &Launcher::launch,
+        .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
     };
 }

@@ -23,6 +23,8 @@
 
 namespace flash::hopper {
 
+inline constexpr int kTarget = 90;  // sm_90a
+
 // ---------------------------------------------------------------- arguments
 // Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
 inline constexpr float kMinScaleLog2 = 0x1p-100f;
@@ -196,7 +198,7 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     if constexpr (TRAITS.split) {
         if (error == cudaSuccess) {
             return static_cast<cudaError_t>(
-                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS>(problem, stream));
+                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS, kTarget>(problem, stream));
         }
     }
     return error;
@@ -230,7 +232,7 @@ cudaError_t attributes(KernelAttributes &out) {
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target>
 constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
-    static_assert(target == 90, "the Hopper family is compiled for target 90 (sm_90a) only");
+    static_assert(target == kTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     return {
         .config = CFG,
