@@ -9,7 +9,7 @@ from flash_attention import attention_checks as checks
 from flash_attention.choosing import choose, plan, problem_of
 from flash_attention.problem import AttentionProblem, Window, visible_limits
 from flash_attention.redirect import not_for_eager
-from flash_attention.running import fill_without_keys, run_cpu, run_cuda
+from flash_attention.running import Cache, fill_without_keys, run_cpu, run_cuda
 from flash_attention.select import Choice
 from flash_attention.tma import stride_obstacle
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
@@ -126,6 +126,7 @@ def attention_cached(
     k: Tensor,
     v: Tensor,
     seqused_k: Tensor,
+    block_table: Tensor | None,
     causal: bool,
     softmax_scale: float | None,
     window: Window,
@@ -140,28 +141,41 @@ def attention_cached(
     if not_for_eager(q, k, v):
         return None
     window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
-    checks.check_inputs(q, k, v, sinks, "(batch, seq, heads, d)")
+    paged = block_table is not None
+    checks.check_inputs(q, k, v, sinks, "(batch, seq, heads, d)", paged)
     checks.check_choice(backend, config, q)
     checks.check_seqused("seqused_k", seqused_k, q)
+    capacity = k.shape[1]
+    if block_table is not None:
+        checks.check_block_table(block_table, q)
+        capacity *= block_table.shape[1]
     scale = checks.checked_scale(softmax_scale, q.shape[3])
     out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
-    if out.numel() and not k.shape[1]:
+    if out.numel() and not capacity:
         fill_without_keys(out, lse, sinks)
     elif out.numel():
-        problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse, varlen=True)
+        problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse, capacity, paged)
         choice = choose(problem, q.device, config)
         if q.is_cuda:
-            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, seqused_k=seqused_k)
+            cache = Cache(seqused_k, block_table)
+            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, cache=cache)
         else:
-            for i, n in enumerate(seqused_k.clamp(0, k.shape[1]).tolist()):
+            for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
                 one = slice(i, i + 1)
+                keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]
-                run_cpu(
-                    choice, problem, q[one], k[one, :n], v[one, :n], out[one], one_lse, scale, softcap, sinks
-                )
+                run_cpu(choice, problem, q[one], keys, values, out[one], one_lse, scale, softcap, sinks)
         _remember(choice)
     return out if lse is None else (out, lse)
+
+
+def _first_rows(cache: Tensor, item: int, n: int, block_table: Tensor | None) -> Tensor:
+    """The first n rows of a batch item, (1, n, heads, d)."""
+    if block_table is None:
+        return cache[item : item + 1, :n]
+    pages = block_table[item, : -(-n // cache.shape[1])].long()
+    return cache[pages].flatten(0, 1)[None, :n]
 
 
 def last_kernel() -> ForwardKernel | None:

@@ -95,8 +95,8 @@ def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts
 def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> int:
     """Parts that the keys are cut into; 1 where the thread blocks fill the GPU without that.
 
-    Few queries wait for memory: there a last wave of few blocks, which cannot draw all of its bandwidth, costs
-    more than parts do.
+    Few queries wait for memory: there a last wave of few blocks, which cannot draw all of its bandwidth,
+    costs more than parts do.
 
     Args:
         kernel: a kernel that can split keys and fits the device.

@@ -53,6 +53,9 @@ struct ForwardLauncher {
             .partial_lse = problem.partial_lse,
             .d_head = problem.d_head,
             .d_head_v = problem.d_head_v,
+            .block_table = problem.block_table,
+            .max_pages = problem.max_pages,
+            .page_size = PageSize::of(TRAITS.paged ? problem.page_size : 1),
         };
     }
 
@@ -101,6 +104,11 @@ struct ForwardLauncher {
         if (TRAITS.sinks && problem.sinks == nullptr) return false;
         if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
                              problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+            return false;
+        }
+        if (TRAITS.paged && (problem.block_table == nullptr || problem.page_size < 1 ||
+                             problem.seq_len_k != int64_t(problem.max_pages) * problem.page_size ||
+                             problem.cu_seqlens_k != nullptr)) {
             return false;
         }
         return !TRAITS.padded_head ||
