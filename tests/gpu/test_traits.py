@@ -76,7 +76,7 @@ VARLEN_SPLIT = [
 ]
 PAGED = [
     kernel(BF16, 128, "varlen paged"),
-    kernel(FP16, 64, "causal varlen paged", 128, 128, **RING),
+    kernel(FP16, 64, "causal varlen paged", 128, 64, **RING),
     kernel(BF16, 128, "causal varlen paged", 128, 64, **ANCHORED, **RING),
     ForwardKernel(DECODE, ForwardTraits(varlen=True, split=True, paged=True)),
     kernel(FP16, 64, "window softcap sinks varlen split padded_head paged", 64, 32),
