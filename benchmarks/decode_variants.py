@@ -9,8 +9,7 @@ library chooses by itself, and the peers are measured in random order.
 
 A measurement attends to several caches one after the other, as the layers of a model do, in one CUDA graph
 that is replayed: together the caches are several times as large as the L2 cache: keys come from memory.
-The mode ``cold`` is what the table of features uses: before each call the L2 cache is overwritten. What was
-written there must be written back while the call is timed: up to 16 us on an H100, for every contestant.
+The mode ``cold`` is what the table of features uses: before each call the L2 cache is filled with other data.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@
 #include <cmath>
 
 #include "cuda_utils.cuh"
+#include "early_launch.cuh"
 #include "flash_attention.cuh"
 #include "ptx.cuh"
 #include "sequence_rows.cuh"
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     __shared__ float smem_weights[kMaxSplits];
     __shared__ float4 smem_sums[part_lanes][groups];
 
+    launch_dependents();
     wait_for_prerequisites();
     const int64_t row_index = blockIdx.x;  // in (batch, n_heads, seq_len_q)
     const int row = static_cast<int>(row_index % args.seq_len_q);
@@ -170,17 +172,9 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .d_head_v = problem.d_head_v,
     };
     void *parameters[] = {&args};
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(total_rows));
-    config.blockDim = dim3(kCombineThreads);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = kTarget >= 90 ? 1 : 0;
-    const cudaError_t error = cudaLaunchKernelExC(
-        &config, reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV>), parameters);
+    const cudaError_t error = launch_kernel<kTarget >= 90>(
+        reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV>),
+        static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
     return error;
 }

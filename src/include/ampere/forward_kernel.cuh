@@ -316,7 +316,10 @@ template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
-    if constexpr (TRAITS.split) launch_dependents();  // the kernel that combines the parts
+    if constexpr (TRAITS.split) {
+        launch_dependents();  // the kernel that combines the parts
+        wait_for_prerequisites();
+    }
     const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
     if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
         // Nobody reads shared memory any more, and what was stored is overwritten after it was written.

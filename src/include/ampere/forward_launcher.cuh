@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "ampere/forward_kernel.cuh"
+#include "early_launch.cuh"
 #include "flash_attention.cuh"
 #include "split_combine.cuh"
 
@@ -82,8 +83,9 @@ struct ForwardLauncher {
         void *parameters[] = {&args};
         // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
         const cudaError_t error =
-            cudaLaunchKernel(kernel(), dim3(static_cast<unsigned>(blocks)), dim3(Kernel::n_threads),
-                             parameters, Kernel::smem_bytes, static_cast<cudaStream_t>(stream));
+            launch_kernel < TRAITS.split &&
+            kTarget >= 90 > (kernel(), static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
+                             static_cast<cudaStream_t>(stream), parameters);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         if constexpr (TRAITS.split) {
             if (error == cudaSuccess) {

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "early_launch.cuh"
 #include "hopper/forward_kernel.cuh"
 #include "hopper/scheduler_counters.cuh"
 #include "hopper/tensor_map.cuh"
@@ -158,8 +159,8 @@ cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &ar
         config.numAttrs = 1;
         return cudaLaunchKernelExC(&config, kernel, parameters);
     }
-    return cudaLaunchKernel(kernel, dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes,
-                            stream);
+    return launch_kernel<TRAITS.split>(kernel, n_blocks, Static::n_threads, Static::smem_bytes, stream,
+                                       parameters);
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
