@@ -135,7 +135,7 @@ def attention_varlen(
                 id(config),
                 backend,
             )
-            packing = (cu_seqlens_q, cu_seqlens_k, None, max_seqlen_q, max_seqlen_k)
+            packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = remembered.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result

@@ -45,11 +45,17 @@ def problem_of(
     window: Window,
     softcap: float,
     lse: bool,
-    varlen: bool = False,
+    capacity: int | None = None,
+    paged: bool = False,
 ) -> AttentionProblem:
-    """The problem of q, k and v, (batch, seq, heads, d), with checked options."""
+    """The problem of q, k and v, (batch, seq, heads, d), with checked options.
+
+    Args:
+        capacity: keys that a cache has room for; None: k is no cache.
+        paged: k and v are (n_pages, page_size, n_heads_kv, d).
+    """
     batch, seq_len_q, n_heads, d_head = q.shape
-    seq_len_k = k.shape[1]
+    seq_len_k = k.shape[1] if capacity is None else capacity
     left, right = visible_limits(causal, window, seq_len_q, seq_len_k)
     return AttentionProblem(
         dtype=checks.DTYPES[q.dtype],
@@ -64,7 +70,9 @@ def problem_of(
         right=right,
         softcap=softcap > 0,
         sinks=sinks is not None,
-        varlen=varlen,
+        varlen=capacity is not None,
+        cached=capacity is not None,
+        paged=paged,
         lse=lse,
         tma_obstacle=stride_obstacle(q=q, k=k, v=v),
     )

@@ -16,7 +16,7 @@ from flash_attention.options import Options
 from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.redirect import not_for_eager
 from flash_attention.remembered import Key
-from flash_attention.running import Ran, fill_without_keys, run_cpu, run_cuda
+from flash_attention.running import Cache, Ran, fill_without_keys, run_cpu, run_cuda
 from flash_attention.tma import stride_obstacle
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -100,7 +100,7 @@ def attention_varlen(
         if q.is_cuda:
             offsets = (cu_seqlens_q, cu_seqlens_k)
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
-            given = (q, k, v, options.out, sinks, *offsets, None, max_seqlen_q, max_seqlen_k)
+            given = (q, k, v, options.out, sinks, *offsets, None, None, max_seqlen_q, max_seqlen_k)
             _remember(key, given, options, ran, out, lse)
         else:
             ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
@@ -118,6 +118,7 @@ def attention_cached(
     k: Tensor,
     v: Tensor,
     seqused_k: Tensor,
+    block_table: Tensor | None,
     options: Options,
     key: Key | None = None,
 ) -> Result | None:
@@ -126,31 +127,43 @@ def attention_cached(
         return None
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap
-    checks.check_inputs(q, k, v, sinks, LAYOUT)
+    paged = block_table is not None
+    checks.check_inputs(q, k, v, sinks, LAYOUT, paged)
     checks.check_seqused("seqused_k", seqused_k, q)
+    capacity = k.shape[1]
+    if block_table is not None:
+        checks.check_block_table(block_table, q)
+        capacity *= block_table.shape[1]
     scale = checks.checked_scale(options.softmax_scale, q.shape[3])
     out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
-    if out.numel() and not k.shape[1]:
+    if out.numel() and not capacity:
         fill_without_keys(out, lse, sinks)
     elif out.numel():
-        problem = problem_of(
-            q, k, v, sinks, options.causal, options.window, softcap, options.return_lse, varlen=True
-        )
+        causal, window, wants_lse = options.causal, options.window, options.return_lse
+        problem = problem_of(q, k, v, sinks, causal, window, softcap, wants_lse, capacity, paged)
         choice = choose(problem, q.device, options.config)
         if q.is_cuda:
-            ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, seqused_k=seqused_k)
-            given = (q, k, v, options.out, sinks, None, None, seqused_k)
+            cache = Cache(seqused_k, block_table)
+            ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, cache=cache)
+            given = (q, k, v, options.out, sinks, None, None, seqused_k, block_table)
             _remember(key, given, options, ran, out, lse)
         else:
-            for i, n in enumerate(seqused_k.clamp(0, k.shape[1]).tolist()):
+            for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
                 one = slice(i, i + 1)
+                keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]
-                run_cpu(
-                    choice, problem, q[one], k[one, :n], v[one, :n], out[one], one_lse, scale, softcap, sinks
-                )
+                run_cpu(choice, problem, q[one], keys, values, out[one], one_lse, scale, softcap, sinks)
         remembered.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
+
+
+def _first_rows(cache: Tensor, item: int, n: int, block_table: Tensor | None) -> Tensor:
+    """The first n rows of a batch item, (1, n, heads, d)."""
+    if block_table is None:
+        return cache[item : item + 1, :n]
+    pages = block_table[item, : -(-n // cache.shape[1])].long()
+    return cache[pages].flatten(0, 1)[None, :n]
 
 
 def _has_rows(q: Tensor) -> bool:

@@ -58,6 +58,18 @@ def run_cpu(
     )
 
 
+class Cache(NamedTuple):
+    """What a cache of keys holds.
+
+    Attributes:
+        seqused_k: (batch,) int32, how many keys of each batch item there are.
+        block_table: (batch, max_pages) int32, the pages of each batch item; None: item b has k[b] and v[b].
+    """
+
+    seqused_k: Tensor
+    block_table: Tensor | None
+
+
 def run_cuda(
     choice: Choice,
     problem: AttentionProblem,
@@ -70,13 +82,13 @@ def run_cuda(
     softcap: float,
     sinks: Tensor | None,
     offsets: tuple[Tensor, Tensor] | None = None,
-    seqused_k: Tensor | None = None,
+    cache: Cache | None = None,
 ) -> Ran:
     """Launches a kernel on tensors brought into the form it takes: padded, aligned, with a scale >= 0.
 
     Args:
         offsets: cu_seqlens_q and cu_seqlens_k of packed sequences, (total, heads, d).
-        seqused_k: (batch,) int32, how many keys of each batch item there are.
+        cache: what k and v hold, where they are a cache.
     """
     cuda, traits = backend("cuda"), choice.kernel.traits
     d_head, d_head_v = choice.head_sizes
@@ -84,7 +96,8 @@ def run_cuda(
         d_head, d_head_v = problem.d_head, problem.d_head_v
     if choice.problem is not None:
         problem = choice.problem
-        k, v = k[:, -problem.seq_len_k :], v[:, -problem.seq_len_k :]
+        if cache is None:
+            k, v = k[:, -problem.seq_len_k :], v[:, -problem.seq_len_k :]
     if scale < 0:
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
@@ -96,6 +109,7 @@ def run_cuda(
         if traits.split:
             # Outputs, then LSEs of the parts. It is given out again only after the stream has used it.
             workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
+        table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
         features = cuda.Features(
             d_head_v=d_head_v,
             window_left=cuda.UNBOUNDED if problem.left is None else problem.left,
@@ -104,11 +118,14 @@ def run_cuda(
             sinks=0 if sinks is None else sinks.data_ptr(),
             cu_seqlens_q=0 if offsets is None else offsets[0].data_ptr(),
             cu_seqlens_k=0 if offsets is None else offsets[1].data_ptr(),
-            seqused_k=0 if seqused_k is None else seqused_k.data_ptr(),
+            seqused_k=0 if cache is None else cache.seqused_k.data_ptr(),
             lse_stride=0 if offsets is None else q.shape[0],
             n_splits=choice.n_splits,
             partial_o=0 if workspace is None else workspace.data_ptr(),
             partial_lse=0 if workspace is None else workspace[n_rows * d_head_v :].data_ptr(),
+            block_table=0 if table is None else table.data_ptr(),
+            max_pages=0 if table is None else table.shape[1],
+            page_size=0 if table is None else k.shape[1],
         )
     if offsets is not None:
         q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))

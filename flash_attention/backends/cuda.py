@@ -53,6 +53,9 @@ class Features(NamedTuple):
         n_splits: parts that the keys are cut into.
         partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
         partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
+        block_table: address of (batch, max_pages) int32 page numbers, or 0. With it k and v are
+            (n_pages, page_size, n_heads_kv, d_head).
+        max_pages, page_size: see block_table.
     """
 
     d_head_v: int
@@ -67,6 +70,9 @@ class Features(NamedTuple):
     n_splits: int = 1
     partial_o: int = 0
     partial_lse: int = 0
+    block_table: int = 0
+    max_pages: int = 0
+    page_size: int = 0
 
 
 Launch = Callable[..., None]

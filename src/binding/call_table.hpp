@@ -7,9 +7,9 @@
 // input wants a gradient, whether an output given by the caller overlaps an input, which device is the
 // current one.
 //
-// `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, *numbers)`, any of the last ones left
-// out, gives the result, or None: not known here, or not as it was. The caller then goes the long way, which
-// also says what is wrong, and `remember`s the call.
+// `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)`, any of the last
+// ones left out, gives the result, or None: not known here, or not as it was. The caller then goes the long
+// way, which also says what is wrong, and `remember`s the call.
 #pragma once
 
 #include <Python.h>
@@ -31,7 +31,20 @@ namespace flash::binding {
 
 // Tensors of a call: those that the caller hands over, in the order of the arguments, then those that are
 // only made.
-enum Slot { kQ, kK, kV, kOut, kSinks, kCuSeqlensQ, kCuSeqlensK, kSequsedK, kLse, kWorkspace, kSlots };
+enum Slot {
+    kQ,
+    kK,
+    kV,
+    kOut,
+    kSinks,
+    kCuSeqlensQ,
+    kCuSeqlensK,
+    kSequsedK,
+    kBlockTable,
+    kLse,
+    kWorkspace,
+    kSlots
+};
 inline constexpr int kGivenSlots = kLse;
 inline constexpr std::array kMade{kOut, kLse, kWorkspace};  // by the library, unless the caller gives an out
 inline constexpr int kMaxNumbers = 2;
@@ -48,10 +61,11 @@ void for_each_pointer(ForwardProblem &problem, F f) {
     f(problem.cu_seqlens_q, kCuSeqlensQ);
     f(problem.cu_seqlens_k, kCuSeqlensK);
     f(problem.seqused_k, kSequsedK);
+    f(problem.block_table, kBlockTable);
     f(problem.partial_o, kWorkspace);
     f(problem.partial_lse, kWorkspace);
 }
-inline constexpr int kPointers = 11;
+inline constexpr int kPointers = 12;
 inline constexpr int64_t kNoPointer = INT64_MIN;
 
 // ---------------------------------------------------------------- layouts

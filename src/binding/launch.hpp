@@ -30,8 +30,8 @@ inline constexpr Py_ssize_t kLaunchArity = 13;
 // What plain attention does not need, in one tuple: flash_attention.backends.cuda.Features.
 inline constexpr const char *kFeatures =
     "(d_head_v, window_left, window_right, softcap, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, "
-    "lse_stride, n_splits, partial_o, partial_lse)";
-inline constexpr Py_ssize_t kFeatureCount = 12;
+    "lse_stride, n_splits, partial_o, partial_lse, block_table, max_pages, page_size)";
+inline constexpr Py_ssize_t kFeatureCount = 15;
 inline constexpr int kUnbounded = (1 << 30) - 1;
 inline constexpr const char *kKernelCapsule = "flash_attention_kernels.Kernel";
 
@@ -76,7 +76,20 @@ inline bool read_features(PyObject *features, ForwardProblem &problem) {
     problem.n_splits = static_cast<int>(PyLong_AsLong(item()));
     problem.partial_o = static_cast<float *>(read_pointer(item()));
     problem.partial_lse = static_cast<float *>(read_pointer(item()));
-    return !PyErr_Occurred();
+    problem.block_table = static_cast<const int *>(read_pointer(item()));
+    const long long max_pages = PyLong_AsLongLong(item());
+    const long long page_size = PyLong_AsLongLong(item());
+    if (PyErr_Occurred()) return false;
+    if (problem.block_table == nullptr) return true;
+    if (page_size < 1 || max_pages < 1 || max_pages > INT_MAX / page_size) {
+        PyErr_Format(PyExc_ValueError, "launch: %lld pages of %lld keys; allowed: 1 to 2^31 - 1 keys in all",
+                     max_pages, page_size);
+        return false;
+    }
+    problem.max_pages = static_cast<int>(max_pages);
+    problem.page_size = static_cast<int>(page_size);
+    problem.seq_len_k = problem.max_pages * problem.page_size;
+    return true;
 }
 
 // Whether tensors with heads of `given` elements fit a kernel compiled for `compiled`.

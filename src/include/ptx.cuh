@@ -32,6 +32,26 @@ FLASH_DEVICE void divide_schedule(int size, int place) {
     if (computed_here(size) == -1 - place) asm volatile("trap;");
 }
 
+// ---------------------------------------------------------------- kernels of one stream
+// From sm_90 on a kernel that is launched with cudaLaunchAttributeProgrammaticStreamSerialization need not
+// wait for the end of the one before it to be set up.
+
+// Thread blocks of the next kernel may take the room that this one's leave, once all of its blocks have
+// begun.
+FLASH_DEVICE void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Returns when the kernel before this one has ended and what it wrote is visible. To be called by every
+// thread of the next kernel before it touches global memory, or ends.
+FLASH_DEVICE void wait_for_prerequisites() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---------------------------------------------------------------- global <-> shared
 
 // 16 bytes, past the L1 cache. A chunk that is not `in_bounds` is filled with zeros; nothing is read.

@@ -36,6 +36,14 @@ def cached(seed: int) -> tuple[Any, ...]:
     return (*tensors(seed, 1, 4096, 8, 2), used)
 
 
+def paged(seed: int) -> tuple[Any, ...]:
+    q, k, v, used = cached(seed)
+    k, v = (x.view(512, 16, 2, D) for x in (k, v))
+    generator = torch.Generator("cuda").manual_seed(seed)
+    table = torch.randperm(512, device="cuda", generator=generator).int().view(2, 256)
+    return q, k, v, used, table
+
+
 def transposed(seed: int) -> list:
     return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(seed, 200, 200, 4, 4)]
 
@@ -56,6 +64,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "one query, window": (lambda *x: attention(*x, window=(999, 0)), lambda s: tensors(s, 1, 8192, 8, 2)),
     "packed": (lambda *x: attention_varlen(*x, causal=True, return_lse=True), packed),
     "cached": (attention_cached, cached),
+    "paged": (lambda *x: attention_cached(*x[:4], block_table=x[4], return_lse=True), paged),
 }
 
 

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "ampere/load_store.cuh"
+#include "ampere/paged_load.cuh"
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
 
@@ -27,7 +28,7 @@ namespace flash::ampere {
 // Where the blocks of one head come from: a thread's loaders, and how many blocks are still to be loaded.
 template <typename Kernel>
 struct KVSource {
-    using Loader = TileLoader<Kernel, typename Kernel::KVTile>;
+    using Loader = KVLoader<Kernel>;
     Loader K;
     Loader V;
     int blocks_left;

@@ -16,12 +16,15 @@
 #include <algorithm>
 #include <atomic>
 
+#include "early_launch.cuh"
 #include "hopper/forward_kernel.cuh"
 #include "hopper/scheduler_counters.cuh"
 #include "hopper/tensor_map.cuh"
 #include "split_combine.cuh"
 
 namespace flash::hopper {
+
+inline constexpr int kTarget = 90;  // sm_90a
 
 // ---------------------------------------------------------------- arguments
 // Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
@@ -156,8 +159,8 @@ cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &ar
         config.numAttrs = 1;
         return cudaLaunchKernelExC(&config, kernel, parameters);
     }
-    return cudaLaunchKernel(kernel, dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes,
-                            stream);
+    return launch_kernel<TRAITS.split>(kernel, n_blocks, Static::n_threads, Static::smem_bytes, stream,
+                                       parameters);
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
@@ -197,7 +200,7 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     if constexpr (TRAITS.split) {
         if (error == cudaSuccess) {
             return static_cast<cudaError_t>(
-                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS>(problem, stream));
+                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS, kTarget>(problem, stream));
         }
     }
     return error;
@@ -231,7 +234,7 @@ cudaError_t attributes(KernelAttributes &out) {
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target>
 constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
-    static_assert(target == 90, "the Hopper family is compiled for target 90 (sm_90a) only");
+    static_assert(target == kTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     return {
         .config = CFG,

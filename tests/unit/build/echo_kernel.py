@@ -36,7 +36,8 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
         ("lse_stride", ctypes.c_int64),
         ("n_splits", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse")),
+        *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse", "block_table")),
+        *((name, ctypes.c_int) for name in ("max_pages", "page_size")),
         ("stream", ctypes.c_void_p),
     ]
 
