@@ -10,7 +10,7 @@ from rich.progress import Progress
 from flash_helpers.benchmark.ladder import Step, ladder_steps, ladder_table
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import Plan, bench, default_device
+from flash_helpers.benchmark.runner import Plan, bench, named_device
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.build import compile_progress
@@ -67,12 +67,10 @@ def ladder_command(
         ValueError: an argument that names nothing.
         ModuleNotFoundError: no matplotlib. The results are written.
     """
-    import torch
-
     console = console or console_for(json_path)
     configs = ladder_configs(family)
     problem = Problem(configs[0].dtype, batch, heads, seq_len, configs[0].d_head, causal)
-    where = torch.device(device) if device else default_device()
+    where = named_device(device)
     if where.type == "cuda":
         kernels = [ForwardKernel(config, ForwardTraits(causal=causal)) for config in configs]
         targets = [t for t in present_targets() if family_of(kernels[0]).runs_on(t)]
