@@ -346,3 +346,21 @@ def test_small_problems_get_small_query_blocks():
     problem = dataclasses.replace(LARGE, batch=1, seq_len_q=256, seq_len_k=256)
     assert select(problem, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 64
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128
+
+
+def test_where_the_quickest_is_not_built_the_next_measured_one_runs():
+    """And not one that the model likes: a table must not be slower than the choice that it replaces."""
+    facts = device_facts("H100")
+    choice = select(LARGE, facts).kernel
+    tuned = next(c for c in default_candidates() if (c.dtype, c.d_head) == (DType.BF16, 128))
+
+    class Tuned:
+        def ranked(self, problem, facts, chosen=None):
+            return [(tuned, "0.5 ms"), (chosen, "0.6 ms")]
+
+    quickest = select(LARGE, facts, Tuned())
+    assert quickest.kernel.config == tuned
+    for explained in (False, True):
+        found = select(LARGE, facts, Tuned(), is_built=lambda k: k.config != tuned, explained=explained)
+        assert found.kernel == choice
+        assert "would have to be compiled first" in found.reason
