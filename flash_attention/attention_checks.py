@@ -80,11 +80,14 @@ def _number(name: str, value: object) -> float:
 
 
 # ---------------------------------------------------------------------- tensors
-def check_inputs(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: str) -> None:
+def check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: str, paged: bool = False
+) -> None:
     """Types, devices, shapes and head counts.
 
     Args:
         layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
+        paged: the first dimension of k and v counts pages, not batch items.
 
     Raises:
         TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
@@ -102,7 +105,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: 
         raise ValueError(f"q, k and v must be {layout}; given {shapes}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k and v must agree in all but the head size; given {shapes}")
-    if rank == 4 and q.shape[0] != k.shape[0]:
+    if rank == 4 and not paged and q.shape[0] != k.shape[0]:
         raise ValueError(
             f"q, k and v must have one batch size; given {shapes}: use k.expand(…) to share keys"
         )
@@ -191,6 +194,18 @@ def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
             f"{name} has shape {tuple(seqused.shape)}; it must be ({q.shape[0]},): a count a batch item"
         )
     check_int32_row(name, seqused, q)
+
+
+def check_block_table(block_table: Tensor, q: Tensor) -> None:
+    """The pages of each batch item: (batch, max_pages) int32 on the device of q."""
+    check_tensors({"block_table": block_table})
+    if block_table.dtype is not torch.int32 or block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"block_table is {block_table.dtype} of shape {tuple(block_table.shape)}; it must be torch.int32 "
+            f"of shape ({q.shape[0]}, max_pages)"
+        )
+    if block_table.device != q.device:
+        raise ValueError(f"block_table is on {block_table.device}, q on {q.device}: use .to(q.device)")
 
 
 def check_packing(

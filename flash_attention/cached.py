@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention import eager, torch_ops
+from flash_attention import eager, remembered, torch_ops
 from flash_attention.attention import dispatch_modes
+from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
-from flash_attention.problem import Window
+from flash_attention.options import Options
+from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig
 
 
@@ -20,9 +20,10 @@ def attention_cached(
     v: Tensor,
     seqused_k: Tensor,
     *,
+    block_table: Tensor | None = None,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: Window = (None, None),
+    window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -32,14 +33,17 @@ def attention_cached(
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
 
-    The counts stay on the device: they may change between replays of a CUDA graph. Kernel and number of
-    parts are chosen for the capacity, ``k.shape[1]``.
+    Counts and pages stay on the device: they may change between replays of a CUDA graph. Kernel and number
+    of parts are chosen for the capacity, ``k.shape[1]`` or, in pages, all that a row of the table can name.
 
     Args:
         q: (batch, seq_len_q, n_heads, d_head).
-        k: (batch, capacity, n_heads_kv, d_head).
-        v: (batch, capacity, n_heads_kv, d_head_v).
+        k: (batch, capacity, n_heads_kv, d_head); with ``block_table`` (n_pages, page_size, n_heads_kv,
+            d_head).
+        v: (batch, capacity, n_heads_kv, d_head_v), or in pages as k.
         seqused_k: (batch,) int32 on the device of q; counts beyond the capacity are cut down to it.
+        block_table: (batch, max_pages) int32 on the device of q: key j of item b is row ``j % page_size`` of
+            page ``block_table[b, j // page_size]``. Entries behind an item's last key may hold anything.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
             ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
@@ -49,10 +53,16 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
-    leading: Any = (q, k, v, seqused_k)
-    options: Any = (causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     if not (is_dynamo_compiling() or dispatch_modes()):
-        result = eager.attention_cached(*leading, *options)
+        if window is not UNLIMITED:
+            window = checked_window(window)
+        key = ("attention_cached", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
+        result = remembered.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
         if result is not None:
             return result
-    return torch_ops.call("attention_cached", leading, options)
+        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+        result = eager.attention_cached(q, k, v, seqused_k, block_table, options, key)
+        if result is not None:
+            return result
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    return torch_ops.call("attention_cached", (q, k, v, seqused_k, block_table), options)

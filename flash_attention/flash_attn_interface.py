@@ -202,10 +202,8 @@ def flash_attn_with_kvcache(
 ) -> Result:
     """Attention to a cache of keys and values, after k and v are appended to it in place.
 
-    No length is read on the host, so that all lengths may change between replays of a CUDA graph. With
-    ``block_table`` or ``cache_batch_idx`` the caches of the batch are first gathered into a workspace of
-    (batch, capacity, n_heads_kv, d_head) each for keys and values, which costs reading and writing them once
-    more: kernels do not follow a table themselves yet.
+    No length is read on the host, so that all lengths and tables may change between replays of a CUDA graph.
+    Kernels follow ``block_table`` and ``cache_batch_idx`` themselves.
 
     Args:
         q: (batch, seq_len_q, n_heads, d_head).

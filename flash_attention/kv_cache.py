@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.attention_checks import check_seqused
+from flash_attention.attention_checks import check_block_table, check_seqused
 from flash_attention.cached import attention_cached
 from flash_attention.eager import Result
 
@@ -38,7 +38,7 @@ def attend_with_cache(
         options: keywords of ``attention``.
     """
     batch = q.shape[0]
-    _check_cache(batch, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table)
+    _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table)
     if rotary is not None and k is None:
         raise ValueError("rotary_cos and rotary_sin are given without k and v: rotate q before the call")
     page_size = k_cache.shape[1]
@@ -65,13 +65,9 @@ def attend_with_cache(
         k_cache.index_put_(index, k)
         v_cache.index_put_(index, v)
         seqused = seqused + n_new
-    if block_table is not None:
-        # Entries behind a sequence's end may hold anything; the rows that they lead to are not visible.
-        pages = block_table.clamp(0, k_cache.shape[0] - 1)
-        k_cache, v_cache = (cache[pages].flatten(1, 2) for cache in (k_cache, v_cache))
-    elif cache_batch_idx is not None:
-        k_cache, v_cache = k_cache[cache_batch_idx], v_cache[cache_batch_idx]
-    return attention_cached(q, k_cache, v_cache, seqused, **options)
+    if cache_batch_idx is not None:
+        block_table = cache_batch_idx.int()[:, None]  # each item's cache is one page
+    return attention_cached(q, k_cache, v_cache, seqused, block_table=block_table, **options)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bool) -> Tensor:
@@ -117,7 +113,7 @@ def _check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
 
 
 def _check_cache(
-    batch: int,
+    q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     k: Tensor | None,
@@ -127,6 +123,7 @@ def _check_cache(
     block_table: Tensor | None,
 ) -> None:
     """Shapes of the cache and of what is appended; the rest is ``attention``'s."""
+    batch = q.shape[0]
     if k_cache.ndim != 4 or k_cache.shape[:3] != v_cache.shape[:3]:
         raise ValueError(
             f"k_cache and v_cache must be (batch or pages, tokens, n_heads_kv, d) and agree; given "
@@ -147,17 +144,22 @@ def _check_cache(
                 raise TypeError(f"{name} is {new.dtype}, {name}_cache {cache.dtype}: convert {name}")
         if k.shape[1] != v.shape[1]:
             raise ValueError(f"k and v must have one length; given {k.shape[1]} and {v.shape[1]}")
+    if cache_batch_idx is not None and (
+        cache_batch_idx.dtype not in (torch.int32, torch.int64)
+        or tuple(cache_batch_idx.shape) != (batch,)
+        or cache_batch_idx.device != q.device
+    ):
+        raise ValueError(
+            f"cache_batch_idx is {cache_batch_idx.dtype} of shape {tuple(cache_batch_idx.shape)} on "
+            f"{cache_batch_idx.device}; it must be int32 or int64 of shape ({batch},) on {q.device}"
+        )
     if block_table is None:
         return
     if cache_batch_idx is not None:
         raise ValueError(
             "cache_batch_idx and block_table exclude each other: reorder the rows of block_table"
         )
-    if block_table.dtype is not torch.int32 or block_table.ndim != 2 or block_table.shape[0] != batch:
-        raise ValueError(
-            f"block_table is {block_table.dtype} of shape {tuple(block_table.shape)}; it must be torch.int32 "
-            f"of shape ({batch}, max_pages)"
-        )
+    check_block_table(block_table, q)
     if k_cache.shape[1] % PAGE_MULTIPLE:
         raise ValueError(
             f"pages have {k_cache.shape[1]} tokens (k_cache's second dimension); with block_table it must be "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flash_attention.candidates import head_sizes, kernel_for, split_variant, unable_reason
-from flash_attention.prediction import parts_of_keys
+from flash_attention.prediction import MAX_DECODE_ROWS, parts_of_keys
 from flash_attention.problem import AttentionProblem
 from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.configs.ampere_sets import CHOICES as AMPERE_CHOICES
@@ -19,7 +19,7 @@ from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import choose_hopper_kernel
 
 DECODE_REASON = "few queries over many keys: K and V are read once, and shared memory holds copies under way"
-MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class MeasuredChoice:
 def measured_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[MeasuredChoice]:
     """The choices of each family that runs on the device, the family made for it first.
 
-    Of one family, the choice for keys in parts comes first, where its blocks fill the GPU and those of the
-    choice for whole rows do not.
+    Of one family, the choice for keys in parts comes first where it makes more than one part. For few queries
+    over many keys its configuration is also the better one for whole rows.
 
     Args:
         problem: the problem as the kernel is given it.
@@ -98,7 +98,7 @@ def _split_and_whole(
     split: tuple[ForwardConfig, str],
     whole: tuple[ForwardConfig, str],
 ) -> list[MeasuredChoice]:
-    """Both choices of a family, the one for keys in parts only where there is more than one part."""
+    """The choices of a family, the one for keys in parts only where there is more than one part."""
     found = []
     config, reason = split
     variant = split_variant(kernel_for(config, problem))
@@ -106,8 +106,10 @@ def _split_and_whole(
         parts = parts_of_keys(variant, problem, facts)
         if parts > 1:
             found.append(MeasuredChoice(variant, parts, reason, None))
-    config, reason = whole
-    found.append(MeasuredChoice(kernel_for(config, problem), 1, reason, _obstacle(config, problem, facts)))
+    few = problem.seq_len_q <= MAX_DECODE_ROWS and problem.seq_len_k >= MIN_DECODE_KEYS
+    for config, reason in (split, whole) if few else (whole,):
+        obstacle = _obstacle(config, problem, facts)
+        found.append(MeasuredChoice(kernel_for(config, problem), 1, reason, obstacle))
     return found
 
 

@@ -27,6 +27,9 @@ UNHIDDEN_COPIES = 1.15  # factor on a step that waits for its own copies (no eag
 WGMMA_SHARE = 0.75  # of the datasheet's rate that a Hopper-family kernel reaches in its main loop
 LAUNCH_SECONDS = 4e-6  # start and end of a kernel, whatever its tile
 
+MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+MANY_WAVES = 4  # from which on the last wave of thread blocks, full or not, is a small part of all
+
 # Rates for devices whose datasheet is not known: ratios between kernels depend on them little.
 DEFAULT_CLOCK_HZ = 1.5e9
 DEFAULT_MMA_FLOPS_PER_SM_CLOCK = 2048.0
@@ -92,6 +95,9 @@ def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts
 def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> int:
     """Parts that the keys are cut into; 1 where the thread blocks fill the GPU without that.
 
+    Few queries wait for memory: there a last wave of few blocks, which cannot draw all of its bandwidth,
+    costs more than parts do.
+
     Args:
         kernel: a kernel that can split keys and fits the device.
         problem: the problem.
@@ -99,7 +105,8 @@ def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: Devic
     """
     config = kernel.config
     blocks, per_sm = _row_blocks(config, problem), max(_blocks_per_sm(config, facts), 1)
-    if blocks >= facts.sm_count * per_sm:
+    few = problem.seq_len_q <= MAX_DECODE_ROWS
+    if blocks >= facts.sm_count * per_sm * (MANY_WAVES if few else 1):
         return 1
     return n_splits(
         blocks,

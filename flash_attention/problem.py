@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from flash_helpers.configs.dtype import DType
 
 Window = tuple[int | None, int | None]
+UNLIMITED: Window = (None, None)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class AttentionProblem:
         softcap: logits are soft-capped.
         sinks: each head has one more logit without a value.
         varlen: packed sequences of several lengths.
+        cached: not packed, but of each batch item only so many keys exist as a tensor on the device says;
+            seq_len_k is the capacity. ``varlen`` is on.
+        paged: keys lie in pages, which a table on the device names; ``cached`` is on.
         lse: the log-sum-exp is wanted.
         tma_obstacle: why the Hopper family's bulk copies cannot reach a tensor, or None.
     """
@@ -45,6 +49,8 @@ class AttentionProblem:
     softcap: bool = False
     sinks: bool = False
     varlen: bool = False
+    cached: bool = False
+    paged: bool = False
     lse: bool = False
     tma_obstacle: str | None = None
 
@@ -62,11 +68,16 @@ class AttentionProblem:
         """The same for a single query, whose kv heads read their keys once.
 
         The query heads of a group become the rows of one head, and keys that a window hides are left out.
-        Sinks differ within a group, and packed sequences have offsets of their own: they stay as they are.
+        Sinks differ within a group, and packed sequences have offsets of their own: they stay as they are. So
+        does a window over a cache, whose last key only the device knows.
         """
-        if self.seq_len_q != 1 or self.varlen:
+        if self.seq_len_q != 1 or (self.varlen and not self.cached):
             return self
         group = self.n_heads // self.n_heads_kv if self.n_heads_kv else 1
+        if self.cached:
+            if self.sinks or group == 1 or self.left is not None:
+                return self
+            return replace(self, seq_len_q=group, n_heads=self.n_heads_kv)
         keys = self.seq_len_k if self.left is None else self.left + 1
         if self.sinks or group == 1:
             return self if keys == self.seq_len_k else replace(self, seq_len_k=keys, left=None)
@@ -87,6 +98,7 @@ class AttentionProblem:
             "softcap": self.softcap,
             "sinks": self.sinks,
             "varlen": self.varlen,
+            "paged": self.paged,
         }
 
     def label(self) -> str:

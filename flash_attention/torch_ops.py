@@ -27,6 +27,7 @@ from flash_attention import attention_checks as checks
 from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
 from flash_attention.eager import Result
+from flash_attention.options import Options
 from flash_attention.redirect import wants_autocast
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
@@ -34,7 +35,7 @@ from flash_helpers.kernel_configs import parse_kernel_name_into_config
 _PACKING = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool validate, "
 )
-_LENGTHS = "Tensor seqused_k, "
+_CACHE = "Tensor seqused_k, Tensor? block_table, "
 _OPTIONS = (
     "Tensor? sinks, bool causal, float? softmax_scale, SymInt? window_left, SymInt? window_right, "
     "float softcap, bool return_lse, str? config"
@@ -47,17 +48,17 @@ _library = torch.library.Library("flash_attention", "DEF")
 
 
 # ---------------------------------------------------------------------- from Python to the operators
-def call(name: str, leading: tuple[Any, ...], options: tuple[Any, ...]) -> Result:
+def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     """``attention`` and its like as a call of an operator.
 
     Args:
         name: of the operator that returns a new output.
         leading: q, k, v and what packs them. Arrays of other libraries make the result one of q's library.
-        options: causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend.
+        options: the rest.
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
-        arrays = tuple(map(dlpack.imported, leading)), tuple(map(dlpack.imported, options))
+        arrays = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         return dlpack.exported(call(name, *arrays), q)
     causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options
     if backend is not None:
@@ -91,10 +92,13 @@ def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = ""
         return _run(eager, args[:n_leading], args[n_leading:-1], args[-1])[1]
 
     def fake(*args: Any) -> tuple[Tensor, Tensor]:
-        return _fake(args[:3], args[n_leading:], layout)
+        return _fake(args[:3], args[n_leading:], layout, is_paged(args))
 
     def fake_out(*args: Any) -> Tensor:
-        return _fake(args[:3], args[n_leading:-1], layout)[1]
+        return _fake(args[:3], args[n_leading:-1], layout, is_paged(args))[1]
+
+    def is_paged(args: tuple[Any, ...]) -> bool:
+        return packing == _CACHE and args[4] is not None
 
     _library.define(f"{name}({schema}) -> (Tensor, Tensor)", tags=_TAGS)
     _library.define(f"{name}_out({schema}, Tensor(a!) out) -> Tensor", tags=_TAGS)
@@ -110,16 +114,18 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
     config = None if name is None else _parsed(name)
-    window = left, right
-    result = eager(*leading, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, None)
+    given = Options(causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config)
+    result = eager(*leading, given)
     return result if return_lse else (result, _no_lse(leading[0]))
 
 
-def _fake(tensors: tuple[Tensor, ...], options: tuple[Any, ...], layout: str) -> tuple[Tensor, Tensor]:
+def _fake(
+    tensors: tuple[Tensor, ...], options: tuple[Any, ...], layout: str, paged: bool
+) -> tuple[Tensor, Tensor]:
     q, k, v = tensors
     sinks, return_lse = options[0], options[6]
     if not q.is_meta:  # a meta tensor stands for one on any device
-        checks.check_inputs(q, k, v, sinks, layout)
+        checks.check_inputs(q, k, v, sinks, layout, paged)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     if not return_lse:
         return out, _no_lse(q)
@@ -157,4 +163,4 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 _define("attention", eager.attention, "(batch, seq, heads, d)")
 _define("attention_varlen", eager.attention_varlen, "(total, heads, d)", _PACKING)
-_define("attention_cached", eager.attention_cached, "(batch, seq, heads, d)", _LENGTHS)
+_define("attention_cached", eager.attention_cached, "(batch, seq, heads, d)", _CACHE)

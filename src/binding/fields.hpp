@@ -97,7 +97,7 @@ struct Description<ForwardTraits> {
         FLASH_FIELD(ForwardTraits, causal),      FLASH_FIELD(ForwardTraits, window),
         FLASH_FIELD(ForwardTraits, softcap),     FLASH_FIELD(ForwardTraits, sinks),
         FLASH_FIELD(ForwardTraits, varlen),      FLASH_FIELD(ForwardTraits, split),
-        FLASH_FIELD(ForwardTraits, padded_head),
+        FLASH_FIELD(ForwardTraits, padded_head), FLASH_FIELD(ForwardTraits, paged),
     };
 };
 

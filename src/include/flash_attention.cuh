@@ -94,6 +94,7 @@ struct ForwardTraits {
     bool varlen = false;       // sequences of different lengths, packed one after the other
     bool split = false;        // the keys of a query block are shared by several thread blocks
     bool padded_head = false;  // tensors have fewer columns than the kernel's d_head
+    bool paged = false;        // rows of K and V lie in pages that a table names
 
     auto operator<=>(const ForwardTraits &) const = default;
 };
@@ -139,6 +140,11 @@ struct ForwardProblem {
     // n_heads, seq_len_q). The launcher combines them into o and lse after the main kernel.
     int n_splits;
     float *partial_o, *partial_lse;
+    // paged: k and v are (n_pages, page_size, n_heads_kv, …) with the page as their batch dimension, and
+    // block_table is (batch, max_pages), the pages of each sequence. seq_len_k is max_pages * page_size,
+    // which seqused_k cuts down; cu_seqlens_k is nullptr.
+    const int *block_table;
+    int max_pages, page_size;
 };
 
 // Resources of a compiled kernel as the driver reports them for the current device.
@@ -173,7 +179,7 @@ struct KernelLibrary {
     const char *(*error_string)(int error);
 };
 
-inline constexpr int kAbiVersion = 4;
+inline constexpr int kAbiVersion = 5;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 
 }  // namespace flash

@@ -5,7 +5,11 @@
 //
 // One thread block a row. Its threads are (part_lanes, groups of 4 columns): each adds up every part_lanes-th
 // part of four columns, then the lanes are added up in order. So the order of all sums is fixed by the number
-// of parts, and equal calls give equal bits. Parts without a visible key have lse = -inf and are not read.
+// of parts, and equal calls give equal bits. Parts without a visible key have lse = -inf and do not count,
+// whatever their O holds.
+//
+// This kernel takes little more than latencies. From sm_90 on it is set up while the first one still runs
+// (ptx.cuh: kernels of one stream), and the first parts are on their way while their weights are worked out.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,6 +17,7 @@
 #include <cmath>
 
 #include "cuda_utils.cuh"
+#include "early_launch.cuh"
 #include "flash_attention.cuh"
 #include "ptx.cuh"
 #include "sequence_rows.cuh"
@@ -20,6 +25,7 @@
 namespace flash {
 
 inline constexpr int kCombineThreads = 256;
+inline constexpr int kPartsAhead = 2;   // of a thread, read before their weights are known
 inline constexpr int kMaxSplits = 256;  // flash_helpers.splits.MAX_SPLITS
 static_assert(kMaxSplits <= kCombineThreads, "one thread computes the weight of one part");
 
@@ -65,6 +71,8 @@ __global__ void __launch_bounds__(kCombineThreads)
     __shared__ float smem_weights[kMaxSplits];
     __shared__ float4 smem_sums[part_lanes][groups];
 
+    launch_dependents();
+    wait_for_prerequisites();
     const int64_t row_index = blockIdx.x;  // in (batch, n_heads, seq_len_q)
     const int row = static_cast<int>(row_index % args.seq_len_q);
     const int head = static_cast<int>(row_index / args.seq_len_q % args.n_heads);
@@ -72,8 +80,22 @@ __global__ void __launch_bounds__(kCombineThreads)
     const SequenceRows rows = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, batch);
     if (row >= rows.n_rows) return;
 
-    // ---------------------------------------------------------------- weights
     const int thread = threadIdx.x;
+    const int column = thread % groups * columns;
+    const int lane = thread / groups;
+    const bool in_row = column < args.d_head_v;
+    const float *part = args.partial_O + row_index * args.d_head_v + column;
+    const int64_t part_size = args.total_rows * args.d_head_v;
+    float4 first_parts[kPartsAhead];
+#pragma unroll
+    for (int i = 0; i < kPartsAhead; ++i) {
+        const int at = lane + i * part_lanes;
+        if (in_row && at < args.n_splits) {
+            first_parts[i] = *reinterpret_cast<const float4 *>(part + at * part_size);
+        }
+    }
+
+    // ---------------------------------------------------------------- weights
     const float own_lse =
         thread < args.n_splits ? args.partial_lse[thread * args.total_rows + row_index] : -INFINITY;
     const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
@@ -91,22 +113,23 @@ __global__ void __launch_bounds__(kCombineThreads)
     __syncthreads();  // all weights are there
 
     // ---------------------------------------------------------------- O
-    const int column = thread % groups * columns;
-    const int lane = thread / groups;
-    const bool in_row = column < args.d_head_v;
     float4 o{};
+    const auto add = [&](float weight, const float4 &o_i) {
+        if (weight == 0.0f) return;
+        o.x += weight * o_i.x;
+        o.y += weight * o_i.y;
+        o.z += weight * o_i.z;
+        o.w += weight * o_i.w;
+    };
     if (in_row) {
-        const float *part = args.partial_O + row_index * args.d_head_v + column;
-        const int64_t part_size = args.total_rows * args.d_head_v;
+#pragma unroll
+        for (int i = 0; i < kPartsAhead; ++i) {
+            const int at = lane + i * part_lanes;
+            if (at < args.n_splits) add(smem_weights[at], first_parts[i]);
+        }
 #pragma unroll 4
-        for (int i = lane; i < args.n_splits; i += part_lanes) {
-            const float weight = smem_weights[i];
-            if (weight == 0.0f) continue;
-            const float4 o_i = *reinterpret_cast<const float4 *>(part + i * part_size);
-            o.x += weight * o_i.x;
-            o.y += weight * o_i.y;
-            o.z += weight * o_i.z;
-            o.w += weight * o_i.w;
+        for (int at = lane + kPartsAhead * part_lanes; at < args.n_splits; at += part_lanes) {
+            add(smem_weights[at], *reinterpret_cast<const float4 *>(part + at * part_size));
         }
     }
     smem_sums[lane][thread % groups] = o;
@@ -127,8 +150,9 @@ __global__ void __launch_bounds__(kCombineThreads)
     *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
 }
 
-// Launches the kernel behind the one that fills problem.partial_o and problem.partial_lse.
-template <DType kDType, int kDHeadV, ForwardTraits TRAITS>
+// Launches the kernel behind the one that fills problem.partial_o and problem.partial_lse, which was launched
+// into the same stream just before. kTarget: what both are compiled for, 90 for sm_90.
+template <DType kDType, int kDHeadV, ForwardTraits TRAITS, int kTarget>
 int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
     const int64_t total_rows = int64_t(problem.batch) * problem.n_heads * problem.seq_len_q;
     if (total_rows > kMaxBlocks) return cudaErrorInvalidConfiguration;
@@ -148,9 +172,9 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .d_head_v = problem.d_head_v,
     };
     void *parameters[] = {&args};
-    const cudaError_t error = cudaLaunchKernel(
+    const cudaError_t error = launch_kernel<kTarget >= 90>(
         reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV>),
-        dim3(static_cast<unsigned>(total_rows)), dim3(kCombineThreads), parameters, 0, stream);
+        static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
     return error;
 }

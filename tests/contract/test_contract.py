@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import flash_attention
+from flash_attention.cached import attention_cached
 from flash_attention.errors import InfeasibleConfigError, NoKernelError
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, device_facts
 from flash_helpers.test.utils import QKVConfig, error_stats, generate_qkv, py_flash_attention, ramp, reference
@@ -700,3 +701,26 @@ def test_c28_after_an_error(device):
         with pytest.raises((ValueError, TypeError)):
             attend(*bad)
         assert torch.equal(attend(q, k, v), expected)
+
+
+# ---------------------------------------------------------------------- caches
+@pytest.mark.parametrize("seq_q", [1, 5])
+@pytest.mark.parametrize("page_size", [0, 16, 48])
+def test_c29_a_cache_of_keys(device, page_size, seq_q):
+    lengths, capacity = (96, 17, 0, 50), 96
+    q, k, v = ramps((4, seq_q, 4, 64), (4, capacity, 2, 64), device)
+    table, caches = None, (k, v)
+    if page_size:
+        n_pages = 4 * capacity // page_size
+        table = torch.arange(n_pages - 1, -1, -1, dtype=torch.int32, device=device).view(4, -1)
+        caches = tuple(x.reshape(n_pages, page_size, 2, 64).flip(0) for x in (k, v))
+        for item, n in enumerate(lengths):
+            table[item, -(-n // page_size) :] = -12345
+    seqused = torch.tensor(lengths, dtype=torch.int32, device=device)
+    for options in ({}, {"causal": True}):
+        out, lse = attention_cached(q, *caches, seqused, block_table=table, return_lse=True, **options)
+        for item, n in enumerate(lengths):
+            one = slice(item, item + 1)
+            expected, expected_lse = reference(q[one], k[one, :n], v[one, :n], **options)
+            torch.testing.assert_close(out[one].double(), expected, atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(lse[one].double(), expected_lse, atol=1e-3, rtol=2e-6)

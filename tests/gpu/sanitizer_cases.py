@@ -5,8 +5,12 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         python tests/gpu/sanitizer_cases.py
 
-and the same with ``--tool racecheck``. Every tensor is an allocation of its own, without PyTorch's cache
-around it, and outputs are compared on the host, so that the kernels under test are the only ones that matter.
+For ``--tool racecheck``, both commands run with ``NVCC_APPEND_FLAGS=-DFLASH_EVERY_LANE_ARRIVES``: where a
+warp frees a slot of shared memory, one lane arrives at the slot's mbarrier for all. The tool takes the other
+lanes' reads for unordered, so in this build every lane arrives; nothing else differs.
+
+Every tensor is an allocation of its own, without PyTorch's cache around it, and outputs are compared on the
+host, so that the kernels under test are the only ones that matter.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from flash_helpers.configs.ampere_sets import choose_ampere_kernel
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, choose_hopper_kernel
 from flash_helpers.test.reference import reference
 
-KINDS = ("", "causal", "window", "softcap sinks", "varlen causal", "split", "padded_head")
+KINDS = ("", "causal", "window", "softcap sinks", "varlen causal", "split", "split paged", "padded_head")
 TOLERANCE = 1.6e-2  # bf16
 
 
@@ -52,7 +56,7 @@ def kernels(capability: tuple[int, int]) -> list[ForwardKernel]:
         else:
             tuned, _ = choose_ampere_kernel(DType.BF16, 128, traits.causal, 512, capability, lse=True)
             found.append(ForwardKernel(tuned.config, traits))
-        if capability == (9, 0):
+        if capability == (9, 0) and not traits.paged:
             length = 1 if traits.split else 512
             found.append(choose_hopper_kernel(DType.BF16, 128, traits.causal, length, traits=traits)[0])
     return found
@@ -98,6 +102,14 @@ def run(kernel: ForwardKernel) -> None:
         partial_o=partial_o.data_ptr() if traits.split else 0,
         partial_lse=partial_lse.data_ptr() if traits.split else 0,
     )
+    if traits.paged:  # the last page comes first
+        page_size = 30
+        on_gpu[1:] = [x.view(-1, page_size, *x.shape[2:]).flip(0) for x in on_gpu[1:]]
+        n_pages = on_gpu[1].shape[0]
+        table = torch.arange(n_pages - 1, -1, -1, dtype=torch.int32, device="cuda")
+        features = features._replace(
+            block_table=table.data_ptr(), max_pages=n_pages // batch, page_size=page_size
+        )
 
     def launched(x: torch.Tensor, longest: int) -> torch.Tensor:
         return x[:, :longest].expand(batch, -1, -1, -1) if traits.varlen else x

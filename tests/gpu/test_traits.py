@@ -74,6 +74,13 @@ VARLEN_SPLIT = [
     kernel(BF16, 64, "causal varlen split"),
     ForwardKernel(DECODE, ForwardTraits(varlen=True, split=True)),
 ]
+PAGED = [
+    kernel(BF16, 128, "varlen paged"),
+    kernel(FP16, 64, "causal varlen paged", 128, 64, **RING),
+    kernel(BF16, 128, "causal varlen paged", 128, 64, **ANCHORED, **RING),
+    ForwardKernel(DECODE, ForwardTraits(varlen=True, split=True, paged=True)),
+    kernel(FP16, 64, "window softcap sinks varlen split padded_head paged", 64, 32),
+]
 PADDED = [
     kernel(BF16, 64, "padded_head"),
     kernel(FP16, 64, "causal padded_head", **NOT_ASYNC),
@@ -84,7 +91,7 @@ EVERYTHING = [
     kernel(BF16, 128, "window softcap sinks varlen split padded_head"),
     kernel(FP16, 64, "window softcap sinks varlen split padded_head", 128, 32),
 ]
-KERNELS = [*WINDOW, *SOFTCAP, *SINKS, *VARLEN, *SPLIT, *VARLEN_SPLIT, *PADDED, *EVERYTHING]
+KERNELS = [*WINDOW, *SOFTCAP, *SINKS, *VARLEN, *SPLIT, *VARLEN_SPLIT, *PAGED, *PADDED, *EVERYTHING]
 
 
 def each(*kernels: ForwardKernel):
@@ -202,6 +209,26 @@ def test_an_impossible_number_of_parts_is_refused(kernel: ForwardKernel, parts: 
     with pytest.raises(KernelLaunchError):
         cuda.forward(kernel, call.q, call.k, call.v, torch.empty_like(call.q), None, 1.0, features)
     call.check()  # the next call on good arguments is right
+
+
+# ---------------------------------------------------------------------- pages
+@each(*PAGED)
+@pytest.mark.parametrize("page", [16, 48, 64, 256, 1000])
+def test_pages(kernel: ForwardKernel, page: int) -> None:
+    traits = kernel.traits
+    features = {"page": page}
+    if traits.padded_head:
+        features |= {"d": 40, "softcap": 20.0, "window": (100, 5)}
+    for parts in (1, 3) if traits.split else (0,):
+        case = Case(1, 700, batch=4, heads=(8, 2), used=(700, 1, 0, 449), parts=parts, **features)
+        paged, plain = Call(kernel, case), Call(_without_pages(kernel), case)
+        for x, y in zip(paged.check(), plain.launch(), strict=True):
+            assert torch.equal(x, y), "pages have an influence on the result"
+        Call(kernel, Case(70, 300, batch=3, used=(300, 70, 16), parts=parts, **features)).check()
+
+
+def _without_pages(kernel: ForwardKernel) -> ForwardKernel:
+    return dataclasses.replace(kernel, traits=dataclasses.replace(kernel.traits, paged=False))
 
 
 # ---------------------------------------------------------------------- head sizes

@@ -7,6 +7,7 @@ shows, and so does what is written there or left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,7 @@ class Case:
         batch: sequences, where no tuple says it.
         heads: query heads and kv heads.
         used: keys of each sequence that exist; the others are NaN.
+        page: with a paged kernel, rows of a page; the last page of a sequence may not be full.
         window: (left, right); None: unbounded.
         softcap: 0: none.
         parts: into which the keys are cut; 0: as many as ``n_splits`` says for an H100.
@@ -45,6 +47,7 @@ class Case:
     batch: int = 2
     heads: tuple[int, int] = (4, 2)
     used: tuple[int, ...] | None = None
+    page: int = 16
     window: tuple[int | None, int | None] = (None, None)
     softcap: float = 0.0
     parts: int = 0
@@ -84,6 +87,28 @@ class Sequences:
     def as_batch(self, x: Tensor) -> Tensor:
         """The tensor with the shape (sequences, longest, ...) that a launch takes; not to be looked at."""
         return x[:, : self.longest].expand(len(self.lengths), -1, -1, -1) if self.packed else x
+
+
+def in_pages(page: int, used: Sequence[int], *caches: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """(batch, max_pages) int32, and (pages, page, heads, columns) of each (batch, rows, heads, columns).
+
+    Pages are in random order and lie within NaN. Entries behind a sequence's last row lead to no memory.
+    """
+    batch, rows = caches[0].shape[:2]
+    max_pages = -(-rows // page)
+    order = torch.randperm(batch * max_pages, generator=torch.Generator().manual_seed(page))
+    table = order.view(batch, max_pages).int().cuda()
+    paged = []
+    for cache in caches:
+        shape = (batch * max_pages, page, *cache.shape[2:])
+        _, pages = guarded(shape, cache.dtype, math.nan)
+        whole = torch.full((batch, max_pages * page, *shape[2:]), math.nan, dtype=cache.dtype, device="cuda")
+        whole[:, :rows] = cache
+        pages[table.flatten().long()] = whole.view(shape)
+        paged.append(pages)
+    for b, n in enumerate(used):
+        table[b, -(-n // page) :] = 2**31 - 1
+    return table, paged
 
 
 class Call:
@@ -159,6 +184,13 @@ class Call:
             partial_lse=partial_lse.data_ptr(),
         )
         q, k, v = self.q_seq.as_batch(self.q), self.k_seq.as_batch(self.k), self.k_seq.as_batch(self.v)
+        if self.kernel.traits.paged:
+            table, (k, v) = in_pages(self.case.page, self.used, k, v)
+            used_in_pages = torch.tensor(self.used, dtype=torch.int32, device="cuda")
+            features = features._replace(
+                block_table=table.data_ptr(), max_pages=table.shape[1], page_size=self.case.page,
+                seqused_k=used_in_pages.data_ptr(),
+            )  # fmt: skip
         cuda.forward(self.kernel, q, k, v, o, lse, self.d**-0.5, features)
         torch.cuda.synchronize()
         result = o.clone()

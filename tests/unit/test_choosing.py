@@ -21,11 +21,10 @@ from flash_attention import (
     prepare,
     running,
 )
-from flash_attention import attention_checks as checks
 from flash_attention.backends import cpu
 from flash_attention.errors import NoKernelError
 from flash_attention.problem import AttentionProblem
-from flash_attention.running import fill_without_keys, run_cuda
+from flash_attention.running import Cache, fill_without_keys, run_cuda
 from flash_attention.select import select
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
@@ -67,6 +66,9 @@ class ActedCuda:
         n_splits: int
         partial_o: int
         partial_lse: int
+        block_table: int
+        max_pages: int
+        page_size: int
 
     def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
         for x in (q, k, v, o):
@@ -88,6 +90,21 @@ class ActedCuda:
         }
         assert kernel.traits.split == (features.n_splits > 1)
         assert kernel.traits.split == (features.partial_o != 0) == (features.partial_lse != 0)
+        if features.seqused_k:
+            used = read(features.seqused_k, ctypes.c_int32, q.shape[0]).tolist()
+            table = None
+            if kernel.traits.paged:
+                table = read(features.block_table, ctypes.c_int32, q.shape[0] * features.max_pages)
+                table = table.view(q.shape[0], -1).long()
+                assert features.page_size == k.shape[1]
+            for i, n in enumerate(used):
+                k_i, v_i = (x[i] if table is None else x[table[i].clamp(0)].flatten(0, 1) for x in (k, v))
+                k_i, v_i = k_i[None, :n], v_i[None, :n]
+                one_lse = None if lse is None else lse[i : i + 1]
+                cpu.attention(
+                    kernel.config, q[i : i + 1], k_i, v_i, o[i : i + 1], one_lse, softmax_scale, **options
+                )
+            return
         if not features.cu_seqlens_q:
             cpu.attention(kernel.config, q, k, v, o, lse, softmax_scale, **options)
             return
@@ -220,6 +237,32 @@ def test_packed_sequences_reach_the_kernel(cuda, all_features, d):
     torch.testing.assert_close(lse.double(), torch.cat([x[0] for _, x in alone], 1), atol=1e-3, rtol=2e-6)
 
 
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("seq_len_q", [1, 3])
+def test_a_cache_reaches_the_kernel(cuda, seq_len_q, paged):
+    lengths, page_size, max_pages = (40, 1, 0, 23), 16, 3
+    q = ramp((4, seq_len_q, 4, 64), 5)
+    k, v = ramp((4, page_size * max_pages, 2, 64), 7), ramp((4, page_size * max_pages, 2, 64), 11)
+    table, pages = None, (k, v)
+    if paged:  # pages from the last to the first, and of what is not used no page at all
+        table = torch.arange(11, -1, -1, dtype=torch.int32).view(4, max_pages)
+        pages = tuple(x.view(-1, page_size, 2, 64).flip(0) for x in (k, v))
+        table[1:, 2] = -1
+    problem = AttentionProblem(
+        DType.FP16, 4, seq_len_q, k.shape[1], 4, 2, 64, 64, varlen=True, cached=True, paged=paged
+    )
+    out, lse = torch.full_like(q, math.nan), torch.empty(4, 4, seq_len_q)
+    choice = choosing.choose(problem, CUDA, None)
+    assert choice.kernel.traits.paged == paged
+    cache = Cache(torch.tensor(lengths, dtype=torch.int32), table)
+    run_cuda(choice, problem, q, *pages, out, lse, 0.1, 0.0, None, cache=cache)
+    for i, n in enumerate(lengths):
+        one = slice(i, i + 1)
+        expected, expected_lse = reference(q[one], k[one, :n], v[one, :n], softmax_scale=0.1)
+        torch.testing.assert_close(out[one].double(), expected, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(lse[one].double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
 def test_fitting_tensors_are_not_copied(cuda):
     q, k, v = generate_qkv(QKVConfig(2, 50, 4, 64, DType.FP16))
     seen = []
@@ -277,8 +320,8 @@ def test_grid_limit_of_the_chosen_kernel(cuda):
 
 def test_choices_are_remembered_by_shape(monkeypatch):
     calls = []
-    real = checks.check_inputs
-    monkeypatch.setattr(checks, "check_inputs", lambda *a: (calls.append(a), real(*a)))
+    real = choosing._choice
+    monkeypatch.setattr(choosing, "_choice", lambda *a, **kw: (calls.append(a), real(*a, **kw))[1])
     shape = (1, 23, 2, 24)
     for _ in range(3):
         q, k, v = (ramp(shape, a) for a in (5, 7, 11))
@@ -286,14 +329,6 @@ def test_choices_are_remembered_by_shape(monkeypatch):
     assert len(calls) == 1
     attention(q, k, v, causal=True)
     assert len(calls) == 2
-
-
-def test_remembered_choices_are_bounded(monkeypatch):
-    monkeypatch.setattr(choosing, "CHOICES_KEPT", 8)
-    for n in range(1, 30):
-        q = torch.zeros(1, n, 1, 8, dtype=torch.float16)
-        attention(q, q, q)
-        assert len(choosing._plans) <= 8
 
 
 def test_sinks_are_checked_on_every_call():

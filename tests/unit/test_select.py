@@ -16,7 +16,9 @@ from flash_attention.select import GOOD_ENOUGH, select
 from flash_attention.tma import stride_obstacle
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import FAMILIES, family_of
+from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.configs.ampere_sets import choose_ampere_kernel
+from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
@@ -41,8 +43,8 @@ class Database:
     def __init__(self, config: FlashForwardKernelConfig) -> None:
         self.config = config
 
-    def best(self, problem, facts):
-        return self.config, f"0.5 ms on {facts.name}"
+    def ranked(self, problem, facts, chosen=None):
+        return [(self.config, f"0.5 ms on {facts.name}")]
 
 
 # ---------------------------------------------------------------------- problems
@@ -68,7 +70,9 @@ def test_features():
     assert not any(plain.features().values())
     causal = dataclasses.replace(plain, right=0)
     assert [name for name, on in causal.features().items() if on] == ["causal"]
-    local = dataclasses.replace(plain, left=3, right=0, softcap=True, sinks=True, varlen=True)
+    local = dataclasses.replace(
+        plain, left=3, right=0, softcap=True, sinks=True, varlen=True, cached=True, paged=True
+    )
     assert [name for name, on in local.features().items() if not on] == ["causal"]
     assert local.features().keys() <= {f.name for f in dataclasses.fields(ForwardTraits)}
 
@@ -267,6 +271,44 @@ def test_the_heads_of_a_group_become_rows(name):
     kept = select(dataclasses.replace(problem, sinks=True), device_facts(name))  # a sink is a head's own
     assert kept.problem.n_heads == 32
     assert select(DECODE, device_facts(name)).problem is None
+
+
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+def test_many_single_queries_need_no_parts_but_the_same_tiles(name):
+    facts = device_facts(name)
+    config = select(DECODE, facts).kernel.config
+    many = dataclasses.replace(DECODE, batch=1000)
+    assert select(many, facts).kernel == ForwardKernel(config)
+    assert select(dataclasses.replace(many, seq_len_k=500), facts).kernel.config != config
+
+
+def test_a_last_wave_of_few_blocks_is_filled_by_parts():
+    choice = select(dataclasses.replace(DECODE, batch=17), H100)  # 136 kv heads on 132 multiprocessors
+    assert choice.n_splits > 1
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_one_query_over_a_cache_packs_its_groups_too(paged):
+    cache = dataclasses.replace(DECODE, n_heads=32, varlen=True, cached=True, paged=paged)
+    choice = select(cache, H100)
+    assert choice.problem == dataclasses.replace(cache, seq_len_q=4, n_heads=8)
+    assert choice.kernel.traits == ForwardTraits(varlen=True, split=True, paged=paged)
+    assert isinstance(choice.kernel.config, HopperForwardKernelConfig) == (not paged)
+    assert (
+        "hopper kernels cannot: kernels of the hopper family are not made for paged" in choice.reason
+    ) == paged
+    assert choice.n_splits > 8
+    for kept in ({"left": 100}, {"sinks": True}, {"cached": False}):
+        assert dataclasses.replace(cache, **kept).with_rows_packed() == dataclasses.replace(cache, **kept)
+
+
+def test_kernels_that_copy_through_registers_take_no_pages():
+    problem = dataclasses.replace(DECODE, varlen=True, cached=True, paged=True)
+    slow = dataclasses.replace(
+        choose_ampere_decode_config(DType.BF16, 128, H100),
+        async_copy=False, eager_load_blocks=False, kv_stages=1, mbarrier=False,
+    )  # fmt: skip
+    assert "async_copy" in unable_reason(slow, problem, [slow])
 
 
 def test_any_built_kernel_runs_where_nothing_can_be_compiled():

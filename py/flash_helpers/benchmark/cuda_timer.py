@@ -1,7 +1,10 @@
 """Times on a CUDA device: events on the current stream, read only after they have happened.
 
 kernel  back-to-back calls, all enqueued while the GPU still sleeps, so that no launch cost shows.
-cold    as kernel, but the L2 cache is overwritten before each call; that is outside the events.
+cold    as kernel, but the L2 cache is filled with other data before each call, outside the events. The
+        data is read, as the weights of a model are.
+dirty   as cold, but the data is written, and goes back to memory while the call is timed: up to the whole L2
+        cache, which takes an H100's memory 16 us.
 graph   one CUDA graph of several calls, replayed: kernels without any host in between.
 call    wall time of calls from Python until the GPU has finished, host included.
 host    host time of a call alone: how long Python is busy before it could do something else.
@@ -30,7 +33,7 @@ class CudaTimer:
         target_ms: GPU time that one measurement aims at.
     """
 
-    modes: tuple[str, ...] = ("kernel", "cold", "graph", "call", "host")
+    modes: tuple[str, ...] = ("kernel", "cold", "dirty", "graph", "call", "host")
 
     def __init__(self, device: torch.device, target_ms: float = 1.5) -> None:
         self._device = device
@@ -52,6 +55,7 @@ class CudaTimer:
         return {
             "kernel": self._kernel,
             "cold": self._cold,
+            "dirty": lambda timed: self._cold(timed, torch.Tensor.zero_),
             "graph": self._graph,
             "call": self._call,
             "host": self._host,
@@ -89,21 +93,23 @@ class CudaTimer:
 
         return self._behind_sleep(timed, enqueue, timed.host_seconds * (warm_ups + timed.repeats))
 
-    def _cold(self, timed: TimedCall) -> float:
+    def _cold(
+        self, timed: TimedCall, fill: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.sum
+    ) -> float:
         if self._l2_filler is None:
-            self._l2_filler = torch.empty(2 * self._l2_bytes, dtype=torch.uint8, device=self._device)
+            self._l2_filler = torch.zeros(2 * self._l2_bytes // 4, dtype=torch.int32, device=self._device)
         filler, repeats = self._l2_filler, min(timed.repeats, COLD_REPEATS)
 
         def enqueue() -> Callable[[], float]:
             pairs = [self._events() for _ in range(repeats)]
             for start, end in pairs:
-                filler.zero_()
+                fill(filler)
                 start.record()
                 timed.call()
                 end.record()
             return lambda: statistics.median(start.elapsed_time(end) for start, end in pairs)
 
-        return self._behind_sleep(timed, enqueue, (timed.host_seconds + 30e-6) * repeats)
+        return self._behind_sleep(timed, enqueue, (timed.host_seconds + 40e-6) * repeats)
 
     def _graph(self, timed: TimedCall) -> float:
         graph = timed.state.get("graph")

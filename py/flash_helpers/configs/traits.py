@@ -20,6 +20,7 @@ class ForwardTraits:
         varlen: sequences of different lengths, packed one after the other.
         split: the keys of a query block are shared by several thread blocks, and combined.
         padded_head: tensors have fewer columns than the kernel's ``d_head``.
+        paged: rows of K and V lie in pages, which a table names.
     """
 
     causal: bool = False
@@ -29,6 +30,7 @@ class ForwardTraits:
     varlen: bool = False
     split: bool = False
     padded_head: bool = False
+    paged: bool = False
 
     def short_form(self) -> str:
         """The features that are on, joined by ``+``; the empty string for the plain kernel."""

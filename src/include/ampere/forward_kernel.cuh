@@ -20,6 +20,7 @@
 #include "ampere/forward_kernel_args.cuh"
 #include "ampere/gemm.cuh"
 #include "ampere/load_store.cuh"
+#include "ampere/paged_load.cuh"
 #include "ampere/pipeline.cuh"
 #include "ampere/softmax.cuh"
 #include "ampere/static_kernel_configuration.cuh"
@@ -191,9 +192,10 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     const int kv_head = uniform(head / args.heads_per_kv_head);
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
     const int d_head_v = traits.padded_head ? args.d_head_v : Kernel::d_head;
-    GlobalMatrix gmem_Q(args.Q, args.Q_strides, q_seq.batch, head, d_head);       // (seq_len_q, d_head)
-    GlobalMatrix gmem_K(args.K, args.K_strides, k_seq.batch, kv_head, d_head);    // (seq_len_k, d_head)
-    GlobalMatrix gmem_V(args.V, args.V_strides, k_seq.batch, kv_head, d_head_v);  // (seq_len_k, d_head_v)
+    GlobalMatrix gmem_Q(args.Q, args.Q_strides, q_seq.batch, head, d_head);  // (seq_len_q, d_head)
+    const int kv_batch = traits.paged ? 0 : k_seq.batch;  // the first page, or the sequence
+    GlobalMatrix gmem_K(args.K, args.K_strides, kv_batch, kv_head, d_head);    // (seq_len_k, d_head)
+    GlobalMatrix gmem_V(args.V, args.V_strides, kv_batch, kv_head, d_head_v);  // (seq_len_k, d_head_v)
     if constexpr (traits.varlen) {
         gmem_Q.skip_rows(q_seq.first_row);
         gmem_K.skip_rows(k_seq.first_row);
@@ -227,8 +229,10 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         Q_loader.template load<true>(q_rows);
     }
     const KVSource<Kernel> source{
-        .K = {gmem_K, last_key_row, smem + Kernel::smem_K},
-        .V = {gmem_V, last_key_row, smem + Kernel::smem_V},
+        .K =
+            kv_loader<Kernel>(gmem_K, args, args.K_strides, k_seq.batch, last_key_row, smem + Kernel::smem_K),
+        .V =
+            kv_loader<Kernel>(gmem_V, args, args.V_strides, k_seq.batch, last_key_row, smem + Kernel::smem_V),
         .blocks_left = blocks.end - blocks.begin,
     };
     ForwardWarp<Kernel> state{
@@ -312,6 +316,10 @@ template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
+    if constexpr (TRAITS.split) {
+        launch_dependents();  // the kernel that combines the parts
+        wait_for_prerequisites();
+    }
     const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
     if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
         // Nobody reads shared memory any more, and what was stored is overwritten after it was written.

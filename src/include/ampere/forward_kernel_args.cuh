@@ -3,6 +3,7 @@
 
 #include "block_coordinates.cuh"
 #include "flash_attention.cuh"
+#include "page_table.cuh"
 #include "sequence_rows.cuh"
 #include "softmax_scale.cuh"
 
@@ -26,9 +27,12 @@ struct ForwardKernelArgs {
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
     int64_t total_q;                                     // varlen: rows of lse where cu_seqlens_q is given
     int n_splits;                                        // split
-    float *partial_O;      // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
-    float *partial_lse;    // split: (n_splits, batch, n_heads, seq_len_q)
-    int d_head, d_head_v;  // padded_head: of the tensors
+    float *partial_O;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
+    float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q)
+    int d_head, d_head_v;    // padded_head: of the tensors
+    const int *block_table;  // paged: (batch, max_pages)
+    int max_pages;           // paged
+    PageSize page_size;      // paged
 };
 
 struct Place {

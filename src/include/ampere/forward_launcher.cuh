@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "ampere/forward_kernel.cuh"
+#include "early_launch.cuh"
 #include "flash_attention.cuh"
 #include "split_combine.cuh"
 
@@ -53,6 +54,9 @@ struct ForwardLauncher {
             .partial_lse = problem.partial_lse,
             .d_head = problem.d_head,
             .d_head_v = problem.d_head_v,
+            .block_table = problem.block_table,
+            .max_pages = problem.max_pages,
+            .page_size = PageSize::of(TRAITS.paged ? problem.page_size : 1),
         };
     }
 
@@ -65,6 +69,7 @@ struct ForwardLauncher {
     }
 
     // An empty output is no error and launches nothing.
+    template <int kTarget>
     static int launch(const ForwardProblem &problem, void *stream) {
         const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
         int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
@@ -78,12 +83,13 @@ struct ForwardLauncher {
         void *parameters[] = {&args};
         // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
         const cudaError_t error =
-            cudaLaunchKernel(kernel(), dim3(static_cast<unsigned>(blocks)), dim3(Kernel::n_threads),
-                             parameters, Kernel::smem_bytes, static_cast<cudaStream_t>(stream));
+            launch_kernel < TRAITS.split &&
+            kTarget >= 90 > (kernel(), static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
+                             static_cast<cudaStream_t>(stream), parameters);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         if constexpr (TRAITS.split) {
             if (error == cudaSuccess) {
-                return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS>(
+                return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS, kTarget>(
                     problem, static_cast<cudaStream_t>(stream));
             }
         }
@@ -100,6 +106,11 @@ struct ForwardLauncher {
         if (TRAITS.sinks && problem.sinks == nullptr) return false;
         if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
                              problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+            return false;
+        }
+        if (TRAITS.paged && (problem.block_table == nullptr || problem.page_size < 1 ||
+                             problem.seq_len_k != int64_t(problem.max_pages) * problem.page_size ||
+                             problem.cu_seqlens_k != nullptr)) {
             return false;
         }
         return !TRAITS.padded_head ||
@@ -129,7 +140,7 @@ constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
         .n_threads = Launcher::Kernel::n_threads,
         .smem_bytes = Launcher::Kernel::smem_bytes,
         .load = &Launcher::load,
-        .launch = &Launcher::launch,
+        .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
     };
 }

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "ampere/load_store.cuh"
+#include "ampere/paged_load.cuh"
 #include "ampere/static_kernel_configuration.cuh"
 #include "ptx.cuh"
 
@@ -27,7 +28,7 @@ namespace flash::ampere {
 // Where the blocks of one head come from: a thread's loaders, and how many blocks are still to be loaded.
 template <typename Kernel>
 struct KVSource {
-    using Loader = TileLoader<Kernel, typename Kernel::KVTile>;
+    using Loader = KVLoader<Kernel>;
     Loader K;
     Loader V;
     int blocks_left;
@@ -156,7 +157,7 @@ struct MbarrierRing : SlotRing<Kernel> {
 #pragma unroll
             for (int i = 0; i < Ring::slots; ++i) {
                 mbarrier_init(full(i), Kernel::n_threads);
-                mbarrier_init(empty(i), Kernel::cfg.n_warps);
+                mbarrier_init(empty(i), Kernel::cfg.n_warps * kArrivalsOfWarp);
             }
         }
         __syncthreads();  // the barriers can be used
@@ -191,7 +192,7 @@ struct MbarrierRing : SlotRing<Kernel> {
 
     FLASH_DEVICE void after_output() {
         __syncwarp();  // all lanes have read their fragments
-        if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty(this->slot));
+        if (arrives_for_warp(threadIdx.x % kWarpSize)) mbarrier_arrive(empty(this->slot));
         Ring::advance();
         parity ^= uint32_t(this->slot == 0);
     }

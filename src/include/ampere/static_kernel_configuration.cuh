@@ -74,6 +74,8 @@ struct StaticForwardKernelConfig {
     static_assert(smem_barriers == (B_r + 2 * CFG.kv_stages * B_c) * d_head * kElementBytes);
 
     static_assert(CFG.kv_stages >= 1 && CFG.kv_stages <= kMaxStages, "kv_stages must be 1 to 8");
+    static_assert(!TRAITS.paged || CFG.async_copy,
+                  "paged: pages are copied by async_copy; copies through registers are not made for them");
     static_assert(CFG.kv_stages == 1 || (CFG.async_copy && CFG.eager_load_blocks),
                   "kv_stages beyond 1 needs async_copy and eager_load_blocks");
     static_assert(!CFG.mbarrier || CFG.kv_stages > 1, "mbarrier needs kv_stages of 2 or more");

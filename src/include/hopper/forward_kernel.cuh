@@ -8,6 +8,7 @@
 
 #include "hopper/producer.cuh"
 #include "hopper/work_loop.cuh"
+#include "ptx.cuh"
 
 namespace flash::hopper {
 
@@ -23,13 +24,17 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     const SharedMemory<CFG, TRAITS> smem{smem_address(dynamic_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
-    const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
-    if (!Static::kWarpLoads && threadIdx.x == 32) {  // else there may be no keys, and no maps of them
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroupThreads, 0);
+    if (threadIdx.x == 32 && (!Static::kWarpLoads || args.work.seq_len_k > 0)) {  // else there are no maps
         prefetch_tensor_map(&q_map);
         prefetch_tensor_map(&k_map);
         prefetch_tensor_map(&v_map);
     }
     smem.initialise();
+    if (TRAITS.split) {
+        launch_dependents();  // the kernel that combines the parts
+        wait_for_prerequisites();
+    }
 
     if (warpgroup == 0) {
         release_registers<Static::kRegisters.producer>();

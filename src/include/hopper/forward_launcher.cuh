@@ -16,12 +16,15 @@
 #include <algorithm>
 #include <atomic>
 
+#include "early_launch.cuh"
 #include "hopper/forward_kernel.cuh"
 #include "hopper/scheduler_counters.cuh"
 #include "hopper/tensor_map.cuh"
 #include "split_combine.cuh"
 
 namespace flash::hopper {
+
+inline constexpr int kTarget = 90;  // sm_90a
 
 // ---------------------------------------------------------------- arguments
 // Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
@@ -156,8 +159,8 @@ cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &ar
         config.numAttrs = 1;
         return cudaLaunchKernelExC(&config, kernel, parameters);
     }
-    return cudaLaunchKernel(kernel, dim3(n_blocks), dim3(Static::n_threads), parameters, Static::smem_bytes,
-                            stream);
+    return launch_kernel<TRAITS.split>(kernel, n_blocks, Static::n_threads, Static::smem_bytes, stream,
+                                       parameters);
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
@@ -174,11 +177,14 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     error = make_arguments<CFG, TRAITS>(problem, args);
     if (error != cudaSuccess) return error;
 
+    constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
+    const int n_turns = n_sms / kBlocksAnItem;  // items at a time
     EncodedMaps maps{};
     if (args.work.n_items > 0) {
         error = encode_maps<CFG, TRAITS>(problem, maps);
         if (error != cudaSuccess) return error;
-        if (CFG.dynamic_schedule) {
+        // Where each block has one item at most, there is nothing to share out.
+        if (CFG.dynamic_schedule && args.work.n_items > n_turns) {
             SchedulerCounters *counters = nullptr;
             error = SchedulerCounters::of_current_device(counters);
             if (error != cudaSuccess) return error;
@@ -187,8 +193,6 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
         }
     }
     // One persistent block an SM. Rows without keys are shared by all of them.
-    constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
-    const int n_turns = n_sms / kBlocksAnItem;  // items at a time
     const int n_blocks =
         (args.work.first_q_block > 0 ? n_turns : std::min(n_turns, args.work.n_items)) * kBlocksAnItem;
     error = launch_blocks<CFG, TRAITS>(n_blocks, maps, args, stream);
@@ -196,7 +200,7 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     if constexpr (TRAITS.split) {
         if (error == cudaSuccess) {
             return static_cast<cudaError_t>(
-                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS>(problem, stream));
+                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS, kTarget>(problem, stream));
         }
     }
     return error;
@@ -230,7 +234,7 @@ cudaError_t attributes(KernelAttributes &out) {
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target>
 constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
-    static_assert(target == 90, "the Hopper family is compiled for target 90 (sm_90a) only");
+    static_assert(target == kTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     return {
         .config = CFG,

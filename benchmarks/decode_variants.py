@@ -1,0 +1,333 @@
+"""Times kernels and numbers of parts for one query over a cache of keys, against each other and the peers.
+
+    python benchmarks/decode_variants.py --json decode_variants.json
+    python benchmarks/decode_variants.py --batch 1 --keys 16 --parts 8,16,32 --kernels "(BF16, 128, 64, …"
+
+The variants of ``VARIANTS`` and those given by short form are compiled first, in parallel; one that spills is
+left out, as is one whose result is wrong, or has other bits when it runs a second time. The others, what the
+library chooses by itself, and the peers are measured in random order.
+
+A measurement attends to several caches one after the other, as the layers of a model do, in one CUDA graph
+that is replayed: together the caches are several times as large as the L2 cache: keys come from memory.
+The mode ``cold`` is what the table of features uses: before each call the L2 cache is filled with other data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from flash_attention.candidates import kernel_for, split_variant
+from flash_attention.prediction import parts_of_keys
+from flash_attention.problem import AttentionProblem
+from flash_attention.running import run_cuda
+from flash_attention.select import Choice, select
+from flash_helpers.benchmark.correctness import output_error, reference
+from flash_helpers.benchmark.environment import environment
+from flash_helpers.benchmark.features import CONTESTANTS, Case, Inputs, copy_rate, make_inputs
+from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
+from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
+from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.kernel_configs import (
+    DType,
+    choose_hopper_kernel,
+    parse_kernel_name_into_config,
+)
+
+D_HEAD = 128
+DTYPE = DType.BF16
+CACHES_BYTES = 256 << 20  # of all caches of a cell together, at least: five times an H100's L2 cache
+MOST_CACHES = 32
+CHOSEN = "chosen"  # name of what the library runs by itself
+
+HOPPER_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    # The same bytes under way; smaller tiles shorten the work on the last one, which nothing hides.
+    ("128 keys, 3 stages", dict(B_c=128, kv_stages=3)),
+    ("64 keys, 6 stages", dict(B_c=64, kv_stages=6)),
+    ("64 keys, 4 stages", dict(B_c=64, kv_stages=4)),
+    ("32 keys, 8 stages", dict(B_c=32, kv_stages=8)),
+    # Without the overlap a tile's steps follow each other, and the last tile has one barrier less.
+    ("64 keys, 6 stages, serial", dict(B_c=64, kv_stages=6, overlap_products=False, forced_overlap=False)),
+)
+AMPERE_VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mma.sync, 64 keys, 3 stages", dict(B_c=64, kv_stages=3)),  # two blocks an SM
+    ("mma.sync, 32 keys, 6 stages", dict(B_c=32, kv_stages=6)),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel with one number of parts.
+
+    Attributes:
+        name: in tables.
+        choice: what runs; its kernel takes the keys in one go where there is one part.
+    """
+
+    name: str
+    choice: Choice
+
+
+def configurations(facts: DeviceFacts, short_forms: Sequence[str]) -> dict[str, ForwardConfig]:
+    """The configurations to compare, by name: those of the device's families, and those given."""
+    found: dict[str, ForwardConfig] = {}
+    if facts.capability == (9, 0):
+        hopper, _ = choose_hopper_kernel(DTYPE, D_HEAD, False, 1, traits=ForwardTraits(split=True))
+        found |= {name: replace(hopper.config, **changes) for name, changes in HOPPER_VARIANTS}
+    ampere = choose_ampere_decode_config(DTYPE, D_HEAD, facts)
+    found |= {name: replace(ampere, **changes) for name, changes in AMPERE_VARIANTS}
+    for text in short_forms:
+        config = parse_kernel_name_into_config(text)
+        found[config.short_form()] = config
+    return {name: config for name, config in found.items() if not config.infeasible_reason(facts)}
+
+
+def problem_of(case: Case) -> AttentionProblem:
+    """The problem of a row of the benchmark of features."""
+    sizes = (case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv)
+    return AttentionProblem(DTYPE, *sizes, D_HEAD, D_HEAD)
+
+
+def variants_of(
+    case: Case, configs: dict[str, ForwardConfig], parts: Sequence[int], facts: DeviceFacts
+) -> list[Variant]:
+    """Every configuration with the parts that ``n_splits`` says and those given, and the library's choice.
+
+    Args:
+        case: the cell.
+        configs: by name.
+        parts: further numbers of parts; more than there are tiles of keys are left out.
+        facts: the device.
+    """
+    given = problem_of(case)
+    packed = given.with_rows_packed()
+    found = [Variant(CHOSEN, select(given, facts, explained=False))]
+    for name, config in configs.items():
+        kernel = kernel_for(config, packed)
+        split = split_variant(kernel)
+        assert split is not None
+        own = parts_of_keys(split, packed, facts)
+        for n in dict.fromkeys((own, *parts)):
+            if n > max(1, case.seq_k // config.B_c):
+                continue
+            text = f"{name} / {n}" + ("" if n == own else " !")
+            found.append(Variant(text, Choice(split if n > 1 else kernel, "", n_splits=n, problem=packed)))
+    return found
+
+
+# ---------------------------------------------------------------------- calls
+def caches(case: Case, device: torch.device) -> list[Inputs]:
+    """As many caches as make the L2 cache useless, with one query each."""
+    n = max(2, min(MOST_CACHES, -(-CACHES_BYTES // case.cache_bytes())))
+    first = make_inputs(case, device)
+    return [first, *(Inputs(first.q.clone(), first.k.clone(), first.v.clone(), None) for _ in range(n - 1))]
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """A call that makes one of ``calls`` after the other."""
+    order = itertools.cycle(calls)
+    return lambda: next(order)()
+
+
+def variant_call(variant: Variant, case: Case, x: Inputs) -> Callable[[], Tensor]:
+    """Runs a variant on one cache."""
+    out, problem = torch.empty_like(x.q), problem_of(case)
+
+    def call() -> Tensor:
+        run_cuda(variant.choice, problem, x.q, x.k, x.v, out, None, D_HEAD**-0.5, 0.0, None)
+        return out
+
+    return call
+
+
+def wrong_reason(call: Callable[[], Tensor], n_layers: int, expected: Tensor, own: bool) -> str | None:
+    """Why a contestant is wrong, or None. All layers have equal caches, and each call takes the next one.
+
+    Args:
+        call: what is examined.
+        n_layers: after so many calls the first cache's turn comes again.
+        expected: the result.
+        own: two runs must agree bit for bit, and find a poisoned output.
+    """
+    results = [call() for _ in range(n_layers)]
+    first = results[0].clone()
+    if own:
+        results[0].fill_(float("nan"))
+        if not torch.equal(first, call()) or not all(torch.equal(first, x) for x in results):
+            return "two runs differ"
+        for _ in range(n_layers - 1):
+            call()
+    return output_error(first, expected).wrong_reason(DTYPE)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+
+
+# ---------------------------------------------------------------------- measuring
+def build(kernels: Sequence[Any], facts: DeviceFacts, jobs: int, console: Console) -> set[Any]:
+    """Builds the kernels; returns those that were not spilled."""
+    from flash_helpers.build import build_kernels
+
+    start, good = time.perf_counter(), set()
+    built = [k for result in build_kernels(kernels, [facts.target], jobs) for k in result.kernels]
+    for kernel in built:
+        if kernel.spill_bytes:
+            console.print(f"left out  {kernel.kernel.short_form()}: {kernel.spill_bytes} bytes spilled")
+        else:
+            good.add(kernel.kernel)
+    console.print(f"{len(built)} kernels built in {time.perf_counter() - start:.0f} s", highlight=False)
+    return good
+
+
+def measure_cell(
+    case: Case,
+    variants: Sequence[Variant],
+    peers: Sequence[str],
+    modes: Sequence[str],
+    rounds: int,
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """Times of all that are right, one row each; the others with the reason."""
+    layers, timer = caches(case, device), timer_for(device)
+    expected = reference(layers[0].q, layers[0].k, layers[0].v)
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, TimedCall] = {}
+    for variant in variants:
+        choice = variant.choice
+        rows[variant.name] = {"kernel": choice.kernel.short_form(), "parts": choice.n_splits}
+        own = [variant_call(variant, case, x) for x in layers]
+        calls[variant.name] = TimedCall(in_turn(own))
+    for contestant in CONTESTANTS:
+        if contestant.name in peers:
+            rows[contestant.name] = {"kernel": "", "parts": 0}
+            try:
+                theirs = [contestant.bind(case, x) for x in layers]
+                calls[contestant.name] = TimedCall(in_turn(theirs), contestant.context)
+            except Exception as error:
+                rows[contestant.name]["failed"] = _text(error)
+    for name, timed in list(calls.items()):
+        try:
+            with timed.context():
+                why = wrong_reason(timed.call, len(layers), expected, own=bool(rows[name]["kernel"]))
+            if why:
+                rows[name]["wrong"] = why
+                del calls[name]
+                continue
+            timer.estimate(timed)
+            timed.repeats = len(layers)
+        except Exception as error:
+            rows[name]["failed"] = _text(error)
+            del calls[name]
+    for mode in modes:
+        samples, failures = alternate(calls, timer.measure(mode), rounds)
+        for name, failure in failures.items():
+            rows[name]["failed"] = f"{mode}: {_text(failure)}"
+        for name, values in samples.items():
+            timing = Timing.of(values)
+            us = {quantile: 1e3 * getattr(timing, quantile) for quantile in ("median", "p20", "p80")}
+            rows[name].setdefault("us", {})[mode] = us
+    cell = {"batch": case.batch, "keys": case.seq_k, "heads": case.heads, "heads_kv": case.heads_kv}
+    return [{**cell, "bytes": case.cache_bytes(), "name": name, **row} for name, row in rows.items()]
+
+
+def table_of(rows: Sequence[dict[str, Any]], mode: str, copied: float) -> Table:
+    """A line a contestant, quickest first: microseconds, share of the copy rate, over the best peer's."""
+    first = rows[0]
+    table = Table(title=f"b{first['batch']} {first['keys']} keys, {mode}", title_justify="left")
+    for column in ("who / parts", "us", "of a copy", "/ best peer"):
+        table.add_column(column, justify="left" if column.startswith("who") else "right")
+    timed = [(row["us"][mode]["median"], row) for row in rows if mode in row.get("us", {})]
+    best_peer = min((us for us, row in timed if not row["kernel"]), default=None)
+    for us, row in sorted(timed, key=lambda pair: pair[0]):
+        name = row["name"] + (f" / {row['parts']}" if row["name"] == CHOSEN else "")
+        ratio = f"{us / best_peer:.3f}" if best_peer else ""
+        table.add_row(name, f"{us:.2f}", f"{row['bytes'] / us * 1e6 / copied:.3f}", ratio)
+    return table
+
+
+def main(
+    batch: Annotated[str, typer.Option(help="batch sizes, joined by commas")] = "1,8,32",
+    keys: Annotated[str, typer.Option(help="thousands (1024) of keys, by commas")] = "1,2,4,8,16,32,64",
+    heads: Annotated[int, typer.Option(help="query heads")] = 32,
+    heads_kv: Annotated[int, typer.Option(help="heads of K and V")] = 8,
+    parts: Annotated[str, typer.Option(help="more numbers of parts for every variant")] = "",
+    kernels: Annotated[str, typer.Option(help="more kernels: short forms joined by ;")] = "",
+    only: Annotated[bool, typer.Option(help="only the kernels that are given, and what is chosen")] = False,
+    peers: Annotated[str, typer.Option(help="names joined by commas, or none")] = "fa2,cudnn,fa3",
+    rounds: Annotated[int, typer.Option(help="measurements of each")] = 7,
+    modes: Annotated[str, typer.Option(help="graph, cold, …, joined by commas")] = "graph",
+    seconds: Annotated[float, typer.Option(help="no cell begins after this")] = 90.0,
+    jobs: Annotated[int, typer.Option(help="compilers at a time; 0: one a core")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="result file")] = None,
+    build_only: Annotated[bool, typer.Option(help="compile for an H100, and say what is left out")] = False,
+) -> None:
+    """Times variants for one query over a cache of keys."""
+    start = time.monotonic()
+    console = Console(width=None if os.isatty(1) else 160)
+    if build_only:
+        from flash_helpers.kernel_configs import device_facts
+
+        facts = device_facts("H100")
+    else:
+        from flash_attention.backends.cuda import device_facts_of
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        facts = device_facts_of(device)
+    given = [text.strip() for text in kernels.split(";") if text.strip()]
+    configs = configurations(facts, given)
+    if only:
+        configs = {name: config for name, config in configs.items() if name in given}
+    counts = [int(n) for n in parts.split(",") if n]
+    cells = [
+        Case("decode", int(b), 1, int(thousands) * 1024, heads, heads_kv)
+        for b in batch.split(",")
+        for thousands in keys.split(",")
+    ]
+    of_cell = {case: variants_of(case, configs, counts, facts) for case in cells}
+    everything = {variant.choice.kernel for variants in of_cell.values() for variant in variants}
+    good = build(
+        sorted(everything, key=ForwardKernel.short_form), facts, jobs or os.cpu_count() or 1, console
+    )
+    if build_only:
+        raise typer.Exit(0 if len(good) == len(everything) else 1)
+
+    document: dict[str, Any] = {"environment": environment(device), "rows": [], "skipped": []}
+    copied = document["copy_bytes_per_second"] = copy_rate(device)
+    console.print(f"copy: {copied / 1e9:.0f} GB/s read and written", highlight=False)
+    for case, variants in of_cell.items():
+        if time.monotonic() - start > seconds:
+            document["skipped"].append(case.label())
+            continue
+        usable = [v for v in variants if v.choice.kernel in good]
+        rows = measure_cell(case, usable, peers.split(","), modes.split(","), rounds, device)
+        document["rows"] += rows
+        if json_file is not None:
+            json_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        for mode in modes.split(","):
+            console.print(table_of(rows, mode, copied))
+        for row in rows:
+            if why := row.get("wrong") or row.get("failed"):
+                console.print(f"{row['name']}: {why}", markup=False, highlight=False)
+    console.print(
+        f"{len(document['skipped'])} cells skipped, done after {time.monotonic() - start:.0f} s",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
