@@ -118,7 +118,7 @@ def test_inductor_on_a_layer() -> None:
     weight = ramp((D_HEAD, 3 * HEADS * D_HEAD), 3) / 16
 
     def layer(x: Tensor) -> Tensor:
-        q, k, v = (x @ weight).unflatten(-1, (3, HEADS, D_HEAD)).unbind(2)
+        q, k, v = (x @ weight).reshape(BATCH, -1, 3, HEADS, D_HEAD).unbind(2)
         return attention(q.sin(), k, v, causal=True).transpose(1, 2).flatten(2) * 2
 
     x = ramp((BATCH, 40, D_HEAD), 5)
