@@ -142,6 +142,7 @@ PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
         .window_right = kUnbounded,
     };
     if (n_args > kLaunchArity && !read_features(args[13], problem)) return nullptr;
+    if (problem.block_table != nullptr) problem.n_pages = read_size(k_shape, 0);
     void *const stream = read_pointer(args[5]);
     if (PyErr_Occurred()) return nullptr;
     if (!fits(problem.d_head, kernel->d_head, *kernel) ||
