@@ -10,7 +10,7 @@ TORCH_VERSIONS ?= 2.5.1 2.13.0
 # Where the gpu-* targets write their JSON.
 OUT ?= benchmarks/results
 
-.PHONY: help run test lint format gpu-build gpu-test gpu-bench wheel test-install docs clean
+.PHONY: help run test lint format gpu-build gpu-test gpu-bench gpu-compat wheel test-install docs clean
 
 help:
 	@echo "make run        compute attention on the device that is there, check it, time it"
@@ -19,6 +19,7 @@ help:
 	@echo "make docs       build the documentation site"
 	@echo "make wheel      build a wheel; TARGETS=\"80 90\" adds kernels compiled for these generations"
 	@echo "make gpu-test   build every kernel and run the GPU tests, offline, with the Python that is there"
+	@echo "make gpu-compat run FlashAttention's own forward tests, TESTS=…/test_flash_attn.py, on this library"
 	@echo "make gpu-bench  time the kernels beside their peers, offline, with the Python that is there"
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt requirements/cuda-compiler.txt src/flash_attention.cpp $(wildcard src/binding/*.hpp) src/include/flash_attention.cuh
@@ -50,13 +51,17 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff check --fix .
 	git ls-files '*.cu' '*.cuh' '*.cpp' '*.hpp' | xargs $(VENV)/bin/clang-format -i
 
-gpu-test gpu-bench: export PYTHONPATH := $(CURDIR):$(CURDIR)/py:$(PYTHONPATH)
+gpu-test gpu-bench gpu-compat: export PYTHONPATH := $(CURDIR):$(CURDIR)/py:$(PYTHONPATH)
 
 gpu-build:
 	$(PYTHON) setup.py --quiet build_ext --inplace
 
 gpu-test: gpu-build
-	FLASH_ATTENTION_REQUIRE_GPU=1 $(PYTHON) -m pytest -q tests/gpu tests/contract tests/models
+	FLASH_ATTENTION_REQUIRE_GPU=1 $(PYTHON) -m pytest -q tests/gpu tests/contract tests/models tests/integrations
+
+# FlashAttention's own tests, which its source distribution holds: make gpu-compat TESTS=…/test_flash_attn.py
+gpu-compat: gpu-build
+	$(PYTHON) tests/compat/run_flash_attn_tests.py $(TESTS)
 
 gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention import eager, torch_ops
+from flash_attention import eager, remembered, torch_ops
+from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
-from flash_attention.problem import Window
+from flash_attention.options import Options
+from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 # How many dispatch modes are active: fake tensors, tracers, counters of operations.
@@ -24,7 +24,7 @@ def attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: Window = (None, None),
+    window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -64,12 +64,17 @@ def attention(
     q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
     """
     if not (is_dynamo_compiling() or dispatch_modes()):
-        result = eager.attention(
-            q, k, v, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
-        )
+        if window is not UNLIMITED:
+            window = checked_window(window)
+        key = ("attention", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
+        result = remembered.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    options = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+        result = eager.attention(q, k, v, options, key)
+        if result is not None:
+            return result
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     return torch_ops.call("attention", (q, k, v), options)
 
 
@@ -84,7 +89,7 @@ def attention_varlen(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: Window = (None, None),
+    window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -115,15 +120,36 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
-    leading: Any = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
-    options: Any = (causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     if not (is_dynamo_compiling() or dispatch_modes()):
-        result = eager.attention_varlen(*leading, *options)
+        if window is not UNLIMITED:
+            window = checked_window(window)
+        key = None
+        if not validate:
+            key = (
+                "attention_varlen",
+                causal,
+                softmax_scale,
+                window,
+                softcap,
+                return_lse,
+                id(config),
+                backend,
+            )
+            packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
+            result = remembered.repeat(key, q, k, v, out, sinks, *packing)
+            if result is not None:
+                return result
+        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+        result = eager.attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate, options, key
+        )
         if result is not None:
             return result
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    leading = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     return torch_ops.call("attention_varlen", leading, options)
 
 
 def last_kernel() -> ForwardKernel | None:
     """The kernel that the latest ``attention`` or ``attention_varlen`` ran; None: there was none."""
-    return eager.last_kernel()
+    return remembered.last_kernel()

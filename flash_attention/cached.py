@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention import eager, torch_ops
+from flash_attention import eager, remembered, torch_ops
 from flash_attention.attention import dispatch_modes
+from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
-from flash_attention.problem import Window
+from flash_attention.options import Options
+from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig
 
 
@@ -23,7 +23,7 @@ def attention_cached(
     block_table: Tensor | None = None,
     causal: bool = False,
     softmax_scale: float | None = None,
-    window: Window = (None, None),
+    window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -53,10 +53,16 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
-    leading: Any = (q, k, v, seqused_k, block_table)
-    options: Any = (causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     if not (is_dynamo_compiling() or dispatch_modes()):
-        result = eager.attention_cached(*leading, *options)
+        if window is not UNLIMITED:
+            window = checked_window(window)
+        key = ("attention_cached", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
+        result = remembered.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
         if result is not None:
             return result
-    return torch_ops.call("attention_cached", leading, options)
+        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+        result = eager.attention_cached(q, k, v, seqused_k, block_table, options, key)
+        if result is not None:
+            return result
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    return torch_ops.call("attention_cached", (q, k, v, seqused_k, block_table), options)

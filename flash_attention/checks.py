@@ -1,8 +1,7 @@
 """Every check of a call's arguments, shared by all backends and made before anything is launched.
 
-A message names the argument, what was given, what is allowed and what to do. ``forward`` asks
-``is_plain_call`` first: one cheap expression that only accepts what ``check_forward`` would accept, so
-that the full checks and their messages cost ordinary calls nothing.
+A message names the argument, what was given, what is allowed and what to do. A call on CUDA tensors is
+checked when it is new; ``remembered`` launches its like again.
 """
 
 from __future__ import annotations
@@ -105,56 +104,7 @@ def check_config(config: ForwardConfig, name: str) -> None:
         raise InfeasibleConfigError(f"{name} {config.short_form()} cannot run on any GPU: {reason}")
 
 
-# ---------------------------------------------------------------------- the cheap acceptance
-def is_plain_call(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> bool:
-    """Whether the tensors are of the ordinary kind that needs no further check. Never accepts a bad call."""
-    if not (type(q) is type(k) is type(v) is Tensor and (o is None or type(o) is Tensor)):
-        return False
-    try:
-        shape, device = q.shape, q.get_device()
-        batch, seq_len, n_heads, d_head = shape
-        address = q.data_ptr() | k.data_ptr() | v.data_ptr()
-        return (
-            shape == k.shape == v.shape
-            and q.dtype is k.dtype is v.dtype is plan.dtype
-            and d_head == plan.d_head
-            and seq_len % plan.seq_multiple == 0
-            and q.device in plan.devices
-            and k.get_device() == v.get_device() == device
-            and (device >= 0 or (k.is_cpu and v.is_cpu))
-            and (q.is_contiguous() or _has_aligned_strides(q))
-            and (k.is_contiguous() or _has_aligned_strides(k))
-            and (v.is_contiguous() or _has_aligned_strides(v))
-            and address % ALIGNMENT == 0
-            and batch * n_heads * (seq_len // plan.B_r) <= MAX_BLOCKS
-            and not ((q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled())
-            and (o is None or _is_plain_output(o, q, k, v))
-        )
-    except (ValueError, RuntimeError):  # not four dimensions; no strides or no address
-        return False
-
-
-def _has_aligned_strides(x: Tensor) -> bool:
-    batch, seq, head, last = x.stride()
-    return last == 1 and (batch | seq | head) * x.element_size() % ALIGNMENT == 0
-
-
-def _is_plain_output(o: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    address, size = o.data_ptr(), q.numel() * q.element_size()
-    return (
-        o.shape == q.shape
-        and o.dtype is q.dtype
-        and o.device == q.device
-        and o.is_contiguous()
-        and address % ALIGNMENT == 0
-        and not o.requires_grad
-        and abs(address - q.data_ptr()) >= size
-        and abs(address - k.data_ptr()) >= size
-        and abs(address - v.data_ptr()) >= size
-    )
-
-
-# ---------------------------------------------------------------------- the whole truth
+# ---------------------------------------------------------------------- tensors
 def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> None:
     """All of ``forward``'s contract. Each violation has one exception type.
 

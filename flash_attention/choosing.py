@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
+from flash_attention import remembered
 from flash_attention.backends import backend
 from flash_attention.candidates import kernel_for, size_reason, unable_reason
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
-from flash_attention.problem import AttentionProblem, Window, visible_limits
-from flash_attention.redirect import not_for_eager
+from flash_attention.problem import UNLIMITED, AttentionProblem, Window, visible_limits
 from flash_attention.select import Choice, select
 from flash_attention.tma import page_obstacle, stride_obstacle
 from flash_helpers import environment
@@ -34,68 +34,6 @@ CHOICES_KEPT = 1024  # problems whose choice is remembered
 CPU_B_C = 256
 
 INSISTED = "the caller insists on it"
-
-
-Plan = tuple[AttentionProblem, Choice | None]
-_plans: dict[tuple[object, ...], Plan] = {}
-
-
-def plan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    causal: bool,
-    window: Window,
-    softcap: float,
-    lse: bool,
-    config: ForwardConfig | None,
-) -> Plan | None:
-    """Checks the tensors of ``attention``, and gives their problem and its choice (None: nothing to compute).
-
-    Both depend on shapes, strides, types and options alone, and so are looked up after the first call. What
-    is checked anew each time is what else may differ between tensors. Tensors that are not for eager work
-    have no plan (``not_for_eager``).
-
-    Raises:
-        as ``attention``.
-    """
-    if _are_plain(q, k, v):
-        if sinks is not None:
-            checks.check_inputs(q, k, v, sinks, LAYOUT)
-        contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
-        key = (
-            q.device, q.dtype, q.shape, k.shape, v.shape,
-            None if contiguous else (q.stride(), k.stride(), v.stride()),
-            sinks is None, causal, window, softcap > 0, lse, config,
-        )  # fmt: skip
-        if found := _plans.get(key):
-            return found
-    else:
-        key = None
-    if not_for_eager(q, k, v):
-        return None
-    checks.check_inputs(q, k, v, sinks, LAYOUT)
-    problem = problem_of(q, k, v, sinks, causal, window, softcap, lse)
-    empty = not problem.batch * problem.n_heads * problem.seq_len_q
-    result = problem, None if empty else choose(problem, q.device, config)
-    if key is not None:
-        if len(_plans) >= CHOICES_KEPT:
-            _plans.clear()
-        _plans[key] = result
-    return result
-
-
-def _are_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nothing but shapes can be wrong with these tensors."""
-    return (
-        type(q) is type(k) is type(v) is Tensor
-        and q.dtype is k.dtype is v.dtype
-        and q.device == k.device == v.device
-        and q.layout is k.layout is v.layout is torch.strided
-        and not (q.is_nested or k.is_nested or v.is_nested)
-        and not ((q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled())
-    )
 
 
 def problem_of(
@@ -243,7 +181,7 @@ def explain_choice(
     v: Tensor,
     *,
     causal: bool = False,
-    window: Window = (None, None),
+    window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -297,5 +235,5 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
         for kernel in kernels:
             cuda.get_kernel(kernel, device)
         choose.cache_clear()  # choices that were made while these kernels were not built
-        _plans.clear()
+        remembered.forget()
     return [choose(problem, device, None) for problem in problems]

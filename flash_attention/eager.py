@@ -1,4 +1,8 @@
-"""The bodies of ``attention`` and ``attention_varlen``: checks, choice, launch; on real tensors, at once."""
+"""The bodies of ``attention`` and its like: checks, choice, launch; on real tensors, at once.
+
+All take the call's tensors, its ``Options``, and the key by which the call is to be remembered
+(``remembered``); None: it is not.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +10,45 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
-from flash_attention.choosing import choose, plan, problem_of
-from flash_attention.problem import AttentionProblem, Window, visible_limits
+from flash_attention import remembered
+from flash_attention.choosing import LAYOUT, choose, problem_of
+from flash_attention.options import Options
+from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.redirect import not_for_eager
-from flash_attention.running import Cache, fill_without_keys, run_cpu, run_cuda
-from flash_attention.select import Choice
+from flash_attention.remembered import Key
+from flash_attention.running import Cache, Ran, fill_without_keys, run_cpu, run_cuda
 from flash_attention.tma import stride_obstacle
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 Result = Tensor | tuple[Tensor, Tensor]
-
-_last_kernel: ForwardKernel | None = None
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    causal: bool,
-    softmax_scale: float | None,
-    window: Window,
-    softcap: float,
-    sinks: Tensor | None,
-    return_lse: bool,
-    out: Tensor | None,
-    config: ForwardConfig | None,
-    backend: str | None,
+    options: Options,
+    key: Key | None = None,
 ) -> Result | None:
     """``flash_attention.attention``; None: these tensors are not for eager work (``not_for_eager``)."""
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
-    if (backend is not None or config is not None) and isinstance(q, Tensor):
-        checks.check_choice(backend, config, q)
-    planned = plan(q, k, v, sinks, bool(causal), window, softcap, return_lse, config)
-    if planned is None:
+    if not_for_eager(q, k, v):
         return None
-    problem, choice = planned
-    scale = checks.checked_scale(softmax_scale, problem.d_head)
-    out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
+    options = options.checked(q)
+    sinks, softcap = options.sinks, options.softcap
+    checks.check_inputs(q, k, v, sinks, LAYOUT)
+    problem = problem_of(q, k, v, sinks, options.causal, options.window, softcap, options.return_lse)
+    choice = choose(problem, q.device, options.config) if _has_rows(q) else None
+    scale = checks.checked_scale(options.softmax_scale, problem.d_head)
+    out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
+    lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if choice is not None:
         if not q.is_cuda:
             run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
         elif problem.seq_len_k:
-            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+            ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+            _remember(key, (q, k, v, options.out, sinks), options, ran, out, lse)
         else:
             fill_without_keys(out, lse, sinks)
-        _remember(choice)
+        remembered.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
 
 
@@ -64,31 +61,24 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     validate: bool,
-    causal: bool,
-    softmax_scale: float | None,
-    window: Window,
-    softcap: float,
-    sinks: Tensor | None,
-    return_lse: bool,
-    out: Tensor | None,
-    config: ForwardConfig | None,
-    backend: str | None,
+    options: Options,
+    key: Key | None = None,
 ) -> Result | None:
     """``flash_attention.attention_varlen``; None: as for ``attention``."""
     if not_for_eager(q, k, v):
         return None
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    options = options.checked(q)
+    sinks, softcap = options.sinks, options.softcap
     checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
-    checks.check_choice(backend, config, q)
-    scale = checks.checked_scale(softmax_scale, q.shape[2])
+    scale = checks.checked_scale(options.softmax_scale, q.shape[2])
     checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if validate or not q.is_cuda:
         checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
         checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
-    out = _output(out, (*q.shape[:2], v.shape[2]), q, k, v, sinks)
-    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if return_lse else None
+    out = _output(options, (*q.shape[:2], v.shape[2]), q, k, v)
+    lse = _lse(options, q, (q.shape[1], q.shape[0]))
     if out.numel():
-        left, right = visible_limits(causal, window, max_seqlen_q, max_seqlen_k)
+        left, right = visible_limits(options.causal, options.window, max_seqlen_q, max_seqlen_k)
         problem = AttentionProblem(
             dtype=checks.DTYPES[q.dtype],
             batch=cu_seqlens_q.numel() - 1,
@@ -103,13 +93,15 @@ def attention_varlen(
             softcap=softcap > 0,
             sinks=sinks is not None,
             varlen=True,
-            lse=return_lse,
+            lse=options.return_lse,
             tma_obstacle=stride_obstacle(q=q, k=k, v=v),
         )
-        choice = choose(problem, q.device, config)
+        choice = choose(problem, q.device, options.config)
         if q.is_cuda:
             offsets = (cu_seqlens_q, cu_seqlens_k)
-            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
+            ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
+            given = (q, k, v, options.out, sinks, *offsets, None, None, max_seqlen_q, max_seqlen_k)
+            _remember(key, given, options, ran, out, lse)
         else:
             ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
             for i in range(problem.batch):
@@ -117,7 +109,7 @@ def attention_varlen(
                 one_lse = None if lse is None else lse[None, :, queries]
                 one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
                 run_cpu(choice, problem, *one, scale, softcap, sinks)
-        _remember(choice)
+        remembered.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
 
 
@@ -127,46 +119,43 @@ def attention_cached(
     v: Tensor,
     seqused_k: Tensor,
     block_table: Tensor | None,
-    causal: bool,
-    softmax_scale: float | None,
-    window: Window,
-    softcap: float,
-    sinks: Tensor | None,
-    return_lse: bool,
-    out: Tensor | None,
-    config: ForwardConfig | None,
-    backend: str | None,
+    options: Options,
+    key: Key | None = None,
 ) -> Result | None:
     """``flash_attention.cached.attention_cached``; None: as for ``attention``."""
     if not_for_eager(q, k, v):
         return None
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    options = options.checked(q)
+    sinks, softcap = options.sinks, options.softcap
     paged = block_table is not None
-    checks.check_inputs(q, k, v, sinks, "(batch, seq, heads, d)", paged)
-    checks.check_choice(backend, config, q)
+    checks.check_inputs(q, k, v, sinks, LAYOUT, paged)
     checks.check_seqused("seqused_k", seqused_k, q)
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
         capacity *= block_table.shape[1]
-    scale = checks.checked_scale(softmax_scale, q.shape[3])
-    out = _output(out, (*q.shape[:3], v.shape[3]), q, k, v, sinks)
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32) if return_lse else None
+    scale = checks.checked_scale(options.softmax_scale, q.shape[3])
+    out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
+    lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if out.numel() and not capacity:
         fill_without_keys(out, lse, sinks)
     elif out.numel():
-        problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse, capacity, paged)
-        choice = choose(problem, q.device, config)
+        problem = problem_of(
+            q, k, v, sinks, options.causal, options.window, softcap, options.return_lse, capacity, paged
+        )
+        choice = choose(problem, q.device, options.config)
         if q.is_cuda:
             cache = Cache(seqused_k, block_table)
-            run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, cache=cache)
+            ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, cache=cache)
+            given = (q, k, v, options.out, sinks, None, None, seqused_k, block_table)
+            _remember(key, given, options, ran, out, lse)
         else:
             for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
                 one = slice(i, i + 1)
                 keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]
                 run_cpu(choice, problem, q[one], keys, values, out[one], one_lse, scale, softcap, sinks)
-        _remember(choice)
+        remembered.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
 
 
@@ -178,21 +167,28 @@ def _first_rows(cache: Tensor, item: int, n: int, block_table: Tensor | None) ->
     return cache[pages].flatten(0, 1)[None, :n]
 
 
-def last_kernel() -> ForwardKernel | None:
-    """See ``flash_attention.last_kernel``."""
-    return _last_kernel
+def _has_rows(q: Tensor) -> bool:
+    """Whether there is a query, of any size: what has none needs no kernel."""
+    return q.shape[0] * q.shape[1] * q.shape[2] > 0
 
 
-def _remember(choice: Choice) -> None:
-    global _last_kernel
-    _last_kernel = choice.kernel
-
-
-def _output(
-    out: Tensor | None, shape: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
-) -> Tensor:
-    if out is None:
+def _output(options: Options, shape: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if options.out is None:
         return q.new_empty(shape)
     inputs = {"q": q, "k": k, "v": v}
-    checks.check_out(out, shape, inputs if sinks is None else {**inputs, "sinks": sinks})
-    return out
+    checks.check_out(
+        options.out, shape, inputs if options.sinks is None else {**inputs, "sinks": options.sinks}
+    )
+    return options.out
+
+
+def _lse(options: Options, q: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    return q.new_empty(shape, dtype=torch.float32) if options.return_lse else None
+
+
+def _remember(
+    key: Key | None, given: tuple[object, ...], options: Options, ran: Ran, out: Tensor, lse: Tensor | None
+) -> None:
+    if key is not None:
+        made = (out if options.out is None else None, lse, ran.workspace)
+        remembered.remember(key, given, options.config, ran.kernel, ran.launched, made)

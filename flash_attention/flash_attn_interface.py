@@ -2,7 +2,8 @@
 
 What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
 ``deterministic`` speaks of the backward pass there and may have any value. A window of -1 is no limit. With
-``return_attn_probs`` the third result is empty, as it is there without dropout.
+``return_attn_probs`` the third result is empty, as it is there without dropout. Head sizes up to 256 that are
+no multiple of 8 are padded with zeros, which copies the tensors, as it does there.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flash_attention.attention import attention, attention_varlen
+from flash_attention.attention_checks import HEAD_SIZES
 from flash_attention.kv_cache import attend_with_cache
 from flash_attention.problem import Window
 
@@ -52,8 +55,8 @@ def flash_attn_func(
         and what ``flash_attention.attention`` raises.
     """
     _refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    options = _options(softmax_scale, causal, window_size, softcap, return_attn_probs)
-    return _with_probs(attention(q, k, v, **options))
+    options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    return _with_probs(_cut(attention(_padded(q), _padded(k), _padded(v), **options), v))
 
 
 def flash_attn_kvpacked_func(
@@ -124,9 +127,10 @@ def flash_attn_varlen_func(
         and what ``flash_attention.attention_varlen`` raises.
     """
     _refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    options = _options(softmax_scale, causal, window_size, softcap, return_attn_probs)
+    options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _with_probs(attention_varlen(q, k, v, *packing, **options))
+    out = attention_varlen(_padded(q), _padded(k), _padded(v), *packing, **options)
+    return _with_probs(_cut(out, v))
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -224,19 +228,24 @@ def flash_attn_with_kvcache(
         ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
     """
     _refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
-    return attend_with_cache(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
+    padded_k, padded_v = _padded(k_cache), _padded(v_cache)
+    result = attend_with_cache(
+        _padded(q),
+        padded_k,
+        padded_v,
+        None if k is None else _padded(k),
+        None if v is None else _padded(v),
         rotary=None if rotary_cos is None and rotary_sin is None else (rotary_cos, rotary_sin),
         rotary_interleaved=rotary_interleaved,
         cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx,
         block_table=block_table,
-        options=_options(softmax_scale, causal, window_size, softcap, return_softmax_lse),
+        options=_options(q, softmax_scale, causal, window_size, softcap, return_softmax_lse),
     )
+    for padded, cache in ((padded_k, k_cache), (padded_v, v_cache)):
+        if k is not None and padded is not cache:
+            cache.copy_(padded[..., : cache.shape[-1]])
+    return _cut(result, v_cache)
 
 
 # ---------------------------------------------------------------------- between the two libraries' words
@@ -252,9 +261,16 @@ def _refuse(**arguments: Any) -> None:
 
 
 def _options(
-    softmax_scale: float | None, causal: bool, window_size: tuple[int, int], softcap: float, lse: bool
+    q: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    lse: bool,
 ) -> dict[str, Any]:
-    """The keywords of ``flash_attention.attention``."""
+    """The keywords of ``flash_attention.attention``. The scale is that of q as the caller gave it."""
+    if softmax_scale is None and _missing_columns(q):
+        softmax_scale = q.shape[-1] ** -0.5
     return {
         "softmax_scale": softmax_scale,
         "causal": causal,
@@ -265,7 +281,7 @@ def _options(
 
 
 def _window(window_size: tuple[int, int]) -> Window:
-    left, right = window_size
+    left, right = (int(side) if isinstance(side, Tensor) else side for side in window_size)
     return (None if left < 0 else left), (None if right < 0 else right)
 
 
@@ -274,6 +290,25 @@ def _with_probs(result: Result) -> Result:
         return result
     out, lse = result
     return out, lse, out.new_empty(0)
+
+
+def _missing_columns(x: Any) -> int:
+    """Columns up to the next head size that kernels take."""
+    return -x.shape[-1] % HEAD_SIZES.step if isinstance(x, Tensor) and x.ndim else 0
+
+
+def _padded(x: Tensor) -> Tensor:
+    missing = _missing_columns(x)
+    return pad(x, (0, missing)) if missing else x
+
+
+def _cut(result: Result, v: Tensor) -> Result:
+    """A result whose output has no more columns than v has."""
+    if not _missing_columns(v):
+        return result
+    if isinstance(result, tuple):
+        return result[0][..., : v.shape[-1]], *result[1:]
+    return result[..., : v.shape[-1]]
 
 
 def _unpacked(name: str, packed: Tensor, n: int) -> tuple[Tensor, ...]:

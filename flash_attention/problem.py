@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from flash_helpers.configs.dtype import DType
 
 Window = tuple[int | None, int | None]
+UNLIMITED: Window = (None, None)
 
 
 @dataclass(frozen=True)

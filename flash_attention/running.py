@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,21 @@ from flash_attention.backends import backend
 from flash_attention.memory import misalignment
 from flash_attention.problem import AttentionProblem
 from flash_attention.select import Choice
+from flash_helpers.configs.kernel import ForwardKernel
+
+
+class Ran(NamedTuple):
+    """What ``run_cuda`` has launched.
+
+    Attributes:
+        kernel: the kernel.
+        launched: its launch (``backends.cuda.Launched``).
+        workspace: float32 memory for the parts of split keys, or None.
+    """
+
+    kernel: ForwardKernel
+    launched: Any
+    workspace: Tensor | None
 
 
 def run_cpu(
@@ -68,7 +83,7 @@ def run_cuda(
     sinks: Tensor | None,
     offsets: tuple[Tensor, Tensor] | None = None,
     cache: Cache | None = None,
-) -> None:
+) -> Ran:
     """Launches a kernel on tensors brought into the form it takes: padded, aligned, with a scale >= 0.
 
     Args:
@@ -87,11 +102,14 @@ def run_cuda(
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
-    target, features = o, None
+    target, features, workspace = o, None, None
     if not choice.is_plain or d_head != d_head_v:
         sinks = None if sinks is None else sinks.float().contiguous()
-        workspace = _workspace(choice, problem, d_head_v, q) if traits.split else None
         table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
+        n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q
+        if traits.split:
+            # Outputs, then LSEs of the parts. It is given out again only after the stream has used it.
+            workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
         features = cuda.Features(
             d_head_v=d_head_v,
             window_left=cuda.UNBOUNDED if problem.left is None else problem.left,
@@ -103,8 +121,8 @@ def run_cuda(
             seqused_k=0 if cache is None else cache.seqused_k.data_ptr(),
             lse_stride=0 if offsets is None else q.shape[0],
             n_splits=choice.n_splits,
-            partial_o=0 if workspace is None else workspace[0].data_ptr(),
-            partial_lse=0 if workspace is None else workspace[1].data_ptr(),
+            partial_o=0 if workspace is None else workspace.data_ptr(),
+            partial_lse=0 if workspace is None else workspace[n_rows * d_head_v :].data_ptr(),
             block_table=0 if table is None else table.data_ptr(),
             max_pages=0 if table is None else table.shape[1],
             page_size=0 if table is None else k.shape[1],
@@ -115,23 +133,15 @@ def run_cuda(
     elif problem.n_heads != q.shape[2]:
         q, target = _groups_as_rows(q, problem.n_heads), _groups_as_rows(o, problem.n_heads)
         lse = None if lse is None else lse.view(problem.batch, problem.n_heads, problem.seq_len_q)
-    cuda.forward(choice.kernel, q, k, v, target, lse, scale, features)
+    launched = cuda.forward(choice.kernel, q, k, v, target, lse, scale, features)
     if o is not out:
         out.copy_(o[..., : out.shape[-1]])
+    return Ran(choice.kernel, launched, workspace)
 
 
 def _groups_as_rows(x: Tensor, n_heads_kv: int) -> Tensor:
     """One query (batch, 1, heads, d) as (batch, group, kv heads, d), by strides alone."""
     return x[:, 0].unflatten(1, (n_heads_kv, -1)).transpose(1, 2)
-
-
-def _workspace(
-    choice: Choice, problem: AttentionProblem, d_head_v: int, like: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Outputs and LSEs of the parts. The caller's allocator gives them out again after the stream's use."""
-    shape = (choice.n_splits, problem.batch, problem.n_heads, problem.seq_len_q)
-    o = torch.empty((*shape, d_head_v), dtype=torch.float32, device=like.device)
-    return o, torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def _as_sequences(x: Tensor, batch: int, longest: int) -> Tensor:

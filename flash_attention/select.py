@@ -34,8 +34,11 @@ GOOD_ENOUGH = 1.5
 class TuningDatabase(Protocol):
     """Measured results."""
 
-    def best(self, problem: AttentionProblem, facts: DeviceFacts) -> tuple[ForwardConfig, str] | None:
-        """The quickest configuration known for such a problem on such a device, and how it is known."""
+    def ranked(
+        self, problem: AttentionProblem, facts: DeviceFacts, chosen: ForwardConfig | None = None
+    ) -> list[tuple[ForwardConfig, str]]:
+        """What was measured for such a problem on such a device to be no slower than ``chosen``, and how it
+        is known; the quickest first."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +164,16 @@ def _known_best(
 ) -> tuple[ForwardKernel, str, int] | None:
     """Kernel, reason and parts by measurement; None: nothing was measured that could compute it.
 
-    Tuning times kernels that take all keys in one go, so that it is not asked where parts fill the GPU.
+    Tuning times kernels without features that take all keys in one go: it is asked about no others, nor
+    where parts of the keys fill the GPU. A family's choice gives way only to what was measured beside it.
     """
     usable = next((choice for choice in measured if choice.obstacle is None), None)
-    if database is not None and (usable is None or usable.n_splits == 1):
-        found = database.best(problem, facts)
-        if found is not None and _can(found[0], problem, facts, candidates):
-            return kernel_for(found[0], problem), f"measured to be the quickest: {found[1]}", 1
+    plain = not any(on for name, on in problem.features().items() if name != "causal")
+    if database is not None and plain and (usable is None or usable.n_splits == 1):
+        chosen = None if usable is None else usable.kernel.config
+        for config, basis in database.ranked(problem, facts, chosen):
+            if _can(config, problem, facts, candidates):
+                return kernel_for(config, problem), f"measured to be the quickest: {basis}", 1
     if usable is None:
         return None
     family = family_of(usable.kernel).name

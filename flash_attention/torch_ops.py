@@ -27,6 +27,7 @@ from flash_attention import attention_checks as checks
 from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
 from flash_attention.eager import Result
+from flash_attention.options import Options
 from flash_attention.redirect import wants_autocast
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
@@ -47,17 +48,17 @@ _library = torch.library.Library("flash_attention", "DEF")
 
 
 # ---------------------------------------------------------------------- from Python to the operators
-def call(name: str, leading: tuple[Any, ...], options: tuple[Any, ...]) -> Result:
+def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     """``attention`` and its like as a call of an operator.
 
     Args:
         name: of the operator that returns a new output.
         leading: q, k, v and what packs them. Arrays of other libraries make the result one of q's library.
-        options: causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend.
+        options: the rest.
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
-        arrays = tuple(map(dlpack.imported, leading)), tuple(map(dlpack.imported, options))
+        arrays = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         return dlpack.exported(call(name, *arrays), q)
     causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options
     if backend is not None:
@@ -113,8 +114,8 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
     config = None if name is None else _parsed(name)
-    window = left, right
-    result = eager(*leading, causal, softmax_scale, window, softcap, sinks, return_lse, out, config, None)
+    given = Options(causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config)
+    result = eager(*leading, given)
     return result if return_lse else (result, _no_lse(leading[0]))
 
 

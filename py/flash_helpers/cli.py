@@ -131,36 +131,36 @@ def tune(
     batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
     heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
     kernels: Annotated[str, typer.Option(help="tune: all families' spaces; or as in bench")] = "tune",
-    budget: Annotated[float | None, typer.Option(help="seconds for everything")] = None,
+    budget: Annotated[float | None, typer.Option(help="seconds for everything; 0: measure nothing")] = None,
     jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,
     fresh: Annotated[bool, typer.Option(help="measure again what is known")] = False,
     device: Annotated[str, typer.Option(help="cuda, cuda:1")] = "cuda",
-    export: Annotated[bool, typer.Option(help="only write the table of this card into the package")] = False,
-    table: Annotated[Path | None, typer.Option(help="with --export: write the table here")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="write the table of this card to this file or folder, in the end")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
 ) -> None:
     """Find the fastest kernel of each kind of problem and remember it; resumes where it was stopped."""
     with shown_errors():
-        from flash_helpers.tune.command import export_command, tune_command
+        from flash_helpers.tune.command import tune_command
 
-        if export:
-            export_command(table, device)
-            return
         tune_command(
             integers(seq_lens), integers(d_heads), dtype, causal, batch, heads, kernels, budget, jobs, fresh,
-            device, json,
+            device, export, json,
         )  # fmt: skip
 
 
 @app.command()
 def ladder(
     out: Annotated[Path, typer.Option(help="folder of the results and the report")] = Path("ladder"),
-    family: Annotated[str, typer.Option(help="ampere or hopper")] = "ampere",
-    batch: int = 16,
-    heads: int = 16,
-    seq_len: int = 4096,
-    causal: bool = False,
-    peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
+    family: Annotated[str, typer.Option(help="ampere, hopper or all")] = "ampere",
+    dtype: str = "bf16",
+    d_heads: Annotated[str, typer.Option("--d-head", help="out of 64,128,256")] = "128",
+    seq_lens: Annotated[str, typer.Option("--seq-len", help="lengths joined by commas")] = "4096",
+    causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
+    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
+    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
+    peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "fa2,cudnn",
     rounds: int = 11,
     device: Annotated[str | None, typer.Option(help="default: the GPU if there is one")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
@@ -169,7 +169,10 @@ def ladder(
     with shown_errors():
         from flash_helpers.commands.ladder import ladder_command
 
-        ladder_command(out, family, batch, heads, seq_len, causal, peers, rounds, device, json)
+        ladder_command(
+            out, family, dtype, integers(d_heads), integers(seq_lens), causal, batch, heads, peers, rounds,
+            device, json,
+        )  # fmt: skip
 
 
 @app.command()

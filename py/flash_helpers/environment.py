@@ -45,6 +45,12 @@ VARIABLES = (
     ),
     Variable("CUDA_HOME", "not set", "folder of the CUDA toolkit whose bin/nvcc is tried first"),
     Variable(
+        "NVCC_PREPEND_FLAGS",
+        "not set",
+        "options nvcc puts before its own in each compilation; kernels built with others are built anew",
+    ),
+    Variable("NVCC_APPEND_FLAGS", "not set", "the same, behind its own"),
+    Variable(
         "KERNELS",
         "not set",
         "which kernels get_kernel_configs() lists: prog, prog_all, all, tune, or B_r,B_c",
@@ -112,6 +118,13 @@ def jobs() -> int | None:
 def cuda_homes() -> list[Path]:
     """``CUDA_HOME``: toolkit folders to try first. Empty parts of a list (a stray colon) are skipped."""
     return [Path(part.strip()) for part in os.environ.get("CUDA_HOME", "").split(os.pathsep) if part.strip()]
+
+
+def nvcc_flags() -> tuple[str, ...]:
+    """``NVCC_PREPEND_FLAGS`` and ``NVCC_APPEND_FLAGS``, which nvcc reads itself; those that are set."""
+    prepended = os.environ.get("NVCC_PREPEND_FLAGS", "").strip()
+    appended = os.environ.get("NVCC_APPEND_FLAGS", "").strip()
+    return tuple(flags for flags in (prepended, appended) if flags)
 
 
 def search_path() -> list[Path]:

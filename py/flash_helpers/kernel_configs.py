@@ -4,18 +4,18 @@ from flash_helpers.configs.ampere import FlashForwardKernelConfig
 from flash_helpers.configs.ampere_sets import (
     choose_ampere_kernel,
     get_ampere_best_kernels,
-    get_ampere_speed_ladder,
 )
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
+from flash_helpers.configs.hopper_ladder import get_hopper_progression_configs
 from flash_helpers.configs.hopper_sets import (
     choose_hopper_kernel,
     get_hopper_best_kernels,
     get_hopper_kernels_to_build,
-    get_hopper_progression_configs,
 )
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.configs.ladders import get_ladder
 from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.configs.sets import (
     get_autotuning_kernel_configs,
@@ -43,7 +43,6 @@ __all__ = [
     "choose_hopper_kernel",
     "device_facts",
     "get_ampere_best_kernels",
-    "get_ampere_speed_ladder",
     "get_autotuning_kernel_configs",
     "get_hopper_best_kernels",
     "get_hopper_kernels_to_build",
@@ -51,6 +50,7 @@ __all__ = [
     "get_kernel_configs",
     "get_kernel_progression_configs",
     "get_kernels_to_build",
+    "get_ladder",
     "parse_kernel_name_into_config",
     "should_autotune_config",
 ]

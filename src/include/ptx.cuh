@@ -116,9 +116,14 @@ FLASH_DEVICE void store_shared(uint32_t smem, uint32_t value) {
 
 // ---------------------------------------------------------------- named barriers
 
-// Waits until `threads` threads have come to barrier `id`, 1 to 15; their writes to shared memory are seen.
-FLASH_DEVICE void named_barrier(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// Waits until `n_threads` threads have come to barrier `id`, 1 to 15; their writes to shared memory are seen.
+FLASH_DEVICE void named_barrier_sync(int id, int n_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+// Counts as having come to the barrier, without waiting there.
+FLASH_DEVICE void named_barrier_arrive(int id, int n_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
 // ---------------------------------------------------------------- mbarrier
@@ -132,6 +137,17 @@ FLASH_DEVICE void mbarrier_init(uint32_t barrier, int arrivals) {
 FLASH_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
 }
+
+// How a warp that is done reports it: one lane arrives for all, which have come together before. NVIDIA's
+// racecheck does not see that; for it kernels are compiled with FLASH_EVERY_LANE_ARRIVES, and each lane does.
+#ifdef FLASH_EVERY_LANE_ARRIVES
+inline constexpr bool kEveryLaneArrives = true;
+#else
+inline constexpr bool kEveryLaneArrives = false;
+#endif
+inline constexpr int kArrivalsOfWarp = kEveryLaneArrives ? kWarpSize : 1;
+
+FLASH_DEVICE bool arrives_for_warp(int lane) { return kEveryLaneArrives || lane == 0; }
 
 // This thread's arrival, which takes place when all copies that it has started are complete.
 FLASH_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {

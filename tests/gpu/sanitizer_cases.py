@@ -5,8 +5,12 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         python tests/gpu/sanitizer_cases.py
 
-and the same with ``--tool racecheck``. Every tensor is an allocation of its own, without PyTorch's cache
-around it, and outputs are compared on the host, so that the kernels under test are the only ones that matter.
+For ``--tool racecheck``, both commands run with ``NVCC_APPEND_FLAGS=-DFLASH_EVERY_LANE_ARRIVES``: where a
+warp frees a slot of shared memory, one lane arrives at the slot's mbarrier for all. The tool takes the other
+lanes' reads for unordered, so in this build every lane arrives; nothing else differs.
+
+Every tensor is an allocation of its own, without PyTorch's cache around it, and outputs are compared on the
+host, so that the kernels under test are the only ones that matter.
 """
 
 from __future__ import annotations

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_cases import CONFIG
 
 from flash_attention.backends.cuda import device_facts_of
+from flash_attention.select import select
 from flash_helpers.configs.dtype import DType
-from flash_helpers.explain import explain
 from flash_helpers.kernel_configs import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem
 from flash_helpers.tune import Bucket, TunedDevice, TuningDatabase, TuningResults, lookup
-from flash_helpers.tune.choice import attention_problem
+from flash_helpers.tune.choice import attention_problem, chosen_kernels
 from flash_helpers.tune.space import tuning_space
 from flash_helpers.tune.tables import export_table, load_table
 from flash_helpers.tune.tuner import tune
@@ -48,7 +47,8 @@ def test_every_candidate_is_timed_and_the_best_comes_first(database: TuningDatab
     facts = device_facts_of()
     found = lookup(Bucket.of_problem(PROBLEM, facts.sm_count), TunedDevice.of(facts), database)
     assert found is not None
-    assert {k.kernel for k in found.kernels} == {ForwardKernel(c).short_form() for c in candidates()}
+    wanted = {*map(ForwardKernel, candidates()), *chosen_kernels(PROBLEM, facts)}
+    assert {k.kernel for k in found.kernels} == {kernel.short_form() for kernel in wanted}
     finalists = [k.milliseconds for k in found.kernels[:4]]
     assert finalists == sorted(finalists)
     assert 0.1 < found.kernels[0].tflops < 2000
@@ -64,23 +64,9 @@ def test_a_second_tune_measures_nothing(database: TuningDatabase) -> None:
 
 def test_selection_and_export_read_it(database: TuningDatabase, tmp_path: Path) -> None:
     facts = device_facts_of()
-    best = TuningResults(database.path).best(attention_problem(PROBLEM), facts)
-    assert best is not None
-    assert best[0] in candidates()
-    table = load_table(export_table(TunedDevice.of(facts), tmp_path / "table.json", database))
+    best = select(attention_problem(PROBLEM), facts, TuningResults(database.path))
+    assert "measured to be the quickest" in best.reason
+    table = load_table(export_table(facts, tmp_path / "table.json", database))
     assert len(table.buckets) == 2
     entry = table.buckets[Bucket.of_problem(PROBLEM, facts.sm_count)]
-    assert entry.kernels[0][0] == ForwardKernel(best[0]).short_form()
-
-
-def test_explained_registers_and_occupancy_are_the_drivers() -> None:
-    """The occupancy model against what the driver says of the loaded kernel."""
-    from flash_attention.backends.cuda import get_kernel
-    from flash_helpers.explain.explanation import compile_facts
-
-    kernel, facts = ForwardKernel(CONFIG), device_facts_of()
-    compiled = compile_facts(kernel, facts.target)
-    loaded = get_kernel(kernel).attributes()
-    assert compiled.registers == loaded["registers"]
-    found = explain(CONFIG, PROBLEM, facts, compiled)
-    assert found.occupancy.blocks == loaded["blocks_per_sm"]
+    assert entry.kernels[0][0] == best.kernel.short_form()

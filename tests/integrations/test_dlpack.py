@@ -25,6 +25,7 @@ def tensor(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x)
 
 
+@pytest.mark.only_on("cpu")
 def test_attention_gives_arrays() -> None:
     q, k, v = array(2, 5, 4, 16), array(2, 9, 2, 16), array(2, 9, 2, 16)
     out, lse = attention(q, k, v, causal=True, return_lse=True)
@@ -35,6 +36,7 @@ def test_attention_gives_arrays() -> None:
     assert (tensor(lse) == expected[1]).all()
 
 
+@pytest.mark.only_on("cpu")
 def test_out_and_sinks_may_be_arrays() -> None:
     q, sinks, out = array(2, 5, 4, 16), array(4).astype(np.float32), np.zeros((2, 5, 4, 16), np.float16)
     result = attention(q, q, q, sinks=sinks, out=out)
@@ -42,6 +44,7 @@ def test_out_and_sinks_may_be_arrays() -> None:
     assert (tensor(out) == attention(*3 * [tensor(q)], sinks=tensor(sinks))).all()
 
 
+@pytest.mark.only_on("cpu")
 def test_packed_sequences() -> None:
     q, offsets = array(9, 2, 16), np.array([0, 4, 9], np.int32)
     out = attention_varlen(q, q, q, offsets, offsets, 5, 5)
@@ -50,6 +53,7 @@ def test_packed_sequences() -> None:
     assert (tensor(out) == expected).all()
 
 
+@pytest.mark.only_on("cpu")
 def test_forward() -> None:
     q = array(1, 64, 2, 64)
     out = forward(CONFIG, q, q, q)
@@ -60,6 +64,7 @@ def test_forward() -> None:
     assert (given == out).all()
 
 
+@pytest.mark.only_on("cpu")
 def test_tensors_and_arrays_may_be_mixed() -> None:
     q = array(1, 5, 2, 16)
     assert isinstance(attention(q, tensor(q), q), np.ndarray)
@@ -98,9 +103,37 @@ def test_a_library_without_from_dlpack_is_named(monkeypatch: pytest.MonkeyPatch)
         attention(x, x, x)
 
 
+@pytest.mark.only_on("cpu")
 def test_what_torch_cannot_take_is_explained() -> None:
     q = array(1, 5, 2, 16)
     with pytest.raises(ValueError, match=r"this numpy\.ndarray by DLPack"):
         attention(*3 * [q.astype(np.longdouble)])
     with pytest.raises(TypeError, match=r"torch\.float64"):
         attention(*3 * [q.astype(np.float64)])
+
+
+# ---------------------------------------------------------------------- other libraries, where installed
+@pytest.mark.only_on("cuda")
+def test_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    q = cupy.asarray(array(2, 70, 4, 64))
+    out, lse = attention(q, q, q, causal=True, return_lse=True)
+    expected = attention(*3 * [torch.from_dlpack(q)], causal=True, return_lse=True)
+    for got, wanted in zip((out, lse), expected, strict=True):
+        assert isinstance(got, cupy.ndarray)
+        assert (torch.from_dlpack(got) == wanted).all()
+    given = cupy.zeros_like(q)
+    forward(CONFIG, q, q, q, given)
+    assert (torch.from_dlpack(given) == forward(CONFIG, *3 * [torch.from_dlpack(q)])).all()
+
+
+def test_jax(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    q = jax.device_put(array(1, 70, 2, 64), jax.devices(device)[0])
+    out, lse = attention(q, q, q, causal=True, return_lse=True)
+    expected = attention(*3 * [torch.from_dlpack(q)], causal=True, return_lse=True)
+    for got, wanted in zip((out, lse), expected, strict=True):
+        assert isinstance(got, jax.Array)
+        assert got.devices() == q.devices()
+        assert (torch.from_dlpack(got) == wanted).all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_attention import sdpa
@@ -15,7 +16,9 @@ from flash_attention.scaled_dot_product import IMPLEMENTATION, flash_attention_o
 
 
 def random(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+    """The same on every device."""
+    generator = torch.Generator("cpu").manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, device="cpu").bfloat16().to(torch.get_default_device())
 
 
 def expected(query: Tensor, key: Tensor, value: Tensor, **options) -> Tensor:
@@ -110,6 +113,23 @@ def test_a_torch_without_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not register_with_torch()
 
 
+@needs_registry
+@pytest.mark.only_on("cuda")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_pytorchs_function_runs_the_library_when_activated(is_causal: bool) -> None:
+    query, key, value = random(2, 4, 50, 64), random(2, 4, 50, 64), random(2, 4, 50, 64)
+    register_with_torch()
+    torch.nn.attention.activate_flash_attention_impl(IMPLEMENTATION)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            got = scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
+    close(got, expected(query, key, value, is_causal=is_causal))
+    assert (got == sdpa(query, key, value, is_causal=is_causal)).all()
+
+
+@pytest.mark.only_on("cpu")
 @pytest.mark.parametrize(("seq_len_q", "seq_len_k"), [(16, 16), (5, 16)])
 def test_the_operator_gives_what_pytorchs_gives(seq_len_q: int, seq_len_k: int) -> None:
     query, key, value = random(2, 4, seq_len_q, 32), random(2, 4, seq_len_k, 32), random(2, 4, seq_len_k, 32)

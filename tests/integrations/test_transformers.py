@@ -122,7 +122,7 @@ class Layer(torch.nn.Module):
 
 
 def heads(seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seq_len)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seq_len)
     return tuple(torch.randn(1, 2, seq_len, 16, generator=generator).half() for _ in range(3))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from flash_helpers.configs.ampere_sets import CHOICES, SPEED_LADDER
+from flash_helpers.configs.ampere_sets import CHOICES
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     DType,
@@ -17,11 +17,12 @@ from flash_helpers.kernel_configs import (
     choose_ampere_kernel,
     device_facts,
     get_ampere_best_kernels,
-    get_ampere_speed_ladder,
+    get_ladder,
     parse_kernel_name_into_config,
 )
 
-FAST = get_ampere_speed_ladder()[-2]  # 4 warps, everything on
+LADDER = [rung.config for rung in get_ladder("ampere", DType.BF16, 128, False)]
+FAST = LADDER[-2]  # 4 warps, everything on
 SHORT = (
     "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_1_1_1_tiles+opt_softmax+kv_stages_2+mbarrier+anchored"
     "+tensor_row_sums+fragments_ahead_1"
@@ -77,18 +78,9 @@ def test_unknown_gpus_take_the_next_lower_choices_and_unknown_heads_are_refused(
         choose_ampere_kernel(DType.BF16, 80, False, 4096)
 
 
-def test_each_step_of_the_ladder_changes_what_it_says() -> None:
-    ladder = get_ampere_speed_ladder()
-    for (_, changes), before, after in zip(SPEED_LADDER[1:], ladder, ladder[1:], strict=False):
-        changed = {f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)}
-        assert changed == set(changes)
-    assert len(set(ladder)) == len(ladder) == len(SPEED_LADDER)
-    assert all(config.infeasible_reason(device_facts("H100")) is None for config in ladder)
-
-
 def test_names_there_and_back() -> None:
     assert FAST.short_form() == SHORT
-    for config in {*get_ampere_speed_ladder(), *(k.config for k in get_ampere_best_kernels())}:
+    for config in {*LADDER, *(k.config for k in get_ampere_best_kernels())}:
         assert isinstance(config, FlashForwardKernelConfig)
         assert parse_kernel_name_into_config(config.short_form()) == config
         assert parse_kernel_name_into_config(config.to_cpp_struct()) == config

@@ -17,10 +17,12 @@ from flash_helpers.build.nvcc import Nvcc
 from flash_helpers.cli import app
 from flash_helpers.commands.cache import cached_objects, clear_cache
 from flash_helpers.commands.configs import list_configs
+from flash_helpers.configs.hopper_ladder import get_hopper_progression_configs
 from flash_helpers.kernel_configs import (
+    DType,
     ForwardKernel,
-    get_hopper_progression_configs,
     get_kernel_progression_configs,
+    get_ladder,
 )
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.tune import compile as tune_compile
@@ -85,7 +87,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("cache", "burn"), "valid: size, list, clear"),
         (("ladder", "--family", "volta"), "valid: ampere, hopper"),
         (("tune", "1k"), "no list of whole numbers"),
-        (("tune", "--budget", "0"), "must be a positive number"),
+        (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
         (("explain", "x"), "Close to it are"),
     ],
@@ -101,7 +103,7 @@ def test_mistakes_end_with_a_message_and_status_2(arguments: tuple[str, ...], me
     ("arguments", "message"),
     [
         (("tune", "512"), "no CUDA device can be used here"),
-        (("tune", "--export"), "no CUDA device can be used here"),
+        (("tune", "--budget", "0", "--export", "x.json"), "no CUDA device can be used here"),
         (("bench", "64", "64", "--kernels", "tuned"), "there is none here"),
         (("build", "ladder"), "--target 80, 86, 89 or 90"),
     ],
@@ -238,7 +240,9 @@ def test_ladder_on_the_cpu_writes_results_and_report(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     steps = json.loads((tmp_path / "steps.json").read_text())
-    assert [step["kernel"] for step in steps] == [config.short_form() for config in LADDER]
+    assert [step["kernel"] for step in steps] == [
+        r.config.short_form() for r in get_ladder("ampere", DType.BF16, 128, False)
+    ]
     assert steps[0]["over_step_before"] is None
     assert steps[1]["over_step_before"] == pytest.approx(steps[1]["tflops"] / steps[0]["tflops"])
     assert all(step["over_peer"] > 0 for step in steps)

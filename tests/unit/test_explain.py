@@ -278,6 +278,11 @@ def test_a_problem_shows_choice_candidates_and_reasons(
     bucket = Bucket.of_problem(problem, facts.sm_count)
     measured = Measurement(other.short_form(), problem, stage=FINAL, milliseconds=10.0, rounds=11)
     TuningDatabase().record(device, sources_digest(family_of(other)), bucket, measured)
+    (alone,) = explain_problem_command(**options)
+    assert alone.candidates[0].kernel == by_choice.candidates[0].kernel
+    assert "they do not count" in alone.measured_as
+    beside = replace(measured, kernel=by_choice.candidates[0].kernel.short_form(), milliseconds=10.1)
+    TuningDatabase().record(device, sources_digest(family_of(other)), bucket, beside)
     (by_time,) = explain_problem_command(**options, json_path=tmp_path / "problem.json")
     assert by_time.candidates[0].kernel == other
     written = json.loads((tmp_path / "problem.json").read_text())[0]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flash_helpers.build import KernelCache, build_library
+from flash_helpers.build.gates import HOPPER_RECORD, load_record, machine_code
 from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
 from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
-from flash_helpers.build.sass import Instruction, disassemble, find_tool, hot_path, parse_functions
+from flash_helpers.build.sass import Instruction, find_tool, hot_path
 from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.kernel_configs import (
@@ -19,10 +19,7 @@ from flash_helpers.kernel_configs import (
     ForwardKernel,
     ForwardTraits,
     choose_hopper_kernel,
-    parse_kernel_name_into_config,
 )
-
-RECORDED = Path(__file__).with_name("hopper_instruction_counts.json")
 
 
 def with_traits(dtype: DType, d_head: int, seq_len: int, *traits: str) -> ForwardKernel:
@@ -67,7 +64,8 @@ GOOD = [
     "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC",
     "BAR.SYNC", *["HGMMA.64x48x16"] * 4, *["HGMMA.64x64x16"] * 3, "BAR.ARV",  # 2 ... 10
     "WARPGROUP.DEPBAR.LE", "VIMNMX3", "MUFU.EX2", "WARPGROUP.DEPBAR.LE",  # 11 ... 14
-    "BRA 19", "LDSM.16", "HMMA.16816", "BRA 16", "F2FP.BF16", "BRA 2", "EXIT",
+    "BRA 19", "LDSM.16", "HMMA.16816", "BRA 16", "F2FP.BF16",
+    *["SYNCS.PHASECHK.TRANS64"] * 2, *["SYNCS.ARRIVE.TRANS64"] * 2, "BRA 2", "EXIT",  # 20 ...
 ]  # fmt: skip
 
 
@@ -77,9 +75,9 @@ def test_good_code_passes(config: HopperForwardKernelConfig) -> None:
 
 def test_steady_loop_is_found_and_its_cold_block_left_out(config: HopperForwardKernelConfig) -> None:
     loop = steady_loop(config, code(*GOOD))
-    assert (loop[0].address, loop[-1].address) == (16 * 2, 16 * 20)
+    assert (loop[0].address, loop[-1].address) == (16 * 2, 16 * 24)
     hot = hot_path(loop)
-    assert [i.name for i in hot[-3:]] == ["BRA", "F2FP", "BRA"]
+    assert [i.name for i in hot[-7:]] == ["BRA", "F2FP", *["SYNCS"] * 4, "BRA"]
     assert count_opcodes(hot)["total"] == len(loop) - 3
 
 
@@ -90,6 +88,8 @@ def test_steady_loop_is_found_and_its_cold_block_left_out(config: HopperForwardK
         ("MUFU.EX2", "LDL", "1 accesses to local memory"),
         ("VIMNMX3", "FMNMX", "three-input integer maxima"),
         ("BAR.ARV", "NOP", "named barriers"),
+        ("SYNCS.PHASECHK.TRANS64", "NOP", "0 waits for tiles"),
+        ("SYNCS.ARRIVE.TRANS64", "NOP", "0 releases of slots"),
         ("LDSM.16", "WARPGROUP.DEPBAR.LE", "3 waits for products"),
         ("HGMMA.64x64x16", "HMMA.16816", "no loop holds the products"),
     ],
@@ -100,7 +100,7 @@ def test_each_lack_is_named(config: HopperForwardKernelConfig, old: str, new: st
 
 
 def test_descriptor_moves_spills_warnings_and_drift_are_named(config: HopperForwardKernelConfig) -> None:
-    many_moves = code(*GOOD[:11], *["R2UR"] * 5, *GOOD[11:15], *["NOP"] * 5, "BRA 2", "EXIT")
+    many_moves = code(*GOOD[:11], *["R2UR"] * 5, *GOOD[11:15], *GOOD[20:])
     assert "5 R2UR, at most 4" in "\n".join(gate_violations(config, CLEAN, many_moves))
     spilled = replace(CLEAN, spill_bytes=8, warnings=("(C7510) serialized",))
     assert gate_violations(config, spilled, code(*GOOD)) == [
@@ -136,21 +136,8 @@ def test_machine_code_passes_the_gates(
 ) -> None:
     library, logs = built
     assert isinstance(kernel.config, HopperForwardKernelConfig)
-    recorded = json.loads(RECORDED.read_text())[kernel.short_form()]
-    body = machine_code(library, kernel)
+    recorded = load_record(HOPPER_RECORD)[kernel.short_form()]
+    body = machine_code(library, [kernel])[kernel]
     assert gate_violations(kernel.config, parse_ptxas(logs[kernel]), body, recorded) == []
     lagged = kernel.config.softmax_reference == SoftmaxReference.LAGGED
     assert (len(hot_path(steady_loop(kernel.config, body))) < len(steady_loop(kernel.config, body))) == lagged
-
-
-def machine_code(library: Path, kernel: ForwardKernel) -> list[Instruction]:
-    """One kernel's machine code, found by the configuration and traits in its mangled name."""
-    traits = "13ForwardTraits" + "".join(f"Lb{int(on)}E" for on in astuple(kernel.traits))
-    (body,) = (
-        body
-        for name, body in parse_functions(disassemble(library)).items()
-        if "hopper_forward_kernel" in name
-        and parse_kernel_name_into_config(name) == kernel.config
-        and traits in name
-    )
-    return body

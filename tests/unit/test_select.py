@@ -45,8 +45,8 @@ class Database:
     def __init__(self, config: FlashForwardKernelConfig) -> None:
         self.config = config
 
-    def best(self, problem, facts):
-        return self.config, f"0.5 ms on {facts.name}"
+    def ranked(self, problem, facts, chosen=None):
+        return [(self.config, f"0.5 ms on {facts.name}")]
 
 
 # ---------------------------------------------------------------------- problems

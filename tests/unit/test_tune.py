@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from flash_attention.select import select
 from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.timing import Measure, TimedCall
 from flash_helpers.build.families import family_of
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     device_facts,
     get_autotuning_kernel_configs,
-    get_hopper_kernels_to_build,
 )
 from flash_helpers.problem import Problem
 from flash_helpers.tune import (
@@ -34,11 +37,13 @@ from flash_helpers.tune import (
     tables,
     tuned_configs,
 )
+from flash_helpers.tune.choice import attention_problem, chosen_kernels
 from flash_helpers.tune.database import ELIMINATED, FINAL, SCREENED
 from flash_helpers.tune.device import present_sources, sources_digest
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
+from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import prune
-from flash_helpers.tune.tuner import TunedProblem, Watcher, tune
+from flash_helpers.tune.tuner import tune
 
 A100 = device_facts("A100")
 DEVICE = TunedDevice.of(A100, "580.1")
@@ -54,9 +59,12 @@ class FakeTimer:
     def __init__(self) -> None:
         self.measured: list[float] = []
         self.interrupt_after: int | None = None
+        self.estimates = False
 
     def estimate(self, timed: TimedCall) -> None:
         timed.repeats = 1
+        if self.estimates:
+            timed.milliseconds = timed.call.milliseconds  # type: ignore[attr-defined]
 
     def measure(self, mode: str) -> Measure:
         return self._measure
@@ -130,7 +138,7 @@ class Bench:
         arguments = {
             "device": torch.device("cpu"), "facts": A100, "configs": CONFIGS, "database": self.database,
             "timer": self.timer, "implement": self.implement, "compile_kernels": self.compile_kernels,
-            "driver": DEVICE.driver, "clock": lambda: self.now,
+            "driver": DEVICE.driver, "clock": lambda: self.now, "chosen": lambda problem, facts: [],
         }  # fmt: skip
         return tune(problems or [SMALL], **{**arguments, **options})  # type: ignore[arg-type]
 
@@ -196,7 +204,9 @@ def test_halving_spends_its_time_on_the_best() -> None:
     timer = FakeTimer()
     results: list[StageResult] = []
     calls = calls_of({f"k{n}": float(n) for n in range(1, 17)})
-    assert successive_halving(calls, timer.measure("kernel"), Plan(2, 4, 11), results.append)
+    assert successive_halving(
+        calls, timer.measure("kernel"), Plan(first_rounds=2, finalists=4, final_rounds=11), results.extend
+    )
     rounds = {n: timer.measured.count(float(n)) for n in range(1, 17)}
     # 16, then the 8 best, then the 4 best: 2, 4, 11 rounds.
     assert all(rounds[n] == 2 for n in range(9, 17))
@@ -210,14 +220,14 @@ def test_halving_goes_on_without_what_raises_and_stops_in_time() -> None:
     timer = FakeTimer()
     results: list[StageResult] = []
     calls = calls_of({"a": 1.0, "bad": -1.0, "b": 2.0})
-    assert successive_halving(calls, timer.measure("kernel"), Plan(), results.append)
+    assert successive_halving(calls, timer.measure("kernel"), Plan(), results.extend)
     assert [(r.name, str(r.failure)) for r in results if r.failure] == [("bad", "no launch")]
     assert {r.name for r in results if r.stage == FINAL} == {"a", "b"}
 
     results.clear()
     calls = calls_of({f"k{n}": float(n) for n in range(1, 17)})
     complete = successive_halving(
-        calls, timer.measure("kernel"), Plan(), results.append, out_of_time=lambda: True
+        calls, timer.measure("kernel"), Plan(), results.extend, out_of_time=lambda: True
     )
     assert not complete
     assert [(r.stage, r.timing.rounds) for r in results if r.timing] == [(SCREENED, 1)] * 16
@@ -273,15 +283,18 @@ def test_an_interrupted_tune_resumes_where_it_was(bench: Bench) -> None:
 def test_an_interruption_in_the_second_bucket_keeps_the_first(bench: Bench) -> None:
     other = replace(SMALL, causal=True)
     ended: list[str] = []
+    passes: list[bool] = []
     watcher = Watcher(on_end=lambda tuned: ended.append(tuned.state))
 
     def begin(bucket: Bucket, candidates: int) -> None:
-        if bucket.causal:
+        passes.append(bucket.causal)
+        if len(passes) == 4:
             raise KeyboardInterrupt
 
     watcher.on_begin = begin
     with pytest.raises(KeyboardInterrupt):
         bench.tune([SMALL, other], watcher=watcher)
+    assert passes == [False, True, False, True]  # all buckets a little before one is finished
     assert ended == ["tuned"]
     assert [t.state for t in bench.tune([SMALL, other])] == ["known", "tuned"]
 
@@ -295,11 +308,72 @@ def test_new_kernels_are_compared_with_the_finalists(bench: Bench) -> None:
     assert found.kernels[0].kernel == CONFIGS[0].short_form()
 
 
-def test_budget_skips_what_it_does_not_reach(bench: Bench) -> None:
+def test_a_budget_leaves_every_bucket_a_winner_before_it_ranks_one(bench: Bench) -> None:
+    problems = [SMALL, replace(SMALL, causal=True)]
     watcher = Watcher(on_end=lambda tuned: setattr(bench, "now", 11.0))
+    states = bench.tune(problems, budget=10.0, watcher=watcher)
+    assert [t.state for t in states] == ["tuned", "partly"]
+    assert states[1].reason == "the budget is spent"
+    assert states[1].best is not None
+    assert states[1].best.kernel == ForwardKernel(CONFIGS[0], ForwardTraits(causal=True)).short_form()
+    assert states[1].best.stage == SCREENED
+    assert [t.state for t in bench.tune(problems)] == ["known", "tuned"]
+
+
+def test_budget_skips_what_it_does_not_reach(bench: Bench) -> None:
+    watcher = Watcher(on_screened=lambda tuned: setattr(bench, "now", 11.0))
     states = bench.tune([SMALL, replace(SMALL, causal=True)], budget=10.0, watcher=watcher)
-    assert [t.state for t in states] == ["tuned", "skipped"]
+    assert [t.state for t in states] == ["partly", "skipped"]
     assert states[1].best is None
+
+
+def test_a_budget_of_0_measures_and_compiles_nothing(bench: Bench) -> None:
+    assert [t.state for t in bench.tune(budget=0)] == ["skipped"]
+    assert (bench.compiled, bench.timer.measured) == ([], [])
+    bench.tune()
+    (tuned,) = bench.tune(budget=0)
+    assert tuned.state == "known"
+    assert tuned.best is not None
+
+
+def test_all_buckets_have_compiled_kernels_when_there_is_no_time_for_all(bench: Bench) -> None:
+    bench.tune([SMALL, replace(SMALL, causal=True)])
+    assert [" | causal" in name for name in bench.compiled[0][:4]] == [False, True, False, True]
+
+
+def test_what_the_first_estimate_shows_to_be_slow_is_measured_no_further(bench: Bench) -> None:
+    bench.timer.estimates = True
+    (tuned,) = bench.tune()
+    assert tuned.state == "tuned"
+    limit = Plan().slow * min(milliseconds_of(ForwardKernel(c)) for c in CONFIGS)
+    slow = {c for c in CONFIGS if milliseconds_of(ForwardKernel(c)) > limit}
+    assert 0 < len(slow) < len(CONFIGS)
+    assert max(bench.timer.measured) <= limit
+    assert {m.kernel for m in tuned.results if m.rounds == 1} == {ForwardKernel(c).short_form() for c in slow}
+
+
+def test_the_chosen_kernels_are_measured_besides(bench: Bench) -> None:
+    bench.times = lambda kernel: 1.0
+    (tuned,) = bench.tune(configs=CONFIGS[:2], chosen=chosen_kernels)
+    names = {kernel.short_form() for kernel in chosen_kernels(SMALL, A100)}
+    assert names
+    assert {m.kernel for m in tuned.results} == names | {ForwardKernel(c).short_form() for c in CONFIGS[:2]}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("name", ["A100", "RTX4090", "H100"])
+def test_whatever_is_asked_of_a_bucket_its_choice_is_measured(name: str, d_head: int, causal: bool) -> None:
+    """Else results would not count: every length of the bucket, and an LSE."""
+    facts = device_facts(name)
+    for middle, dtype, lse in itertools.product((512, 1024, 4096), DType, (False, True)):
+        bucket = Bucket.of(dtype, d_head, causal, 512, middle, middle, facts.sm_count)
+        measured = chosen_kernels(Problem(dtype, 16, 32, middle, d_head, causal), facts)
+        for length in (int(middle * 0.72), middle, int(middle * 1.41)):
+            problem = Problem(dtype, 16, 32, length, d_head, causal)
+            assert Bucket.of_problem(problem, facts.sm_count) == bucket
+            choice = select(replace(attention_problem(problem), lse=lse), facts).kernel
+            assert ForwardKernel(choice.config, ForwardTraits(causal=causal)) in measured
 
 
 def test_kernels_that_were_not_compiled_in_time_are_left_for_later(bench: Bench) -> None:
@@ -323,7 +397,7 @@ def test_a_kernel_that_does_not_compile_is_remembered(bench: Bench) -> None:
 
 
 # ---------------------------------------------------------------- results
-def sizes(problem: Problem, **changes: object) -> SimpleNamespace:
+def sizes(problem: Problem, **changes: object) -> Any:
     values = {
         "dtype": problem.dtype, "batch": problem.batch, "n_heads": problem.heads, "causal": problem.causal,
         "seq_len_q": problem.seq_len, "seq_len_k": problem.seq_len_k,
@@ -334,33 +408,39 @@ def sizes(problem: Problem, **changes: object) -> SimpleNamespace:
 
 def test_results_for_selection(bench: Bench) -> None:
     results = TuningResults(bench.database.path, DEVICE.driver)
-    assert results.best(sizes(SMALL), A100) is None  # type: ignore[arg-type]
+    assert results.ranked(sizes(SMALL), A100) == []
     bench.tune()
-    best = results.best(sizes(SMALL), A100)  # type: ignore[arg-type]
-    assert best is not None
-    config, reason = best
-    assert config == CONFIGS[0]
-    assert "measured on this machine" in reason
-    near = results.best(sizes(SMALL, seq_len_q=200, seq_len_k=200), A100)  # type: ignore[arg-type]
-    assert near is not None
-    assert near[0] == CONFIGS[0]
+    ranked = results.ranked(sizes(SMALL), A100)
+    assert [config for config, _ in ranked[:3]] == CONFIGS[:3]
+    assert "measured on this machine" in ranked[0][1]
+    near = sizes(SMALL, seq_len_q=200, seq_len_k=200)
+    assert results.ranked(near, A100)[0][0] == CONFIGS[0]
+    # Only what is ahead of the choice, and in a near bucket (1.0, 1.1 against 1.1 ms) clearly so.
+    for problem in (sizes(SMALL), near):
+        assert [config for config, _ in results.ranked(problem, A100, CONFIGS[1])] == CONFIGS[:2]
+        assert [config for config, _ in results.ranked(problem, A100, CONFIGS[0])] == CONFIGS[:1]
+    bench.times = lambda kernel: 1.0 + CONFIGS.index(kernel.config) / 50
+    bench.tune(fresh=True)
+    assert [config for config, _ in results.ranked(sizes(SMALL), A100, CONFIGS[1])] == CONFIGS[:2]
+    assert [config for config, _ in results.ranked(near, A100, CONFIGS[1])] == CONFIGS[1:2]
+    assert results.ranked(sizes(SMALL), A100, replace(CONFIGS[0], B_r=256, n_warps=8)) == []
     assert tuned_configs(DEVICE, bench.database) == [CONFIGS[0]]
     with pytest.raises(ValueError, match="run flash-attention tune"):
         tuned_configs(replace(DEVICE, driver="1.0"), bench.database)
     for changes in ({"seq_len_q": 2048, "seq_len_k": 2048}, {"d_head_v": 128}, {"causal": True}):
-        assert results.best(sizes(SMALL, **changes), A100) is None  # type: ignore[arg-type]
+        assert results.ranked(sizes(SMALL, **changes), A100) == []
     for other in (device_facts("H100"), replace(A100, name="NVIDIA A100 PCIe")):
-        assert results.best(sizes(SMALL), other) is None  # type: ignore[arg-type]
-    assert TuningResults(bench.database.path, "999.0").best(sizes(SMALL), A100) is None  # type: ignore[arg-type]
+        assert results.ranked(sizes(SMALL), other) == []
+    assert TuningResults(bench.database.path, "999.0").ranked(sizes(SMALL), A100) == []
 
 
-def test_a_family_that_was_made_for_the_device_is_not_outvoted_by_another(bench: Bench) -> None:
+def test_a_tune_of_one_family_does_not_outvote_the_choice_of_another(bench: Bench) -> None:
     h100 = device_facts("H100")
     device = TunedDevice.of(h100, DEVICE.driver)
     bucket = Bucket.of_problem(SMALL, h100.sm_count)
-    hopper = next(
-        k for k in get_hopper_kernels_to_build() if (k.config.dtype, k.config.d_head) == (DType.FP16, 64)
-    )
+    problem = attention_problem(SMALL)
+    choice = select(problem, h100).kernel
+    assert family_of(choice).name == "hopper"
     results = TuningResults(bench.database.path, DEVICE.driver)
 
     def record(kernel: ForwardKernel, milliseconds: float) -> None:
@@ -368,32 +448,43 @@ def test_a_family_that_was_made_for_the_device_is_not_outvoted_by_another(bench:
         bench.database.record(device, sources_digest(family_of(kernel)), bucket, measured)
 
     record(ForwardKernel(CONFIGS[0]), 1.0)
-    assert results.best(sizes(SMALL), h100) is None  # type: ignore[arg-type]
-    record(hopper, 2.0)  # it took part and is slower: now the other one counts
-    best = results.best(sizes(SMALL), h100)  # type: ignore[arg-type]
-    assert best is not None
-    assert best[0] == CONFIGS[0]
+    assert select(problem, h100, results).kernel == choice
+    record(choice, 2.0)  # it took part and is slower: now the other one counts
+    assert select(problem, h100, results).kernel.config == CONFIGS[0]
+    assert select(replace(problem, softcap=True), h100, results) == select(
+        replace(problem, softcap=True), h100
+    )  # nothing was measured with it
+    record(choice, 0.5)
+    tuned = select(problem, h100, results)
+    assert tuned.kernel == choice
+    assert "measured to be the quickest" in tuned.reason
 
 
 def test_an_exported_table_is_used_where_the_database_has_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(tables.TableError, match="Run flash-attention tune first"):
-        tables.export_table(DEVICE, tmp_path / "table.json", bench.database)
-    bench.tune()
+        tables.export_table(A100, tmp_path / "table.json", bench.database, DEVICE.driver)
+    choice = select(attention_problem(SMALL), A100).kernel
+    bench.times = lambda kernel: 9.0 if kernel.config not in CONFIGS else milliseconds_of(kernel)
+    bench.tune(chosen=chosen_kernels)
     monkeypatch.setattr(tables, "FOLDER", tmp_path / "tables")
-    written = tables.export_table(DEVICE, None, bench.database)
+    written = tables.export_table(A100, None, bench.database, DEVICE.driver)
     assert written.name == "nvidia_a100_sxm4_80gb.json"
     table = tables.load_table(written)
     (entry,) = table.buckets.values()
-    assert entry.families == {"ampere"}
-    assert [name for name, _, _ in entry.kernels] == [c.short_form() for c in CONFIGS[:5]]
+    assert [name for name, _, _ in entry.kernels[:5]] == [c.short_form() for c in CONFIGS[:5]]
+    chosen = [kernel.short_form() for kernel in chosen_kernels(SMALL, A100)]
+    assert [name for name, _, _ in entry.kernels[5:]] == sorted(chosen)
+    assert entry.took_part == {name for name, _, _ in entry.kernels}
 
     elsewhere = TuningResults(tmp_path / "none.sqlite3", driver="600.0")
-    best = elsewhere.best(sizes(SMALL), A100)  # type: ignore[arg-type]
-    assert best is not None
-    assert best[0] == CONFIGS[0]
-    assert "shipped table of NVIDIA A100-SXM4-80GB, driver 580.1" in best[1]
+    tuned = select(attention_problem(SMALL), A100, elsewhere)
+    assert tuned.kernel == ForwardKernel(CONFIGS[0])
+    assert "shipped table of NVIDIA A100-SXM4-80GB, driver 580.1" in tuned.reason
+    with_lse = select(replace(attention_problem(SMALL), lse=True), A100, elsewhere)
+    assert with_lse.kernel == ForwardKernel(CONFIGS[0])
+    assert choice.short_form() in chosen
     assert not (tmp_path / "none.sqlite3").exists()
 
     written.write_text("{}")

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, default_device
 from flash_helpers.benchmark.table import results_table
+from flash_helpers.commands.progress import shown_progress
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_selection import CAUSAL, select_configs
-from flash_helpers.problem import grid
+from flash_helpers.problem import Problem, grid
 from flash_helpers.tune.device import TunedDevice
 from flash_helpers.tune.lookup import tuned_configs
 
@@ -73,11 +73,13 @@ def bench_command(
     where = torch.device(device) if device else default_device()
     configs = _tuned(where) if kernels == "tuned" else select_configs(kernels)
     results = Results()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=None)
+    with shown_progress(Console(stderr=True)) as show:
+        seen: set[Problem] = set()
 
         def on_row(row: Row) -> None:
-            progress.update(task, description=row.problem.label())
+            if row.problem not in seen:
+                seen.add(row.problem)
+                show("measured", len(seen), len(problems), row.problem.label())
             if json is not None:
                 results.save(json)
 

@@ -268,7 +268,7 @@ def measure(case: Case, device: torch.device, names: Sequence[str]) -> FeatureRo
             if contestant.name == "ours":
                 result, kernel = out, flash_attention.last_kernel()
                 row.kernel = kernel.short_form() if kernel is not None else ""
-            elif result is not None and (wrong := _difference(out, result)):
+            elif result is not None and (wrong := difference(out, result)):
                 raise ValueError(wrong)
             timer.estimate(timed)
             calls[contestant.name] = timed
@@ -285,7 +285,7 @@ def measure(case: Case, device: torch.device, names: Sequence[str]) -> FeatureRo
     return row
 
 
-def _difference(out: Tensor, expected: Tensor) -> str | None:
+def difference(out: Tensor, expected: Tensor) -> str | None:
     """How a peer's result differs by more than rounding, or None."""
     if out.shape != expected.shape:
         return f"its result has shape {tuple(out.shape)}, ours {tuple(expected.shape)}"

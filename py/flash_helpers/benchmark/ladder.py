@@ -60,15 +60,14 @@ def ladder_steps(names: Iterable[str], rows: Sequence[Row], mode: str = "hot") -
     return steps
 
 
-def ladder_table(steps: Sequence[Step], title: str) -> Table:
-    """The steps as a table."""
-    table = Table("step", title=title, title_justify="left")
-    table.add_column("kernel", overflow="fold")
+def ladder_table(steps: Sequence[Step], ideas: Sequence[str], title: str) -> Table:
+    """The steps as a table, each with what it adds."""
+    table = Table("step", "idea", title=title, title_justify="left")
     for heading in ("TFLOP/s", "/ step before", "/ best peer"):
         table.add_column(heading, justify="right")
-    for number, step in enumerate(steps, start=1):
+    for number, (idea, step) in enumerate(zip(ideas, steps, strict=True), start=1):
         gain = f"{step.over_step_before:.3f}" if step.over_step_before else ""
         peer = f"{step.over_peer:.3f}" if step.over_peer else ""
         rate = shown_rate(step.tflops) if step.tflops else step.reason
-        table.add_row(str(number), Text(step.kernel), rate, gain, peer)
+        table.add_row(str(number), Text(idea), rate, gain, peer)
     return table

@@ -186,7 +186,8 @@ class _Compiler:
                 "log": log,
             }
 
-        key = digest_of(flash_helpers.__version__, source, self.headers_digest, self._flags, self.nvcc.build)
+        flags = (*self._flags, *environment.nvcc_flags())
+        key = digest_of(flash_helpers.__version__, source, self.headers_digest, flags, self.nvcc.build)
         return self.cache.get_or_make("objects", key, make)
 
     def link(self, table: str, objects: Sequence[Artifact]) -> Artifact:

@@ -79,6 +79,10 @@ def _loop_violations(config: HopperForwardKernelConfig, loop: Sequence[Instructi
     waits = sum(n for opcode, n in opcodes.items() if opcode.startswith("WARPGROUP.DEPBAR"))
     if waits != 2:
         problems.append(f"steady loop: {waits} waits for products; wanted 2")
+    for what, prefix in (("waits for tiles", "SYNCS.PHASECHK"), ("releases of slots", "SYNCS.ARRIVE")):
+        found = sum(n for opcode, n in opcodes.items() if opcode.startswith(prefix))
+        if found != 2:
+            problems.append(f"steady loop: {found} {what}; wanted 2, of K and of V")
     turns = Counter(i.opcode.split(".")[1] for i in loop if i.name == "BAR")
     wanted = {"SYNC": 1, "ARV": 1} if config.ping_pong else {}
     if turns != wanted:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import flash_helpers
+from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import KernelCache, digest_of
 from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult
@@ -67,7 +68,8 @@ def _source_digest(kernel: ForwardKernel, target: int) -> str:
 
 def _folder(family: KernelFamily, include_root: Path | None) -> str:
     headers = sources.digest_of_headers(family.launcher_header, include_root or sources.include_root())
-    return f"index/{digest_of(flash_helpers.__version__, family.name, headers, COMPILE_FLAGS)}"
+    flags = (*COMPILE_FLAGS, *environment.nvcc_flags())
+    return f"index/{digest_of(flash_helpers.__version__, family.name, headers, flags)}"
 
 
 def _parse(texts: Iterable[str]) -> list[dict]:

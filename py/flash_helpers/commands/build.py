@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.build import BuildResult, CompiledKernel, KernelCache, build_kernels
 from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.targets import select_targets
 from flash_helpers.kernel_selection import select_kernels
 
@@ -127,23 +127,16 @@ def build_command(
 
 @contextmanager
 def compile_progress(console: Console | None, title: str = "compiling") -> Iterator[Any]:
-    """A progress bar for ``build_kernels``; gives its ``progress`` argument, None without a console."""
+    """Progress of ``build_kernels``; gives its ``progress`` argument, None without a console."""
     if console is None:
         yield None
         return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}", markup=False),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=None, last="")
+    with shown_progress(console) as show:
         before = 0
 
         def on_kernel(compiled: CompiledKernel, done: int, total: int) -> None:
             nonlocal before
-            progress.update(
-                task, completed=before + done, total=before + total, last=compiled.kernel.short_form()
-            )
+            show(title, before + done, before + total, compiled.kernel.short_form())
             if done == total:
                 before += total
 

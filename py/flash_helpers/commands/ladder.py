@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -16,37 +20,81 @@ from flash_helpers.build.families import family_of
 from flash_helpers.commands.build import compile_progress
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.targets import present_targets
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.ladder import Rung
+from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.configs.traits import ForwardTraits
-from flash_helpers.kernel_configs import get_hopper_progression_configs, get_kernel_progression_configs
-from flash_helpers.problem import Problem
+from flash_helpers.kernel_selection import CAUSAL
+from flash_helpers.problem import Problem, grid
 from flash_helpers.report.command import write_report
 
-LADDERS = ("ampere", "hopper")
 RESULT_FILE = "ladder.json"
 
 
-def ladder_configs(family: str) -> list[ForwardConfig]:
-    """The steps of one family, in order.
+@dataclass(frozen=True)
+class Climb:
+    """One ladder and the problems that it is measured on.
+
+    Attributes:
+        family: of its kernels.
+        rungs: its steps and their configurations.
+        problems: they differ in length only.
+    """
+
+    family: str
+    rungs: Sequence[Rung[Any]]
+    problems: Sequence[Problem]
+
+    @property
+    def kernels(self) -> list[ForwardKernel]:
+        """The steps' kernels, in order."""
+        traits = ForwardTraits(causal=self.problems[0].causal)
+        return [ForwardKernel(rung.config, traits) for rung in self.rungs]
+
+
+def plan_climbs(
+    family: str,
+    dtype: str,
+    d_heads: Sequence[int],
+    seq_lens: Sequence[int],
+    causal: str,
+    batch: int = 0,
+    heads: int = 0,
+) -> list[Climb]:
+    """What there is to measure: one ladder a family, head size and mask. Arguments: see ``ladder_command``.
 
     Raises:
-        ValueError: no such ladder.
+        ValueError: an argument that names nothing.
     """
-    if family == "ampere":
-        return list(get_kernel_progression_configs())
-    if family == "hopper":
-        return list(get_hopper_progression_configs())
-    raise ValueError(f"there is no ladder {family!r}; valid: {', '.join(LADDERS)}")
+    if causal not in CAUSAL:
+        raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
+    if not d_heads or not seq_lens:
+        raise ValueError("no head size or no length is given; give at least one of each")
+    families = tuple(LADDERS) if family == "all" else (family,)
+    wanted = DType.from_string(dtype)
+    return [
+        Climb(
+            name,
+            get_ladder(name, wanted, d_head, mask),
+            grid([wanted], seq_lens, [d_head], [mask], batch, heads),
+        )
+        for name in families
+        for d_head in d_heads
+        for mask in CAUSAL[causal]
+    ]
 
 
 def ladder_command(
     out: Path,
     family: str = "ampere",
-    batch: int = 16,
-    heads: int = 16,
-    seq_len: int = 4096,
-    causal: bool = False,
-    peers: str = "default",
+    dtype: str = "bf16",
+    d_heads: Sequence[int] = (128,),
+    seq_lens: Sequence[int] = (4096,),
+    causal: str = "no",
+    batch: int = 0,
+    heads: int = 0,
+    peers: str = "fa2,cudnn",
     rounds: int = 11,
     device: str | None = None,
     json_path: Path | None = None,
@@ -54,10 +102,17 @@ def ladder_command(
 ) -> list[Step]:
     """Builds and times the steps together, prints what each gained, and writes results and report.
 
+    All kernels are compiled first, in parallel. Each step's output is compared with the reference before it
+    is timed; then the steps of a ladder and the peers take turns in random order.
+
     Args:
         out: folder of ``ladder.json`` and of the report.
-        family: ``ampere`` (fp16) or ``hopper`` (bf16).
-        batch, heads, seq_len, causal: the problem; d_head is 128.
+        family: ``ampere``, ``hopper``, or ``all``.
+        dtype: name of the element type.
+        d_heads: head sizes.
+        seq_lens: lengths.
+        causal: ``no``, ``yes`` or ``both``.
+        batch, heads: 0: chosen so that every size is the same amount of work.
         peers: see ``select_peers``.
         rounds: measurements of each.
         device: default: the GPU if there is one.
@@ -69,33 +124,49 @@ def ladder_command(
     """
     import torch
 
+    start = time.monotonic()
     console = console or console_for(json_path)
-    configs = ladder_configs(family)
-    problem = Problem(configs[0].dtype, batch, heads, seq_len, configs[0].d_head, causal)
+    climbs = plan_climbs(family, dtype, d_heads, seq_lens, causal, batch, heads)
     where = torch.device(device) if device else default_device()
     if where.type == "cuda":
-        kernels = [ForwardKernel(config, ForwardTraits(causal=causal)) for config in configs]
-        targets = [t for t in present_targets() if family_of(kernels[0]).runs_on(t)]
-        with compile_progress(Console(stderr=True)) as on_kernel:
-            build_kernels(kernels, targets or present_targets(), None, on_kernel)
-    results = Results()
+        seconds = _build(climbs)
+        console.print(f"built after {seconds:.0f} s", highlight=False)
+    results, steps = Results(), list[Step]()
     path = out / RESULT_FILE
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(f"measuring {problem.label()}", total=None)
+        task = progress.add_task("measuring", total=None)
 
         def on_row(row: Row) -> None:
+            progress.update(task, description=f"measuring {row.problem.label()}")
             results.save(path)
 
-        bench(
-            [problem], configs, select_peers(peers), device=where, plan=Plan(rounds, ("hot",)), on_row=on_row,
-            results=results,
-        )  # fmt: skip
-    names = [ForwardKernel(config, ForwardTraits(causal=causal)).short_form() for config in configs]
-    steps = ladder_steps(names, results.rows)
-    gpu = results.rows[0].environment.get("gpu") if results.rows else ""
-    console.print(ladder_table(steps, f"{problem.label()} on {gpu}"))
+        for climb in climbs:
+            first = len(results.rows)
+            bench(
+                climb.problems, [rung.config for rung in climb.rungs], select_peers(peers), device=where,
+                plan=Plan(rounds, ("hot",)), on_row=on_row, results=results,
+            )  # fmt: skip
+            names = [kernel.short_form() for kernel in climb.kernels]
+            for problem in climb.problems:
+                rows = [row for row in results.rows[first:] if row.problem == problem]
+                found = ladder_steps(names, rows)
+                title = f"{climb.family}, {problem.label()} on {rows[0].environment.get('gpu')}"
+                console.print(ladder_table(found, [rung.step.idea for rung in climb.rungs], title))
+                steps += found
     write_json(json_path, [step.to_json() for step in steps])
     if any(step.tflops for step in steps):
         written = write_report([path], out)
         console.print(f"{path}, {written[0]}", markup=False)
+    console.print(f"done after {time.monotonic() - start:.0f} s", highlight=False)
     return steps
+
+
+def _build(climbs: Sequence[Climb]) -> float:
+    """Compiles every kernel for the GPUs that are here; seconds that it took."""
+    start = time.monotonic()
+    kernels = sorted({kernel for climb in climbs for kernel in climb.kernels})
+    with compile_progress(Console(stderr=True)) as on_kernel:
+        for target in present_targets():
+            if here := [kernel for kernel in kernels if family_of(kernel).runs_on(target)]:
+                build_kernels(here, [target], None, on_kernel)
+    return time.monotonic() - start

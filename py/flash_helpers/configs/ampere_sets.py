@@ -45,8 +45,8 @@ class Choice:
     """The best known configuration of a range of problems on one generation of GPUs.
 
     Attributes:
-        capability: compute capability it is for; (9, 0) was measured, on one H100 80GB HBM3 with 16384 tokens
-            and hidden size 2048; the others follow from their resources and those measurements.
+        capability: compute capability it is for; (9, 0) was chosen by measurements on one H100 80GB HBM3, its
+            gains are the ladder's (docs/kernels/ampere.md); the others follow from their resources.
         d_head: head size.
         max_seq_len: up to this many queries; None: any number.
         causal: for causal problems only, for others only, or (None) for both.
@@ -67,9 +67,10 @@ class Choice:
 
 _HELD_Q = dict(Q_mma_load_K_tiles=0, mbarrier=False)  # the best at head size 64
 
+_UNPAIRED = dict(paired_warps=False, tensor_row_sums=False)  # 16 rows a warp, where pairs lack registers
 _D64_REASON = (
-    "Q in registers, +9 % over streaming it; a barrier of the block is 4 % ahead of mbarriers and float32 "
-    "row sums 1 % ahead of the tensor cores' here, where the exponentials weigh twice as much"
+    "Q stays in registers, which have room for it here; a barrier of the block, and float32 row sums, were "
+    "ahead of mbarriers and of the tensor cores' sums on a forerunner of this kernel"
 )
 
 CHOICES = (
@@ -77,21 +78,33 @@ CHOICES = (
     Choice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), _D64_REASON),
     Choice(
         (9, 0), 128, 1024, None, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
-        "two blocks of 4 warps per SM: 2 to 11 % ahead of one of 8 up to 1024, where blocks end often",
+        "two blocks of 4 warps per SM instead of one of 8: blocks end often here, and one computes meanwhile",
     ),
     Choice(
         (9, 0), 128, 4096, True, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
-        "short blocks balance the triangle: ahead of 8 warps up to 4096",
+        "short blocks balance the triangle",
     ),
     Choice(
         (9, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
-        "8 warps share each K and V block, half of the copies and L2 reads: +1 to +3 % for long sequences; 4 "
-        "warps where registers run out",
+        "8 warps share each K and V block, half of the copies and L2 reads; 4 warps where registers run out",
         otherwise=dict(B_r=128, n_warps=4, kv_stages=2),
     ),
     Choice(
-        (9, 0), 256, None, None, _config(256, 128, 64, 8, 2),
-        "16 rows a warp, so that O fits the registers; mbarriers +11 % over a barrier of the block",
+        (9, 0), 256, 512, True, _config(256, 128, 32, 8, 4, tensor_row_sums=True, paired_warps=True),
+        "pairs of warps, as for longer sequences; blocks of 32 keys waste less of the diagonal, +1.5 %",
+        otherwise=_UNPAIRED | dict(B_c=64, kv_stages=2),
+    ),
+    Choice(
+        (9, 0), 256, None, True, _config(256, 128, 64, 8, 2, paired_warps=True),
+        "pairs of warps share 32 rows and halve d_head: shared memory, the limit of 16 rows a warp, is read "
+        "for 28 % less, +4 to +9 %; row sums in float32 are 1.5 % ahead of the tensor cores' here",
+        otherwise=_UNPAIRED,
+    ),
+    Choice(
+        (9, 0), 256, None, False, _config(256, 128, 64, 8, 2, tensor_row_sums=True, paired_warps=True),
+        "pairs of warps share 32 rows and halve d_head: shared memory, the limit of 16 rows a warp, is read "
+        "for 28 % less, +4 to +6 %; row sums in float32 would spill",
+        otherwise=_UNPAIRED,
     ),
     # ------------------------------------------------------------------ A100: 163 KiB a block
     Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),
@@ -106,8 +119,9 @@ CHOICES = (
         "blocks of 32 keys let two thread blocks of 64 KiB share an SM; short ones balance the triangle",
     ),
     Choice(
-        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2),
-        "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB",
+        (8, 0), 256, None, None, _config(256, 128, 32, 8, 2, tensor_row_sums=True, paired_warps=True),
+        "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB. Pairs of warps as on the H100",
+        otherwise=_UNPAIRED,
     ),
     # ------------------------------------------------------------------ RTX 3090, RTX 4090: 99 KiB a block
     *(
@@ -129,11 +143,6 @@ CHOICES = (
         )
     ),
 )  # fmt: skip
-
-
-WARP_PAIRS = _config(256, 128, 64, 8, 2, tensor_row_sums=True, paired_warps=True)
-"""Pairs of warps with 32 rows and half of d_head each: shared memory, which limits 16 rows a warp to 390
-TFLOP/s on an H100, is read for 28 % less. It has not run on a GPU yet, so no choice takes it."""
 
 
 def choose_ampere_kernel(
@@ -210,36 +219,3 @@ def get_ampere_best_kernels(
             for exact in (False, True)
         }
     )
-
-
-SPEED_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
-    # what the step adds, and the fields it changes
-    ("the seventh step of the ladder in BF16, with 32 rows a warp", {}),
-    ("fragment by fragment", dict(
-        Q_mma_load_K_tiles=1, K_mma_load_K_tiles=1, V_mma_load_K_tiles=1, fragments_ahead=1)),
-    ("two K/V stages", dict(kv_stages=2)),
-    ("mbarriers", dict(mbarrier=True)),
-    ("row sums on the tensor cores", dict(tensor_row_sums=True)),
-    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
-    ("anchored softmax reference", dict(softmax_reference=SoftmaxReference.ANCHORED)),
-    ("eight warps, three stages", dict(B_r=256, n_warps=8, kv_stages=3)),
-)  # fmt: skip
-
-
-def get_ampere_speed_ladder(dtype: DType = DType.BF16) -> list[FlashForwardKernelConfig]:
-    """From where the seven-step ladder ends to where the family stands, head size 128: one idea a step."""
-    config = _config(
-        128, 128, 64, 4, 1,
-        dtype=dtype,
-        Q_mma_load_K_tiles=2,
-        K_mma_load_K_tiles=2,
-        V_mma_load_K_tiles=2,
-        mbarrier=False,
-        softmax_reference=SoftmaxReference.EXACT,
-        fragments_ahead=0,
-    )  # fmt: skip
-    configs = []
-    for _, changes in SPEED_LADDER:
-        config = replace(config, **changes)
-        configs.append(config)
-    return configs

@@ -8,6 +8,7 @@ from typing import Any
 
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
+from flash_helpers.configs.hopper_ladder import get_hopper_ladder
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.configs.traits import PLAIN, ForwardTraits
@@ -48,7 +49,8 @@ class Choice:
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot.
-            Where nothing was measured it says so.
+            Figures are those of the files benchmarks/results/h100-hopper-variants-*.json, where they hold the
+            comparison; what steps gain is in the ladder. Where nothing was measured it says so.
         d_head_v: head size of V; None: ``d_head``.
     """
 
@@ -88,15 +90,15 @@ CHOICES = (
     Choice(
         64, 4096, False,
         _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV),
-        "four warpgroups read each K and V tile, six stages run far ahead: +8 % over 192 x 128 at 512, +3 % "
-        "at 2048 and 4096, which 192 does not divide; the next item's first product with the last P V: +37 % "
-        "at 512, +20 % at 1024",
+        "four warpgroups read each K and V tile, six stages run far ahead: +3 % over 192 x 128 at 2048 and "
+        "4096, which 192 does not divide; the next item's first product with the last P V keeps the tensor "
+        "cores busy between items",
     ),
     Choice(
         64, None, None,
         _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True),
-        "wide tiles amortise the latency of a step, which is what bounds head size 64: +10 % over 256 x 64 "
-        "at 16384; the turn goes on half way through P V: +2 to +4 % from 8192 on, -1 % at 2048",
+        "wide tiles amortise the latency of a step, which is what bounds head size 64, and the turn goes on "
+        "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384",
     ),
     Choice(
         128, 1024, True,
@@ -110,21 +112,21 @@ CHOICES = (
         _config(
             128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV, paired_blocks=True
         ),
-        "the next item's first product with the last P V: +30 % at 512, +19 % at 1024; two blocks "
-        "load each K and V tile for both: +1 %",
+        "the next item's first product with the last P V keeps the tensor cores busy between items; two "
+        "blocks load each K and V tile for both: +1 %",
     ),
     Choice(
         128, None, False,
         _config(
             128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV, paired_blocks=True
         ),
-        "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; two "
+        "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; two "
         "blocks load each K and V tile for both: +1 to +3 %",
     ),
     Choice(
         128, None, True,
         _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
-        "O is stored under the next item's first product: +1 to +2 % over WITH_LAST_PV from 2048 on; "
+        "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; "
         "128 x 128 beats wider tiles at every length, which only tie at 16384",
     ),
     Choice(
@@ -148,7 +150,7 @@ CHOICES = (
         _config(
             256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True
         ),
-        "shared memory holds one Q slot: stores from registers free it early (+8 % at 512); turns gain "
+        "shared memory holds one Q slot: stores from registers free it early; turns gain "
         "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; at 4096 it is +1 % over "
         "80 columns",
     ),
@@ -166,7 +168,7 @@ CHOICES = (
         _config(
             256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, paired_blocks=True
         ),
-        "shared memory holds one Q slot: stores from registers free it early (+8 % at 512); turns gain "
+        "shared memory holds one Q slot: stores from registers free it early; turns gain "
         "nothing here; 64 columns are +1 % over 80 at 2048 and 4096; two blocks load each K and V tile "
         "for both: +1 %",
     ),
@@ -282,8 +284,9 @@ def _kernel(
     """The kernel of a choice for one dtype and set of traits.
 
     Items under a mask, and of sequences of different lengths, differ in length: a counter spreads them,
-    static rounds leave blocks idle (causal: -3 to -28 %).
-    Exact: the rescale is skipped where it pays (head size 256, +3 %), and no overlap is forced (-1 to -7 %).
+    static rounds leave blocks idle.
+    Exact: the rescale is skipped where it paid on a forerunner (head size 256), and no overlap is forced,
+    which lost there.
     """
     uneven = traits.causal or traits.window or traits.varlen
     config = replace(config, dtype=dtype, dynamic_schedule=uneven)
@@ -307,43 +310,11 @@ def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) 
     )
 
 
-LADDER: tuple[tuple[str, dict[str, Any]], ...] = (
-    # what the step adds, and the fields it changes
-    ("specialised: a producer, consumers, one product at a time", {}),
-    ("ping-pong: warpgroups take turns", dict(ping_pong=True)),
-    ("two products at a time", dict(overlap_products=True)),
-    ("lagged softmax reference", dict(softmax_reference=SoftmaxReference.LAGGED)),
-    ("softmax forced under P V", dict(forced_overlap=True)),
-    ("second Q slot", dict(q_stages=2)),
-    ("next item's first product with the last P V", dict(next_item=NextItem.WITH_LAST_PV)),
-    ("... after the last P V, over the store of O", dict(next_item=NextItem.AFTER_LAST_PV)),
-    ("heads in sections", dict(head_sections=True)),
-    ("items from a counter", dict(dynamic_schedule=True)),
-)
-
-
-def get_hopper_progression_configs(dtype: DType = DType.BF16) -> list[HopperForwardKernelConfig]:
-    """The ladder for head size 128 and tiles of 128 x 128: each idea added to those before it."""
-    config = _config(
-        128, 128, 128, 2, 1,
-        dtype=dtype,
-        overlap_products=False,
-        ping_pong=False,
-        softmax_reference=SoftmaxReference.EXACT,
-        head_sections=False,
-    )  # fmt: skip
-    configs = []
-    for _, changes in LADDER:
-        config = replace(config, **changes)
-        configs.append(config)
-    return configs
-
-
 def get_hopper_kernels_to_build() -> list[ForwardKernel]:
     """What is built ahead of time: the best kernels, and the ladder with and without a causal mask."""
     ladder = {
-        ForwardKernel(config, ForwardTraits(causal=causal))
-        for config in get_hopper_progression_configs()
+        ForwardKernel(rung.config, ForwardTraits(causal=causal))
         for causal in (False, True)
+        for rung in get_hopper_ladder(causal=causal)
     }
     return sorted({*get_hopper_best_kernels(), *ladder})

@@ -127,6 +127,8 @@ def explain_problem(
         else:
             unable[rejected.reason] += 1
     source = f"{measured.bucket.label()}, {measured.source}" if measured else ""
+    if measured and choice.kernel.short_form() not in measured.took_part:
+        source += "; they do not count, since the chosen kernel was not measured beside them"
     return ProblemExplanation(problem, facts, choice.reason, tuple(candidates), dict(unable), source)
 
 

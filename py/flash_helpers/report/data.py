@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flash_helpers.benchmark.results import Results, Row, check_same_card
+from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     get_kernel_progression_configs,
@@ -95,20 +96,30 @@ class Report:
         return found
 
     def ladder(self) -> tuple[Problem, list[tuple[str, float]]] | None:
-        """(problem, [(short form without the tuple, TFLOP/s)]) of the problem with most ladder steps."""
-        steps = {config.short_form(): config for config in get_kernel_progression_configs()}
+        """(problem, [(step, TFLOP/s)]) of the ladder and problem with most steps; the seven before others."""
+        rates = self.rates_by_problem()
+        seven = [(c.short_form(), c.short_form(include_tup=False)) for c in get_kernel_progression_configs()]
+        found: list[tuple[Problem, list[tuple[str, float]]]] = []
+        for problem, timed in sorted(rates.items(), key=lambda item: -item[0].flop()):
+            ladders = [seven]
+            for family, d_heads in LADDERS.items():
+                if problem.d_head in d_heads:
+                    rungs = get_ladder(family, problem.dtype, problem.d_head, problem.causal)
+                    ladders.append([(rung.config.short_form(), rung.step.idea) for rung in rungs])
+            for steps in ladders:
+                named = [(label, timed[name]) for name, label in steps if name in timed]
+                found.append((problem, named))
+        best = max(found, key=lambda pair: len(pair[1]), default=None)
+        return best if best and best[1] else None
+
+    def rates_by_problem(self) -> dict[Problem, dict[str, float]]:
+        """TFLOP/s by problem and implementation; kernels by their configuration's short form."""
         timed: dict[Problem, dict[str, float]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)
-            name = row.implementation.split(" | ")[0]
-            if name in steps and rate is not None:
-                timed.setdefault(row.problem, {})[name] = rate
-        if not timed:
-            return None
-        problem = max(timed, key=lambda p: (len(timed[p]), p.flop()))
-        rates = timed[problem]
-        named = [(c.short_form(include_tup=False), rates[n]) for n, c in steps.items() if n in rates]
-        return problem, named
+            if rate is not None:
+                timed.setdefault(row.problem, {})[row.implementation.split(" | ")[0]] = rate
+        return timed
 
     def landscape(self) -> tuple[Problem, list[tuple[FlashForwardKernelConfig, float]]] | None:
         """(problem, [(configuration, TFLOP/s)]) of the problem with most Ampere-family ones, at least 2."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts
+from flash_helpers.problem import Problem
 from flash_helpers.report.data import OURS, Report, family_label, seq_lens_of
 from flash_helpers.report.style import FAINT, INK, PALETTE, RC, series_style
 
@@ -80,9 +81,16 @@ def ratio_heat_map(report: Report) -> Figure | None:
 def ladder_waterfall(report: Report) -> Figure | None:
     """What each step of the ladder gained or lost, as floating bars that add up to the last step."""
     found = report.ladder()
-    if found is None or len(found[1]) < 2:
-        return None
-    problem, steps = found
+    return waterfall(*found) if found and len(found[1]) > 1 else None
+
+
+def waterfall(problem: Problem, steps: Sequence[tuple[str, float]]) -> Figure:
+    """Floating bars from each step's rate to the next one's.
+
+    Args:
+        problem: what they were measured on.
+        steps: (name, TFLOP/s), in order.
+    """
     figure = Figure(figsize=(7.5, 0.9 + 0.42 * len(steps)))
     axis = figure.subplots()
     previous = 0.0

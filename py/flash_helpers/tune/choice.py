@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flash_helpers.configs.device_facts import DeviceFacts
+from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.problem import Problem
-from flash_helpers.tune.lookup import TuningResults
 
 if TYPE_CHECKING:
     from flash_attention.problem import AttentionProblem
     from flash_attention.select import Choice
+    from flash_helpers.tune.lookup import TuningResults
+
+BUCKET_ENDS = (0.75, 1.4)  # lengths, as parts of a power of two, that still belong to its bucket
 
 
 def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None = None) -> Choice:
@@ -19,7 +25,7 @@ def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None =
     Args:
         problem: the sizes.
         facts: the device.
-        results: tuning results; None: choose by the model alone.
+        results: tuning results; None: choose without any.
 
     Raises:
         flash_attention.errors.NoKernelError: no kernel computes it.
@@ -29,8 +35,8 @@ def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None =
     return select(attention_problem(problem), facts, results)
 
 
-def attention_problem(problem: Problem) -> AttentionProblem:
-    """The problem as ``select`` sees it."""
+def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:
+    """The problem as ``select`` sees it; ``lse``: the log-sum-exp is wanted too."""
     from flash_attention.problem import AttentionProblem, visible_limits
 
     left, right = visible_limits(problem.causal, (None, None), problem.seq_len, problem.seq_len_k)
@@ -45,4 +51,29 @@ def attention_problem(problem: Problem) -> AttentionProblem:
         d_head_v=problem.d_head,
         left=left,
         right=right,
+        lse=lse,
     )
+
+
+def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
+    """The kernels that each family's tables name for a bucket's problems, whatever was tuned.
+
+    A tuned kernel takes the place of one of these, so that each is measured beside the others. The tables go
+    by length, hence both ends of the bucket; and some kernels give no log-sum-exp.
+
+    Args:
+        problem: the bucket's.
+        facts: the device.
+    """
+    from flash_attention.candidates import head_sizes
+    from flash_attention.measured import measured_choices
+
+    kernels: dict[ForwardKernel, None] = {}
+    for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
+        queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
+        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), lse)
+        for choice in measured_choices(sizes, facts):
+            whole = choice.obstacle is None and not choice.kernel.traits.split
+            if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
+                kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None
+    return list(kernels)

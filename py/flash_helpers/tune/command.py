@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -16,15 +15,15 @@ from flash_helpers.benchmark.runner import DeviceLostError
 from flash_helpers.benchmark.table import shown_rate
 from flash_helpers.build import CompiledKernel
 from flash_helpers.commands.output import console_for, write_json
+from flash_helpers.commands.progress import shown_progress
 from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_selection import CAUSAL, select_configs
-from flash_helpers.problem import Problem, grid
+from flash_helpers.problem import grid
 from flash_helpers.tune.bucket import Bucket
-from flash_helpers.tune.database import Measurement, TuningDatabase
-from flash_helpers.tune.device import TunedDevice
+from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import tuning_space
 from flash_helpers.tune.tables import export_table
-from flash_helpers.tune.tuner import TunedProblem, Watcher, tune
+from flash_helpers.tune.tuner import tune
 
 
 def tune_command(
@@ -39,6 +38,7 @@ def tune_command(
     jobs: int | None = None,
     fresh: bool = False,
     device: str = "cuda",
+    export: Path | None = None,
     json_path: Path | None = None,
     console: Console | None = None,
 ) -> list[TunedProblem]:
@@ -50,61 +50,71 @@ def tune_command(
         causal: ``no``, ``yes`` or ``both``.
         batch, heads: 0: chosen so that every size is the same amount of work.
         kernels: ``tune``: the tuning spaces of all families; or as in ``select_configs``.
-        budget: seconds.
+        budget: seconds; 0: measure nothing, show what is known.
         jobs: compilations at the same time.
         fresh: measure again what the database knows.
         device: a CUDA device.
+        export: write the table of this card there, see ``export_table``.
         json_path: write the outcome there.
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
+        TableError: nothing was measured that ``export`` could write.
         flash_attention.errors.NoCudaDeviceError: no GPU.
-        DeviceLostError: a kernel broke the CUDA context; what was measured before it is kept.
+        DeviceLostError: a kernel broke the CUDA context; what was measured before it is kept and shown.
+        KeyboardInterrupt: likewise.
     """
     import torch
 
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
-    if budget is not None and budget <= 0:
-        raise ValueError(f"budget is {budget:g}; it must be a positive number of seconds")
+    if budget is not None and not budget >= 0:
+        raise ValueError(f"budget is {budget:g}; it must be a number of seconds, or 0 to measure nothing")
     console = console or console_for(json_path)
     names = [DType.from_string(name) for name in dtypes.split(",")]
     problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)
     configs = tuning_space() if kernels == "tune" else select_configs(kernels)
-    ended: list[TunedProblem] = []
-    stopped = ""
-    with _watched(problems, ended) as watcher:
+    where = torch.device(device)
+    seen: dict[Bucket, TunedProblem] = {}
+    stopped: KeyboardInterrupt | DeviceLostError | None = None
+    with _watched(len(problems), seen) as watcher:
         try:
-            ended = tune(
-                problems, device=torch.device(device), configs=configs, budget=budget, jobs=jobs, fresh=fresh,
+            tune(
+                problems,
+                device=where,
+                configs=configs,
+                budget=budget,
+                jobs=jobs,
+                fresh=fresh,
                 watcher=watcher,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            stopped = "interrupted: what is measured is kept, and the same command goes on from there"
-        except DeviceLostError as lost:
-            stopped = f"{lost}. This kernel is left out from now on: run the same command again"
-    if ended:
-        console.print(tuned_table(ended))
-    if stopped:
-        console.print(stopped, style="yellow", markup=False)
-    elif any(tuned.state in ("skipped", "partly") for tuned in ended):
-        console.print("the budget is spent: the same command goes on from here", style="yellow")
-    write_json(json_path, {"stopped": stopped, "buckets": [_to_json(tuned) for tuned in ended]})
-    return ended
+            )
+        except (KeyboardInterrupt, DeviceLostError) as error:
+            stopped = error
+    outcomes = list(seen.values())
+    note = _note(stopped, outcomes)
+    if outcomes:
+        console.print(tuned_table(outcomes))
+    if note:
+        console.print(note, style="yellow", markup=False)
+    write_json(json_path, {"stopped": note, "buckets": [_to_json(tuned) for tuned in outcomes]})
+    if stopped is not None:
+        raise stopped
+    if export is not None:
+        from flash_attention.backends.cuda import device_facts_of
+
+        console.print(f"table: {export_table(device_facts_of(where), export)}", markup=False, soft_wrap=True)
+    return outcomes
 
 
-def export_command(path: Path | None = None, device: str = "cuda", console: Console | None = None) -> Path:
-    """Writes the table of this machine's card; ``path`` None: its place in the package.
-
-    Raises:
-        TableError: nothing was measured.
-        flash_attention.errors.NoCudaDeviceError: no GPU.
-    """
-    from flash_attention.backends.cuda import device_facts_of
-
-    written = export_table(TunedDevice.of(device_facts_of(device)), path, TuningDatabase())
-    (console or console_for(None)).print(str(written), markup=False)
-    return written
+def _note(stopped: BaseException | None, outcomes: Sequence[TunedProblem]) -> str:
+    """What the reader should know besides the table."""
+    if isinstance(stopped, KeyboardInterrupt):
+        return "interrupted: what is measured is kept, and the same command goes on from there"
+    if stopped is not None:
+        return "a kernel broke the CUDA context. It is left out from now on: run the same command again"
+    if any(tuned.state in ("skipped", "partly") for tuned in outcomes):
+        return "the budget is spent: the same command goes on from here"
+    return ""
 
 
 def tuned_table(outcomes: Sequence[TunedProblem]) -> Table:
@@ -132,30 +142,25 @@ def tuned_table(outcomes: Sequence[TunedProblem]) -> Table:
 
 
 @contextmanager
-def _watched(problems: Sequence[Problem], ended: list[TunedProblem]) -> Iterator[Watcher]:
-    """A watcher that draws two progress bars on standard error, and keeps what has ended."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}", markup=False),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        compiling = progress.add_task("compiling", total=None, last="")
-        measuring = progress.add_task("measuring", total=len(problems), last="")
+def _watched(n_buckets: int, seen: dict[Bucket, TunedProblem]) -> Iterator[Watcher]:
+    """A watcher that shows progress on standard error, and keeps what each bucket has come to."""
+    with shown_progress(Console(stderr=True)) as show:
+        passes = {"screening": 0, "ranking": 0}
 
         def on_kernel(compiled: CompiledKernel, done: int, total: int) -> None:
-            progress.update(compiling, completed=done, total=total, last=compiled.kernel.short_form())
+            show("compiling", done, total, compiled.kernel.short_form())
 
-        def on_begin(bucket: Bucket, candidates: int) -> None:
-            progress.update(measuring, last=f"{bucket.label()}: {candidates} kernels")
+        def on_pass(name: str, tuned: TunedProblem) -> None:
+            seen[tuned.bucket] = tuned
+            passes[name] += 1
+            best = f"{tuned.best.tflops:.1f} TFLOP/s, {tuned.best.kernel}" if tuned.best else tuned.reason
+            show(name, passes[name], n_buckets, f"{tuned.bucket.label()}: {best}")
 
-        def on_measured(bucket: Bucket, measured: Measurement) -> None:
-            progress.update(measuring, last=f"{bucket.label()}: {measured.kernel}")
-
-        def on_end(tuned: TunedProblem) -> None:
-            ended.append(tuned)
-            progress.advance(measuring)
-
-        yield Watcher(on_kernel, on_begin, on_measured, on_end)
+        yield Watcher(
+            on_kernel,
+            on_screened=lambda tuned: on_pass("screening", tuned),
+            on_end=lambda tuned: on_pass("ranking", tuned),
+        )
 
 
 def _to_json(tuned: TunedProblem) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tuning results in one SQLite file that several processes may write.
 
-Each finished measurement is a transaction of its own: an interrupted tune loses what it was measuring,
-nothing before. A damaged file is moved aside, never repaired and never fatal.
+What was measured together is one transaction: an interrupted tune loses what it was measuring, nothing
+before. A damaged file is moved aside, never repaired and never fatal.
 """
 
 from __future__ import annotations
@@ -121,18 +121,20 @@ class TuningDatabase:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
 
-    def record(self, device: TunedDevice, sources: str, bucket: Bucket, measured: Measurement) -> None:
-        """Writes one measurement, in place of an earlier one of the same kernel, and commits it."""
-        row = (
-            *_device_key(device), sources, *_bucket_key(bucket), measured.kernel,
-            measured.status, measured.reason, measured.stage,
-            measured.milliseconds, measured.p20, measured.p80, measured.rounds, measured.error,
-            json.dumps(measured.problem.to_json()), json.dumps(measured.facts),
-        )  # fmt: skip
+    def record(self, device: TunedDevice, sources: str, bucket: Bucket, *measured: Measurement) -> None:
+        """Writes measurements, in place of earlier ones of the same kernels, and commits them together."""
+        rows = [
+            (
+                *_device_key(device), sources, *_bucket_key(bucket), one.kernel,
+                one.status, one.reason, one.stage, one.milliseconds, one.p20, one.p80, one.rounds, one.error,
+                json.dumps(one.problem.to_json()), json.dumps(one.facts),
+            )
+            for one in measured
+        ]  # fmt: skip
 
         def write(connection: sqlite3.Connection) -> None:
             with connection:
-                connection.execute(_UPSERT, row)
+                connection.executemany(_UPSERT, rows)
 
         self._use(write)
 

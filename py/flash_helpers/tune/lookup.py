@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.parsing import parse_kernel_name_into_config
+from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.tune.bucket import Bucket
 from flash_helpers.tune.database import NotATuningDatabaseError, TuningDatabase
 from flash_helpers.tune.device import TunedDevice, present_sources
-from flash_helpers.tune.space import tuning_space
-from flash_helpers.tune.tables import ShippedTable, TableError, families_of, shipped_table
+from flash_helpers.tune.tables import ShippedTable, TableError, shipped_table
 
 MAX_DISTANCE = 2  # doublings of length or load over which a result is still worth more than the model
+NEAR_LEAD = 1.03  # a kernel that leads by less in a near bucket may be behind in the one that is asked for
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class TunedBucket:
         bucket: where they were measured, which may be near the one asked for.
         source: where the results are from, in words.
         kernels: the fastest first.
-        families: the kernel families that took part.
+        took_part: those, and other kernels known to have been tried.
     """
 
     bucket: Bucket
     source: str
     kernels: tuple[TunedKernel, ...]
-    families: frozenset[str]
+    took_part: frozenset[str]
 
 
 class AttentionSizes(Protocol):
@@ -104,7 +104,7 @@ def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None 
             TunedKernel(m.kernel, m.milliseconds, m.tflops) for m in rows if m.milliseconds and m.tflops
         ]
         source = f"measured on this machine ({database.path})"
-        return TunedBucket(nearest, source, tuple(kernels), families_of(m.kernel for m in rows))
+        return TunedBucket(nearest, source, tuple(kernels), frozenset(m.kernel for m in rows))
     assert table is not None
     return _shipped(nearest, table)
 
@@ -139,41 +139,44 @@ class TuningResults:
         self._state: object = None
         self._found: dict[tuple[Bucket, TunedDevice], TunedBucket | None] = {}
 
-    def best(self, problem: AttentionSizes, facts: DeviceFacts) -> tuple[ForwardConfig, str] | None:
-        """The configuration that was quickest for such a problem on such a device, and how that is known."""
-        ranked = self.ranked(problem, facts)
-        return ranked[0] if ranked else None
+    def ranked(
+        self, problem: AttentionSizes, facts: DeviceFacts, chosen: ForwardConfig | None = None
+    ) -> list[tuple[ForwardConfig, str]]:
+        """The measured configurations worth taking, the quickest first, each with its measurement in words.
 
-    def ranked(self, problem: AttentionSizes, facts: DeviceFacts) -> list[tuple[ForwardConfig, str]]:
-        """All measured configurations, the quickest first, each with the measurement in words.
-
-        None where the family that was made for the device did not take part: the quickest of the others
-        would say nothing about it.
+        Args:
+            problem: the problem.
+            facts: the device.
+            chosen: what is taken where nothing was measured. Results count where it took part: those that are
+                ahead of it, then itself. A result of a near bucket must be ``NEAR_LEAD`` ahead.
         """
         found = self.of(problem, facts)
-        if found is None or _newest_family(problem.dtype, problem.d_head, facts) not in found.families:
+        if found is None:
             return []
+        kernels = found.kernels
+        if chosen is not None:
+            name = ForwardKernel(chosen, ForwardTraits(causal=problem.causal)).short_form()
+            if name not in found.took_part:
+                return []
+            lead = 1.0 if found.bucket == _bucket_of(problem, facts) else NEAR_LEAD
+            kernels = tuple(_up_to(name, kernels, lead))
         return [
             (
                 parse_kernel_name_into_config(kernel.kernel),
                 f"{kernel.tflops:.1f} TFLOP/s on {found.bucket.label()}, {found.source}",
             )
-            for kernel in found.kernels
+            for kernel in kernels
         ]
 
     def of(self, problem: AttentionSizes, facts: DeviceFacts) -> TunedBucket | None:
         """What ``lookup`` finds for a problem; nothing where V's head size differs from Q's."""
         if problem.d_head_v != problem.d_head:
             return None
-        bucket = Bucket.of(
-            problem.dtype, problem.d_head, problem.causal, problem.batch * problem.n_heads,
-            problem.seq_len_q, problem.seq_len_k, facts.sm_count,
-        )  # fmt: skip
         state = _state_of(self._database.path)
         if state != self._state:
             self._state = state
             self._found.clear()
-        key = (bucket, TunedDevice.of(facts, self._driver))
+        key = (_bucket_of(problem, facts), TunedDevice.of(facts, self._driver))
         if key not in self._found:
             try:
                 self._found[key] = lookup(*key, self._database)
@@ -190,18 +193,23 @@ class TuningResults:
 def _shipped(bucket: Bucket, table: ShippedTable) -> TunedBucket:
     entry = table.buckets[bucket]
     source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
-    return TunedBucket(bucket, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.families)
+    return TunedBucket(bucket, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.took_part)
 
 
-@functools.cache
-def _newest_family(dtype: DType, d_head: int, facts: DeviceFacts) -> str | None:
-    """The family with the most special instructions that has kernels for these on the device."""
-    fitting = {
-        family_of(ForwardKernel(config)).name
-        for config in tuning_space()
-        if (config.dtype, config.d_head) == (dtype, d_head) and config.infeasible_reason(facts) is None
-    }
-    return next((family.name for family in reversed(FAMILIES) if family.name in fitting), None)
+def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
+    return Bucket.of(
+        problem.dtype, problem.d_head, problem.causal, problem.batch * problem.n_heads,
+        problem.seq_len_q, problem.seq_len_k, facts.sm_count,
+    )  # fmt: skip
+
+
+def _up_to(name: str, kernels: Sequence[TunedKernel], lead: float) -> list[TunedKernel]:
+    """Those of the kernels, the fastest first, that lead ``name`` by so much, then itself; all without it."""
+    place = next((n for n, kernel in enumerate(kernels) if kernel.kernel == name), None)
+    if place is None:  # it was tried and gave no time
+        return list(kernels)
+    own = kernels[place]
+    return [*(k for k in kernels[:place] if k.milliseconds * lead <= own.milliseconds), own]
 
 
 def _state_of(path: Path) -> object:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.build.families import family_of
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.configs.parsing import parse_kernel_name_into_config
+from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.tune.bucket import Bucket
+from flash_helpers.tune.choice import chosen_kernels
 from flash_helpers.tune.database import TuningDatabase
 from flash_helpers.tune.device import TunedDevice, present_sources
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "tables"
-KERNELS_A_BUCKET = 5  # the best, and what selection may fall back to where the best isn't built
-_REMEDY = "write it anew with: flash-attention tune --export"
+KERNELS_A_BUCKET = 5  # the best, and what selection may fall back to where the best gives no log-sum-exp
+_REMEDY = "write it anew with: flash-attention tune --budget 0 --export FILE"
 
 Entry = tuple[str, float, float]
 """(short form, milliseconds, TFLOP/s)."""
@@ -35,12 +33,12 @@ class TableBucket:
     """One bucket of a table.
 
     Attributes:
-        kernels: the best, the fastest first.
-        families: the kernel families that took part.
+        kernels: the best and the chosen ones, the fastest first.
+        took_part: those, and chosen ones that gave no time.
     """
 
     kernels: tuple[Entry, ...]
-    families: frozenset[str]
+    took_part: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,21 @@ class ShippedTable:
 
 
 def export_table(
-    device: TunedDevice, path: Path | None = None, database: TuningDatabase | None = None
+    facts: DeviceFacts,
+    path: Path | None = None,
+    database: TuningDatabase | None = None,
+    driver: str | None = None,
 ) -> Path:
     """Writes the table of one card from what is in the database for the kernels of now.
 
+    Of each bucket: the best kernels, and those that the families' own tables choose, since a tuned kernel is
+    only taken where the chosen one was measured beside it.
+
     Args:
-        device: the card and its driver.
-        path: the file; ``None``: the card's place in the package.
+        facts: the card.
+        path: the file, or a folder for a file named after the card; ``None``: the package's own folder.
         database: ``None``: the user's.
+        driver: in place of this machine's.
 
     Returns:
         The file.
@@ -75,22 +80,24 @@ def export_table(
         TableError: nothing was measured on this card with this driver and these kernels.
     """
     database, sources = database or TuningDatabase(), present_sources()
+    device = TunedDevice.of(facts, driver)
     buckets: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
     for bucket in database.buckets(device, sources):
         everything = database.measurements(device, sources, bucket)
         rows = [m for m in everything if m.milliseconds]
-        best = rows[:KERNELS_A_BUCKET]
-        facts = max((facts, *(m.facts for m in best)), key=lambda f: str(f.get("measured_at", "")))
+        chosen = {kernel.short_form() for kernel in chosen_kernels(rows[0].problem, facts)}
+        shown = [m for rank, m in enumerate(rows) if rank < KERNELS_A_BUCKET or m.kernel in chosen]
+        latest = max((latest, *(m.facts for m in shown)), key=lambda f: str(f.get("measured_at", "")))
         buckets.append(
             {
                 "bucket": bucket.to_json(),
-                "problem": best[0].problem.to_json(),
+                "problem": rows[0].problem.to_json(),
                 "measured": len(rows),
-                "families": sorted(families_of(m.kernel for m in everything)),
                 "kernels": [
-                    {"kernel": m.kernel, "milliseconds": m.milliseconds, "tflops": m.tflops} for m in best
+                    {"kernel": m.kernel, "milliseconds": m.milliseconds, "tflops": m.tflops} for m in shown
                 ],
+                "without_time": [m.kernel for m in everything if m.kernel in chosen and not m.milliseconds],
             }
         )
     if not buckets:
@@ -104,10 +111,12 @@ def export_table(
         "gpu": device.gpu,
         "capability": device.capability,
         "driver": device.driver,
-        "facts": facts,
+        "facts": latest,
         "buckets": buckets,
     }
-    path = path or FOLDER / _file_name(device.gpu)
+    path = FOLDER if path is None else path
+    if path.suffix != ".json":
+        path /= _file_name(device.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
@@ -129,7 +138,7 @@ def load_table(path: Path) -> ShippedTable:
                     (str(row["kernel"]), float(row["milliseconds"]), float(row["tflops"]))
                     for row in entry["kernels"]
                 ),
-                frozenset(entry["families"]),
+                frozenset([*(row["kernel"] for row in entry["kernels"]), *entry["without_time"]]),
             )
             for entry in document["buckets"]
         }
@@ -139,11 +148,6 @@ def load_table(path: Path) -> ShippedTable:
         raise TableError(f"{path} can't be read as a tuned table: {error!r}; {_REMEDY}") from error
     except json.JSONDecodeError as error:
         raise TableError(f"{path} can't be read as a tuned table: {error}; {_REMEDY}") from error
-
-
-def families_of(kernels: Iterable[str]) -> frozenset[str]:
-    """The families of kernels given by their short forms."""
-    return frozenset(family_of(ForwardKernel(parse_kernel_name_into_config(name))).name for name in kernels)
 
 
 def shipped_table(device: TunedDevice) -> ShippedTable | None:

@@ -157,7 +157,7 @@ struct MbarrierRing : SlotRing<Kernel> {
 #pragma unroll
             for (int i = 0; i < Ring::slots; ++i) {
                 mbarrier_init(full(i), Kernel::n_threads);
-                mbarrier_init(empty(i), Kernel::cfg.n_warps);
+                mbarrier_init(empty(i), Kernel::cfg.n_warps * kArrivalsOfWarp);
             }
         }
         __syncthreads();  // the barriers can be used
@@ -192,7 +192,7 @@ struct MbarrierRing : SlotRing<Kernel> {
 
     FLASH_DEVICE void after_output() {
         __syncwarp();  // all lanes have read their fragments
-        if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty(this->slot));
+        if (arrives_for_warp(threadIdx.x % kWarpSize)) mbarrier_arrive(empty(this->slot));
         Ring::advance();
         parity ^= uint32_t(this->slot == 0);
     }

@@ -130,7 +130,7 @@ struct WarpPair {
                   "maxima and P must fit the box of the scores");
 
     static FLASH_DEVICE void meet() {
-        named_barrier(1 + computed_here(threadIdx.x) / (2 * kWarpSize), 2 * kWarpSize);
+        named_barrier_sync(1 + computed_here(threadIdx.x) / (2 * kWarpSize), 2 * kWarpSize);
     }
 
     FLASH_DEVICE uint32_t box_of(int of_half) const {

@@ -80,7 +80,7 @@ struct Consumer {
                 softmax.adopt_growth(rmem_S, args.scale_log2, args.inv_scale_log2);
             }
         } else if constexpr (CFG.softmax_reference == SoftmaxReference::EXACT_SKIP_RESCALE) {
-            if (!__any_sync(kFullWarp, fminf(softmax.rescale[0], softmax.rescale[1]) != 1.f)) return;
+            if (!__any_sync(kAllLanes, fminf(softmax.rescale[0], softmax.rescale[1]) != 1.f)) return;
         }
         scale_rows(rmem_O, softmax.rescale);
     }
@@ -209,12 +209,12 @@ struct Consumer {
         mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
         item = read_item(smem, q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
-        item.q_block = __shfl_sync(kFullWarp, item.q_block, 0);
-        item.end_kv_block = __shfl_sync(kFullWarp, item.end_kv_block, 0);
-        if (Static::kTilesBegin) item.first_kv_block = __shfl_sync(kFullWarp, item.first_kv_block, 0);
+        item.q_block = __shfl_sync(kAllLanes, item.q_block, 0);
+        item.end_kv_block = __shfl_sync(kAllLanes, item.end_kv_block, 0);
+        if (Static::kTilesBegin) item.first_kv_block = __shfl_sync(kAllLanes, item.first_kv_block, 0);
         if (TRAITS.varlen) {
-            item.seq_len_q = __shfl_sync(kFullWarp, item.seq_len_q, 0);
-            item.seq_len_k = __shfl_sync(kFullWarp, item.seq_len_k, 0);
+            item.seq_len_q = __shfl_sync(kAllLanes, item.seq_len_q, 0);
+            item.seq_len_k = __shfl_sync(kAllLanes, item.seq_len_k, 0);
         }
         load_query_registers();
     }
@@ -227,7 +227,7 @@ struct Consumer {
         for (int i = 0; i < CFG.q_register_steps; ++i) {
             const uint32_t chunk = 2 * (Static::kQSharedSteps + i) + (lane >> 4);
             uint32_t a[4];
-            ldmatrix_x4(a, smem.q(q.slot()) + chunk_offset(B_r, row, chunk));
+            ldmatrix(a, smem.q(q.slot()) + chunk_offset(B_r, row, chunk));
 #pragma unroll
             for (int j = 0; j < 4; ++j) rmem_Q[4 * i + j] = a[j];
         }
@@ -241,11 +241,14 @@ struct Consumer {
 
     // This warp no longer needs what the barrier guards.
     FLASH_DEVICE void release(uint32_t barrier) {
-        if (lane == 0) mbarrier_arrive(barrier);
+        if (arrives_for_warp(lane)) mbarrier_arrive(barrier);
     }
     // The same of a K or V slot. Of paired blocks both must know: each loads a half of the other's next tile.
     FLASH_DEVICE void release_tile(uint32_t barrier) {
-        if constexpr (Static::kPaired) {
+        if constexpr (Static::kPaired && kEveryLaneArrives) {
+            mbarrier_arrive_at(barrier, 0);
+            mbarrier_arrive_at(barrier, 1);
+        } else if constexpr (Static::kPaired) {
             if (lane < 2) mbarrier_arrive_at(barrier, lane);
         } else {
             release(barrier);
@@ -272,7 +275,7 @@ struct Consumer {
     // P V is done. ptxas moves this wait up in front of the exponentials, unless a branch that depends on
     // them stands before it: forced_overlap adds one, which no finite sum takes.
     FLASH_DEVICE void await_pv(uint32_t v_slot) {
-        if (CFG.forced_overlap && __any_sync(kFullWarp, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
+        if (CFG.forced_overlap && __any_sync(kAllLanes, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
             store_shared(smem.sink(), 1);
         }
         wgmma_wait<0>();

@@ -38,8 +38,8 @@ FLASH_DEVICE void stage_output(const float (&rmem_O)[d_v / 2], const float (&fac
 FLASH_DEVICE void transpose_quad(uint32_t (&v)[4], int quad_lane) {
     const bool odd = quad_lane & 1, upper = quad_lane & 2;
     uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
-    a = __shfl_xor_sync(kFullWarp, a, 1);
-    b = __shfl_xor_sync(kFullWarp, b, 1);
+    a = __shfl_xor_sync(kAllLanes, a, 1);
+    b = __shfl_xor_sync(kAllLanes, b, 1);
     if (odd) {
         v[0] = a;
         v[2] = b;
@@ -49,8 +49,8 @@ FLASH_DEVICE void transpose_quad(uint32_t (&v)[4], int quad_lane) {
     }
     a = upper ? v[0] : v[2];
     b = upper ? v[1] : v[3];
-    a = __shfl_xor_sync(kFullWarp, a, 2);
-    b = __shfl_xor_sync(kFullWarp, b, 2);
+    a = __shfl_xor_sync(kAllLanes, a, 2);
+    b = __shfl_xor_sync(kAllLanes, b, 2);
     if (upper) {
         v[0] = a;
         v[1] = b;
@@ -149,8 +149,8 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[n], const RowState &state, c
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float sum = state.sum[r];
-        sum += __shfl_xor_sync(kFullWarp, sum, 1);
-        sum += __shfl_xor_sync(kFullWarp, sum, 2);
+        sum += __shfl_xor_sync(kAllLanes, sum, 1);
+        sum += __shfl_xor_sync(kAllLanes, sum, 2);
         const float exponent = state.reference[r] * args.scale_log2;
         // The combination of parts adds the sink.
         const RowEnd end = TRAITS.sinks && !TRAITS.split ? end_row(exponent, sum, args.sinks[item.head])
@@ -172,7 +172,7 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[n], const RowState &state, c
                                                                lane);
         fence_async_proxy();  // the store thread's bulk copies must see what was staged
         __syncwarp();         // ... by every lane
-        if (lane == 0) mbarrier_arrive(smem.o_staged(q_slot));
+        if (arrives_for_warp(lane)) mbarrier_arrive(smem.o_staged(q_slot));
     }
 }
 

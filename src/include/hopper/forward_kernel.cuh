@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     const SharedMemory<CFG, TRAITS> smem{smem_address(dynamic_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
-    const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroupThreads, 0);
     if (threadIdx.x == 32 && (!Static::kWarpLoads || args.work.seq_len_k > 0)) {  // else there are no maps
         prefetch_tensor_map(&q_map);
         prefetch_tensor_map(&k_map);

@@ -202,11 +202,14 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     error = make_arguments<CFG, TRAITS>(problem, args);
     if (error != cudaSuccess) return error;
 
+    constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
+    const int n_turns = n_sms / kBlocksAnItem;  // items at a time
     EncodedMaps maps{};
     if (args.work.n_items > 0) {
         error = encode_maps<CFG, TRAITS>(problem, maps);
         if (error != cudaSuccess) return error;
-        if (CFG.dynamic_schedule) {
+        // Where each block has one item at most, there is nothing to share out.
+        if (CFG.dynamic_schedule && args.work.n_items > n_turns) {
             SchedulerCounters *counters = nullptr;
             error = SchedulerCounters::of_current_device(counters);
             if (error != cudaSuccess) return error;
@@ -215,8 +218,6 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
         }
     }
     // One persistent block an SM. Rows without keys are shared by all of them.
-    constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
-    const int n_turns = n_sms / kBlocksAnItem;  // items at a time
     const int n_blocks =
         (args.work.first_q_block > 0 ? n_turns : std::min(n_turns, args.work.n_items)) * kBlocksAnItem;
     error = launch_blocks<CFG, TRAITS>(n_blocks, maps, args, stream);

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "hopper/layout.cuh"
-#include "hopper/ptx.cuh"
+#include "hopper/ptx_sm90.cuh"
 
 namespace flash::hopper {
 

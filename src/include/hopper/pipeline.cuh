@@ -9,7 +9,7 @@
 //     consumers                                  wait full -> wgmma -> arrive empty
 #pragma once
 
-#include "hopper/ptx.cuh"
+#include "hopper/ptx_sm90.cuh"
 #include "hopper/static_kernel_configuration.cuh"
 
 namespace flash::hopper {
@@ -49,7 +49,9 @@ struct SharedMemory {
     static constexpr int kSinkOffset = 704;
     static constexpr int kFirstK = 3 * Static::kQStages;  // barriers
     static constexpr int kFirstV = kFirstK + 2 * Static::kKStages;
-    static constexpr int kTileReaders = Static::n_consumer_warps * (Static::kPaired ? 2 : 1);  // warps
+    static constexpr int kWarpArrivals = Static::n_consumer_warps * kArrivalsOfWarp;
+    static constexpr int kTileArrivals =
+        kWarpArrivals * (Static::kPaired ? 2 : 1);  // both blocks read a tile
     static_assert((3 * Static::kQStages + 2 * Static::kKStages + 2 * Static::kVStages) * kBarrierBytes <=
                   kItemsOffset);
     static constexpr int kItemBytes = TRAITS.split ? 48 : Static::kLongItems ? 32 : 16;
@@ -81,16 +83,16 @@ struct SharedMemory {
             for (int slot = 0; slot < Static::kQStages; ++slot) {
                 mbarrier_init(q_full(slot), 1);
                 // Freed by the consumers, or by the store thread once O has left the slot.
-                mbarrier_init(q_empty(slot), Static::kDirectStore ? Static::n_consumer_warps : 1);
-                mbarrier_init(o_staged(slot), Static::n_consumer_warps);
+                mbarrier_init(q_empty(slot), Static::kDirectStore ? kWarpArrivals : 1);
+                mbarrier_init(o_staged(slot), kWarpArrivals);
             }
             for (int slot = 0; slot < Static::kKStages; ++slot) {
                 mbarrier_init(k_full(slot), 1);
-                mbarrier_init(k_empty(slot), kTileReaders);
+                mbarrier_init(k_empty(slot), kTileArrivals);
             }
             for (int slot = 0; slot < Static::kVStages; ++slot) {
                 mbarrier_init(v_full(slot), 1);
-                mbarrier_init(v_empty(slot), kTileReaders);
+                mbarrier_init(v_empty(slot), kTileArrivals);
             }
             fence_mbarrier_init();
         }

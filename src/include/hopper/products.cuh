@@ -19,7 +19,7 @@ struct UniformSlots {
 // prove the shuffle needless, drop it, and keep the slots in vector registers all the same.
 FLASH_DEVICE UniformSlots make_uniform(uint32_t k, uint32_t v, uint32_t q, uint32_t opaque_zero) {
     // q lowest: it stays the same through an item's loop, and needs no shift there.
-    const uint32_t packed = __shfl_sync(kFullWarp, (q | (k << 8) | (v << 16)) + opaque_zero, 0);
+    const uint32_t packed = __shfl_sync(kAllLanes, (q | (k << 8) | (v << 16)) + opaque_zero, 0);
     return {(packed >> 8) & 255, packed >> 16, packed & 255};
 }
 

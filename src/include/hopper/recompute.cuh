@@ -4,7 +4,7 @@
 #pragma once
 
 #include "hopper/layout.cuh"
-#include "hopper/ptx.cuh"
+#include "hopper/ptx_sm90.cuh"
 
 namespace flash::hopper {
 
@@ -14,6 +14,8 @@ FLASH_DEVICE void recompute_scores(float (&rmem_S)[B_c / 2], uint32_t smem_Q, ui
                                    uint32_t first_row, uint32_t lane) {
 #pragma unroll
     for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = 0.f;
+    auto *const squares =
+        reinterpret_cast<float (*)[4]>(rmem_S);          // 8 keys each, in wgmma's order as in mma's
     const uint32_t matrix = lane >> 3, row8 = lane & 7;  // this lane addresses row `row8` of matrix `matrix`
     // Q: matrices 0, 1 are rows 0-7 and 8-15 of columns 0-7; 2, 3 the same of columns 8-15.
     // K: matrices 0, 1 are columns 0-7 and 8-15 of rows 0-7; 2, 3 the same of rows 8-15.
@@ -22,14 +24,14 @@ FLASH_DEVICE void recompute_scores(float (&rmem_S)[B_c / 2], uint32_t smem_Q, ui
 #pragma unroll 1
     for (uint32_t k = 0; k < d_head / kMmaDepth; ++k) {
         uint32_t q[4];
-        ldmatrix_x4(q, smem_Q_row + chunk_in_row_offset(B_r, row8, k * 2 + (matrix >> 1)));
+        ldmatrix(q, smem_Q_row + chunk_in_row_offset(B_r, row8, k * 2 + (matrix >> 1)));
         const uint32_t smem_K_chunk = smem_K_row + chunk_in_row_offset(B_c, row8, k * 2 + (matrix & 1));
 #pragma unroll
         for (int j = 0; j < B_c / 16; ++j) {
             uint32_t keys[4];
-            ldmatrix_x4(keys, smem_K_chunk + j * 16 * kPanelRowBytes);
-            mma_m16n8k16<kDType>(rmem_S + 8 * j, q, keys[0], keys[1]);
-            mma_m16n8k16<kDType>(rmem_S + 8 * j + 4, q, keys[2], keys[3]);
+            ldmatrix(keys, smem_K_chunk + j * 16 * kPanelRowBytes);
+            mma<kDType>(squares[2 * j], q, keys[0], keys[1]);
+            mma<kDType>(squares[2 * j + 1], q, keys[2], keys[3]);
         }
     }
 }

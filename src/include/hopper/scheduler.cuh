@@ -68,7 +68,7 @@ struct Scheduler {
         if constexpr (!Static::kWarpLoads) return atomicAdd(&args.counter->next, 1) + gridDim.x;
         int taken = 0;
         if (threadIdx.x % 32 == 0) taken = atomicAdd(&args.counter->next, 1);
-        return __shfl_sync(kFullWarp, taken, 0) + gridDim.x;
+        return __shfl_sync(kAllLanes, taken, 0) + gridDim.x;
     }
 };
 

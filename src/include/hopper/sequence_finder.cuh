@@ -30,11 +30,11 @@ struct SequenceFinder {
             int end = n_items;  // of this and all lanes before it
 #pragma unroll
             for (int distance = 1; distance < kGroup; distance *= 2) {
-                const int before = __shfl_up_sync(kFullWarp, end, distance);
+                const int before = __shfl_up_sync(kAllLanes, end, distance);
                 if (lane >= distance) end += before;
             }
             own_begin = group_end + end - n_items;
-            group_end += __shfl_sync(kFullWarp, end, kGroup - 1);
+            group_end += __shfl_sync(kAllLanes, end, kGroup - 1);
         }
         return true;
     }
@@ -42,9 +42,9 @@ struct SequenceFinder {
     // Item `number` of the group in hand.
     FLASH_DEVICE WorkItem item(const ForwardKernelArgs &args, int number) const {
         // The last sequence that begins at or before it: empty ones begin where the next one does.
-        const int owner = 31 - __clz(__ballot_sync(kFullWarp, own_begin <= number));
+        const int owner = 31 - __clz(__ballot_sync(kAllLanes, own_begin <= number));
         const int sequence = first_sequence + owner;
-        const int in_sequence = number - __shfl_sync(kFullWarp, own_begin, owner);
+        const int in_sequence = number - __shfl_sync(kAllLanes, own_begin, owner);
         const SequenceRows q_rows = queries(args, sequence);
         const SequenceRows k_rows =
             sequence_rows(args.cu_seqlens_k, args.seqused_k, args.work.seq_len_k, sequence);

@@ -19,7 +19,7 @@
 #include <cmath>
 
 #include "hopper/layout.cuh"
-#include "hopper/ptx.cuh"
+#include "hopper/ptx_sm90.cuh"
 
 namespace flash::hopper {
 
@@ -87,7 +87,7 @@ struct OnlineSoftmax {
 
     // Whether any row of the warp outgrew its reference by more than 2^limit. NaN counts as more.
     FLASH_DEVICE bool warp_outgrew(float limit) const {
-        return __any_sync(kFullWarp, max(growth[0], growth[1]) > __float_as_int(limit));
+        return __any_sync(kAllLanes, max(growth[0], growth[1]) > __float_as_int(limit));
     }
 
     // Takes the growth of the last lagged step into the reference: P and the sums follow; `rescale` is O's.
@@ -117,8 +117,8 @@ struct OnlineSoftmax {
 
     // The maximum over the four lanes that hold a row.
     static FLASH_DEVICE float quad_maximum(float x) {
-        x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, 1));
-        return fmaxf(x, __shfl_xor_sync(kFullWarp, x, 2));
+        x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+        return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
     }
 
   private:

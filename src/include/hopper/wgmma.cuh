@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "flash_attention.cuh"
-#include "hopper/ptx.cuh"
+#include "hopper/ptx_sm90.cuh"
 
 namespace flash::hopper {
 

@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import flash_attention_kernels as binding
 import pytest
+from echo_kernel import Problem, compile_library, find_echo
 
 from flash_attention.backends import cuda
 from flash_helpers.build import KernelCache, build_kernels
@@ -214,15 +215,6 @@ def test_file_that_is_no_library(tmp_path, contents, reason):
         binding.load_library(str(path))
 
 
-def compile_library(folder, text):
-    source, library = folder / "library.cpp", folder / "library.so"
-    source.write_text(text)
-    subprocess.run(
-        ["g++", "-std=c++20", "-shared", "-fPIC", "-I", include_root(), source, "-o", library], check=True
-    )
-    return library
-
-
 ENTRY_POINT = """
 #include "flash_attention.cuh"
 extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
@@ -253,61 +245,9 @@ def test_library_of_another_kind(tmp_path, text, reason):
 
 
 # ---------------------------------------------------------------- what a launch passes on
-class Strides(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "seq", "head")]
-
-
-class Problem(ctypes.Structure):
-    """flash::ForwardProblem, and the stream that came with it."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "lse")),
-        *((name, Strides) for name in ("q_strides", "k_strides", "v_strides", "o_strides")),
-        *((name, ctypes.c_int) for name in ("batch", "n_heads", "n_heads_kv", "seq_len_q", "seq_len_k")),
-        *((name, ctypes.c_int) for name in ("d_head", "d_head_v")),
-        ("softmax_scale", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("window_left", "window_right")),
-        ("softcap", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
-        ("lse_stride", ctypes.c_int64),
-        ("n_splits", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse")),
-        ("stream", ctypes.c_void_p),
-    ]
-
-
-ECHO = """
-#include <cstring>
-#include "flash_attention.cuh"
-namespace {
-constexpr FlashForwardKernelConfig config{DType::FP16, 64, 1, 1, 1};
-constexpr flash::ForwardKernelRecord<FlashForwardKernelConfig> record{
-    config, ForwardTraits{}, 1, 32, 0,
-    [] { return 0; },
-    [](const flash::ForwardProblem &problem, void *stream) {
-        if (problem.o == nullptr) return 1;
-        std::memcpy(problem.o, &problem, sizeof problem);
-        std::memcpy(static_cast<char *>(problem.o) + sizeof problem, &stream, sizeof stream);
-        return 0;
-    },
-    [](flash::KernelAttributes &out) { out = {128, 16, 32, 256, 2}; return 0; },
-};
-constexpr const void *records[] = {&record};
-}
-extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
-    static constexpr flash::KernelLibrary library{flash::kAbiVersion, "ampere", 1, records,
-                                                  [](int) { return "no memory to echo to"; }};
-    return &library;
-}
-"""
-
-
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory):
-    """A kernel whose launch runs on the host and writes its arguments to o."""
-    binding.load_library(str(compile_library(tmp_path_factory.mktemp("echo"), ECHO)))
-    config = FlashForwardKernelConfig(DType.FP16, 64, 1, 1, 1, False, False, False, 0, 0, 0, False, False)
-    return binding.find(config, PLAIN, 1)
+    return find_echo(tmp_path_factory.mktemp("echo"))
 
 
 def test_launch_passes_every_argument(echo):
@@ -333,11 +273,20 @@ def test_launch_passes_every_feature(echo):
     seen = Problem()
     arguments = launch_arguments(o=ctypes.addressof(seen))
     features = cuda.Features(64, 7, 0, 30.0, 1 << 41, 1 << 42, 1 << 43, 1 << 44, 1 << 45, 3, 1 << 46, 1 << 47)
+    features = features._replace(block_table=1 << 48, max_pages=10, page_size=48)
     echo.launch(*arguments, features)
     assert [getattr(seen, name) for name in features._fields] == list(features)
+    assert (seen.n_pages, seen.seq_len_k) == (arguments[7][0], 480)
 
 
-@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12])
+@pytest.mark.parametrize("pages", [(0, 16), (16, 0), (-1, 16), (1 << 20, 1 << 12), (1 << 62, 4)])
+def test_launch_refuses_impossible_pages(echo, pages):
+    features = cuda.Features(64, block_table=1 << 48, max_pages=pages[0], page_size=pages[1])
+    with pytest.raises(ValueError, match="1 to 2\\^31 - 1 keys"):
+        echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)
+
+
+@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12, [64] * 15])
 def test_launch_refuses_other_features(echo, features):
     with pytest.raises(TypeError, match=r"features must be the tuple \(d_head_v, window_left"):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)

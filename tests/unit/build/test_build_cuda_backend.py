@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flash_attention import errors
-from flash_attention.backends import cuda
+from flash_attention.backends import cuda, cuda_kernels
 from flash_helpers.build import build_kernels, sources
 from flash_helpers.build import compile as compile_module
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType, FlashForwardKernelConfig, ForwardKernel
@@ -50,12 +50,12 @@ def device(monkeypatch, tmp_path, small_root):
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(sources, "include_root", lambda: small_root)
-    monkeypatch.setattr(cuda, "_loaded", {})
+    monkeypatch.setattr(cuda_kernels, "_loaded", {})
     monkeypatch.setattr(cuda, "_launches", {})
     monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "cache"))
-    cuda._facts_of_index.cache_clear()
+    cuda_kernels._facts_of_index.cache_clear()
     yield properties
-    cuda._facts_of_index.cache_clear()
+    cuda_kernels._facts_of_index.cache_clear()
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_not_built_names_reason_closest_and_command(device, monkeypatch):
         ),
     )
     build_kernels([near, far], [90])
-    monkeypatch.setattr(cuda, "registered_kernels", lambda: [(far, 80)])
+    monkeypatch.setattr(cuda_kernels, "registered_kernels", lambda: [(far, 80)])
     monkeypatch.setenv("FLASH_ATTENTION_JIT", "0")
     with pytest.raises(errors.KernelNotBuiltError) as caught:
         cuda.get_kernel(kernel, 0)
@@ -168,14 +168,14 @@ def test_compile_error_reaches_the_caller(device, small_root):
 
 def test_missing_extension_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attention_kernels", None)
-    cuda._binding.cache_clear()
+    cuda_kernels.extension.cache_clear()
     try:
         with pytest.raises(
             errors.BindingNotBuiltError, match=r"flash_attention_kernels does not load.*install g\+\+"
         ):
             cuda.registered_kernels()
     finally:
-        cuda._binding.cache_clear()
+        cuda_kernels.extension.cache_clear()
 
 
 # ---------------------------------------------------------------- forward
@@ -212,7 +212,8 @@ def tensors():
 def test_forward_passes_tensors_and_stream(recorder):
     q, k, v, o, lse = tensors()
     kernel = new_kernel()
-    assert cuda.forward(kernel, q, k, v, o, lse, 0.5) is None
+    launched = cuda.forward(kernel, q, k, v, o, lse, 0.5)
+    assert launched == (recorder.launch, recorder.calls[0])
     cuda.forward(kernel, q, k, v, o, None, 0.25)
     pointers = tuple(t.data_ptr() for t in (q, k, v, o))
     rest = (77, q.shape, k.shape, q.stride(), k.stride(), v.stride(), o.stride())
@@ -250,8 +251,8 @@ def test_forward_goes_to_the_tensors_device(recorder, monkeypatch):
 
 def test_failed_launch_raises_and_the_next_one_works(recorder, monkeypatch):
     kernel, arguments = new_kernel(), tensors()
-    recorder.errors.append(cuda._binding().CudaError("launch: no kernel image (cudaError 209)", 209))
-    monkeypatch.setattr(cuda, "device_facts_of", lambda device: KNOWN_DEVICES["A100"])
+    recorder.errors.append(cuda_kernels.extension().CudaError("launch: no kernel image (cudaError 209)", 209))
+    monkeypatch.setattr(cuda_kernels, "device_facts_of", lambda device: KNOWN_DEVICES["A100"])
     with pytest.raises(
         errors.KernelLaunchError, match=r"A100.*8\.0\): launch: no kernel image.*build it for this"
     ) as caught:

@@ -1,5 +1,5 @@
-// The PTX instructions of the Hopper family, one function each: mbarriers, bulk tensor copies (TMA),
-// named barriers, register reallocation, and the few arithmetic instructions C++ has no name for.
+// The PTX instructions of the Hopper family, one function each: mbarriers that count bytes, bulk tensor
+// copies (TMA), clusters, register reallocation, and the few arithmetic instructions C++ has no name for.
 // Shared memory addresses are 32-bit (`smem_address`). wgmma has a header of its own.
 #pragma once
 
@@ -7,30 +7,15 @@
 
 #include <cstdint>
 
-#include "cuda_utils.cuh"
-#include "flash_attention.cuh"
+#include "ptx.cuh"
 
 namespace flash::hopper {
 
-inline constexpr uint32_t kFullWarp = 0xffffffffu;
-
-FLASH_DEVICE uint32_t smem_address(const void *pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 // ---------------------------------------------------------------- mbarriers
-// A barrier is at a phase; its parity is the phase's lowest bit. The phase ends when `count` arrivals
-// and all announced bytes are in.
-FLASH_DEVICE void mbarrier_init(uint32_t barrier, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
+// Besides arrivals (ptx.cuh), a phase may wait for announced bytes of bulk copies.
 
 // Makes initialised barriers visible to the asynchronous copies of the whole block.
 FLASH_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-FLASH_DEVICE void mbarrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 
 // Arrives at the barrier of this address in block `rank` of the cluster.
 FLASH_DEVICE void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
@@ -44,13 +29,9 @@ FLASH_DEVICE void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
         : "memory");
 }
 
-// Arrives and announces `bytes` of copies that complete on this barrier.
-FLASH_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-
-// Returns when the phase of this parity has ended. try_wait may give up early: hence the loop.
+// Waits until the phase of this parity is complete; try_wait may give up early: hence the loop. Written as
+// two branches: of ptx.cuh's one, ptxas makes more branches around products here; of these, more registers
+// there.
 FLASH_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -64,14 +45,10 @@ FLASH_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
         : "memory");
 }
 
-// ---------------------------------------------------------------- named barriers (1 to 15; 0 is
-// __syncthreads)
-FLASH_DEVICE void named_barrier_sync(int id, int n_threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
-}
-
-FLASH_DEVICE void named_barrier_arrive(int id, int n_threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+// Arrives and announces `bytes` of copies that complete on this barrier.
+FLASH_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
 }
 
 // Every thread of the cluster that has not ended: what each did before is visible to all after.
@@ -180,9 +157,7 @@ FLASH_DEVICE void acquire_registers() {
 }
 
 // ---------------------------------------------------------------- shared memory words
-FLASH_DEVICE void store_shared(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
+using flash::store_shared;  // of one word
 
 FLASH_DEVICE void store_shared(uint32_t address, int4 value) {
     asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
@@ -205,14 +180,6 @@ FLASH_DEVICE int load_shared_int(uint32_t address) {
     return value;
 }
 
-// Four 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i.
-FLASH_DEVICE void ldmatrix_x4(uint32_t (&fragment)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 FLASH_DEVICE void stmatrix_x4(uint32_t address, uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v0),
                  "r"(v1), "r"(v2), "r"(v3)
@@ -227,46 +194,11 @@ FLASH_DEVICE void store_global_streaming(void *address, const uint32_t (&v)[4]) 
 }
 
 // ---------------------------------------------------------------- arithmetic
-// 2^x by the special function unit; denormals become zero, -inf gives 0.
-FLASH_DEVICE float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Logical shift right that gives 0 for n >= 32.
 FLASH_DEVICE uint32_t shift_right_clamped(uint32_t value, int n) {
     uint32_t result;
     asm("shr.b32 %0, %1, %2;" : "=r"(result) : "r"(value), "r"(n));
     return result;
-}
-
-// Two floats rounded to one register of 16-bit elements; `low` in the lower half.
-template <DType kDType>
-FLASH_DEVICE uint32_t pack(float low, float high) {
-    uint32_t packed;
-    if constexpr (kDType == DType::BF16) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    } else {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    }
-    return packed;
-}
-
-// c (16, 8) += a (16, 16) b (16, 8): the warp-wide product, whose accumulator layout is wgmma's.
-template <DType kDType>
-FLASH_DEVICE void mma_m16n8k16(float *c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#define FLASH_MMA(TYPE)                                                                 \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                 \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-    if constexpr (kDType == DType::BF16) {
-        FLASH_MMA("bf16");
-    } else {
-        FLASH_MMA("f16");
-    }
-#undef FLASH_MMA
 }
 
 }  // namespace flash::hopper

@@ -1,0 +1,36 @@
+"""What ``attention`` and its like are asked beside their tensors: one record, one place for its checks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from flash_attention import attention_checks as checks
+from flash_attention.problem import UNLIMITED, Window
+from flash_helpers.configs.kernel import ForwardConfig
+
+
+class Options(NamedTuple):
+    """The keywords of ``flash_attention.attention``, which says what they mean."""
+
+    causal: bool = False
+    softmax_scale: float | None = None
+    window: Window = UNLIMITED
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    return_lse: bool = False
+    out: Tensor | None = None
+    config: ForwardConfig | None = None
+    backend: str | None = None
+
+    def checked(self, q: object) -> Options:
+        """The same with values of the types that are promised.
+
+        Raises:
+            TypeError, ValueError, InfeasibleConfigError: what is wrong whatever the other tensors are.
+        """
+        window, softcap = checks.checked_window(self.window), checks.checked_softcap(self.softcap)
+        if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
+            checks.check_choice(self.backend, self.config, q)
+        return self._replace(causal=bool(self.causal), window=window, softcap=softcap)

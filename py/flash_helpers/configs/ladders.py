@@ -1,0 +1,25 @@
+"""The ladders of all families by name."""
+
+from __future__ import annotations
+
+from flash_helpers.configs import ampere_ladder, hopper_ladder
+from flash_helpers.configs.ampere_ladder import get_ampere_ladder
+from flash_helpers.configs.dtype import DType
+from flash_helpers.configs.hopper_ladder import get_hopper_ladder
+from flash_helpers.configs.ladder import Rung
+
+LADDERS = {"ampere": ampere_ladder.STEPS, "hopper": hopper_ladder.STEPS}
+"""Family to the steps of each head size that it has a ladder for, those of both masks."""
+
+
+def get_ladder(family: str, dtype: DType, d_head: int, causal: bool) -> list[Rung]:
+    """One family's ladder, see ``get_ampere_ladder`` and ``get_hopper_ladder``.
+
+    Raises:
+        ValueError: no such ladder.
+    """
+    if family == "ampere":
+        return [*get_ampere_ladder(dtype, d_head, causal)]
+    if family == "hopper":
+        return [*get_hopper_ladder(dtype, d_head, causal)]
+    raise ValueError(f"there is no ladder {family!r}; valid: {', '.join(LADDERS)}")

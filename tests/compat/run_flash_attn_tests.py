@@ -1,0 +1,269 @@
+"""Runs FlashAttention's own forward tests on this library: the path of its test file is the argument.
+
+    python tests/compat/run_flash_attn_tests.py .../flash_attn-2.8.3/tests/test_flash_attn.py
+
+The file comes with flash-attn's sources (PyPI's source distribution has it) and is run as it is, with its own
+inputs, references and tolerances. ``flash_attn`` is this library there. What is done to it while it runs:
+
+- Gradients are off, and ``torch.autograd.grad`` gives zeros. What the tests assert of gradients then compares
+  zero with zero and says nothing; what they assert of outputs is untouched. Functions that test nothing but
+  gradients are left out, by name.
+- Each function runs a sample of its grid, the same in every run. Cases that need what the library refuses are
+  counted by argument, and of each argument a few are run, which must raise ``NotImplementedError`` naming it.
+- On a GPU the kernels that the sample needs are compiled first, in parallel.
+
+The exit status is 1 when a case fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from flash_attn_module import install
+from parameter_grid import Case, Sample, sample
+from torch.overrides import TorchFunctionMode
+
+from flash_attention.backends import backend
+from flash_helpers.build import build_kernels
+from flash_helpers.configs.kernel import ForwardKernel
+
+# Functions that assert nothing but gradients.
+BACKWARD_ONLY = (
+    "test_flash_attn_bwd_overflow",
+    "test_flash_attn_bwd_transpose",
+    "test_flash_attn_bwd_varlen_overflow",
+    "test_flash_attn_deterministic",
+    "test_flash_attn_varlen_deterministic",
+)
+# By parameter of the tests: the argument that is refused, and for which values.
+OUTSIDE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "dropout_p": ("dropout_p", lambda p: p > 0),
+    "alibi": ("alibi_slopes", bool),
+    "has_leftpad": ("cache_leftpad", bool),
+    "num_splits": ("num_splits", lambda n: n != 0),
+}
+# The same, of single functions.
+OUTSIDE_IN: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "test_flash_attn_varlen_causal": {"paged_kv_block_size": ("block_table", lambda size: size is not None)},
+}
+
+
+# ---------------------------------------------------------------------- loading
+class CudaMeansCpu(TorchFunctionMode):
+    """Takes the tests' ``device="cuda"`` as the CPU, to try the runner where no GPU is."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def forward_only(device: str) -> Iterator[None]:
+    """The surroundings of the tests: no gradients, and on the CPU a GPU that is not there."""
+
+    def zeros(outputs: Any, inputs: Any, *unused: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.zeros_like, inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(mock.patch("torch.autograd.grad", zeros))
+        if device == "cpu":
+            stack.enter_context(CudaMeansCpu())
+            stack.enter_context(mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)))
+            properties = mock.Mock(total_memory=80 * 2**30)
+            stack.enter_context(mock.patch("torch.cuda.get_device_properties", return_value=properties))
+        yield
+
+
+def load(path: Path) -> ModuleType:
+    """Imports the test file, with ``flash_attn`` being this library."""
+    install()
+    spec = importlib.util.spec_from_file_location("flash_attn_tests", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def samples(module: ModuleType, n_cases: int, n_refused: int, longest: int) -> list[Sample]:
+    """What is run of the file's test functions, in its order."""
+
+    def short(case: Case) -> bool:
+        return all(n <= longest for name, n in case.items() if name.startswith("seqlen") and type(n) is int)
+
+    found = []
+    for name, function in vars(module).items():
+        if name.startswith("test_") and callable(function) and name not in BACKWARD_ONLY:
+            rules = OUTSIDE | OUTSIDE_IN.get(name, {})
+
+            def outside(case: Case, rules: dict[str, Any] = rules) -> str | None:
+                hits = (rules[p] for p in case if p in rules and rules[p][1](case[p]))
+                return next((argument for argument, _ in hits), None)
+
+            found.append(sample(name, function, n_cases, n_refused, outside, short))
+    return found
+
+
+# ---------------------------------------------------------------------- kernels
+class KernelWantedError(Exception):
+    """A case has come to its launch."""
+
+
+def needed_kernels(found: list[Sample]) -> list[ForwardKernel]:
+    """Runs every case up to its launch and notes the kernel."""
+    kernels: dict[ForwardKernel, None] = {}
+
+    def note(kernel: ForwardKernel, device: object = None) -> None:
+        kernels[kernel] = None
+        raise KernelWantedError
+
+    with mock.patch.object(backend("cuda"), "get_kernel", note):
+        for one in found:
+            for case in one.cases:
+                # Anything else that is raised is raised again when the case runs.
+                with contextlib.suppress(Exception, pytest.skip.Exception):
+                    one.function(**case)
+    return list(kernels)
+
+
+# ---------------------------------------------------------------------- running
+@dataclass
+class Outcome:
+    """What became of one function's cases."""
+
+    passed: int = 0
+    skipped: int = 0
+    not_run: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+def run(one: Sample, end: float) -> Outcome:
+    """Runs the cases of a function until ``time.perf_counter()`` is ``end``."""
+    outcome = Outcome()
+    for argument, case in one.refused:
+        _run_refused(one, argument, case, outcome)
+    for i, case in enumerate(one.cases):
+        if time.perf_counter() > end:
+            outcome.not_run = len(one.cases) - i
+            break
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                one.function(**case)
+            outcome.passed += 1
+        except pytest.skip.Exception:
+            outcome.skipped += 1
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error} at {where.name}: {where.line}"
+            lines = (f"{one.name}({_text(case)})", what, *printed.getvalue().splitlines())
+            outcome.failures.append("\n  ".join(lines))
+    return outcome
+
+
+def _run_refused(one: Sample, argument: str, case: Case, outcome: Outcome) -> None:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            one.function(**case)
+    except pytest.skip.Exception:
+        outcome.skipped += 1
+    except NotImplementedError as error:
+        if str(error).startswith(f"{argument} is "):
+            outcome.refused[argument] += 1
+        else:
+            outcome.failures.append(f"{one.name}({_text(case)})\n  refused for another reason: {error}")
+    except Exception as error:
+        outcome.failures.append(
+            f"{one.name}({_text(case)})\n  {argument} is not refused but: {type(error).__name__}: {error}"
+        )
+    else:
+        outcome.failures.append(
+            f"{one.name}({_text(case)})\n  {argument} is taken now: it is no more outside, see OUTSIDE"
+        )
+
+
+def _text(case: Case) -> str:
+    return ", ".join(f"{name}={value}" for name, value in case.items())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("tests", type=Path, help="flash-attn's tests/test_flash_attn.py")
+    parser.add_argument("--cases", type=int, default=24, help="of each function, at most")
+    parser.add_argument(
+        "--refused", type=int, default=3, help="of each refused argument and function, at most"
+    )
+    parser.add_argument("--seconds", type=float, default=100, help="for running, after the kernels are built")
+    parser.add_argument("--longest", type=int, default=10**9, help="leave out cases with a longer sequence")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this program")
+    parser.add_argument("--json", type=Path, help="write the counts there")
+    options = parser.parse_args(arguments)
+    begin = time.perf_counter()
+    with forward_only(options.device):
+        found = samples(load(options.tests), options.cases, options.refused, options.longest)
+        if options.device == "cuda":
+            kernels = needed_kernels(found)
+            major, minor = torch.cuda.get_device_capability()
+            build_kernels(kernels, [10 * major + minor])
+            print(f"{len(kernels)} kernels ready after {time.perf_counter() - begin:.0f} s", flush=True)
+        end = time.perf_counter() + options.seconds
+        outcomes = {}
+        for i, one in enumerate(found):  # each has its share of what is left
+            now = time.perf_counter()
+            outcomes[one.name] = run(one, now + (end - now) / (len(found) - i))
+    _print(found, outcomes)
+    failed = sum(len(outcome.failures) for outcome in outcomes.values())
+    passed = sum(outcome.passed for outcome in outcomes.values())
+    refused = sum(outcome.refused.total() for outcome in outcomes.values())
+    print(f"{time.perf_counter() - begin:.0f} s; {refused} refused by name as they should be")
+    print(f"{passed} passed, {failed} failed")
+    if options.json:
+        rows = {
+            one.name: {"grid": one.size, "outside": one.outside, **vars(outcomes[one.name])} for one in found
+        }
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 1 if failed or not passed else 0
+
+
+def _print(found: list[Sample], outcomes: dict[str, Outcome]) -> None:
+    for one in found:
+        outcome = outcomes[one.name]
+        print(f"{one.name}: {outcome.passed} passed, {len(outcome.failures)} failed")
+        if outcome.skipped:
+            print(f"    skipped by the test itself: {outcome.skipped}")
+        if outcome.not_run:
+            print(f"    not run for want of time: {outcome.not_run}")
+        print(f"    its grid: {one.size} cases, {one.size - sum(one.outside.values())} of them inside")
+        for argument, n in one.outside.items():
+            print(
+                f"    outside: {n} with {argument}; refused by name when tried: {outcome.refused[argument]}"
+            )
+        for failure in outcome.failures[:5]:
+            print(f"  FAILED {failure}")
+    print(f"left out, since they assert nothing but gradients: {', '.join(BACKWARD_ONLY)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The runner of flash-attn's tests, on a small file made like theirs: what passes, fails, is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from flash_attn_module import apply_rotary_emb, pad_input, unpad_input
+from parameter_grid import grid, sample
+from run_flash_attn_tests import main
+
+from flash_attention.kv_cache import rotated
+
+TESTS = """
+import pytest, torch
+from flash_attn import flash_attn_func, flash_attn_varlen_func
+from flash_attn.bert_padding import unpad_input
+from flash_attn.layers.rotary import apply_rotary_emb
+
+assert torch.cuda.get_device_capability("cuda") == (9, 0)
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("d", [32, 59])
+@pytest.mark.parametrize("seqlen_q,seqlen_k", [(5, 9), (30, 30), (1000, 1000)])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.17])
+def test_output(seqlen_q, seqlen_k, d, alibi, dropout_p):
+    if (seqlen_q, d, alibi, dropout_p) == (30, 59, False, 0.0):
+        pytest.skip()
+    q = torch.randn(1, seqlen_q, 2, d, device="cuda", dtype=torch.float16, requires_grad=True)
+    k = torch.randn(1, seqlen_k, 2, d, device="cuda", dtype=torch.float16, requires_grad=True)
+    slopes = torch.ones(2, device="cuda") if alibi else None
+    out = flash_attn_func(q, k, k, dropout_p, alibi_slopes=slopes, window_size=torch.tensor((3, 100)))
+    dq, dk = torch.autograd.grad(out, (q, k), out)
+    assert dq.shape == q.shape and (dk == 0).all()
+    assert out.shape == q.shape
+
+def test_wrong():
+    x = torch.ones(1, 4, 2, 32, device="cuda", dtype=torch.float16)
+    print("seen", flash_attn_func(x, x, x).shape)
+    assert (flash_attn_func(x, x, x) == 2).all()
+
+def test_flash_attn_bwd_overflow():
+    raise AssertionError("asserts nothing but gradients")
+"""
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    path = tmp_path / "test_file.py"
+    path.write_text(TESTS)
+    return path
+
+
+def test_what_becomes_of_each_case(tests: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tmp_path / "found.json"
+    status = main([str(tests), "--device", "cpu", "--longest", "100", "--json", str(found), "--refused", "1"])
+    assert status == 1
+    output = json.loads(found.read_text())
+    assert set(output) == {"test_output", "test_wrong"}
+    row = output["test_output"]
+    assert row["grid"] == 24
+    assert row["outside"] == {"dropout_p": 12, "alibi_slopes": 6}  # both: counted once
+    assert (row["passed"], row["skipped"], row["failures"]) == (3, 1, [])
+    assert row["refused"] == {"dropout_p": 1, "alibi_slopes": 1}
+    assert output["test_wrong"]["passed"] == 0
+    text = capsys.readouterr().out
+    assert "AssertionError" in text
+    assert "seen torch.Size([1, 4, 2, 32])" in text
+    assert text.endswith("3 passed, 1 failed\n")
+
+
+def test_a_sample_is_the_same_each_time() -> None:
+    @pytest.mark.parametrize("a", [0, 1, 2])
+    @pytest.mark.parametrize(("b", "c"), [(i, -i) for i in range(10)])
+    def function(a: int, b: int, c: int) -> None: ...
+
+    assert len(grid(function)) == 30
+    assert all(case["b"] == -case["c"] for case in grid(function))
+
+    def outside(case: dict) -> str | None:
+        return "a" if case["a"] == 2 else None
+
+    first, second = (sample("f", function, 5, 2, outside) for _ in range(2))
+    assert first.cases == second.cases
+    assert len(first.cases) == 5
+    assert first.outside == {"a": 10}
+    assert [argument for argument, _ in first.refused] == ["a", "a"]
+    assert all(case["a"] != 2 for case in first.cases)
+
+
+def test_packing_and_unpacking() -> None:
+    x = torch.arange(2 * 5 * 3).view(2, 5, 3)
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
+    rows, places, offsets, longest, lengths = unpad_input(x, mask)
+    assert (rows == torch.cat((x[0, :2], x[1, :4]))).all()
+    assert offsets.tolist() == [0, 2, 6]
+    assert offsets.dtype is torch.int32
+    assert (longest, lengths.tolist()) == (4, [2, 4])
+    assert (pad_input(rows, places, 2, 5) == x * mask[..., None]).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_embedding_is_the_librarys(interleaved: bool) -> None:
+    x, angles = torch.randn(2, 4, 3, 32).half(), torch.rand(50, 8)
+    cos, sin, first = angles.cos(), angles.sin(), torch.tensor([3, 40])
+    got = apply_rotary_emb(x, cos, sin, interleaved, first)
+    places = first[:, None] + torch.arange(4)
+    torch.testing.assert_close(got, rotated(x, cos, sin, places, interleaved), atol=1e-3, rtol=1e-3)
+    assert (got[..., 16:] == x[..., 16:]).all()

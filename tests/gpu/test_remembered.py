@@ -1,0 +1,147 @@
+"""Calls made before: the short way gives the bits of the long way and refuses what it must."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from gpu_cases import CONFIG
+
+from flash_attention import api, attention, attention_varlen, eager, forward, last_kernel, remembered
+from flash_attention.cached import attention_cached
+
+D = 128
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, device="cuda", generator=generator).half()
+
+
+def tensors(seed: int, seq_q: int, seq_k: int, heads: int, heads_kv: int, batch: int = 2, d: int = D) -> list:
+    shapes = ((batch, seq_q, heads, d), (batch, seq_k, heads_kv, d), (batch, seq_k, heads_kv, d))
+    return [normal(*shape, seed=3 * seed + i) for i, shape in enumerate(shapes)]
+
+
+def packed(seed: int) -> tuple[Any, ...]:
+    ends = torch.tensor([0, 100, 100, 257], dtype=torch.int32, device="cuda")
+    q, k, v = (x[0] for x in tensors(seed, 257, 257, 4, 2, batch=1))
+    return q, k, v, ends, ends.clone(), 157, 157
+
+
+def cached(seed: int) -> tuple[Any, ...]:
+    used = torch.tensor([300, 1 + seed], dtype=torch.int32, device="cuda")
+    return (*tensors(seed, 1, 4096, 8, 2), used)
+
+
+def transposed(seed: int) -> list:
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(seed, 200, 200, 4, 4)]
+
+
+CALLS: dict[str, tuple[Any, Any]] = {
+    "forward": (lambda *x: forward(CONFIG, *x), lambda s: tensors(s, 128, 128, 4, 4, d=CONFIG.d_head)),
+    "plain": (attention, lambda s: tensors(s, 200, 300, 4, 2)),
+    "lse": (lambda *x: attention(*x, causal=True, return_lse=True), lambda s: tensors(s, 200, 300, 4, 2)),
+    "window": (lambda *x: attention(*x, window=(40, 3), softcap=20.0), lambda s: tensors(s, 200, 300, 4, 2)),
+    "scale": (lambda *x: attention(*x, softmax_scale=0.3), lambda s: tensors(s, 200, 300, 4, 2)),
+    "padded head": (attention, lambda s: tensors(s, 200, 300, 4, 2, d=72)),
+    "sinks": (
+        lambda q, k, v, sinks: attention(q, k, v, sinks=sinks),
+        lambda s: [*tensors(s, 200, 300, 4, 2), normal(4, seed=s).float()],
+    ),
+    "transposed": (attention, transposed),
+    "one query": (lambda *x: attention(*x, return_lse=True), lambda s: tensors(s, 1, 8192, 8, 2)),
+    "one query, window": (lambda *x: attention(*x, window=(999, 0)), lambda s: tensors(s, 1, 8192, 8, 2)),
+    "packed": (lambda *x: attention_varlen(*x, causal=True, return_lse=True), packed),
+    "cached": (attention_cached, cached),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_short_way_gives_the_bits_of_the_long_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, inputs = CALLS[name]
+    expected = []
+    for seed in range(3):
+        remembered.forget()
+        expected.append(call(*inputs(seed)))
+    kernel = last_kernel()
+    remembered.forget()
+    call(*inputs(9))
+    for module, function in ((eager, "run_cuda"), (api.checks, "check_forward")):
+        monkeypatch.setattr(module, function, lambda *a, **kw: pytest.fail("the long way"))
+    for seed in range(3):
+        found = call(*inputs(seed))
+        pairs = (
+            [(found, expected[seed])]
+            if isinstance(found, torch.Tensor)
+            else zip(found, expected[seed], strict=True)
+        )
+        for x, y in pairs:
+            assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+            assert torch.equal(x, y)
+    assert last_kernel() == kernel
+
+
+def test_given_output() -> None:
+    q, k, v = tensors(0, 200, 300, 4, 2)
+    expected, out = attention(q, k, v), torch.empty_like(q)
+    for _ in range(2):
+        out.fill_(float("nan"))
+        assert attention(q, k, v, out=out) is out
+        assert torch.equal(out, expected)
+    with pytest.raises(ValueError, match="out overlaps q"):
+        attention(q, k, v, out=q)
+
+
+def test_what_is_checked_in_every_call() -> None:
+    q, k, v = tensors(0, 200, 300, 4, 2)
+    attention(q, k, v)
+    with pytest.raises(NotImplementedError, match="q requires grad"):
+        attention(q.clone().requires_grad_(), k, v)
+    with pytest.raises(TypeError, match="element types"):
+        attention(q, k.bfloat16(), v)
+    with pytest.raises(ValueError, match="on one device"):
+        attention(q, k.cpu(), v)
+    assert torch.isfinite(attention(q, k, v)).all()
+
+
+def test_the_callers_stream_and_graphs() -> None:
+    q, k, v = tensors(0, 200, 300, 4, 2)
+    expected, stream = attention(q, k, v), torch.cuda.Stream()
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(q)
+        found = attention(late, k, v)
+    stream.synchronize()
+    assert torch.equal(found, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attention(late, k, v)
+    late.copy_(normal(*q.shape, seed=77))
+    graph.replay()
+    assert torch.equal(captured, attention(late, k, v))
+
+
+def test_another_device_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    inputs = tensors(0, 200, 300, 4, 2)
+    expected = attention(*inputs)
+    for _ in range(2):
+        found = attention(*(x.to("cuda:1") for x in inputs))
+        assert found.device == torch.device("cuda:1")
+        assert torch.cuda.current_device() == 0
+        assert torch.equal(found.to("cuda:0"), expected)
+
+
+def test_memory_does_not_grow() -> None:
+    inputs = tensors(0, 1, 4096, 8, 2)
+    attention(*inputs)
+    before = torch.cuda.memory_allocated()
+    for _ in itertools.repeat(None, 100):
+        attention(*inputs, return_lse=True)
+    assert torch.cuda.memory_allocated() == before

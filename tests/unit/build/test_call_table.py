@@ -1,0 +1,316 @@
+"""Calls made before: what a table knows again, what it does not, what it passes on. Tensors are the CPU's."""
+
+import functools
+import threading
+
+import flash_attention_kernels as binding
+import pytest
+import torch
+from echo_kernel import Problem, find_echo
+
+from flash_attention.backends import cuda
+
+SHAPE = (2, 8, 4, 64)
+SCALE = 0.25
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    return find_echo(tmp_path_factory.mktemp("echo"))
+
+
+class Devices:
+    """The functions by which a table asks for device and stream."""
+
+    def __init__(self):
+        self.current, self.entered = 0, []
+
+    def exchange(self, index):
+        self.entered.append(index)
+        before, self.current = self.current, index
+        return before
+
+    def stream(self, index):
+        return 1000 + index
+
+
+@pytest.fixture(params=["exchange_api", "attributes"])
+def devices(request):
+    """Both ways to read tensors; a process knows one, the next user of the backend sets it again."""
+    devices = Devices()
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if request.param == "attributes":
+        api = None
+    elif api is None:
+        pytest.skip("this torch has no DLPack exchange API")
+    binding.read_tensors(torch.Tensor, api, torch.is_grad_enabled, devices.exchange, devices.stream)
+    yield devices
+    cuda._call_table_type.cache_clear()
+
+
+def inputs(shape=SHAPE, dtype=torch.float16):
+    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
+
+
+def maker(shape, dtype=torch.float16):
+    return functools.partial(torch.empty, shape, dtype=dtype)
+
+
+def arguments(q, k, v, o, lse=None, **features):
+    given = [x.data_ptr() for x in (q, k, v, o)] + [0 if lse is None else lse.data_ptr(), 0]
+    rest = (q.shape, k.shape, q.stride(), k.stride(), v.stride(), o.stride(), SCALE)
+    return (*given, *rest, *((cuda.Features(64, **features),) if features else ()))
+
+
+def remembered(echo, given, o, label="kernel", lse=None, workspace=None, views=None, device=0, **features):
+    """A table that was told of one call."""
+    table = binding.CallTable()
+    made = (None if len(given) > 3 and given[3] is not None else o, lse, workspace)
+    makers = tuple(None if x is None else maker(x.shape, x.dtype) for x in made)
+    q, k, v = views or given[:3]
+    launch = arguments(q, k, v, o, lse, **features)
+    assert table.remember(tuple(given), made, makers, echo.launch, launch, device, label)
+    return table
+
+
+def seen(o):
+    return Problem.from_buffer_copy(o.view(torch.uint8).numpy().tobytes())
+
+
+# ---------------------------------------------------------------- what is passed on
+def test_a_call_is_made_again_on_new_tensors(devices, echo):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    assert (len(table), table.last) == (1, None)
+    q, k, v = inputs()
+    o = table(q, k, v)
+    problem = seen(o)
+    assert (o.shape, o.dtype, table.last) == (torch.Size(SHAPE), torch.float16, "kernel")
+    assert [problem.q, problem.k, problem.v, problem.o] == [x.data_ptr() for x in (q, k, v, o)]
+    assert (problem.lse, problem.sinks, problem.cu_seqlens_q, problem.partial_o) == (None,) * 4
+    assert (problem.batch, problem.seq_len_q, problem.n_heads, problem.d_head) == SHAPE
+    assert (problem.q_strides.batch, problem.q_strides.seq, problem.q_strides.head) == q.stride()[:3]
+    assert problem.softmax_scale == SCALE
+    assert table(q, k, v, None, None) is not None  # what is left out is None
+    assert table(*inputs()) is not o
+
+
+def test_views_stay_as_far_from_their_tensors(devices, echo):
+    q, k, v = inputs()
+    table = remembered(
+        echo, [q, k, v], torch.empty(SHAPE, dtype=torch.float16), views=(q, k[:, -3:], v[:, -3:])
+    )
+    q, k, v = inputs()
+    problem = seen(table(q, k, v))
+    assert (problem.q, problem.k, problem.v) == (q.data_ptr(), k[:, -3:].data_ptr(), v[:, -3:].data_ptr())
+    assert problem.seq_len_k == 3
+
+
+def test_every_pointer_comes_from_its_tensor(devices, echo):
+    def call():
+        sinks, ends, used = (
+            torch.zeros(4),
+            torch.zeros(3, dtype=torch.int32),
+            torch.zeros(2, dtype=torch.int32),
+        )
+        table = torch.zeros(2, 5, dtype=torch.int32)
+        return [*inputs(), None, sinks, ends, ends.clone(), used, table, 7, 9]
+
+    first, lse, workspace = call(), torch.empty(2, 4, 8), torch.empty(1000)
+    pointers = {"sinks": first[4].data_ptr(), "cu_seqlens_q": first[5].data_ptr()}
+    pointers |= {"cu_seqlens_k": first[6].data_ptr(), "seqused_k": first[7].data_ptr()}
+    pointers |= {"block_table": first[8].data_ptr(), "max_pages": 5, "page_size": SHAPE[1]}
+    pointers |= {"partial_o": workspace.data_ptr(), "partial_lse": workspace[900:].data_ptr()}
+    table = remembered(
+        echo,
+        first,
+        torch.empty(SHAPE, dtype=torch.float16),
+        lse=lse,
+        workspace=workspace,
+        n_splits=2,
+        **pointers,
+    )
+    again = call()
+    o, new_lse = table(*again)
+    problem = seen(o)
+    assert (new_lse.shape, new_lse.dtype, problem.lse) == (lse.shape, torch.float32, new_lse.data_ptr())
+    names = ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
+    assert [getattr(problem, name) for name in names] == [x.data_ptr() for x in again[4:9]]
+    assert problem.partial_lse - problem.partial_o == 3600
+    for other in ([*again[:9], 7, 8], [*again[:9], 7, True], [*again[:9], 7, 1 << 70], again[:9]):
+        assert table(*other) is None
+
+
+def test_given_output_is_written_and_returned(devices, echo):
+    given = [*inputs(), torch.empty(SHAPE, dtype=torch.float16)]
+    table = remembered(echo, given, given[3])
+    q, k, v, o = *inputs(), torch.empty(SHAPE, dtype=torch.float16)
+    assert table(q, k, v, o) is o
+    assert seen(o).o == o.data_ptr()
+    for input_ in (q, k, v):
+        assert table(q, k, v, input_) is None
+    both = torch.zeros(3, *SHAPE[1:], dtype=torch.float16)
+    assert table(both[:2], k, v, both[1:]) is None  # half of it overlaps
+
+
+# ---------------------------------------------------------------- what is not the same call
+def misaligned(x):
+    return torch.cat((x.flatten(), x.new_zeros(1)))[1:].view(x.shape)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[:1],
+        lambda x: x.bfloat16(),
+        lambda x: x.float(),
+        lambda x: x.transpose(1, 2),
+        lambda x: x.flatten(),
+        lambda x: x[None],
+        misaligned,
+        lambda x: x.to("meta"),
+        lambda x: x.to_sparse(),
+        lambda x: torch.nn.Parameter(x, requires_grad=False),
+        lambda x: x.clone().requires_grad_(),
+        lambda x: None,
+        lambda x: x.numpy(),
+        lambda x: "text",
+    ],
+)
+@pytest.mark.parametrize("place", range(3))
+def test_another_tensor_is_another_call(devices, echo, change, place):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    given = inputs()
+    given[place] = change(given[place])
+    assert table(*given) is None
+    assert table(*inputs()) is not None
+
+
+def test_gradients_are_asked_for_in_every_call(devices, echo):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    q, k, v = inputs()
+    q.requires_grad_()
+    assert table(q, k, v) is None
+    with torch.no_grad():
+        assert table(q, k, v) is not None
+
+
+def test_wrong_numbers_of_arguments(devices, echo):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    for given in ([], inputs()[:2], [*inputs(), *[None] * 5, 1, 2, 3]):
+        assert table(*given) is None
+    with pytest.raises(TypeError, match="no keywords"):
+        table(*inputs(), o=None)
+
+
+# ---------------------------------------------------------------- what is not remembered
+def test_launch_on_a_copy_is_not_remembered(devices, echo):
+    table, o = binding.CallTable(), torch.empty(SHAPE, dtype=torch.float16)
+    q, k, v = inputs()
+    for views in ((q.clone(), k, v), (q, k, v.clone())):
+        launch = arguments(*views, o)
+        assert not table.remember(
+            (q, k, v), (o, None, None), (maker(SHAPE), None, None), echo.launch, launch, 0, ""
+        )
+    launch = arguments(q, k, v, o.clone())
+    assert not table.remember(
+        (q, k, v), (o, None, None), (maker(SHAPE), None, None), echo.launch, launch, 0, ""
+    )
+    assert len(table) == 0
+
+
+def test_remember_refuses_nonsense(devices, echo):
+    table, (q, k, v) = binding.CallTable(), inputs()
+    launch = arguments(q, k, v, q)
+    with pytest.raises(TypeError, match="not the launch of a Kernel"):
+        table.remember((q, k, v), (None,) * 3, (None,) * 3, print, launch, 0, "")
+    with pytest.raises(TypeError, match="tuples of 3"):
+        table.remember((q, k, v), (None,), (None,), echo.launch, launch, 0, "")
+    with pytest.raises(TypeError, match="wanted launch"):
+        table.remember((q, k, v), (None,) * 3, (None,) * 3, echo.launch, (1, 2), 0, "")
+
+
+def test_tables_are_bounded(devices, echo):
+    table = binding.CallTable()
+    for n in range(1, 600):
+        shape = (1, n, 1, 64)
+        q, k, v = inputs(shape)
+        o = torch.empty(shape, dtype=torch.float16)
+        made, makers = (o, None, None), (maker(shape), None, None)
+        assert table.remember((q, k, v), made, makers, echo.launch, arguments(q, k, v, o), 0, n)
+        assert len(table) <= 256
+    assert table(q, k, v) is not None
+
+
+# ---------------------------------------------------------------- devices, errors, threads
+def test_device_of_the_call_is_current_while_it_runs(devices, echo):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16), device=3)
+    assert table(*inputs()) is not None
+    assert (devices.entered, devices.current) == ([3, 0], 0)
+    devices.current = 3
+    assert table(*inputs()) is not None
+    assert devices.entered[2:] == [3]
+
+
+def test_failed_launch_goes_the_long_way(devices, echo):
+    o = torch.empty(SHAPE, dtype=torch.float16)
+    q, k, v = inputs()
+    table, launch = binding.CallTable(), list(arguments(q, k, v, o))
+    launch[3] = 0  # the kernel refuses to write nowhere
+    assert table.remember(
+        (q, k, v), (o, None, None), (maker(SHAPE), None, None), echo.launch, tuple(launch), 0, ""
+    )
+    assert table(q, k, v) is None
+    assert table.last is None
+
+
+def test_error_while_an_output_is_made_is_raised(devices, echo):
+    def out_of_memory():
+        raise MemoryError("no room")
+
+    table, (q, k, v), o = binding.CallTable(), inputs(), torch.empty(SHAPE, dtype=torch.float16)
+    launch = arguments(q, k, v, o)
+    table.remember((q, k, v), (o, None, None), (out_of_memory, None, None), echo.launch, launch, 2, "")
+    with pytest.raises(MemoryError, match="no room"):
+        table(q, k, v)
+    assert devices.current == 0
+
+
+def test_threads_share_a_table_that_fills_up(devices, echo):
+    table, failures = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16)), []
+
+    def work(seed):
+        for n in range(300):
+            shape = (1, 4 + n, 1 + seed, 64)
+            q, k, v = inputs(shape)
+            o = torch.empty(shape, dtype=torch.float16)
+            launch = arguments(q, k, v, o)
+            table.remember((q, k, v), (o, None, None), (maker(shape), None, None), echo.launch, launch, 0, n)
+            again = table(q, k, v)
+            if again is not None and seen(again).q != q.data_ptr():
+                failures.append(n)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_tables_keep_no_tensor_and_give_back_what_they_hold(devices, echo):
+    import gc
+    import weakref
+
+    class Label:
+        pass
+
+    label, given, o = Label(), inputs(), torch.empty(SHAPE, dtype=torch.float16)
+    table = remembered(echo, given, o, label)
+    alive = [weakref.ref(x) for x in (*given, o, label)]
+    result = table(*given)
+    alive.append(weakref.ref(result))
+    del given, o, result, label
+    gc.collect()
+    assert [x() is None for x in alive] == [True] * 4 + [False, True]
+    del table
+    assert alive[4]() is None

@@ -1,0 +1,140 @@
+"""How calls are remembered, with tables that a test can look into."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flash_attention import attention, last_kernel, prepare, remembered
+from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
+
+CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
+KERNEL = ForwardKernel(CONFIG)
+KEY = ("attention", False, None, (None, None), 0.0, False, id(None), None)
+LAUNCHED = SimpleNamespace(launch=print, arguments=())
+
+
+class Table:
+    """Knows what it was told of, by its first tensor's shape."""
+
+    def __init__(self):
+        self.told, self.last = {}, None
+
+    def remember(self, given, made, makers, launch, arguments, device, label):
+        self.told[given[0].shape] = label
+
+    def __call__(self, q, *rest):
+        self.last = self.told.get(q.shape, self.last)
+        return q + 1 if q.shape in self.told else None
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch):
+    backend = SimpleNamespace(call_table=Table, maker_like=lambda x: x.clone)
+    monkeypatch.setattr(remembered, "backend", lambda name: backend)
+    remembered.forget()
+    yield
+    remembered.forget()
+
+
+def remember(q, key=KEY, config=None, kernel=KERNEL):
+    remembered.remember(key, (q, q, q, None, None), config, kernel, LAUNCHED, (q, None, None))
+
+
+def test_a_call_like_an_earlier_one_is_repeated():
+    q = torch.zeros(1, 8, 2, 64)
+    assert remembered.repeat(KEY, q, q, q) is None
+    remember(q)
+    assert remembered.repeat(KEY, q, q, q).sum() == q.numel()
+    assert remembered.repeat(("attention_varlen", *KEY[1:]), q, q, q) is None
+    assert remembered.repeat(KEY, q[:, 1:], q, q) is None
+    remembered.forget()
+    assert remembered.repeat(KEY, q, q, q) is None
+
+
+@pytest.mark.parametrize("place", range(1, len(KEY)))
+def test_every_option_tells_calls_apart(place):
+    q = torch.zeros(1, 8, 2, 64)
+    remember(q)
+    other = [*KEY]
+    other[place] = ["text", True, 0.5, (3, None), 30.0, True, id(CONFIG), "cuda"][place]
+    assert remembered.repeat(tuple(other), q, q, q) is None
+
+
+def test_options_that_may_change_are_not_remembered():
+    q, scale = torch.zeros(1, 8, 2, 64), torch.tensor(0.5)
+    key = (*KEY[:2], scale, *KEY[3:])
+    remember(q, key)
+    assert remembered.repeat(key, q, q, q) is None
+    assert remembered.repeat((*KEY[:3], [None, None], *KEY[4:]), q, q, q) is None  # cannot be hashed
+
+
+def test_tables_are_bounded_and_hold_their_configurations():
+    q = torch.zeros(1, 8, 2, 64)
+    for n in range(3 * remembered.MAX_TABLES):
+        remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
+        assert len(remembered._tables) == len(remembered._configs) <= remembered.MAX_TABLES
+    assert remembered._configs[0] is CONFIG
+
+
+def test_last_kernel_is_that_of_the_latest_call():
+    q = torch.zeros(1, 8, 2, 64)
+    other = ForwardKernel(CONFIG.__class__(DType.BF16, *(64, 64, 64, 4), *(True,) * 3, 0, 2, 2, True, True))
+    remember(q)
+    remember(q[:, 1:], kernel=other)
+    for x, kernel in ((q, KERNEL), (q[:, 1:], other), (q, KERNEL)):
+        remembered.repeat(KEY, x, x, x)
+        assert last_kernel() is kernel
+    half = q[:, 2:].half()
+    attention(half, half, half)
+    assert last_kernel() not in (KERNEL, other)
+    table = remembered._tables[KEY]
+    table.told[half.shape] = KERNEL
+    remembered.repeat(KEY, half, half, half)
+    assert last_kernel() is KERNEL
+
+
+def test_forward_is_found_by_its_configuration_alone():
+    q = torch.zeros(1, 64, 2, 64)
+    twin = FlashForwardKernelConfig(*(getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__))
+    remember(q, (id(CONFIG),), CONFIG)
+    latest = last_kernel()
+    assert remembered.repeat_forward(CONFIG, q, q, q, None) is not None
+    assert (
+        remembered.repeat_forward(twin, q, q, q, None) is None
+    )  # equal, but its fields' types are not checked
+    assert last_kernel() is latest
+
+
+def test_prepare_forgets(monkeypatch):
+    from flash_attention import choosing
+    from flash_attention.problem import AttentionProblem
+
+    q = torch.zeros(1, 8, 2, 64)
+    remember(q)
+    acted = SimpleNamespace(
+        device_facts_of=lambda device: SimpleNamespace(target=90),
+        load_kernel=lambda *a: 1,
+        get_kernel=lambda *a: 1,
+    )
+    monkeypatch.setattr(choosing, "backend", lambda name: acted)
+    monkeypatch.setattr(choosing, "select", lambda *a, **kw: SimpleNamespace(kernel=KERNEL))
+    monkeypatch.setattr(choosing, "_choice", lambda *a, **kw: None)
+    prepare([AttentionProblem(DType.FP16, 1, 8, 8, 2, 2, 64, 64)])
+    assert remembered.repeat(KEY, q, q, q) is None
+    choosing.choose.cache_clear()
+
+
+def test_a_cpu_call_is_never_remembered():
+    q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    for _ in range(2):
+        attention(q, q, q)
+    assert not remembered._tables
+
+
+def test_windows_are_checked_in_every_call():
+    q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    attention(q, q, q, window=(1, None))
+    for window in ((True, None), (1.0, None)):
+        with pytest.raises(TypeError, match="window's left limit"):
+            attention(q, q, q, window=window)
