@@ -54,7 +54,7 @@ def report_command(
     written = write_figures(report, out)
     for path in written:
         console.print(str(path), markup=False, soft_wrap=True)
-    changed = readme is not None and update_readme(readme, report)
+    changed = readme is not None and update_readme(readme, report, paths)
     if readme is not None:
         text = "tables updated" if changed else "already up to date"
         console.print(f"{readme}: {text}", markup=False, soft_wrap=True)
