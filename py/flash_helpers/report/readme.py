@@ -15,7 +15,8 @@ from flash_helpers.report.data import Report, family_label
 from flash_helpers.report.page import facts_line, ratio_rows
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- results: (?P<name>[\w-]+)(?: of (?P<file>[\w.-]+))? -->\n).*?(?P<end><!-- end results -->)",
+    r"(?P<begin><!-- results: (?P<name>[\w-]+)(?: of (?P<file>[\w.-]+))? -->\n).*?"
+    r"(?P<end><!-- end results -->)",
     re.DOTALL,
 )
 
