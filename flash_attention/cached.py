@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flash_attention import eager, remembered, torch_ops
-from flash_attention.attention import dispatch_modes
+from flash_attention.attention import dispatch_modes, is_tracing
 from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
 from flash_attention.options import Options
@@ -53,7 +53,7 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
-    if not (is_dynamo_compiling() or dispatch_modes()):
+    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
         if window is not UNLIMITED:
             window = checked_window(window)
         key = ("attention_cached", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
