@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,29 +25,40 @@ HEAD_SIZES = range(8, 257, 8)
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
 # ---------------------------------------------------------------------- numbers
+def checked_flag(name: str, value: object) -> bool:
+    """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true."""
+    if isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} is {value!r}; it must be True or False")
+
+
 def checked_scale(softmax_scale: float | None, d_head: int) -> float:
     """The factor of the scores; None: d_head ** -0.5.
 
     Raises:
         TypeError: not a number that the host can read without waiting.
-        ValueError: not finite.
+        ValueError: not finite in float32.
     """
     if softmax_scale is None:
         return d_head**-0.5
     scale = _number("softmax_scale", softmax_scale)
-    if not math.isfinite(scale):
+    if not abs(scale) <= FLOAT32_MAX:
         raise ValueError(
-            f"softmax_scale is {scale}; it must be finite: None means d_head ** -0.5, and 0.0 means zero"
+            f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
+            "means zero"
         )
     return scale
 
 
 def checked_softcap(softcap: float) -> float:
-    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, infinite, NaN."""
+    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32."""
     cap = _number("softcap", softcap)
-    if not (math.isfinite(cap) and cap >= 0):
-        raise ValueError(f"softcap is {cap}; it must be finite and at least 0: 0.0 means no cap")
+    if not 0 <= cap <= FLOAT32_MAX:
+        raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
     return cap
 
 
@@ -72,7 +84,10 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
         return float(value)
     if isinstance(value, Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number beyond float64
+            return math.inf if value > 0 else -math.inf
     given = f"a tensor on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise TypeError(
         f"{name} is {given}; it must be a number (or a 0-d CPU tensor): reading it must not wait for a device"
