@@ -44,6 +44,7 @@ def attention_cached(
         seqused_k: (batch,) int32 on the device of q; counts beyond the capacity are cut down to it.
         block_table: (batch, max_pages) int32 on the device of q: key j of item b is row ``j % page_size`` of
             page ``block_table[b, j // page_size]``. Entries behind an item's last key may hold anything.
+            Others are refused on the CPU, and not read on the host of a GPU, where they must be right.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
             ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 

@@ -757,3 +757,15 @@ def test_c29_a_cache_of_keys(device, page_size, seq_q):
             expected, expected_lse = reference(q[one], k[one, :n], v[one, :n], **options)
             torch.testing.assert_close(out[one].double(), expected, atol=2e-3, rtol=2e-3)
             torch.testing.assert_close(lse[one].double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("page", "refused"), [(3, True), (-1, True), (2, False)])
+def test_c29_pages_that_are_not_there_are_refused_where_they_are_read(page, refused):
+    q, k, v = ramps((2, 1, 2, 64), (3, 16, 2, 64), "cpu")
+    seqused = torch.tensor([17, 16], dtype=torch.int32)
+    table = torch.tensor([[0, page], [1, 99]], dtype=torch.int32)  # the second item's second page is not used
+    if refused:
+        with pytest.raises(ValueError, match=rf"block_table\[0, 1\] is {page}.* the pages 0 to 2"):
+            attention_cached(q, k, v, seqused, block_table=table)
+    else:
+        assert attention_cached(q, k, v, seqused, block_table=table).shape == q.shape
