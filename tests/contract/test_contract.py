@@ -486,6 +486,18 @@ def test_c17_grad(device, which):
     assert torch.equal(attend(*(x.detach() for x in inputs)), expected)
 
 
+def test_c17_tangents_are_refused(device):
+    q, k, v = ramps((1, 8, 2, 64), (1, 8, 2, 64), device)
+    expected = attend(q, k, v)  # a call that was made before
+    with torch.autograd.forward_ad.dual_level():
+        for place, name in enumerate(("q", "k", "v")):
+            given = [q, k, v]
+            given[place] = torch.autograd.forward_ad.make_dual(given[place], torch.ones_like(given[place]))
+            with pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
+                attend(*given)
+        assert torch.equal(attend(q, k, v), expected)
+
+
 # ---------------------------------------------------------------------- what is returned
 def test_c18_new_output(device):
     q, k, v = ramps((2, 20, 2, 64), (2, 30, 2, 64), device, BFLOAT)
