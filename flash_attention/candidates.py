@@ -59,7 +59,7 @@ def unable_reason(
         return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
     if problem.tma_obstacle and isinstance(config, HopperForwardKernelConfig):
         return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
-    if problem.paged and not getattr(config, "async_copy", False):
+    if problem.paged and not getattr(config, "async_copy", True):
         return "pages are copied asynchronously, which it does not do (async_copy)"
     if problem.lse and getattr(config, "tensor_row_sums", False):
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"

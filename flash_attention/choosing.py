@@ -17,7 +17,7 @@ from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.problem import UNLIMITED, AttentionProblem, Window, visible_limits
 from flash_attention.select import Choice, select
-from flash_attention.tma import stride_obstacle
+from flash_attention.tma import page_obstacle, stride_obstacle
 from flash_helpers import environment
 from flash_helpers.build import CompilerNotFoundError, build_kernels
 from flash_helpers.build.nvcc import find_nvcc
@@ -74,7 +74,7 @@ def problem_of(
         cached=capacity is not None,
         paged=paged,
         lse=lse,
-        tma_obstacle=stride_obstacle(q=q, k=k, v=v),
+        tma_obstacle=stride_obstacle(q=q, k=k, v=v) or (page_obstacle(k.shape[1]) if paged else None),
     )
 
 

@@ -113,12 +113,13 @@ def select(
     """
     given, problem = problem, problem.with_rows_packed()
     measured = measured_choices(problem, facts) if candidates is None else []
-    known = _known_best(problem, facts, database, measured, candidates)
+    ahead = _known_best(problem, facts, database, measured, candidates)
+    known = ahead[0] if ahead else None
     seen_as = None if problem == given else problem
     if known is not None and not explained and is_built(known[0]):
         return Choice(known[0], known[1], n_splits=known[2], problem=seen_as)
 
-    predictions, rejected = _predictions(problem, facts, measured, known, candidates)
+    predictions, rejected = _predictions(problem, facts, measured, ahead, candidates)
     if not predictions:
         raise NoKernelError(_nothing_fits(given, facts, rejected))
     ranked = sorted(predictions, key=lambda kernel: predictions[kernel].seconds)
@@ -133,7 +134,10 @@ def select(
         limit = GOOD_ENOUGH * max(predictions[best].seconds, fastest.seconds)
         if not may_build():
             limit = float("inf")
-        built = next((k for k in ranked if predictions[k].seconds <= limit and is_built(k)), None)
+        # What was measured to be next best comes before what the model says of others.
+        built = next((kernel for kernel, _, _ in ahead if is_built(kernel)), None) or next(
+            (k for k in ranked if predictions[k].seconds <= limit and is_built(k)), None
+        )
         if built is None:
             reason += "; it is not built yet, and no built one comes near it"
         else:
@@ -161,28 +165,30 @@ def _known_best(
     database: TuningDatabase | None,
     measured: Sequence[MeasuredChoice],
     candidates: Iterable[ForwardConfig] | None,
-) -> tuple[ForwardKernel, str, int] | None:
-    """Kernel, reason and parts by measurement; None: nothing was measured that could compute it.
+) -> list[tuple[ForwardKernel, str, int]]:
+    """Kernels, reasons and parts by measurement, the best first; empty: none that could compute it.
 
     Tuning times kernels without features that take all keys in one go: it is asked about no others, nor
     where parts of the keys fill the GPU. A family's choice gives way only to what was measured beside it.
     """
     usable = next((choice for choice in measured if choice.obstacle is None), None)
+    known: list[tuple[ForwardKernel, str, int]] = []
     plain = not any(on for name, on in problem.features().items() if name != "causal")
     if database is not None and plain and (usable is None or usable.n_splits == 1):
         chosen = None if usable is None else usable.kernel.config
         for config, basis in database.ranked(problem, facts, chosen):
             if _can(config, problem, facts, candidates):
-                return kernel_for(config, problem), f"measured to be the quickest: {basis}", 1
-    if usable is None:
-        return None
+                text = "measured to be among the quickest" if known else "measured to be the quickest"
+                known.append((kernel_for(config, problem), f"{text}: {basis}", 1))
+    if known or usable is None:
+        return known
     family = family_of(usable.kernel).name
     reason = f"the choice of the {family} family for such problems: {usable.reason}"
     if usable.n_splits > 1:
         reason += f"; keys in {usable.n_splits} parts, so that their blocks fill the GPU"
     for choice in measured[: measured.index(usable)]:
         reason += f"; {family_of(choice.kernel).name} kernels cannot: {choice.obstacle}"
-    return usable.kernel, reason, usable.n_splits
+    return [(usable.kernel, reason, usable.n_splits)]
 
 
 def _can(
@@ -200,7 +206,7 @@ def _predictions(
     problem: AttentionProblem,
     facts: DeviceFacts,
     measured: Sequence[MeasuredChoice],
-    known: tuple[ForwardKernel, str, int] | None,
+    known: Sequence[tuple[ForwardKernel, str, int]],
     candidates: Iterable[ForwardConfig] | None,
 ) -> tuple[dict[ForwardKernel, Prediction], list[Rejected]]:
     """The expected time of every kernel that can compute the problem, and the others with their reasons."""
@@ -223,8 +229,8 @@ def _predictions(
                 able[kernel] = predict(kernel, problem, facts)
         else:
             rejected[choice.kernel] = Rejected(choice.kernel, choice.obstacle)
-    if known is not None:
-        able[known[0]] = predict(known[0], problem, facts)
+    for kernel, _, _ in known:
+        able[kernel] = predict(kernel, problem, facts)
     return able, [r for kernel, r in rejected.items() if kernel not in able]
 
 

@@ -70,12 +70,14 @@ def bench(
     peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
     dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16",
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
-    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
-    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
+    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384; on the CPU 4096")] = 0,
+    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048; on the CPU 512")] = 0,
     rounds: Annotated[int, typer.Option("--rounds", "--n-runs", "--n_runs")] = 11,
     modes: Annotated[str, typer.Option(help="out of hot,paused,cold,graph,call,host")] = "hot,paused",
     automatic: Annotated[bool, typer.Option(help="time attention() too")] = False,
-    json: Annotated[Path | None, typer.Option(help="write a result file")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write a result file, for report; -: to standard output")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cuda, cuda:1, cpu; default: the GPU if there is one")
     ] = None,
@@ -236,18 +238,13 @@ def report(
     out: Annotated[Path, typer.Option(help="folder to write to")] = Path("report"),
     mode: Annotated[str, typer.Option(help="hot, paused, cold, graph or call")] = "hot",
     readme: Annotated[Path | None, typer.Option(help="fill the marked tables of this file too")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
 ) -> None:
     """One self-contained HTML page and figures from result files."""
     with shown_errors():
-        from flash_helpers.report.command import write_report
-        from flash_helpers.report.data import load_report
-        from flash_helpers.report.readme import update_readme
+        from flash_helpers.report.command import report_command
 
-        for path in write_report(results, out, mode):
-            typer.echo(path)
-        if readme is not None:
-            changed = update_readme(readme, load_report(results, mode))
-            typer.echo(f"{readme}: {'tables updated' if changed else 'already up to date'}")
+        report_command(results, out, mode, readme, json)
 
 
 def main() -> None:

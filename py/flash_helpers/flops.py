@@ -6,8 +6,6 @@ operations for each (query, key) pair that the mask lets through. Softmax work i
 
 from __future__ import annotations
 
-import numpy as np
-
 Window = tuple[int | None, int | None]
 
 
@@ -25,12 +23,21 @@ def visible_pairs(seq_len_q: int, seq_len_k: int, causal: bool = False, window: 
     left, right = window
     if causal:
         right = 0 if right is None else min(right, 0)
-    position = np.arange(seq_len_q, dtype=np.int64) + (seq_len_k - seq_len_q)
-    first = np.zeros_like(position) if left is None else np.maximum(position - left, 0)
-    last = np.full_like(position, seq_len_k - 1)
-    if right is not None:
-        last = np.minimum(last, position + right)
-    return int(np.maximum(last - first + 1, 0).sum())
+    whole = seq_len_q * seq_len_k
+    up_to = whole if right is None else _keys_before(right + 1, seq_len_q, seq_len_k)
+    below = 0 if left is None else _keys_before(-left, seq_len_q, seq_len_k)
+    return max(0, up_to - below)
+
+
+def _keys_before(distance: int, seq_len_q: int, seq_len_k: int) -> int:
+    """Over all queries, the keys before p + distance: the sum of min(max(p + distance, 0), seq_len_k)."""
+
+    def clamped_below(end: int) -> int:  # the sum of min(max(x, 0), seq_len_k) over all x < end
+        rising = min(max(end - 1, 0), seq_len_k)
+        return rising * (rising + 1) // 2 + max(end - 1 - seq_len_k, 0) * seq_len_k
+
+    first = seq_len_k - seq_len_q + distance
+    return clamped_below(first + seq_len_q) - clamped_below(first)
 
 
 def attention_flop(batch: int, heads: int, d_head: int, pairs: int) -> int:

@@ -67,12 +67,24 @@ def select_kernels(text: str, causal: str = "no") -> list[ForwardKernel]:
     masks = [ForwardTraits(causal=on) for on in CAUSAL[causal]]
     if not text.strip().startswith("("):
         return [ForwardKernel(config, traits) for config in select_configs(text) for traits in masks]
-    kernels = []
-    for part in filter(None, map(str.strip, text.split(";"))):
-        name, separator, words = part.partition("|")
-        for traits in [_parse_traits(words)] if separator else masks:
-            kernels.append(ForwardKernel(parse_short_form(name.strip()), traits))
-    return kernels
+    parts = filter(None, map(str.strip, text.split(";")))
+    return [kernel for part in parts for kernel in _kernels_of(part, masks)]
+
+
+def parse_kernel(text: str, causal: bool = False) -> ForwardKernel:
+    """One kernel; a short form that names its traits, ``(...): ... | causal``, decides the mask itself.
+
+    Raises:
+        ValueError: see ``parse_short_form``; an unknown trait.
+    """
+    (kernel,) = _kernels_of(text, [ForwardTraits(causal=causal)])
+    return kernel
+
+
+def _kernels_of(part: str, masks: Sequence[ForwardTraits]) -> list[ForwardKernel]:
+    name, separator, words = part.partition("|")
+    traits = [_parse_traits(words)] if separator else masks
+    return [ForwardKernel(parse_short_form(name.strip()), each) for each in traits]
 
 
 def parse_short_form(text: str) -> ForwardConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +135,8 @@ def free_bytes(device: torch.device) -> int:
 
 def grid(
     dtypes: Iterable[DType],
-    seq_lens: Iterable[int],
-    d_heads: Iterable[int],
+    seq_lens: Sequence[int],
+    d_heads: Sequence[int],
     causals: Iterable[bool] = (False,),
     batch: int = 0,
     heads: int = 0,
@@ -146,7 +146,13 @@ def grid(
     """Every combination; a batch or head count of 0 keeps the work alike over the grid.
 
     Then batch = tokens / seq_len and heads = width / d_head, at least 1.
+
+    Raises:
+        ValueError: a length or head size below 1.
     """
+    for name, sizes in (("seq_len", seq_lens), ("d_head", d_heads)):
+        if wrong := [size for size in sizes if size < 1]:
+            raise ValueError(f"{name} is {wrong[0]}; it must be at least 1")
     return [
         Problem(dtype, batch or max(1, tokens // s), heads or max(1, width // d), s, d, causal)
         for dtype in dtypes

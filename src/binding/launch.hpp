@@ -135,6 +135,7 @@ inline bool read_launch(const Kernel &kernel, PyObject *const *args, Py_ssize_t 
         .window_right = kUnbounded,
     };
     if (n_args > kLaunchArity && !read_features(args[13], problem)) return false;
+    if (problem.block_table != nullptr) problem.n_pages = read_size(k_shape, 0);
     stream = read_pointer(args[5]);
     if (PyErr_Occurred()) return false;
     if (!fits(problem.d_head, kernel.d_head, kernel) || !fits(problem.d_head_v, kernel.d_head_v, kernel)) {

@@ -144,7 +144,7 @@ struct ForwardProblem {
     // block_table is (batch, max_pages), the pages of each sequence. seq_len_k is max_pages * page_size,
     // which seqused_k cuts down; cu_seqlens_k is nullptr.
     const int *block_table;
-    int max_pages, page_size;
+    int n_pages, max_pages, page_size;
 };
 
 // Resources of a compiled kernel as the driver reports them for the current device.

@@ -83,6 +83,16 @@ EVERYTHING = tuple(
 )
 
 
+PAGED = tuple(
+    replace(case, page=page)
+    for page in (16, 48, 128, 512)
+    for case in (
+        Case(1, 700, batch=4, heads=(8, 2), used=(700, 1, 0, 449), parts=3),
+        Case(70, 1300, batch=3, used=(1300, 70, 16), parts=2),
+    )
+)
+
+
 def padded(*sizes: tuple[int, int]) -> tuple[Case, ...]:
     """The same lengths with columns of (q and k, v and o)."""
     return tuple(Case(333, 500, d=d, d_v=d_v) for d, d_v in sizes)
@@ -107,6 +117,10 @@ CASES: tuple[tuple[ForwardKernel, tuple[Case, ...]], ...] = (
     (kernel(FP16, 64, 512, "causal sinks split"), SPLITS),
     (kernel(FP16, 128, 1, "varlen split"), CACHES),
     (kernel(BF16, 64, 512, "causal varlen split"), CACHES),
+    (kernel(BF16, 128, 1, "varlen split paged"), PAGED),
+    (kernel(FP16, 64, 512, "causal varlen paged"), PAGED),
+    (kernel(BF16, 256, 512, "varlen paged"), PAGED),
+    (kernel(FP16, 128, 4096, "causal varlen split paged"), PAGED),
     (kernel(BF16, 64, 4096, "padded_head"), padded((8, 8), (32, 40), (64, 56))),
     (kernel(FP16, 128, 512, "causal padded_head"), padded((72, 120), (104, 104))),
     (kernel(BF16, 96, 512, "padded_head"), padded((80, 80))),
@@ -119,6 +133,7 @@ CASES: tuple[tuple[ForwardKernel, tuple[Case, ...]], ...] = (
     (kernel(BF16, 128, 4096, "window softcap sinks varlen split padded_head"), EVERYTHING),
 )
 KERNELS = [kernel for kernel, _ in CASES]
+PACKED_KERNELS = [k for k in KERNELS if k.traits.varlen and not k.traits.paged]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,8 +152,19 @@ def with_trait(trait: str) -> ForwardKernel:
     return next(k for k in KERNELS if getattr(k.traits, trait) and not k.traits.varlen)
 
 
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.traits.paged], ids=ForwardKernel.short_form)
+@pytest.mark.parametrize("page", [16, 48, 256])
+def test_pages_have_no_influence_on_the_bits(kernel: ForwardKernel, page: int) -> None:
+    case = Case(5, 900, batch=3, heads=(4, 2), used=(900, 33, 400), parts=2, page=page)
+    without = replace(kernel, traits=replace(kernel.traits, paged=False))
+    for paged, plain in zip(Call(kernel, case).launch(), Call(without, case).launch(), strict=True):
+        assert torch.equal(paged, plain)
+
+
 # ---------------------------------------------------------------------- NaN
-@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.traits.varlen], ids=ForwardKernel.short_form)
+@pytest.mark.parametrize(
+    "kernel", [k for k in KERNELS if k.traits.varlen and not k.traits.paged], ids=ForwardKernel.short_form
+)
 def test_a_sequence_does_not_feel_its_neighbours(kernel: ForwardKernel) -> None:
     """Not in a bit: tiles that run past a sequence's end hold zeros there, whatever the next one is."""
     call = Call(kernel, Case((70, 100, 250), (200, 333, 300), softcap=20.0, parts=2))

@@ -163,7 +163,12 @@ def same(got: Tensor, expected: Tensor) -> None:
         assert (got == expected).all()
 
 
-def test_cache_in_pages_and_reordered_gives_the_same() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_cache_in_pages_and_reordered_gives_the_same(compiled: bool) -> None:
+    call = flash_attn.flash_attn_with_kvcache
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
     q, k_cache, v_cache, k, v = cache_call()
     lengths = torch.tensor(LENGTHS).int()
     order = torch.tensor([1, 0])
@@ -177,14 +182,10 @@ def test_cache_in_pages_and_reordered_gives_the_same() -> None:
         q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True
     )
     table[1, 1:] = -1  # not used by a sequence of 3
-    got = flash_attn.flash_attn_with_kvcache(
-        q, *paged, k, v, cache_seqlens=lengths, block_table=table, causal=True
-    )
+    got = call(q, *paged, k, v, cache_seqlens=lengths, block_table=table, causal=True)
     same(got, expected)
     assert (paged[0][table[0]].flatten(0, 1)[:20] == k_cache[0, :20]).all()
-    got = flash_attn.flash_attn_with_kvcache(
-        q, *reordered, k, v, cache_seqlens=lengths, cache_batch_idx=order, causal=True
-    )
+    got = call(q, *reordered, k, v, cache_seqlens=lengths, cache_batch_idx=order, causal=True)
     same(got, expected)
     torch.testing.assert_close(reordered[1], v_cache[order], equal_nan=True, atol=0, rtol=0)
 
@@ -300,6 +301,8 @@ def test_rotation_keeps_the_other_columns() -> None:
         ({"rotary_cos": torch.ones(64, 17), "rotary_sin": torch.ones(64, 17)}, "rotary_cos has shape"),
         ({"block_table": torch.zeros(2, 4).int(), "cache_batch_idx": torch.zeros(2).int()}, "exclude"),
         ({"cache_seqlens": torch.zeros(3).int()}, r"shape \(3,\)"),
+        ({"cache_batch_idx": torch.zeros(3).int()}, r"cache_batch_idx is torch.int32 of shape \(3,\)"),
+        ({"block_table": torch.zeros(1, 4).int()}, r"block_table is torch.int32 of shape \(1, 4\)"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit(change: dict, text: str) -> None:

@@ -118,7 +118,7 @@ def test_inductor_on_a_layer() -> None:
     weight = ramp((D_HEAD, 3 * HEADS * D_HEAD), 3) / 16
 
     def layer(x: Tensor) -> Tensor:
-        q, k, v = (x @ weight).unflatten(-1, (3, HEADS, D_HEAD)).unbind(2)
+        q, k, v = (x @ weight).reshape(BATCH, -1, 3, HEADS, D_HEAD).unbind(2)
         return attention(q.sin(), k, v, causal=True).transpose(1, 2).flatten(2) * 2
 
     x = ramp((BATCH, 40, D_HEAD), 5)
@@ -252,6 +252,13 @@ def test_opcheck() -> None:
     torch.library.opcheck(ops.attention_out.default, (q, k, v, *with_sinks, torch.empty_like(q)))
     torch.library.opcheck(ops.attention_varlen.default, (*rows, *options))
     torch.library.opcheck(ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0])))
+    used, table = torch.tensor([20, 3]).int(), torch.tensor([[1, 0], [2, -1]]).int()
+    pages = [torch.cat((x, x))[:3, :16] for x in (k, v)]
+    torch.library.opcheck(ops.attention_cached.default, (q, k, v, used, None, *options))
+    torch.library.opcheck(ops.attention_cached.default, (q, *pages, used, table, *options))
+    torch.library.opcheck(
+        ops.attention_cached_out.default, (q, *pages, used, table, *with_sinks, torch.empty_like(q))
+    )
 
 
 def test_eager_calls_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from flash_attention import attention, attention_varlen
 
+transformers = pytest.importorskip("transformers")  # who imports this is skipped then, with the reason
 NAME = "this_library"  # transformers takes a name with "flash" in it for one of its own packages
 
 
 def register() -> None:
     """Makes the implementation known to ``transformers``."""
-    AttentionInterface.register(NAME, model_attention)
-    AttentionMaskInterface.register(NAME, padding_of)
+    transformers.AttentionInterface.register(NAME, model_attention)
+    transformers.AttentionMaskInterface.register(NAME, padding_of)
 
 
 def padding_of(*sizes: Any, attention_mask: Tensor | None = None, **unused: Any) -> Tensor | None:

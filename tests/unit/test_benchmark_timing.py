@@ -33,11 +33,11 @@ class SimulatedCuda:
         cuda.current_stream = lambda: SimpleNamespace(synchronize=self.synchronize)
         cuda._sleep = self.sleep
         cuda.Event = lambda enable_timing=False: SimulatedEvent(self)
-        self.uint8 = torch.uint8
+        self.int32 = torch.int32
 
-    def empty(self, *args: object, **kwargs: object) -> SimpleNamespace:
-        """A buffer whose overwriting takes 1 ms."""
-        return SimpleNamespace(zero_=lambda: self.launch(1e-3))
+    def zeros(self, *args: object, **kwargs: object) -> SimpleNamespace:
+        """A buffer whose reading takes 1 ms, its overwriting 2 ms."""
+        return SimpleNamespace(sum=lambda: self.launch(1e-3), zero_=lambda: self.launch(2e-3))
 
     def launch(self, seconds: float) -> None:
         self.host += self.launch_seconds
@@ -89,9 +89,9 @@ def measured(machine: SimulatedCuda, mode: str, seconds: float) -> tuple[float, 
 
 
 @pytest.mark.parametrize("seconds", [2e-6, 1e-4, 10e-3])
-@pytest.mark.parametrize("mode", ["kernel", "cold"])
+@pytest.mark.parametrize("mode", ["kernel", "cold", "dirty"])
 def test_kernel_time_is_the_gpus_alone(machine: SimulatedCuda, mode: str, seconds: float) -> None:
-    """Neither launches, nor the sleep, nor the overwriting of the cache are counted."""
+    """Neither launches, nor the sleep, nor the filling of the cache are counted."""
     milliseconds, timed = measured(machine, mode, seconds)
     assert milliseconds == pytest.approx(seconds * 1e3, rel=1e-6)
     assert timed.launch_hidden
@@ -131,7 +131,7 @@ def test_a_call_that_waits_for_the_gpu_is_reported(machine: SimulatedCuda) -> No
 
 
 def test_unknown_mode_names_the_known_ones(machine: SimulatedCuda) -> None:
-    with pytest.raises(ValueError, match="kernel, cold, graph, call, host"):
+    with pytest.raises(ValueError, match="kernel, cold, dirty, graph, call, host"):
         CudaTimer(torch.device("cuda", 0)).measure("warm")
     with pytest.raises(ValueError, match="kernel, call"):
         CpuTimer().measure("graph")

@@ -90,6 +90,14 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
         (("explain", "x"), "Close to it are"),
+        (("bench", "0", "64"), "seq_len is 0; it must be at least 1"),
+        (("bench", "64", "64,-8"), "d_head is -8; it must be at least 1"),
+        (("bench", "64", "64", "--device", "gpu"), "device is 'gpu'; here are: cpu"),
+        (("ladder", "--device", "gpu"), "device is 'gpu'; here are: cpu"),
+        (("tune", "--device", "gpu"), "device is 'gpu'; here are: cpu"),
+        (("build", SHORT_FORM, "--target", "80", "--jobs", "0"), "jobs is 0; allowed"),
+        (("bench", "9000000", "64", "--kernels", "none"), "wants"),
+        (("report", "pyproject.toml"), "can't be read as a result file"),
     ],
 )
 def test_mistakes_end_with_a_message_and_status_2(arguments: tuple[str, ...], message: str) -> None:
@@ -104,6 +112,8 @@ def test_mistakes_end_with_a_message_and_status_2(arguments: tuple[str, ...], me
     [
         (("tune", "512"), "no CUDA device can be used here"),
         (("tune", "--budget", "0", "--export", "x.json"), "no CUDA device can be used here"),
+        (("bench", "64", "64", "--device", "cuda"), "no CUDA device can be used here"),
+        (("ladder", "--device", "cuda:3"), "no CUDA device can be used here"),
         (("bench", "64", "64", "--kernels", "tuned"), "there is none here"),
         (("build", "ladder"), "--target 80, 86, 89 or 90"),
     ],
@@ -148,6 +158,48 @@ def test_configs_say_what_a_device_can_run() -> None:
     assert (tuned["smem_bytes"], tuned["blocks_per_sm"], tuned["infeasible"]) == (49152, 2, None)
     shown = run("configs", "ladder", "--device", "A100").stdout
     assert "7 kernels, 0 built, 7 run on A100" in shown
+
+
+# ---------------------------------------------------------------- explain and bench
+def test_explain_reads_the_traits_of_a_short_form() -> None:
+    (explained,) = json_of("explain", f"{SHORT_FORM} | causal")  # type: ignore[misc]
+    assert explained["problem"]["causal"]
+    assert explained["kernel"] == f"{SHORT_FORM} | causal"
+    assert json_of("explain", SHORT_FORM, "--causal") == [explained]
+    assert "unknown trait 'sideways'" in run("explain", f"{SHORT_FORM} | sideways").output
+
+
+def test_explain_of_a_length_beyond_every_memory_ends_at_once() -> None:
+    (explained,) = json_of("explain", SHORT_FORM, "--seq-len", str(10**11), "--causal")  # type: ignore[misc]
+    assert explained["problem"]["seq_len"] == 10**11
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_bench_writes_its_file_to_standard_output_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ("bench", "32,64", "64", "--kernels", "none", "--rounds", "1")
+    document = json_of(*arguments)
+    assert isinstance(document, dict)
+    assert {row["problem"]["seq_len"] for row in document["rows"]} == {32, 64}
+    assert list(tmp_path.glob("-*")) == []
+    assert run(*arguments, "--json", "file.json").exit_code == 0
+    assert json.loads((tmp_path / "file.json").read_text())["schema"] == document["schema"]
+    # What can't be written is found out first.
+    (tmp_path / "taken").write_text("")
+    result = run(*arguments, "--json", "taken/file.json")
+    assert (result.exit_code, "measured" in result.output) == (2, False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_only_kernels_that_run_count_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the set has this head size; an output for each would pass the memory."""
+    import flash_helpers.problem as problem
+
+    monkeypatch.setattr(problem, "free_bytes", lambda device: 2 << 30)
+    result = run("bench", "64", "100", "--kernels", "all", "--rounds", "1", "--peers", "math")
+    assert result.exit_code == 0, result.output
 
 
 # ---------------------------------------------------------------- build and cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from flash_helpers.explain import explain
 from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
 from flash_helpers.explain.command import explain_command, explain_problem_command
 from flash_helpers.explain.explanation import Compiled
-from flash_helpers.explain.floors import floors, matrix_share, work
+from flash_helpers.explain.floors import block_steps, floors, matrix_share, work
 from flash_helpers.explain.rejected import nearest_rejected
 from flash_helpers.explain.render import diff_lines
 from flash_helpers.explain.resources import Waves, occupancy, predict_registers
@@ -296,3 +297,14 @@ def test_mistakes_about_problems_are_explained() -> None:
         explain_problem_command(d_head=0)
     with pytest.raises(NoKernelError, match="no kernel computes bf16 b16 h16 s4096 d512"):
         explain_problem_command(d_head=512, device="A100")
+
+
+def test_visited_blocks_equal_the_count_block_by_block() -> None:
+    sizes = itertools.product((1, 63, 64, 200, 257), (1, 30, 64, 257, 500), (64, 128), (32, 48, 128))
+    for (seq_q, seq_k, B_r, B_c), causal in itertools.product(sizes, (False, True)):
+        expected = 0
+        for first in range(0, seq_q, B_r):
+            last = min(first + B_r, seq_q) - 1
+            keys = max(0, last + seq_k - seq_q + 1) if causal else seq_k
+            expected += -(-keys // B_c)
+        assert block_steps(seq_q, seq_k, B_r, B_c, causal) == expected, (seq_q, seq_k, B_r, B_c, causal)

@@ -207,6 +207,20 @@ def test_readme_tables_are_replaced_between_markers(recorded: Path, tmp_path: Pa
     assert not update_readme(readme, report)  # a second run changes nothing
 
 
+def test_a_table_of_a_named_file_is_filled_from_that_file_only(recorded: Path, tmp_path: Path) -> None:
+    report = load_report([recorded])
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "<!-- results: ratio of other.json -->\nkept\n<!-- end results -->\n"
+        f"<!-- results: ratio of {recorded.name} -->\nold\n<!-- end results -->\n"
+    )
+    assert update_readme(readme, report, [recorded])
+    text = readme.read_text()
+    assert "kept" in text
+    assert "old" not in text
+    assert text.count("| best kernel / best peer |") == 1
+
+
 def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     report = load_report([recorded])
     readme = tmp_path / "README.md"

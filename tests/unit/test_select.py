@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from flash_attention.errors import NoKernelError
 from flash_attention.prediction import predict
 from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.select import GOOD_ENOUGH, select
-from flash_attention.tma import stride_obstacle
+from flash_attention.tma import PAGE_ROWS, page_obstacle, stride_obstacle
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
@@ -33,6 +34,7 @@ from flash_helpers.test.reference import visible_keys
 
 AMPERE = get_kernels_to_build()[0]
 AMPERE_BF16 = next(c for c in get_kernels_to_build() if (c.dtype, c.d_head) == (DType.BF16, 128))
+INCLUDE = Path(__file__).parents[2] / "src" / "include"
 H100, RTX3090 = device_facts("H100"), device_facts("RTX 3090")
 LARGE = AttentionProblem(DType.BF16, 16, 4096, 4096, 16, 16, 128, 128)
 
@@ -293,13 +295,22 @@ def test_one_query_over_a_cache_packs_its_groups_too(paged):
     choice = select(cache, H100)
     assert choice.problem == dataclasses.replace(cache, seq_len_q=4, n_heads=8)
     assert choice.kernel.traits == ForwardTraits(varlen=True, split=True, paged=paged)
-    assert isinstance(choice.kernel.config, HopperForwardKernelConfig) == (not paged)
-    assert (
-        "hopper kernels cannot: kernels of the hopper family are not made for paged" in choice.reason
-    ) == paged
+    assert isinstance(choice.kernel.config, HopperForwardKernelConfig)
     assert choice.n_splits > 8
     for kept in ({"left": 100}, {"sinks": True}, {"cached": False}):
         assert dataclasses.replace(cache, **kept).with_rows_packed() == dataclasses.replace(cache, **kept)
+
+
+def test_pages_that_bulk_copies_cannot_reach_go_to_the_ampere_family():
+    assert page_obstacle(48) is None
+    problem = dataclasses.replace(
+        DECODE, varlen=True, cached=True, paged=True, tma_obstacle=page_obstacle(100)
+    )
+    choice = select(problem, H100)
+    assert not isinstance(choice.kernel.config, HopperForwardKernelConfig)
+    assert "pages have 100 rows; they must have a multiple of 16" in choice.reason
+    text = (INCLUDE / "hopper" / "forward_launcher.cuh").read_text()
+    assert f"kPageAlignment = {PAGE_ROWS};" in text
 
 
 def test_kernels_that_copy_through_registers_take_no_pages():
@@ -346,3 +357,21 @@ def test_small_problems_get_small_query_blocks():
     problem = dataclasses.replace(LARGE, batch=1, seq_len_q=256, seq_len_k=256)
     assert select(problem, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 64
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128
+
+
+def test_where_the_quickest_is_not_built_the_next_measured_one_runs():
+    """And not one that the model likes: a table must not be slower than the choice that it replaces."""
+    facts = device_facts("H100")
+    choice = select(LARGE, facts).kernel
+    tuned = next(c for c in default_candidates() if (c.dtype, c.d_head) == (DType.BF16, 128))
+
+    class Tuned:
+        def ranked(self, problem, facts, chosen=None):
+            return [(tuned, "0.5 ms"), (chosen, "0.6 ms")]
+
+    quickest = select(LARGE, facts, Tuned())
+    assert quickest.kernel.config == tuned
+    for explained in (False, True):
+        found = select(LARGE, facts, Tuned(), is_built=lambda k: k.config != tuned, explained=explained)
+        assert found.kernel == choice
+        assert "would have to be compiled first" in found.reason

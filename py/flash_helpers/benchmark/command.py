@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from rich.console import Console
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, default_device
+from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, named_device
 from flash_helpers.benchmark.table import results_table
+from flash_helpers.commands.output import STDOUT, console_for, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig
@@ -21,6 +21,8 @@ from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.problem import Problem, grid
 from flash_helpers.tune.device import TunedDevice
 from flash_helpers.tune.lookup import tuned_configs
+
+CPU_WORK = (4096, 512)  # tokens and hidden size: a sixteenth of a GPU's grid, so that it ends in minutes
 
 
 def bench_command(
@@ -45,12 +47,13 @@ def bench_command(
         seq_lens, d_heads: of the grid.
         dtypes: names joined by commas.
         causal: ``no``, ``yes`` or ``both``.
-        batch, heads: 0: chosen so that every size is the same amount of work.
+        batch, heads: 0: chosen so that batch · seq_len and heads · d_head are the same for every size: 16384
+            and 2048, on the CPU 4096 and 512.
         kernels: ``tuned``: the best of each tuned bucket of this card; or as in ``select_configs``.
         peers: see ``select_peers``.
         rounds, modes: see ``Plan``.
         automatic: measure ``attention()`` as well.
-        json: result file to write, after each row.
+        json: result file to write, after each row; ``-``: standard output, in the end.
         device: default: the GPU if there is one.
 
     Raises:
@@ -58,7 +61,12 @@ def bench_command(
     """
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
-    console = console or Console(width=None if os.isatty(1) else 160)
+    console = console or console_for(json, width=160)
+    others: list[Implementation] = select_peers(peers)
+    if automatic:
+        others.append(AttentionImplementation())
+    where = named_device(device)
+    tokens, width = (16384, 2048) if where.type == "cuda" else CPU_WORK
     problems = grid(
         [DType.from_string(name) for name in dtypes.split(",")],
         seq_lens,
@@ -66,13 +74,20 @@ def bench_command(
         CAUSAL[causal],
         batch,
         heads,
+        tokens,
+        width,
     )
-    others: list[Implementation] = select_peers(peers)
-    if automatic:
-        others.append(AttentionImplementation())
-    where = torch.device(device) if device else default_device()
     configs = _tuned(where) if kernels == "tuned" else select_configs(kernels)
     results = Results()
+
+    def save() -> None:
+        if json == STDOUT:
+            write_json(json, results.to_json())
+        elif json is not None:
+            results.save(json)
+
+    if json != STDOUT:
+        save()  # a place that can't be written is found out before anything is measured
     with shown_progress(Console(stderr=True)) as show:
         seen: set[Problem] = set()
 
@@ -80,8 +95,8 @@ def bench_command(
             if row.problem not in seen:
                 seen.add(row.problem)
                 show("measured", len(seen), len(problems), row.problem.label())
-            if json is not None:
-                results.save(json)
+            if json != STDOUT:
+                save()
 
         try:
             bench(
@@ -95,9 +110,8 @@ def bench_command(
             )
         except KeyboardInterrupt:
             console.print("interrupted: these are the finished rows", style="yellow")
-    if json is not None:
-        results.save(json)
     console.print(results_table(results, mode=modes[0]))
+    save()
     return results
 
 

@@ -55,7 +55,7 @@ class CudaTimer:
         return {
             "kernel": self._kernel,
             "cold": self._cold,
-            "dirty": lambda timed: self._cold(timed, torch.Tensor.zero_),
+            "dirty": lambda timed: self._cold(timed, written=True),
             "graph": self._graph,
             "call": self._call,
             "host": self._host,
@@ -93,9 +93,7 @@ class CudaTimer:
 
         return self._behind_sleep(timed, enqueue, timed.host_seconds * (warm_ups + timed.repeats))
 
-    def _cold(
-        self, timed: TimedCall, fill: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.sum
-    ) -> float:
+    def _cold(self, timed: TimedCall, written: bool = False) -> float:
         if self._l2_filler is None:
             self._l2_filler = torch.zeros(2 * self._l2_bytes // 4, dtype=torch.int32, device=self._device)
         filler, repeats = self._l2_filler, min(timed.repeats, COLD_REPEATS)
@@ -103,7 +101,7 @@ class CudaTimer:
         def enqueue() -> Callable[[], float]:
             pairs = [self._events() for _ in range(repeats)]
             for start, end in pairs:
-                fill(filler)
+                filler.zero_() if written else filler.sum()
                 start.record()
                 timed.call()
                 end.record()

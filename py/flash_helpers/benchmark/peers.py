@@ -160,8 +160,8 @@ def select_peers(text: str) -> list[Implementation]:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether ``module`` can be found, without importing it."""
+    """Whether ``module`` can be found, without importing it; the packages that it lies in are imported."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
+    except Exception:  # whatever a package of others raises when it is imported
         return False

@@ -104,18 +104,21 @@ class Results:
     matrix_tflops: dict[str, float] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def save(self, path: Path) -> None:
-        """Writes the file in one step: a reader or an interruption never sees half of it."""
-        document = {
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: what a result file holds."""
+        return {
             "schema": SCHEMA,
             "matrix_tflops": self.matrix_tflops,
             "rows": [row.to_json() for row in self.rows],
             **self.extra,
         }
+
+    def save(self, path: Path) -> None:
+        """Writes the file in one step: a reader or an interruption never sees half of it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w") as file:
-            json.dump(document, file, indent=1)
+            json.dump(self.to_json(), file, indent=1)
             file.write("\n")
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
@@ -133,7 +136,11 @@ class Results:
             raise ResultFileError(f"{path} can't be read as a result file: {error}") from error
         found = document.get("schema") if isinstance(document, dict) else None
         if found != SCHEMA:
-            raise ResultFileError(f"{path} has schema {found}, this version reads schema {SCHEMA}")
+            what = "is no result file" if found is None else f"has schema {found}"
+            raise ResultFileError(
+                f"{path} {what}; this version reads files of schema {SCHEMA}, as bench --json and ladder "
+                "write them"
+            )
         known = ("schema", "matrix_tflops", "rows")
         try:
             return cls(

@@ -100,7 +100,8 @@ def bench(
     results = Results() if results is None else results
     problems = list(problems)
     for problem in problems:
-        problem.check_memory(device, outputs=len(configs) + len(implementations))
+        fitting = sum(_fits(config, problem) for config in configs)
+        problem.check_memory(device, outputs=fitting + len(implementations))
     facts = environment(device)
     for dtype in sorted({p.dtype for p in problems}):
         if dtype.name not in results.matrix_tflops:
@@ -190,6 +191,25 @@ def default_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def named_device(text: str | None) -> torch.device:
+    """The device that ``--device`` names; None: ``default_device()``.
+
+    Raises:
+        ValueError: neither the CPU nor a GPU that is there.
+    """
+    if text is None:
+        return default_device()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text.startswith("cuda") and not count:
+        raise ValueError(
+            f"device is {text!r}, and no CUDA device can be used here: flash-attention doctor says why"
+        )
+    valid = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
+    if text not in valid:
+        raise ValueError(f"device is {text!r}; here are: {', '.join(valid)}")
+    return torch.device(text)
 
 
 def _fits(config: object, problem: Problem) -> bool:

@@ -103,7 +103,7 @@ def build_library(
     """Compiles kernels of one family and links them into a library, both through the cache.
 
     Args:
-        kernels: the kernels; order and repetition do not matter.
+        kernels: the kernels, compiled in this order; the library is the same in any.
         target: GPU generation, 80 for sm_80.
         jobs: compilations at the same time; ``None`` takes ``default_jobs()``.
         progress: told of every kernel.
@@ -117,7 +117,10 @@ def build_library(
     """
     family = common_family(kernels)
     family.check_target(target)
-    kernels = sorted(set(kernels), key=kernel_id)
+    in_turn = list(dict.fromkeys(kernels))
+    kernels = sorted(in_turn, key=kernel_id)
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is {jobs}; allowed: a number of compilations from 1 on")
     cache = cache or KernelCache()
     root = include_root or sources.include_root()
     nvcc = nvcc or find_nvcc()
@@ -128,7 +131,7 @@ def build_library(
     objects: dict[ForwardKernel, Artifact] = {}
     compiled: dict[ForwardKernel, CompiledKernel] = {}
     with ThreadPoolExecutor(max_workers=max(1, min(jobs or default_jobs(), len(kernels)))) as pool:
-        futures = {pool.submit(compiler.compile, kernel): kernel for kernel in kernels}
+        futures = {pool.submit(compiler.compile, kernel): kernel for kernel in in_turn}
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 kernel = futures[future]

@@ -85,14 +85,7 @@ FAMILIES = (
         first_target=80,
         traits=ALL_TRAITS,
     ),
-    KernelFamily(
-        "hopper",
-        HopperForwardKernelConfig,
-        first_target=90,
-        only_target=True,
-        # A bulk copy takes a box of neighbouring rows, which may lie in several pages.
-        traits=tuple(name for name in ALL_TRAITS if name != "paged"),
-    ),
+    KernelFamily("hopper", HopperForwardKernelConfig, first_target=90, only_target=True, traits=ALL_TRAITS),
 )
 """Every family, in the order in which the binding lists them."""
 

@@ -47,13 +47,7 @@ def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
     """
     with tempfile.TemporaryDirectory() as folder:
         copy, built = Path(folder) / "source", Path(folder) / "wheel"
-        copy.mkdir()
-        for name in INPUTS:
-            source = CHECKOUT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=NOT_COPIED)
-            else:
-                shutil.copy(source, copy)
+        copy_checkout(copy)
         if prebuilt:
             _add_prebuilt(copy / "py" / "flash_helpers" / "prebuilt", prebuilt)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
@@ -61,6 +55,17 @@ def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
         (wheel,) = built.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(wheel, out))
+
+
+def copy_checkout(folder: Path) -> None:
+    """Makes ``folder`` with all that an install reads, so that building leaves nothing in the checkout."""
+    folder.mkdir()
+    for name in INPUTS:
+        source = CHECKOUT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=NOT_COPIED)
+        else:
+            shutil.copy(source, folder)
 
 
 def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> None:

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from flash_helpers.benchmark.ladder import Step, ladder_steps, ladder_table
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import Plan, bench, default_device
+from flash_helpers.benchmark.runner import Plan, bench, named_device
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.build import compile_progress
@@ -122,12 +122,10 @@ def ladder_command(
         ValueError: an argument that names nothing.
         ModuleNotFoundError: no matplotlib. The results are written.
     """
-    import torch
-
     start = time.monotonic()
     console = console or console_for(json_path)
     climbs = plan_climbs(family, dtype, d_heads, seq_lens, causal, batch, heads)
-    where = torch.device(device) if device else default_device()
+    where = named_device(device)
     if where.type == "cuda":
         seconds = _build(climbs)
         console.print(f"built after {seconds:.0f} s", highlight=False)

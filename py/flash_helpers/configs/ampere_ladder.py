@@ -123,6 +123,19 @@ STEPS: dict[int, list[Step]] = {
         _MBARRIERS,
         _LAGGED,
         _ANCHORED,
+        Step(
+            "row sums on the tensor cores",
+            "frees the registers that pairs of warps need",
+            dict(tensor_row_sums=True),
+            causal=False,
+            bf16_only=True,
+        ),
+        Step(
+            "pairs of warps",
+            "two warps share 32 rows and halve d_head: a fragment of K or V serves two row tiles",
+            dict(paired_warps=True),
+            bf16_only=True,
+        ),
     ],
 }
 """By head size."""

@@ -19,7 +19,7 @@ from flash_helpers.explain.problem_explanation import (
     problem_table,
 )
 from flash_helpers.explain.render import diff_table, explanation_table
-from flash_helpers.kernel_selection import parse_short_form
+from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.problem import Problem
 
 
@@ -38,7 +38,7 @@ def explain_command(
     """Explains one configuration, or compares two, for any known device.
 
     Args:
-        kernel, diff: short forms.
+        kernel, diff: short forms; one that names its traits, ``(…): … | causal``, decides the mask itself.
         device: short names joined by commas, or ``all``.
         batch, heads, seq_len, causal: the problem; dtype and d_head are the configuration's.
         compile_it: compile for the device's target and read registers and machine code.
@@ -108,7 +108,8 @@ def _devices(device: str) -> list[DeviceFacts]:
 def _explain_one(
     text: str, facts: DeviceFacts, batch: int, heads: int, seq_len: int, causal: bool, compile_it: bool
 ) -> Explanation:
-    config = parse_short_form(text)
+    kernel = parse_kernel(text, causal)
+    config, causal = kernel.config, kernel.traits.causal
     problem = Problem(config.dtype, batch, heads, seq_len, config.d_head, causal)
     compiled = None
     if compile_it:

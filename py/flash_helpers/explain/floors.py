@@ -41,14 +41,7 @@ def work(config: ForwardConfig, problem: Problem) -> Work:
     """The work of one problem by one configuration."""
     B_r, B_c, d_head = config.B_r, config.B_c, config.d_head
     d_head_v = config.d_head_v if isinstance(config, HopperForwardKernelConfig) else d_head
-    offset = problem.seq_len_k - problem.seq_len
-    steps = 0  # K/V blocks, summed over the Q blocks of a head
-    for first in range(0, problem.seq_len, B_r):
-        last_query = min(first + B_r, problem.seq_len) - 1
-        keys = (
-            min(problem.seq_len_k, max(0, last_query + offset + 1)) if problem.causal else problem.seq_len_k
-        )
-        steps += -(-keys // B_c)
+    steps = block_steps(problem.seq_len, problem.seq_len_k, B_r, B_c, problem.causal)
     heads = problem.batch * problem.heads
     pairs = heads * steps * B_r * B_c
     itemsize = problem.dtype.itemsize
@@ -59,6 +52,34 @@ def work(config: ForwardConfig, problem: Problem) -> Work:
         min_bytes=problem.min_bytes(),
         l2_bytes=heads * (d_head + d_head_v) * itemsize * (problem.seq_len + steps * B_c),
     )
+
+
+def block_steps(seq_len_q: int, seq_len_k: int, B_r: int, B_c: int, causal: bool) -> int:
+    """The K/V blocks that are visited, summed over the Q blocks of one head.
+
+    Under a causal mask (bottom-right aligned), block i visits the keys up to its last query's place.
+    """
+    all_keys = -(-seq_len_k // B_c)
+    if not causal:
+        return -(-seq_len_q // B_r) * all_keys
+    offset = seq_len_k - seq_len_q
+    whole = seq_len_q // B_r
+    blind = min(whole, max(0, -offset // B_r))  # whole Q blocks that see no key
+    first_keys = (blind + 1) * B_r + offset
+    steps = _floor_sum(whole - blind, B_r, first_keys + B_c - 1, B_c)
+    return steps + (all_keys if seq_len_q % B_r else 0)
+
+
+def _floor_sum(count: int, step: int, start: int, divisor: int) -> int:
+    """The sum of (start + i * step) // divisor over i < count, in steps as of Euclid's algorithm."""
+    if count <= 0:
+        return 0
+    total = count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+    step, start = step % divisor, start % divisor
+    end = start + count * step
+    if end >= divisor:
+        total += _floor_sum(end // divisor, divisor, end % divisor, step)
+    return total
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
+from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.report.data import Report, load_report
+from flash_helpers.report.readme import update_readme
 
 
 def write_report(paths: Sequence[Path], out: Path, mode: str = "hot") -> list[Path]:
@@ -25,6 +29,41 @@ def write_report(paths: Sequence[Path], out: Path, mode: str = "hot") -> list[Pa
     """
     report = load_report(paths, mode)
     return write_figures(report, out)
+
+
+def report_command(
+    paths: Sequence[Path],
+    out: Path,
+    mode: str = "hot",
+    readme: Path | None = None,
+    json_path: Path | None = None,
+    console: Console | None = None,
+) -> list[Path]:
+    """Writes the report, fills the tables of a README, and says which files there are.
+
+    Args:
+        paths, out, mode: as in ``write_report``.
+        readme: a file with marked tables.
+        json_path: write the files' names and the shown TFLOP/s there.
+
+    Raises:
+        as ``write_report``; ValueError: ``readme`` has no marked table, or one of an unknown name.
+    """
+    console = console or console_for(json_path)
+    report = load_report(paths, mode)
+    written = write_figures(report, out)
+    for path in written:
+        console.print(str(path), markup=False, soft_wrap=True)
+    changed = readme is not None and update_readme(readme, report, paths)
+    if readme is not None:
+        text = "tables updated" if changed else "already up to date"
+        console.print(f"{readme}: {text}", markup=False, soft_wrap=True)
+    rows = [
+        {"implementation": row.implementation, "problem": row.problem.to_json(), "tflops": row.tflops(mode)}
+        for row in report.rows
+    ]
+    write_json(json_path, {"mode": mode, "files": list(map(str, written)), "rows": rows})
+    return written
 
 
 def write_figures(report: Report, out: Path) -> list[Path]:

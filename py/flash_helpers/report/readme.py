@@ -1,7 +1,8 @@
 """Tables between markers of a Markdown file, made anew from result files.
 
 A marker pair is ``<!-- results: NAME -->`` and ``<!-- end results -->``; NAME is ``ratio``, ``tflops``
-or ``ladder``. Everything between the two is replaced.
+or ``ladder``. Everything between the two is replaced. ``<!-- results: NAME of FILE -->`` is filled only from
+the result file of that name, so that one page can show several.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ from flash_helpers.report.data import Report, family_label
 from flash_helpers.report.page import facts_line, ratio_rows
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- results: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end results -->)", re.DOTALL
+    r"(?P<begin><!-- results: (?P<name>[\w-]+)(?: of (?P<file>[\w.-]+))? -->\n).*?"
+    r"(?P<end><!-- end results -->)",
+    re.DOTALL,
 )
 
 
-def update_readme(path: Path, report: Report) -> bool:
+def update_readme(path: Path, report: Report, sources: Sequence[Path] = ()) -> bool:
     """Replaces what stands between the markers of a Markdown file; writes only when it differs.
+
+    Args:
+        path: the Markdown file.
+        report: the results.
+        sources: the files that they are from. Tables of other files stay as they are.
 
     Returns:
         Whether the file changed.
@@ -31,7 +39,11 @@ def update_readme(path: Path, report: Report) -> bool:
     if not _MARKED.search(text):
         raise ValueError(f"{path} has no '<!-- results: NAME -->' and '<!-- end results -->' to fill")
 
+    names = {source.name for source in sources}
+
     def replacement(match: re.Match[str]) -> str:
+        if match["file"] is not None and match["file"] not in names:
+            return match[0]
         make = TABLES.get(match["name"])
         if make is None:
             raise ValueError(f"{path}: no table is named {match['name']!r}; known: {', '.join(TABLES)}")

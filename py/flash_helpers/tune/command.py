@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.benchmark.runner import DeviceLostError
+from flash_helpers.benchmark.runner import DeviceLostError, named_device
 from flash_helpers.benchmark.table import shown_rate
 from flash_helpers.build import CompiledKernel
 from flash_helpers.commands.output import console_for, write_json
@@ -64,8 +64,6 @@ def tune_command(
         DeviceLostError: a kernel broke the CUDA context; what was measured before it is kept and shown.
         KeyboardInterrupt: likewise.
     """
-    import torch
-
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
     if budget is not None and not budget >= 0:
@@ -74,7 +72,7 @@ def tune_command(
     names = [DType.from_string(name) for name in dtypes.split(",")]
     problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)
     configs = tuning_space() if kernels == "tune" else select_configs(kernels)
-    where = torch.device(device)
+    where = named_device(device)
     seen: dict[Bucket, TunedProblem] = {}
     stopped: KeyboardInterrupt | DeviceLostError | None = None
     with _watched(len(problems), seen) as watcher:

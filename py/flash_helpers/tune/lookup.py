@@ -19,6 +19,7 @@ from flash_helpers.tune.device import TunedDevice, present_sources
 from flash_helpers.tune.tables import ShippedTable, TableError, shipped_table
 
 MAX_DISTANCE = 2  # doublings of length or load over which a result is still worth more than the model
+OWN_LEAD = 1.01  # less is what two measurements of one kernel differ by
 NEAR_LEAD = 1.03  # a kernel that leads by less in a near bucket may be behind in the one that is asked for
 
 
@@ -148,7 +149,7 @@ class TuningResults:
             problem: the problem.
             facts: the device.
             chosen: what is taken where nothing was measured. Results count where it took part: those that are
-                ahead of it, then itself. A result of a near bucket must be ``NEAR_LEAD`` ahead.
+                ahead of it by ``OWN_LEAD``, in a near bucket by ``NEAR_LEAD``, then itself.
         """
         found = self.of(problem, facts)
         if found is None:
@@ -158,7 +159,7 @@ class TuningResults:
             name = ForwardKernel(chosen, ForwardTraits(causal=problem.causal)).short_form()
             if name not in found.took_part:
                 return []
-            lead = 1.0 if found.bucket == _bucket_of(problem, facts) else NEAR_LEAD
+            lead = OWN_LEAD if found.bucket == _bucket_of(problem, facts) else NEAR_LEAD
             kernels = tuple(_up_to(name, kernels, lead))
         return [
             (

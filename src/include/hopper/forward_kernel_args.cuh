@@ -3,6 +3,7 @@
 
 #include "flash_attention.cuh"
 #include "hopper/work_items.cuh"
+#include "page_table.cuh"
 #include "sequence_rows.cuh"
 
 namespace flash::hopper {
@@ -32,9 +33,13 @@ struct ForwardKernelArgs {
     int64_t total_q;                                     // varlen: rows of lse where cu_seqlens_q is given
     int batch;                                           // varlen, split
     int n_parts;                                         // split
-    float *partial_o;    // split: (n_parts, batch, n_heads, seq_len_q, d_head_v)
-    float *partial_lse;  // split: (n_parts, batch, n_heads, seq_len_q)
-    int d_head_v;        // padded_head: of the tensors
+    float *partial_o;        // split: (n_parts, batch, n_heads, seq_len_q, d_head_v)
+    float *partial_lse;      // split: (n_parts, batch, n_heads, seq_len_q)
+    int d_head_v;            // padded_head: of the tensors
+    const int *block_table;  // paged: (batch, max_pages)
+    int max_pages;           // paged
+    int box_rows;            // paged: of a page and of a tile that one copy takes
+    PageSize page_size;      // paged
 };
 
 // Where an item's queries are in q, o and lse, and how many its sequence has.

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 
 #include "early_launch.cuh"
 #include "hopper/forward_kernel.cuh"
@@ -24,7 +25,8 @@
 
 namespace flash::hopper {
 
-inline constexpr int kTarget = 90;  // sm_90a
+inline constexpr int kTarget = 90;         // sm_90a
+inline constexpr int kPageAlignment = 16;  // rows: parts of pages that copies take end at swizzled rows of 8
 
 // ---------------------------------------------------------------- arguments
 // Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
@@ -37,6 +39,12 @@ bool traits_allow(const ForwardProblem &problem) {
     if (TRAITS.sinks && problem.sinks == nullptr) return false;
     if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
                          problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+        return false;
+    }
+    if (TRAITS.paged &&
+        (problem.block_table == nullptr || problem.page_size % kPageAlignment != 0 || problem.page_size < 1 ||
+         problem.n_pages < 1 || problem.seq_len_k != int64_t(problem.max_pages) * problem.page_size ||
+         problem.cu_seqlens_k != nullptr)) {
         return false;
     }
     return !TRAITS.padded_head ||
@@ -82,6 +90,12 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     args.partial_o = problem.partial_o;
     args.partial_lse = problem.partial_lse;
     args.d_head_v = problem.d_head_v;
+    if constexpr (TRAITS.paged) {
+        args.block_table = problem.block_table;
+        args.max_pages = problem.max_pages;
+        args.box_rows = std::gcd(problem.page_size, CFG.B_c);
+        args.page_size = PageSize::of(problem.page_size);
+    }
     return cudaSuccess;
 }
 
@@ -110,6 +124,17 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
                           strides, box_rows, CFG.dtype,   TRAITS.varlen};
     };
     const auto keys = [&](const void *base, int d, const TensorStrides &strides) {
+        if constexpr (TRAITS.paged) {  // a page is a sequence, the end of which is that of its keys
+            return TensorView{base,
+                              d,
+                              p.page_size,
+                              p.n_heads_kv,
+                              p.n_pages,
+                              strides,
+                              std::gcd(p.page_size, Static::B_c),
+                              CFG.dtype,
+                              true};
+        }
         const int batch = TRAITS.varlen && p.cu_seqlens_k != nullptr ? 1 : p.batch;
         return TensorView{base,    d,           p.seq_len_k, p.n_heads_kv, batch,
                           strides, Static::B_c, CFG.dtype,   TRAITS.varlen};

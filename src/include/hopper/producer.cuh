@@ -14,7 +14,7 @@ struct TensorMaps {
 // Where a tensor's tiles of one item are, for the tensor map: head, batch item, and of a ragged map
 // (tensor_map.cuh) the row of the sequence's first row and the sequence's end.
 struct TilePlace {
-    int head, batch;
+    int head, batch;  // paged: the sequence, or the page, as the batch item
     int row, end;
 };
 
@@ -112,6 +112,7 @@ struct LoadThread {
     FLASH_DEVICE TilePlace key_place(const WorkItem &item) const {
         const int head = item.head / args.group_size;
         if constexpr (!TRAITS.varlen) return {head, item.batch, 0, 0};
+        if constexpr (TRAITS.paged) return {head, item.batch, 0, item.seq_len_k};
         const bool packed = args.cu_seqlens_k != nullptr;
         return {head, packed ? 0 : item.batch, args.work.seq_len_k - item.seq_len_k,
                 item.k_row + item.seq_len_k};
@@ -142,12 +143,33 @@ struct LoadThread {
         }
     }
 
+    // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
+    // the last key no page is looked up: any does, of which no row is there.
+    FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
+        const int rows_left = keys.end - row;
+        if (rows_left <= 0) return {keys.head, 0, args.page_size.rows, 0};
+        const PagePlace place = args.page_size.place(row);
+        const int page = __ldg(args.block_table + int64_t(keys.batch) * args.max_pages + place.entry);
+        const int end = min(args.page_size.rows, place.row + rows_left);
+        return {keys.head, page, args.page_size.rows - end + place.row, end};
+    }
+
     // (B_c, columns) of K or V; of paired blocks each loads every second panel for both.
     template <int columns>
     FLASH_DEVICE void load_tile(uint32_t address, const CUtensorMap *map, uint32_t barrier, int kv_block,
                                 const TilePlace &place) const {
         constexpr int kPanelBytes = Static::B_c * kPanelRowBytes;
-        if constexpr (Static::kPaired) {
+        if constexpr (TRAITS.paged) {
+#pragma unroll 1
+            for (int row = 0; row < Static::B_c; row += args.box_rows) {
+                const TilePlace page = page_place(kv_block * Static::B_c + row, place);
+#pragma unroll
+                for (int panel = 0; panel < panel_count(columns); ++panel) {
+                    load_box(address + panel * kPanelBytes + row * kPanelRowBytes, map, barrier,
+                             panel * kPanelColumns, 0, page, kv_policy);
+                }
+            }
+        } else if constexpr (Static::kPaired) {
 #pragma unroll
             for (int i = 0; i < panel_count(columns); i += 2) {
                 const int panel = i + blockIdx.x % 2;

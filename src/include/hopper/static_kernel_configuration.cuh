@@ -102,7 +102,8 @@ struct StaticForwardKernelConfig {
         : n_consumers == 3 ? 1
                            : 0;
 
-    static_assert(!TRAITS.paged, "paged: a bulk copy takes neighbouring rows; choose the Ampere family");
+    static_assert(!TRAITS.paged || TRAITS.varlen,
+                  "paged: rows behind a sequence's last one are cut off as with varlen");
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),
                   "d_head, d_head_v: 64, 96, 128, 192 or 256");
     static_assert(B_r % kWarpgroupRows == 0 && n_consumers >= 1 && n_consumers <= 4,

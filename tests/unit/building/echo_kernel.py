@@ -37,7 +37,7 @@ class Problem(ctypes.Structure):
         ("lse_stride", ctypes.c_int64),
         ("n_splits", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse", "block_table")),
-        *((name, ctypes.c_int) for name in ("max_pages", "page_size")),
+        *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size")),
         ("stream", ctypes.c_void_p),
     ]
 

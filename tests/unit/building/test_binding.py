@@ -149,7 +149,7 @@ def kernels():
 @pytest.fixture(scope="module")
 def library(kernels, tmp_path_factory):
     """A kernel library by the real compiler, around a kernel that does nothing."""
-    from conftest import make_small_root
+    from small_root import make_small_root
 
     folder = tmp_path_factory.mktemp("library")
     root = make_small_root(folder / "include")
@@ -272,21 +272,21 @@ def test_launch_passes_every_argument(echo):
 def test_launch_passes_every_feature(echo):
     seen = Problem()
     arguments = launch_arguments(o=ctypes.addressof(seen))
-    pointers = [1 << n for n in range(41, 48)]
-    features = cuda.Features(64, 7, 0, 30.0, *pointers[:4], 1 << 48, 3, *pointers[4:], 5, 32)
+    features = cuda.Features(64, 7, 0, 30.0, 1 << 41, 1 << 42, 1 << 43, 1 << 44, 1 << 45, 3, 1 << 46, 1 << 47)
+    features = features._replace(block_table=1 << 48, max_pages=10, page_size=48)
     echo.launch(*arguments, features)
     assert [getattr(seen, name) for name in features._fields] == list(features)
-    assert seen.seq_len_k == 5 * 32  # all that the table can name
+    assert (seen.n_pages, seen.seq_len_k) == (arguments[7][0], 480)
 
 
-@pytest.mark.parametrize(("max_pages", "page_size"), [(0, 16), (5, 0), (-1, 16), (1 << 20, 1 << 11)])
-def test_launch_refuses_pages_that_hold_no_number_of_keys(echo, max_pages, page_size):
-    features = cuda.Features(64, block_table=1 << 41, max_pages=max_pages, page_size=page_size)
-    with pytest.raises(ValueError, match=f"{max_pages} pages of {page_size} keys; allowed: 1 to"):
+@pytest.mark.parametrize("pages", [(0, 16), (16, 0), (-1, 16), (1 << 20, 1 << 12), (1 << 62, 4)])
+def test_launch_refuses_impossible_pages(echo, pages):
+    features = cuda.Features(64, block_table=1 << 48, max_pages=pages[0], page_size=pages[1])
+    with pytest.raises(ValueError, match="1 to 2\\^31 - 1 keys"):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)
 
 
-@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 15])
+@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12, [64] * 15])
 def test_launch_refuses_other_features(echo, features):
     with pytest.raises(TypeError, match=r"features must be the tuple \(d_head_v, window_left"):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)
