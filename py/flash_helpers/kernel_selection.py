@@ -91,8 +91,14 @@ def parse_short_form(text: str) -> ForwardConfig:
     """One short form; unlike the parser's own message, an error offers the closest valid ones.
 
     Raises:
-        ValueError: the text is no short form, or no GPU can run what it states.
+        ValueError: the text is no short form, no GPU can run what it states, or it names traits.
     """
+    name, separator, traits = text.partition("|")
+    if separator:
+        raise ValueError(
+            f"{traits.strip()!r} stands behind a configuration, where only one is wanted: give "
+            f"{name.strip()!r}, and causal by the command's own option"
+        )
     try:
         config = parse_kernel_name_into_config(text)
         problem = config.malformed_reason()

@@ -28,4 +28,11 @@ FLASH_HOST_DEVICE constexpr int ceil_div(int a, int b) { return a / b + (a % b !
 FLASH_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
 FLASH_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
+// The least one, of positive numbers.
+FLASH_HOST_DEVICE constexpr int common_multiple(int a, int b) {
+    int multiple = a;
+    while (multiple % b != 0) multiple += a;
+    return multiple;
+}
+
 }  // namespace flash

@@ -16,13 +16,21 @@ struct SequenceRows {
     int n_rows;
 };
 
-// `seqused`: nullptr for queries. A count beyond the sequence's own rows is cut down to them, so that
+// `seqused`: of keys, or nullptr. A count beyond the sequence's own rows is cut down to them, so that
 // no other sequence's rows are read; a negative one is 0.
 FLASH_HOST_DEVICE constexpr SequenceRows sequence_rows(const int *cu_seqlens, const int *seqused, int seq_len,
                                                        int b) {
     SequenceRows rows{b, 0, seq_len};
     if (cu_seqlens != nullptr) rows = {0, cu_seqlens[b], max_of(0, cu_seqlens[b + 1] - cu_seqlens[b])};
     if (seqused != nullptr) rows.n_rows = max_of(0, min_of(rows.n_rows, seqused[b]));
+    return rows;
+}
+
+// Of queries. `longest` of the call is what grid and workspaces have room for: a sequence with more, which
+// only the device could know, is cut down to it, so that nothing is written behind the workspaces' ends.
+FLASH_HOST_DEVICE constexpr SequenceRows sequence_queries(const int *cu_seqlens_q, int longest, int b) {
+    SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, longest, b);
+    rows.n_rows = min_of(rows.n_rows, longest);
     return rows;
 }
 

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const int row = static_cast<int>(row_index % args.seq_len_q);
     const int head = static_cast<int>(row_index / args.seq_len_q % args.n_heads);
     const int batch = static_cast<int>(row_index / args.seq_len_q / args.n_heads);
-    const SequenceRows rows = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, batch);
+    const SequenceRows rows = sequence_queries(args.cu_seqlens_q, args.seq_len_q, batch);
     if (row >= rows.n_rows) return;
 
     const int thread = threadIdx.x;

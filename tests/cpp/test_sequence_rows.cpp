@@ -16,6 +16,10 @@ int main() {
     CHECK(is(sequence_rows(cu_seqlens, nullptr, 100, 3), 0, 12, (1 << 30) - 12));
     CHECK(is(sequence_rows(nullptr, nullptr, 100, 2), 2, 0, 100));
 
+    CHECK(is(sequence_queries(cu_seqlens, 7, 2), 0, 5, 7));
+    CHECK(is(sequence_queries(cu_seqlens, 6, 2), 0, 5, 6));  // the workspaces' room, not the neighbour's
+    CHECK(is(sequence_queries(nullptr, 100, 2), 2, 0, 100));
+
     const int decreasing[] = {4, 1};  // refused before a launch; here it must not become a negative length
     CHECK(is(sequence_rows(decreasing, nullptr, 100, 0), 0, 4, 0));
 

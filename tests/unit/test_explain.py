@@ -20,7 +20,7 @@ from flash_helpers.explain.command import explain_command, explain_problem_comma
 from flash_helpers.explain.explanation import Compiled
 from flash_helpers.explain.floors import block_steps, floors, matrix_share, work
 from flash_helpers.explain.rejected import nearest_rejected
-from flash_helpers.explain.render import diff_lines
+from flash_helpers.explain.render import diff_lines, diff_table
 from flash_helpers.explain.resources import Waves, occupancy, predict_registers
 from flash_helpers.kernel_configs import device_facts, get_kernels_to_build, parse_kernel_name_into_config
 from flash_helpers.problem import Problem
@@ -192,6 +192,8 @@ def test_diff_shows_only_what_differs() -> None:
     plain = replace(TUNED, swizzled=False)
     a, b = (explain(c, HEADLINE, device_facts("A100")) for c in (TUNED, plain))
     assert diff_lines(a, a) == []
+    assert "--compile compares" in str(diff_table(a, a).caption)
+    assert diff_table(a, b).caption is None
     names = [name for name, _, _ in diff_lines(a, b)]
     assert "K to registers, ldmatrix" in names
     assert "blocks per SM" not in names

@@ -22,6 +22,7 @@ from flash_helpers.kernel_configs import (
     parse_kernel_name_into_config,
     should_autotune_config,
 )
+from flash_helpers.kernel_selection import parse_short_form
 
 CFG = FlashForwardKernelConfig(DType.FP16, 128, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 SHORT = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
@@ -188,6 +189,9 @@ def test_resources_and_work_by_hand() -> None:
         (dict(B_r=48), "multiple of 64"),
         (dict(B_c=40), "B_c is 40.*multiple of 16"),
         (dict(n_warps=0), "n_warps is 0"),
+        (dict(n_warps=3, B_r=48, B_c=48), "n_warps is 3.*even"),
+        (dict(n_warps=64, B_r=1024, B_c=256), "n_warps is 64.*at most 32"),
+        (dict(n_warps=6, B_r=96, B_c=24), "B_c is 24.*multiple of 48"),
         (dict(V_mma_load_K_tiles=3), "V_mma_load_K_tiles is 3.*4 tiles"),
         (dict(Q_mma_load_K_tiles=4), "advance together"),
         (dict(async_copy=False), "eager_load_blocks needs async_copy"),
@@ -216,3 +220,10 @@ def test_old_devices_and_small_shared_memory_are_refused() -> None:
 def test_importing_the_configurations_imports_no_torch() -> None:
     code = "import flash_helpers.kernel_configs, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("traits", ["causal", "nonsense"])
+def test_traits_behind_a_lone_configuration_are_refused(traits: str) -> None:
+    with pytest.raises(ValueError, match=f"'{traits}' stands behind a configuration.*own option"):
+        parse_short_form(f"{SHORT} | {traits}")
+    assert parse_short_form(SHORT) == CFG

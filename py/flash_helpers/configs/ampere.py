@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
+from math import lcm
 
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
@@ -16,6 +17,7 @@ CHUNK_BYTES = 16  # one cp.async, one ldmatrix row
 PANEL_COLUMNS = 64  # elements of a 128-byte row, the width of a tile in shared memory
 D_HEADS = (64, 128, 192, 256)
 MAX_STAGES = 8
+MAX_WARPS = 32  # of a thread block
 BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
 MIN_CAPABILITY = (8, 0)
 
@@ -205,6 +207,11 @@ class FlashForwardKernelConfig:
         for name in ("B_r", "B_c", "n_warps"):
             if getattr(self, name) <= 0:
                 return f"{name} is {getattr(self, name)}; it must be positive"
+        if self.n_warps % 2 or self.n_warps > MAX_WARPS:
+            return (
+                f"n_warps is {self.n_warps}; it must be even, so that a copy pass covers the 8 rows "
+                f"after which the swizzle repeats, and at most {MAX_WARPS}"
+            )
         least_rows = self.n_warps * MMA_M // self.warps_per_group
         if self.B_r % least_rows:
             return (
@@ -212,12 +219,13 @@ class FlashForwardKernelConfig:
                 f"query rows, so B_r must be a multiple of {least_rows}"
             )
         rows_per_pass = self.n_threads * CHUNK_BYTES // (PANEL_COLUMNS * self.dtype.itemsize)
+        step = lcm(rows_per_pass, MMA_K)
         for name in ("B_r", "B_c"):
-            if getattr(self, name) % max(rows_per_pass, MMA_K):
+            if getattr(self, name) % step:
                 return (
                     f"{name} is {getattr(self, name)}; {self.n_threads} threads copy {rows_per_pass} rows "
-                    f"of {PANEL_COLUMNS} elements at a time, so it must be a multiple of "
-                    f"{max(rows_per_pass, MMA_K)}"
+                    f"of {PANEL_COLUMNS} elements at a time, and products take {MMA_K}, so it must be a "
+                    f"multiple of {step}"
                 )
         for name, length in (("Q", self.d_head), ("K", self.d_head), ("V", self.B_c)):
             tiles, per_load = length // MMA_K, getattr(self, f"{name}_mma_load_K_tiles")

@@ -297,7 +297,7 @@ class HopperForwardKernelConfig:
         if self.half_tiles and (not self.overlap_products or self.B_c // 2 not in PRODUCT_WIDTHS):
             return (
                 f"half_tiles: B_c is {self.B_c}, and the first product is half as wide; it needs "
-                "overlap_products and B_c of 96, 128, 160, 176 or more"
+                "overlap_products and B_c of 96, 128, 160, 192 or 256"
             )
         if not 0 <= self.q_register_steps <= self.d_head // MMA_K:
             return (

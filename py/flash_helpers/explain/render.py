@@ -84,8 +84,14 @@ def diff_table(a: Explanation, b: Explanation) -> Table:
     table.add_column("")
     table.add_column(Text(a.kernel.short_form()), overflow="fold")
     table.add_column(Text(b.kernel.short_form()), overflow="fold")
-    for name, left, right in diff_lines(a, b):
+    lines = diff_lines(a, b)
+    for name, left, right in lines:
         table.add_row(name, Text(left), Text(right))
+    if not lines:
+        compiled = a.compiled is not None and b.compiled is not None
+        table.caption = (
+            "no figure differs" if compiled else "no prediction differs; --compile compares machine code"
+        )
     return table
 
 

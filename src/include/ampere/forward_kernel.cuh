@@ -296,20 +296,13 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     return Kernel::cfg.softmax_reference == SoftmaxReference::ANCHORED && state.softmax.left_safe_range();
 }
 
-// The same kernel with every block's maximum as its reference; in smaller steps, for which no registers
-// need to be spilled.
-FLASH_HOST_DEVICE constexpr FlashForwardKernelConfig with_exact_softmax(FlashForwardKernelConfig config) {
-    config.softmax_reference = SoftmaxReference::EXACT_SKIP_RESCALE;
-    config.B_c = 32;
-    config.mbarrier = false;
-    config.paired_warps = false;
-    return config;
-}
-
 // A function of its own, so that this rarely needed code costs the other no registers.
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __device__ __noinline__ void recompute_q_block(const ForwardKernelArgs &args) {
-    compute_q_block<StaticForwardKernelConfig<with_exact_softmax(CFG), TRAITS>>(args);
+    using Exact = StaticForwardKernelConfig<with_exact_softmax(CFG), TRAITS>;
+    static_assert(Exact::smem_bytes <= StaticForwardKernelConfig<CFG, TRAITS>::smem_bytes,
+                  "what runs again has the shared memory of the launch");
+    compute_q_block<Exact>(args);
 }
 
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>

@@ -60,7 +60,7 @@ FLASH_DEVICE Place find_place(const ForwardKernelArgs &args, int block_index) {
                 batch,
                 head,
                 q_block,
-                sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, batch),
+                sequence_queries(args.cu_seqlens_q, args.seq_len_q, batch),
                 sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k, batch)};
     } else {
         return {part, batch, head, q_block, {batch, 0, args.seq_len_q}, {batch, 0, args.seq_len_k}};

@@ -82,10 +82,10 @@ struct ForwardLauncher {
         ForwardKernelArgs args = make_args(problem);
         void *parameters[] = {&args};
         // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
+        constexpr bool early = TRAITS.split && kTarget >= 90;
         const cudaError_t error =
-            launch_kernel < TRAITS.split &&
-            kTarget >= 90 > (kernel(), static_cast<unsigned>(blocks), Kernel::n_threads, Kernel::smem_bytes,
-                             static_cast<cudaStream_t>(stream), parameters);
+            launch_kernel<early>(kernel(), static_cast<unsigned>(blocks), Kernel::n_threads,
+                                 Kernel::smem_bytes, static_cast<cudaStream_t>(stream), parameters);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         if constexpr (TRAITS.split) {
             if (error == cudaSuccess) {

@@ -23,6 +23,24 @@ inline constexpr int kMaxRegisters = 255;   // of a thread
 inline constexpr int kOtherRegisters = 24;  // addresses, row references and sums, temporaries
 inline constexpr int kBarrierBytes = 128;   // full[8] and empty[8], 8 bytes each
 
+// What an ANCHORED kernel runs again where scores have left its range: the same with every block's maximum as
+// its reference, in smaller steps, for which no registers need to be spilled. It has the launch's threads and
+// shared memory, so B_c never grows, and stays what a copy pass, 4 * n_warps rows, divides.
+FLASH_HOST_DEVICE constexpr FlashForwardKernelConfig with_exact_softmax(FlashForwardKernelConfig config) {
+    config.softmax_reference = SoftmaxReference::EXACT_SKIP_RESCALE;
+    config.mbarrier = false;
+    // Alone, a warp owns whole 16-row tiles, or it stays in its pair.
+    config.paired_warps = config.paired_warps && config.B_r % (config.n_warps * kMmaM) != 0;
+    const int least = common_multiple(4 * config.n_warps, config.paired_warps ? 2 * kMmaTile : kMmaTile);
+    config.B_c = min_of(config.B_c, common_multiple(least, 32));
+    const int key_tiles = config.B_c / kMmaTile;
+    if (config.V_mma_load_K_tiles > 0 && key_tiles % config.V_mma_load_K_tiles != 0) {
+        config.V_mma_load_K_tiles = 1;
+    }
+    config.fragments_ahead = min_of(config.fragments_ahead, key_tiles);
+    return config;
+}
+
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 struct StaticForwardKernelConfig {
     static constexpr FlashForwardKernelConfig cfg = CFG;
@@ -40,6 +58,7 @@ struct StaticForwardKernelConfig {
     static_assert(d_head > 0 && d_head % 64 == 0, "d_head must be a multiple of 64");
     static_assert(CFG.n_warps >= 2 && CFG.n_warps % 2 == 0,
                   "n_warps must be even: 8 threads copy a row, and a pass must cover a multiple of 8 rows");
+    static_assert(CFG.n_warps <= 32, "n_warps must be at most 32, a thread block's 1024 threads");
     // Warps that share their rows: in a pair each has one half of d_head, in both products.
     static constexpr bool paired = CFG.paired_warps;
     static constexpr int warps_per_group = paired ? 2 : 1;

@@ -67,7 +67,7 @@ struct SequenceFinder {
     static FLASH_DEVICE int parts(const ForwardKernelArgs &args) { return TRAITS.split ? args.n_parts : 1; }
 
     static FLASH_DEVICE SequenceRows queries(const ForwardKernelArgs &args, int sequence) {
-        return sequence_rows(args.cu_seqlens_q, nullptr, args.work.seq_len_q, sequence);
+        return sequence_queries(args.cu_seqlens_q, args.work.seq_len_q, sequence);
     }
 };
 
