@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -16,6 +18,60 @@ from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 # How many dispatch modes are active: fake tensors, tracers, counters of operations.
 dispatch_modes = torch._C._len_torch_dispatch_stack
 is_tracing = torch._C._is_tracing  # by torch.jit.trace, which sees operators only
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = ...,
+    softmax_scale: float | None = ...,
+    window: Window = ...,
+    softcap: float = ...,
+    sinks: Tensor | None = ...,
+    return_lse: Literal[False] = ...,
+    out: Tensor | None = ...,
+    config: ForwardConfig | None = ...,
+    backend: str | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = ...,
+    softmax_scale: float | None = ...,
+    window: Window = ...,
+    softcap: float = ...,
+    sinks: Tensor | None = ...,
+    return_lse: Literal[True],
+    out: Tensor | None = ...,
+    config: ForwardConfig | None = ...,
+    backend: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = ...,
+    softmax_scale: float | None = ...,
+    window: Window = ...,
+    softcap: float = ...,
+    sinks: Tensor | None = ...,
+    return_lse: bool,
+    out: Tensor | None = ...,
+    config: ForwardConfig | None = ...,
+    backend: str | None = ...,
+) -> Result: ...
 
 
 def attention(
@@ -77,6 +133,75 @@ def attention(
             return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     return torch_ops.call("attention", (q, k, v), options)
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = ...,
+    softmax_scale: float | None = ...,
+    window: Window = ...,
+    softcap: float = ...,
+    sinks: Tensor | None = ...,
+    return_lse: Literal[False] = ...,
+    out: Tensor | None = ...,
+    config: ForwardConfig | None = ...,
+    backend: str | None = ...,
+    validate: bool = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = ...,
+    softmax_scale: float | None = ...,
+    window: Window = ...,
+    softcap: float = ...,
+    sinks: Tensor | None = ...,
+    return_lse: Literal[True],
+    out: Tensor | None = ...,
+    config: ForwardConfig | None = ...,
+    backend: str | None = ...,
+    validate: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = ...,
+    softmax_scale: float | None = ...,
+    window: Window = ...,
+    softcap: float = ...,
+    sinks: Tensor | None = ...,
+    return_lse: bool,
+    out: Tensor | None = ...,
+    config: ForwardConfig | None = ...,
+    backend: str | None = ...,
+    validate: bool = ...,
+) -> Result: ...
 
 
 def attention_varlen(

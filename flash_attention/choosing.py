@@ -191,8 +191,8 @@ def explain_choice(
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
     Args:
-        facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``; None: for the
-            device of the tensors.
+        facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
+            results as there; None: for the device of the tensors.
         q, k, v, causal, window, softcap, sinks, return_lse, config: as in ``attention``.
 
     Raises:
@@ -206,7 +206,9 @@ def explain_choice(
     checks.check_choice(None, config, q)
     problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
     if facts is not None:
-        return select(problem, facts, candidates=None if config is None else [config])
+        if config is not None:
+            return select(problem, facts, candidates=[config])
+        return select(problem, facts, _tuning_results(environment.tuning_db(), environment.cache_dir()))
     return _choice(problem, q.device, config, explained=True)
 
 

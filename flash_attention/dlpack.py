@@ -21,10 +21,18 @@ def imported(x: Any) -> Any:
     The producer makes the current stream wait for what it still has to do to x.
 
     Raises:
-        ValueError: torch cannot take it: another device type, an element type that torch lacks.
+        ValueError: torch cannot take it: another device type, an element type that torch lacks, a dimension
+            that runs backwards.
     """
     if not is_foreign(x):
         return x
+    # torch ends the process at negative strides, so that they have to be seen before it does.
+    strides = tuple(getattr(x, "strides", None) or ())
+    if strides and min(strides) < 0:
+        raise ValueError(
+            f"torch cannot take this {_name(type(x))} by DLPack: its strides are {strides} bytes, and "
+            "a negative one is none of a tensor's. Pass a copy, e.g. numpy.ascontiguousarray(x)"
+        )
     try:
         return torch.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

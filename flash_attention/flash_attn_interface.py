@@ -281,8 +281,14 @@ def _options(
 
 
 def _window(window_size: tuple[int, int]) -> Window:
-    left, right = (int(side) if isinstance(side, Tensor) else side for side in window_size)
-    return (None if left < 0 else left), (None if right < 0 else right)
+    try:
+        left, right = (int(side) if isinstance(side, Tensor) else side for side in window_size)
+        return (None if left < 0 else left), (None if right < 0 else right)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"window_size is {window_size!r}; it must be two whole numbers (left, right), such as (128, 0), "
+            "where -1 means no limit"
+        ) from None
 
 
 def _with_probs(result: Result) -> Result:

@@ -137,3 +137,11 @@ def test_jax(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(got, jax.Array)
         assert got.devices() == q.devices()
         assert (torch.from_dlpack(got) == wanted).all()
+
+
+@pytest.mark.only_on("cpu")
+def test_an_array_that_runs_backwards_is_refused() -> None:
+    q = array(1, 8, 2, 16)
+    with pytest.raises(ValueError, match=r"strides are \(512, -64, 32, 2\) bytes.*ascontiguousarray"):
+        attention(q[:, ::-1], q, q)
+    assert (attention(np.ascontiguousarray(q[:, ::-1]), q, q) == attention(q, q, q)[:, ::-1]).all()

@@ -356,3 +356,10 @@ def test_a_window_may_be_a_tensor() -> None:
     q, k, v = qkv(9, 20)
     out = flash_attn.flash_attn_func(q, k, v, window_size=torch.tensor([5, -1]))
     assert (out == flash_attn.flash_attn_func(q, k, v, window_size=(5, -1))).all()
+
+
+@pytest.mark.parametrize("window", [3, (1, 2, 3), ("a", 0), None, (None, 0)])
+def test_a_window_that_is_none_is_refused_by_name(window: object) -> None:
+    q = torch.zeros(1, 8, 2, 16, dtype=torch.float16)
+    with pytest.raises(TypeError, match=r"window_size is .*; it must be two whole numbers \(left, right\)"):
+        flash_attn.flash_attn_func(q, q, q, window_size=window)

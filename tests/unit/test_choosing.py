@@ -23,11 +23,12 @@ from flash_attention import (
 )
 from flash_attention.backends import cpu
 from flash_attention.errors import NoKernelError
-from flash_attention.problem import AttentionProblem
+from flash_attention.problem import UNLIMITED, AttentionProblem
 from flash_attention.running import Cache, fill_without_keys, run_cuda
 from flash_attention.select import select
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
+from flash_helpers.tune.lookup import TuningResults
 
 H100 = device_facts("H100")
 CUDA = torch.device("cuda", 0)
@@ -383,4 +384,20 @@ def test_explained_for_a_device_that_is_not_there():
     assert (
         explain_choice(q, k, v, facts=H100, config=choice.rejected[0].kernel.config).kernel
         == choice.rejected[0].kernel
+    )
+
+
+def test_explained_for_a_device_that_is_not_there_as_its_calls_choose(monkeypatch, tmp_path):
+    """By the table that ships: on the card itself, ``attention`` chooses by it."""
+    monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(tmp_path / "none.sqlite3"))
+    q = torch.empty(4, 4096, 16, 128, dtype=torch.bfloat16)
+    choice = explain_choice(q, q, q, facts=H100)
+    assert "from the shipped table of NVIDIA H100 80GB HBM3" in choice.reason
+    assert (
+        choice.kernel
+        == select(
+            choosing.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False),
+            H100,
+            TuningResults(tmp_path / "none.sqlite3"),
+        ).kernel
     )

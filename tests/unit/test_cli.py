@@ -85,7 +85,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("build", "hopper", "--target", "80"), "none of the"),
         (("build", "ladder", "--target", "ninety"), "no list of GPU generations"),
         (("cache", "burn"), "valid: size, list, clear"),
-        (("ladder", "--family", "volta"), "valid: ampere, hopper"),
+        (("ladder", "--family", "volta"), "valid: ampere, hopper, all"),
         (("tune", "1k"), "no list of whole numbers"),
         (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),

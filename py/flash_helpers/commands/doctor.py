@@ -202,7 +202,11 @@ def _cache() -> Check:
 def _tuning() -> Check:
     path = default_path()
     if not path.exists():
-        return Check("tuning results", OK, f"none yet ({path}): kernels are chosen by the model", "")
+        return Check(
+            "tuning results",
+            OK,
+            f"none of this machine's yet ({path}): kernels are chosen by the shipped tables and the model",
+        )
     devices = TuningDatabase(path).devices()
     names = "; ".join(f"{d.gpu}, driver {d.driver}" for d in devices) or "nothing yet"
     return Check("tuning results", OK, f"{path}: {names}")

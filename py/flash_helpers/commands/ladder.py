@@ -71,6 +71,8 @@ def plan_climbs(
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
     if not d_heads or not seq_lens:
         raise ValueError("no head size or no length is given; give at least one of each")
+    if family not in (*LADDERS, "all"):
+        raise ValueError(f"there is no ladder {family!r}; valid: {', '.join(LADDERS)}, all")
     families = tuple(LADDERS) if family == "all" else (family,)
     wanted = DType.from_string(dtype)
     return [
