@@ -103,8 +103,12 @@ class AttentionImplementation:
         return None if hasattr(flash_attention, "attention") else "this version has no attention()"
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
-        """The call as a user writes it."""
+        """The call as a user writes it, its choice built: a kernel that is not gives way to one that is."""
         import flash_attention
+        from flash_attention.choosing import problem_of
 
+        if q.is_cuda and not self.options:
+            wanted = problem_of(q, k, v, None, problem.causal, (None, None), 0.0, False)
+            flash_attention.prepare([wanted], q.device)
         attention = getattr(flash_attention, "attention")  # noqa: B009  (not in every version)
         return Prepared(lambda: attention(q, k, v, causal=problem.causal, **self.options))
