@@ -17,6 +17,7 @@ from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 # How many dispatch modes are active: fake tensors, tracers, counters of operations.
 dispatch_modes = torch._C._len_torch_dispatch_stack
+is_tracing = torch._C._is_tracing  # by torch.jit.trace, which sees operators only
 
 
 @overload
@@ -119,7 +120,7 @@ def attention(
     Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
     q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
     """
-    if not (is_dynamo_compiling() or dispatch_modes()):
+    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
         if window is not UNLIMITED:
             window = checked_window(window)
         key = ("attention", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
@@ -245,7 +246,7 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
-    if not (is_dynamo_compiling() or dispatch_modes()):
+    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
         if window is not UNLIMITED:
             window = checked_window(window)
         key = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from flash_attention.checks import (
     check_output,
     check_tensors,
 )
-from flash_attention.problem import Window
+from flash_attention.problem import AttentionProblem, Window
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig
 
@@ -24,29 +25,40 @@ HEAD_SIZES = range(8, 257, 8)
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
 # ---------------------------------------------------------------------- numbers
+def checked_flag(name: str, value: object) -> bool:
+    """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true."""
+    if isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} is {value!r}; it must be True or False")
+
+
 def checked_scale(softmax_scale: float | None, d_head: int) -> float:
     """The factor of the scores; None: d_head ** -0.5.
 
     Raises:
         TypeError: not a number that the host can read without waiting.
-        ValueError: not finite.
+        ValueError: not finite in float32.
     """
     if softmax_scale is None:
         return d_head**-0.5
     scale = _number("softmax_scale", softmax_scale)
-    if not math.isfinite(scale):
+    if not abs(scale) <= FLOAT32_MAX:
         raise ValueError(
-            f"softmax_scale is {scale}; it must be finite: None means d_head ** -0.5, and 0.0 means zero"
+            f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
+            "means zero"
         )
     return scale
 
 
 def checked_softcap(softcap: float) -> float:
-    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, infinite, NaN."""
+    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32."""
     cap = _number("softcap", softcap)
-    if not (math.isfinite(cap) and cap >= 0):
-        raise ValueError(f"softcap is {cap}; it must be finite and at least 0: 0.0 means no cap")
+    if not 0 <= cap <= FLOAT32_MAX:
+        raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
     return cap
 
 
@@ -72,7 +84,10 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
         return float(value)
     if isinstance(value, Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
+            return math.inf
     given = f"a tensor on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise TypeError(
         f"{name} is {given}; it must be a number (or a 0-d CPU tensor): reading it must not wait for a device"
@@ -111,15 +126,20 @@ def check_inputs(
         )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have one head size; given {shapes}")
-    for name, d in (("q and k", q.shape[-1]), ("v", v.shape[-1])):
+    check_head_sizes(q.shape[-1], v.shape[-1])
+    check_heads(q.shape[-2], k.shape[-2])
+    if sinks is not None:
+        check_sinks(sinks, q)
+
+
+def check_head_sizes(d_head: int, d_head_v: int) -> None:
+    """Those that some kernel, perhaps a padded one, computes."""
+    for name, d in (("q and k", d_head), ("v", d_head_v)):
         if d not in HEAD_SIZES:
             raise ValueError(
                 f"the head size of {name} is {d}; supported are the multiples of {HEAD_SIZES.step} from "
                 f"{HEAD_SIZES.start} to {HEAD_SIZES[-1]}: pad with zeros, and pass softmax_scale={d}**-0.5"
             )
-    check_heads(q.shape[-2], k.shape[-2])
-    if sinks is not None:
-        check_sinks(sinks, q)
 
 
 def check_heads(n_heads: int, n_heads_kv: int) -> None:
@@ -165,6 +185,25 @@ def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -
             raise TypeError(f"config computes in {config.dtype.name}, q is {q.dtype}: take one of q's type")
 
 
+def check_problem(problem: AttentionProblem) -> None:
+    """A problem that a caller made by hand: such that there are tensors of it.
+
+    Raises:
+        TypeError, ValueError: as for the tensors.
+    """
+    if not isinstance(problem, AttentionProblem):
+        raise TypeError(f"a problem is {problem!r}; it must be an AttentionProblem")
+    if not isinstance(problem.dtype, DType):
+        raise TypeError(f"a problem's dtype is {problem.dtype!r}; it must be DType.FP16 or DType.BF16")
+    for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv"):
+        size = getattr(problem, name)
+        if type(size) is not int or size < 0:
+            error = ValueError if type(size) is int else TypeError
+            raise error(f"a problem's {name} is {size!r}; it must be an int, at least 0")
+    check_head_sizes(problem.d_head, problem.d_head_v)
+    check_heads(problem.n_heads, problem.n_heads_kv)
+
+
 # ---------------------------------------------------------------------- packed sequences
 def check_offsets(name: str, offsets: Tensor, q: Tensor) -> None:
     """What is known of cumulative lengths without reading them."""
@@ -199,13 +238,37 @@ def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
 def check_block_table(block_table: Tensor, q: Tensor) -> None:
     """The pages of each batch item: (batch, max_pages) int32 on the device of q."""
     check_tensors({"block_table": block_table})
-    if block_table.dtype is not torch.int32 or block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
+    if block_table.dtype is not torch.int32:
+        raise TypeError(f"block_table is {block_table.dtype}; it must be torch.int32: use block_table.int()")
+    if block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
         raise ValueError(
-            f"block_table is {block_table.dtype} of shape {tuple(block_table.shape)}; it must be torch.int32 "
-            f"of shape ({q.shape[0]}, max_pages)"
+            f"block_table has shape {tuple(block_table.shape)}; it must be ({q.shape[0]}, max_pages): a row "
+            "a batch item"
         )
     if block_table.device != q.device:
         raise ValueError(f"block_table is on {block_table.device}, q on {q.device}: use .to(q.device)")
+
+
+def check_pages(block_table: Tensor, counts: Tensor, k: Tensor) -> None:
+    """Reads the pages that hold a key, which on a GPU would wait for them.
+
+    Args:
+        counts: (batch,), how many keys of each batch item there are.
+        k: (n_pages, page_size, n_heads_kv, d_head).
+
+    Raises:
+        ValueError: there is no such page.
+    """
+    n_pages, page_size = k.shape[:2]
+    firsts = torch.arange(block_table.shape[1]) * page_size  # the first key of each page
+    used = firsts < counts[:, None]
+    wrong = (used & ((block_table < 0) | (block_table >= n_pages))).nonzero()
+    if len(wrong):
+        item, place = wrong[0].tolist()
+        raise ValueError(
+            f"block_table[{item}, {place}] is {int(block_table[item, place])}, and that page holds keys of "
+            f"the item; k and v have the pages 0 to {n_pages - 1}"
+        )
 
 
 def check_packing(

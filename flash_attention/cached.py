@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flash_attention import eager, remembered, torch_ops
-from flash_attention.attention import dispatch_modes
+from flash_attention.attention import dispatch_modes, is_tracing
 from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
 from flash_attention.options import Options
@@ -44,6 +44,7 @@ def attention_cached(
         seqused_k: (batch,) int32 on the device of q; counts beyond the capacity are cut down to it.
         block_table: (batch, max_pages) int32 on the device of q: key j of item b is row ``j % page_size`` of
             page ``block_table[b, j // page_size]``. Entries behind an item's last key may hold anything.
+            Others are refused on the CPU, and not read on the host of a GPU, where they must be right.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
             ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
@@ -53,7 +54,7 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
-    if not (is_dynamo_compiling() or dispatch_modes()):
+    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
         if window is not UNLIMITED:
             window = checked_window(window)
         key = ("attention_cached", causal, softmax_scale, window, softcap, return_lse, id(config), backend)

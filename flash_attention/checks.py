@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
@@ -162,6 +163,12 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
                 f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
                 f"call under torch.no_grad(), or pass {asking[0]}.detach()"
             )
+    if forward_ad._current_level >= 0:
+        for name, x in tensors.items():
+            if forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(
+                    f"{name} has a tangent, and there is no forward-mode derivative: pass {name}.detach()"
+                )
 
 
 def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:

@@ -198,7 +198,10 @@ def explain_choice(
     Raises:
         as ``attention``.
     """
+    causal, return_lse = checks.checked_flag("causal", causal), checks.checked_flag("return_lse", return_lse)
     window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    if not (facts is None or isinstance(facts, DeviceFacts)):
+        raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     checks.check_inputs(q, k, v, sinks, LAYOUT)
     checks.check_choice(None, config, q)
     problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
@@ -220,10 +223,15 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
         The choice for each problem, as ``attention`` makes it from now on.
 
     Raises:
+        TypeError, ValueError: one is no AttentionProblem, or one that no tensors have.
         NoKernelError: no kernel computes one of the problems.
         KernelCompileError, CompilerNotFoundError: building failed.
     """
+    if isinstance(problems, AttentionProblem):
+        raise TypeError("problems is one AttentionProblem; it must be several: pass [problem]")
     problems, device = list(problems), torch.device(device)
+    for problem in problems:
+        checks.check_problem(problem)
     if device.type == "cuda":
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)

@@ -149,7 +149,10 @@ def attention_cached(
             given = (q, k, v, options.out, sinks, None, None, seqused_k, block_table)
             _remember(key, given, options, ran, out, lse)
         else:
-            for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
+            counts = seqused_k.clamp(0, capacity)
+            if block_table is not None:
+                checks.check_pages(block_table, counts, k)
+            for i, n in enumerate(counts.tolist()):
                 one = slice(i, i + 1)
                 keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]

@@ -30,7 +30,9 @@ class Options(NamedTuple):
         Raises:
             TypeError, ValueError, InfeasibleConfigError: what is wrong whatever the other tensors are.
         """
+        causal = checks.checked_flag("causal", self.causal)
+        return_lse = checks.checked_flag("return_lse", self.return_lse)
         window, softcap = checks.checked_window(self.window), checks.checked_softcap(self.softcap)
         if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
             checks.check_choice(self.backend, self.config, q)
-        return self._replace(causal=bool(self.causal), window=window, softcap=softcap)
+        return self._replace(causal=causal, window=window, softcap=softcap, return_lse=return_lse)

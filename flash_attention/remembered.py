@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flash_attention.backends import backend
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
@@ -23,8 +24,8 @@ _CONSTANTS = (str, bool, int, float, tuple, type(None))  # types of options that
 
 Key = tuple[Any, ...]  # a call's name and options
 
-_tables: dict[Key, Any] = {}
-_configs: list[ForwardConfig] = []  # whose ids are in the keys
+# With each table the configuration whose id is in its key: while the key is known, no other can have that id.
+_tables: dict[Key, tuple[Any, ForwardConfig | None]] = {}
 _latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
 
 
@@ -41,11 +42,12 @@ def repeat(key: Key, *given: Any) -> Any:
     """
     global _latest
     try:
-        table = _tables.get(key)
+        found = _tables.get(key)
     except TypeError:  # an option that cannot be hashed
         return None
-    if table is None:
+    if found is None or forward_ad._current_level >= 0:  # tangents are asked for by the checks alone
         return None
+    table = found[0]
     result = table(*given)
     if result is not None:
         _latest = table
@@ -54,8 +56,10 @@ def repeat(key: Key, *given: Any) -> Any:
 
 def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
     """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
-    table = _tables.get((id(kernel_cfg),))
-    return None if table is None else table(q, k, v, o)
+    found = _tables.get((id(kernel_cfg),))
+    if found is None or forward_ad._current_level >= 0:
+        return None
+    return found[0](q, k, v, o)
 
 
 def remember(
@@ -78,21 +82,18 @@ def remember(
     if not all(type(option) in _CONSTANTS for option in key):
         return
     cuda = backend("cuda")
-    table = _tables.get(key)
-    if table is None:
+    found = _tables.get(key)
+    if found is None:
         if len(_tables) >= MAX_TABLES:
             forget()
-        table = _tables[key] = cuda.call_table()
-        if config is not None:
-            _configs.append(config)
+        found = _tables[key] = (cuda.call_table(), config)
     makers = tuple(None if x is None else cuda.maker_like(x) for x in made)
-    table.remember(given, made, makers, launched.launch, launched.arguments, given[0].get_device(), kernel)
+    found[0].remember(given, made, makers, launched.launch, launched.arguments, given[0].get_device(), kernel)
 
 
 def forget() -> None:
     """Forgets all calls: choices may differ from now on."""
     _tables.clear()
-    _configs.clear()
 
 
 def set_last_kernel(kernel: ForwardKernel) -> None:

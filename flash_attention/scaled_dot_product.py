@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention import attention
+from flash_attention.attention_checks import checked_flag
 from flash_attention.problem import Window
 
 IMPLEMENTATION = "flash_attention_kernels"
@@ -68,7 +69,7 @@ def sdpa(
 def _top_left(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor, Window]:
     """k, v and the window with which ``attention`` shows key j to query i when j <= i, if ``is_causal``."""
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
-    if not is_causal:
+    if not checked_flag("is_causal", is_causal):
         return k, v, (None, None)
     if seq_len_q > seq_len_k:
         return k, v, (None, seq_len_q - seq_len_k)  # the last query's place is the last key

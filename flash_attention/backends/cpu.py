@@ -23,6 +23,8 @@ from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
 SMALLEST_NORMAL = 2.0**-126  # of float32
+LARGEST = torch.finfo(torch.float32).max
+LARGEST_CAP = 2.0**100  # no finite score is near it
 ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB: the L2 caches of a few cores
 
 
@@ -174,16 +176,18 @@ class _Chunk:
         self.B_c = config.B_c
         self.dtype = q.dtype
         self.group = group
-        self.softcap = softcap
+        self.softcap = min(softcap, LARGEST_CAP)
         self.shape = (items, n_heads // group, queries, group)
         self.fused_exponent = config.optimized_softmax
         # With the optimized softmax the scale waits for the exponent; a soft cap needs scaled scores.
         folded = config.optimized_softmax and not softcap
         self.score_factor = 1.0 if folded else softmax_scale
+        if softcap:
+            self.score_factor = max(-LARGEST, min(softmax_scale / self.softcap, LARGEST))
         # natural logit = score * unit. Maxima are taken of unscaled scores then, so a negative scale goes
         # to Q, and for a zero scale unit is too small for any score to feel, while masked ones stay -inf.
         self.unit = max(abs(softmax_scale), SMALLEST_NORMAL) if folded else 1.0
-        self.to_log2 = self.unit * LOG2_E
+        self.to_log2 = min(self.unit * LOG2_E, LARGEST / 2)
 
         n, rows = items * (n_heads // group), queries * group
         self.q = torch.empty(*self.shape, d_head)
@@ -226,7 +230,7 @@ class _Chunk:
         s = self._scores[: math.prod(shape)].view(shape)
         torch.bmm(q, k.mT, out=s)
         if self.softcap:
-            s.mul_(self.score_factor / self.softcap).tanh_().mul_(self.softcap)
+            s.mul_(self.score_factor).tanh_().mul_(self.softcap)
         elif self.score_factor != 1.0:
             s.mul_(self.score_factor)
         if not visibility.unlimited:

@@ -34,10 +34,11 @@ struct SoftmaxScale {
 };
 
 // For scores softcap * tanh(score * softmax_scale / softcap): the cap is a part of the exponent's factor.
-// `softcap`: positive.
+// `softcap`: positive; 0 where it was too small for a float, whose scores are all 0 as well.
 FLASH_HOST_DEVICE constexpr SoftmaxScale make_capped_softmax_scale(float softmax_scale, float softcap) {
     constexpr float largest_cap = 0x1p100f;  // no finite score is near it, and nothing below overflows
-    const float cap = softcap < largest_cap ? softcap : largest_cap;
+    // Not 0, as in make_softmax_scale: a masked score, -inf, has to stay -inf.
+    const float cap = softcap < FLT_MIN ? FLT_MIN : softcap < largest_cap ? softcap : largest_cap;
     const double ratio = double(softmax_scale) / cap;
     const double bounded = ratio > FLT_MAX ? FLT_MAX : ratio < -FLT_MAX ? -FLT_MAX : ratio;
     const float factor = cap * kLog2e;

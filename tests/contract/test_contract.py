@@ -105,7 +105,7 @@ def test_c02_scale_values(device):
         for s in (0.25, np.float32(0.25), np.float64(0.25), torch.tensor(0.25))
     ]
     assert all(torch.equal(same[0], o) for o in same)
-    for bad in (math.nan, math.inf, -math.inf):
+    for bad in (math.nan, math.inf, -math.inf, 1e39, -1e39, 10**400):  # float32 ends at 3.4e38
         with pytest.raises(ValueError, match="softmax_scale"):
             attend(q, k, v, softmax_scale=bad)
     with pytest.raises(TypeError, match="softmax_scale"):
@@ -161,10 +161,31 @@ def test_c05_softcap(device):
     assert torch.equal(attend(q, k, v, softcap=0.0), attend(q, k, v))
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_c05_smallest_and_largest_softcaps(device):
+    q, k, v = ramps((1, 70, 2, 64), (1, 90, 2, 64), device)
+    q[:, 1] = 0  # scores of 0: 0 / softcap and 0 * tanh(…) are 0
+    largest = torch.finfo(torch.float32).max
+    torch.testing.assert_close(attend(q, k, v, softcap=largest), attend(q, k, v), atol=4e-3, rtol=4e-3)
+    means = v.double().mean(1, keepdim=True).expand(q.shape)
+    for cap in (1e-30, 1e-50, 5e-324):
+        torch.testing.assert_close(attend(q, k, v, softcap=cap).double(), means, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, 1e39])
 def test_c05_bad_softcaps(device, bad):
     with pytest.raises(ValueError, match="softcap"):
         attend(*counted(3, 3, device), softcap=bad)
+
+
+@pytest.mark.parametrize("name", ["causal", "return_lse"])
+def test_c03_flags_are_true_or_false(device, name):
+    given = counted(3, 3, device)
+    for bad in ("False", None, 2, [], torch.tensor(True, device=device)):
+        with pytest.raises(TypeError, match=f"{name} is .*; it must be True or False"):
+            attend(*given, **{name: bad})
+    for value in (True, 1, np.True_):
+        expected, found = (attend(*given, **{name: x}) for x in (True, value))
+        assert all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -251,6 +272,18 @@ def test_c10_very_negative_scores(device, seq_q, k, out, lse):
     o, o_lse = attend(q, keys(k, device), keys([j + 1.0 for j in range(len(k))], device), return_lse=True)
     torch.testing.assert_close(o, torch.full_like(o, out), atol=4e-3, rtol=0)
     torch.testing.assert_close(o_lse, torch.full_like(o_lse, lse), atol=1e-3, rtol=2e-6)
+
+
+@pytest.mark.parametrize("exponent", [10, 20, 26])
+def test_c10_large_scores(device, exponent):
+    # 64 * 2^n * 2^m / 8 = 2^(n + m + 3): scores of 2^exponent and of half that, of both signs.
+    q = torch.full((1, 130, 1, 64), 2.0 ** (exponent // 2), dtype=BFLOAT, device=device)
+    unit = 2.0 ** (exponent - 3 - exponent // 2)
+    k = keys([-unit, unit / 2, -unit / 2, unit, 0.0] + [0.0] * 300, device).to(BFLOAT)
+    v = keys([1.0, 2.0, 3.0, 4.0, 5.0] + [6.0] * 300, device).to(BFLOAT)
+    o, lse = attend(q, k, v, return_lse=True)
+    torch.testing.assert_close(o, torch.full_like(o, 4.0), atol=0, rtol=2**-7)
+    torch.testing.assert_close(lse, torch.full_like(lse, 2.0**exponent), atol=0, rtol=2e-6)
 
 
 @pytest.mark.parametrize("n", [1, 33, 65, 127, 129])
@@ -451,6 +484,18 @@ def test_c17_grad(device, which):
     with torch.inference_mode():
         assert torch.equal(attend(*inputs), expected)
     assert torch.equal(attend(*(x.detach() for x in inputs)), expected)
+
+
+def test_c17_tangents_are_refused(device):
+    q, k, v = ramps((1, 8, 2, 64), (1, 8, 2, 64), device)
+    expected = attend(q, k, v)  # a call that was made before
+    with torch.autograd.forward_ad.dual_level():
+        for place, name in enumerate(("q", "k", "v")):
+            given = [q, k, v]
+            given[place] = torch.autograd.forward_ad.make_dual(given[place], torch.ones_like(given[place]))
+            with pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
+                attend(*given)
+        assert torch.equal(attend(q, k, v), expected)
 
 
 # ---------------------------------------------------------------------- what is returned
@@ -724,3 +769,15 @@ def test_c29_a_cache_of_keys(device, page_size, seq_q):
             expected, expected_lse = reference(q[one], k[one, :n], v[one, :n], **options)
             torch.testing.assert_close(out[one].double(), expected, atol=2e-3, rtol=2e-3)
             torch.testing.assert_close(lse[one].double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("page", "refused"), [(3, True), (-1, True), (2, False)])
+def test_c29_pages_that_are_not_there_are_refused_where_they_are_read(page, refused):
+    q, k, v = ramps((2, 1, 2, 64), (3, 16, 2, 64), "cpu")
+    seqused = torch.tensor([17, 16], dtype=torch.int32)
+    table = torch.tensor([[0, page], [1, 99]], dtype=torch.int32)  # the second item's second page is not used
+    if refused:
+        with pytest.raises(ValueError, match=rf"block_table\[0, 1\] is {page}.* the pages 0 to 2"):
+            attention_cached(q, k, v, seqused, block_table=table)
+    else:
+        assert attention_cached(q, k, v, seqused, block_table=table).shape == q.shape

@@ -47,12 +47,13 @@ int main() {
     }
     // Soft cap: softcap * tanh(score * scale / softcap) in the exponent, for any sign of the scale.
     for (const float factor : {0.125f, -3.0f, 0.0f, 1e30f, -FLT_MAX}) {
-        for (const float softcap : {1e-3f, 30.0f, 1e6f, FLT_MAX}) {
+        for (const float softcap : {0.0f, 1e-45f, FLT_MIN, 1e-3f, 30.0f, 1e6f, FLT_MAX}) {
             const SoftmaxScale scale = make_capped_softmax_scale(factor, softcap);
             CHECK(std::isfinite(scale.score_factor) && std::isfinite(scale.exponent_factor));
             CHECK(scale.exponent_factor > 0 && std::isfinite(scale.lowest * scale.exponent_factor));
             CHECK(scale.lowest < -1 && !scale.negate_Q);
-            if (std::fabs(factor) > 1e6f || softcap > 1e6f) continue;
+            CHECK(-infinity * scale.exponent_factor == -infinity);
+            if (std::fabs(factor) > 1e6f || softcap > 1e6f || softcap < 1e-3f) continue;
             for (const float score : {-8.0f, 0.5f, 3.0f}) {
                 const double exact = softcap * std::tanh(double(score) * factor / softcap);
                 const double given =

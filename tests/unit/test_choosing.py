@@ -308,6 +308,31 @@ def test_prepare_builds_each_kernel_once(cuda):
     assert targets == [90]
 
 
+@pytest.mark.parametrize(
+    ("problems", "error", "message"),
+    [
+        (PROBLEM, TypeError, "pass \\[problem\\]"),
+        ([PROBLEM, "bf16 s512"], TypeError, "'bf16 s512'; it must be an AttentionProblem"),
+        ([dataclasses.replace(PROBLEM, dtype="fp16")], TypeError, "dtype is 'fp16'"),
+        ([dataclasses.replace(PROBLEM, batch=-1)], ValueError, "batch is -1"),
+        ([dataclasses.replace(PROBLEM, seq_len_k=8.0)], TypeError, "seq_len_k is 8.0"),
+        ([dataclasses.replace(PROBLEM, d_head=63)], ValueError, "head size of q and k is 63"),
+        ([dataclasses.replace(PROBLEM, n_heads=5, n_heads_kv=2)], ValueError, "5 heads and k and v have 2"),
+    ],
+)
+def test_prepare_refuses_what_no_tensors_have(problems, error, message):
+    with pytest.raises(error, match=message):
+        prepare(problems, "cpu")
+
+
+def test_explanations_are_asked_for_with_the_types_of_attention():
+    q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    with pytest.raises(TypeError, match="causal is 'False'"):
+        explain_choice(q, q, q, causal="False")
+    with pytest.raises(TypeError, match="facts is 'H100'"):
+        explain_choice(q, q, q, facts="H100")
+
+
 def test_prepare_on_the_cpu_builds_nothing():
     (choice,) = prepare([PROBLEM], "cpu")
     assert "CPU" in choice.reason

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from flash_attention import attention, last_kernel, prepare, remembered
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
@@ -73,8 +74,43 @@ def test_tables_are_bounded_and_hold_their_configurations():
     q = torch.zeros(1, 8, 2, 64)
     for n in range(3 * remembered.MAX_TABLES):
         remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
-        assert len(remembered._tables) == len(remembered._configs) <= remembered.MAX_TABLES
-    assert remembered._configs[0] is CONFIG
+        assert len(remembered._tables) <= remembered.MAX_TABLES
+    assert all(config is CONFIG for _, config in remembered._tables.values())
+
+
+def test_no_other_configuration_gets_the_id_of_a_remembered_one():
+    q = torch.zeros(1, 64, 2, 64)
+
+    def new_config():
+        return FlashForwardKernelConfig(*(getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__))
+
+    for _ in range(20):  # each would take the place of the one before, were that gone
+        config = new_config()
+        assert remembered.repeat_forward(config, q, q, q, None) is None
+        remember(q, (id(config),), config)
+        del config
+
+
+def test_tangents_are_not_repeated():
+    q = torch.zeros(1, 8, 2, 64)
+    remember(q)
+    remember(q, (id(CONFIG),), CONFIG)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        assert remembered.repeat(KEY, dual, q, q) is None
+        assert remembered.repeat_forward(CONFIG, dual, q, q, None) is None
+    assert remembered.repeat(KEY, q, q, q) is not None
+
+
+def test_a_trace_holds_the_operator_and_not_a_repeated_call():
+    q = torch.randn(1, 8, 2, 64).half()
+    key = ("attention", True, *KEY[2:])
+    remember(q, key)
+    assert attention(q, q, q, causal=True)[0, 0, 0, 0] == q[0, 0, 0, 0] + 1  # what the table gives
+    traced = torch.jit.trace(lambda x: attention(x, x, x, causal=True), q, check_trace=False)
+    assert "flash_attention::attention" in str(traced.graph)
+    remembered.forget()
+    torch.testing.assert_close(traced(2 * q), attention(2 * q, 2 * q, 2 * q, causal=True), atol=0, rtol=0)
 
 
 def test_last_kernel_is_that_of_the_latest_call():
@@ -88,7 +124,7 @@ def test_last_kernel_is_that_of_the_latest_call():
     half = q[:, 2:].half()
     attention(half, half, half)
     assert last_kernel() not in (KERNEL, other)
-    table = remembered._tables[KEY]
+    table, _ = remembered._tables[KEY]
     table.told[half.shape] = KERNEL
     remembered.repeat(KEY, half, half, half)
     assert last_kernel() is KERNEL

@@ -37,7 +37,10 @@ def parse_kernel_name_into_config(name: str) -> ForwardConfig:
 
     Raises:
         ValueError: the name holds no configuration.
+        TypeError: not a text.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a kernel's name is a str; given {name!r}, a {type(name).__name__}")
     if names_hopper_kernel(name):
         return parse_hopper_kernel_name(name)
     if match := _DEMANGLED.search(name):

@@ -100,7 +100,7 @@ def test_bad_requests(build, kernel):
 
 
 def test_compile_error_names_command_errors_and_log(cache, small_root, kernel, tmp_path):
-    from conftest import FakeNvcc
+    from fake_nvcc import FakeNvcc
 
     body = "echo 'a.cuh(7): warning: fine'\necho 'a.cuh(8): error: static assertion failed: B_r' >&2\nexit 2"
     fake = FakeNvcc(tmp_path / "failing", body)

@@ -107,7 +107,7 @@ def test_abandoned_work_is_swept(cache):
 WORKER = """
 import sys, dataclasses
 from pathlib import Path
-from conftest import FakeNvcc
+from fake_nvcc import FakeNvcc
 from flash_helpers.build import KernelCache, build_kernels, build
 from flash_helpers.build import compile as compile_module
 from flash_helpers.kernel_configs import *
@@ -143,7 +143,7 @@ def finish(process, timeout=60):
 
 @pytest.fixture
 def slow_nvcc(tmp_path, small_root):
-    from conftest import FakeNvcc
+    from fake_nvcc import FakeNvcc
 
     return FakeNvcc(tmp_path / "toolkit", seconds=1.0)
 

@@ -149,7 +149,7 @@ def kernels():
 @pytest.fixture(scope="module")
 def library(kernels, tmp_path_factory):
     """A kernel library by the real compiler, around a kernel that does nothing."""
-    from conftest import make_small_root
+    from small_root import make_small_root
 
     folder = tmp_path_factory.mktemp("library")
     root = make_small_root(folder / "include")

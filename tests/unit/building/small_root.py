@@ -1,0 +1,55 @@
+"""Sources whose kernel is small: a second to compile instead of several."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from flash_helpers.build.sources import include_root
+
+# Same record as the real launcher's, around a kernel that compiles in a second and writes nothing.
+_SMALL_LAUNCHER = """
+#pragma once
+#include <cuda_runtime.h>
+#include "ampere/inner.cuh"
+#include "flash_attention.cuh"
+namespace flash::ampere {
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, int kTarget>
+constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
+    return {
+        .config = CFG, .traits = TRAITS, .target = kTarget,
+        .n_threads = 32 * CFG.n_warps, .smem_bytes = CFG.d_head * 2 * (CFG.B_r + 2 * CFG.B_c),
+        .load = [] { return int(cudaFuncSetAttribute(reinterpret_cast<const void *>(&do_nothing<CFG.d_head>),
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, 1024)); },
+        .launch = [](const ForwardProblem &problem, void *stream) {
+            do_nothing<CFG.d_head><<<1, 32, 0, static_cast<cudaStream_t>(stream)>>>(problem.softmax_scale);
+            return int(cudaGetLastError());
+        },
+        .attributes = [](KernelAttributes &out) {
+            cudaFuncAttributes a;
+            const auto kernel = reinterpret_cast<const void *>(&do_nothing<CFG.d_head>);
+            const int error = cudaFuncGetAttributes(&a, kernel);
+            out.registers = a.numRegs;
+            return error;
+        },
+    };
+}
+}
+"""
+_SMALL_KERNEL = """
+#pragma once
+namespace flash::ampere {
+template <int D> __global__ void do_nothing(float scale) { if (scale > D) __trap(); }
+}
+"""
+
+
+def make_small_root(root: Path) -> Path:
+    """Writes an include root whose ampere kernel does nothing."""
+    (root / "ampere").mkdir(parents=True)
+    shutil.copy(include_root() / "flash_attention.cuh", root)
+    (root / "ampere" / "forward_launcher.cuh").write_text(_SMALL_LAUNCHER)
+    (root / "ampere" / "inner.cuh").write_text(_SMALL_KERNEL)
+    (root / "hopper").mkdir()
+    (root / "hopper" / "forward_launcher.cuh").write_text("#pragma once\n")
+    return root
