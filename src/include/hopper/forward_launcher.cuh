@@ -85,7 +85,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     args.cu_seqlens_q = problem.cu_seqlens_q;
     args.cu_seqlens_k = problem.cu_seqlens_k;
     args.seqused_k = problem.seqused_k;
-    args.total_q = problem.lse_stride;
+    args.total_q = problem.total_q;
     args.batch = problem.batch;
     args.partial_o = problem.partial_o;
     args.partial_lse = problem.partial_lse;
@@ -118,10 +118,15 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
     // The tensors' own head sizes: what lacks to the kernel's arrives as zeros.
     const int d_head = TRAITS.padded_head ? p.d_head : Static::d_head;
     const int d_head_v = TRAITS.padded_head ? p.d_head_v : Static::d_head_v;
+    // Packed sequences end anywhere in the tensor, others at most where the batch item does.
+    const auto last_end = [](const int *cu_seqlens, int64_t total, int seq_len) {
+        return !TRAITS.varlen ? TensorView::kNotRagged : cu_seqlens != nullptr ? total : seq_len;
+    };
     const auto queries = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
         const int batch = TRAITS.varlen && p.cu_seqlens_q != nullptr ? 1 : p.batch;
-        return TensorView{base,    d,        p.seq_len_q, p.n_heads,    batch,
-                          strides, box_rows, CFG.dtype,   TRAITS.varlen};
+        return TensorView{base,      d,         p.seq_len_q,
+                          p.n_heads, batch,     strides,
+                          box_rows,  CFG.dtype, last_end(p.cu_seqlens_q, p.total_q, p.seq_len_q)};
     };
     const auto keys = [&](const void *base, int d, const TensorStrides &strides) {
         if constexpr (TRAITS.paged) {  // a page is a sequence, the end of which is that of its keys
@@ -133,11 +138,12 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
                               strides,
                               std::gcd(p.page_size, Static::B_c),
                               CFG.dtype,
-                              true};
+                              p.page_size};
         }
         const int batch = TRAITS.varlen && p.cu_seqlens_k != nullptr ? 1 : p.batch;
-        return TensorView{base,    d,           p.seq_len_k, p.n_heads_kv, batch,
-                          strides, Static::B_c, CFG.dtype,   TRAITS.varlen};
+        return TensorView{base,         d,         p.seq_len_k,
+                          p.n_heads_kv, batch,     strides,
+                          Static::B_c,  CFG.dtype, last_end(p.cu_seqlens_k, p.total_k, p.seq_len_k)};
     };
     cudaError_t error = find_or_encode(queries(p.q, d_head, p.q_strides, Static::B_r), maps.q);
     if (error != cudaSuccess) return error;
