@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from unmapped_cases import CASES
 
-CASES = Path(__file__).parent / "unmapped_cases.py"
-TIME_LIMIT_S = 110
+SCRIPT = Path(__file__).parent / "unmapped_cases.py"
+TIME_LIMIT_S = 100
 
 
+def run(*arguments: str) -> str:
+    """What the cases print, in a process of their own: an illegal access leaves no working GPU behind."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=TIME_LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def _compiled() -> None:
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        list(pool.map(lambda i: run("none", str(i)), range(len(CASES))))
+
+
+@pytest.mark.usefixtures("_compiled")
 @pytest.mark.parametrize("edge", ["end", "begin"])
 def test_tensors_at_the_edge_of_mapped_memory(edge: str) -> None:
-    """In a process of its own: an illegal access leaves no working GPU behind."""
-    done = subprocess.run(
-        [sys.executable, str(CASES), edge], capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    assert done.stdout.count("right: ") > 20
+    assert (
+        run(edge).count("right: ") >= 2 * len(CASES) - 5
+    )  # those with a cache run the library's choice alone

@@ -1,7 +1,8 @@
 """Calls on tensors at the edges of mapped memory, each compared with the float64 reference.
 
 ``python tests/gpu/unmapped_cases.py end`` or ``begin``: a process of its own, since an illegal access ends
-all work on the GPU. It prints each case before it runs.
+all work on the GPU. It prints each case before it runs. With ``none`` the tensors are PyTorch's, and with a
+number behind it that case runs alone: so kernels are compiled, several cases at a time.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run(case: Case, config: ForwardConfig | None, edge: str) -> None:
     q, k, v = ([s[i] for s in sequences] for i in range(3))
 
     def placed(x: Tensor) -> Tensor:
-        return at_an_edge(x.cuda(), edge)
+        return x.cuda() if edge == "none" else at_an_edge(x.cuda(), edge)
 
     if case.layout == "batch":
         q_in, k_in, v_in = (placed(torch.cat(x)) for x in (q, k, v))
@@ -125,9 +126,9 @@ def _with_a_cache(case: Case, q: list[Tensor], k: list[Tensor], v: list[Tensor],
 
 
 def main() -> None:
-    """Runs every case."""
-    edge = sys.argv[1]
-    for case in CASES:
+    """Runs every case, or one."""
+    edge, *chosen = sys.argv[1:]
+    for case in [CASES[int(i)] for i in chosen] or CASES:
         for config in configs(case):
             print(f"{case}, config={config.short_form() if config else None}", flush=True)
             run(case, config, edge)
