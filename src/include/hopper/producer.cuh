@@ -144,13 +144,13 @@ struct LoadThread {
     }
 
     // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
-    // the last key no page is looked up: any does, of which no row is there.
+    // the last key that key comes once more, to be hidden like all that is there: of a box no row of which
+    // exists, copies touch the map's base, which in a ragged map is not the tensor's.
     FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
-        const int rows_left = keys.end - row;
-        if (rows_left <= 0) return {keys.head, 0, args.page_size.rows, 0};
+        row = min(row, keys.end - 1);
         const PagePlace place = args.page_size.place(row);
         const int page = __ldg(args.block_table + int64_t(keys.batch) * args.max_pages + place.entry);
-        const int end = min(args.page_size.rows, place.row + rows_left);
+        const int end = min(args.page_size.rows, place.row + keys.end - row);
         return {keys.head, page, args.page_size.rows - end + place.row, end};
     }
 

@@ -14,9 +14,10 @@
 //
 // With row = seq - (end - first), this is row first + r of the tensor, there if first + r < end.
 //
-// The size of the `end` dimension is the largest end and one, so that the map's last element is the tensor's.
-// A larger one is not only slack: copies then read rows that are not there, if only to drop them, and where
-// the memory behind the tensor is not mapped, that is an illegal access.
+// The size of the `end` dimension is the largest end and one, so that the map's last element is the tensor's:
+// whatever the offsets on the device say, nothing behind it is read. The base lies before the tensor, where
+// no memory need be; copies touch it where no row of a box exists, so that every box must have one (a paged
+// kernel on an H100 made an illegal access there).
 #pragma once
 
 #include <cuda.h>
