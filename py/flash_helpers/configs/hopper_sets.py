@@ -295,7 +295,8 @@ def _kernel(
     which lost there.
     """
     uneven = traits.causal or traits.window or traits.varlen
-    config = replace(config, dtype=dtype, dynamic_schedule=uneven)
+    in_pairs = config.paired_blocks and traits == ForwardTraits(causal=traits.causal)
+    config = replace(config, dtype=dtype, dynamic_schedule=uneven and not in_pairs)
     if exact:
         skips = config.d_head == 256
         reference = SoftmaxReference.EXACT_SKIP_RESCALE if skips else SoftmaxReference.EXACT

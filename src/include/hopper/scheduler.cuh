@@ -2,7 +2,9 @@
 //
 // Blocks are persistent. Item i goes to block i % blocks (static), or each block takes the next number from a
 // counter when it begins an item (dynamic): causal items differ in length, and static rounds would leave
-// blocks idle at the end. Paired blocks take an item of two query blocks together, one each.
+// blocks idle at the end. Paired blocks take an item of two query blocks together, one each, in static
+// rounds; causal ones, whose items get shorter, go through every second round backwards, so that no pair
+// has the longer item each time.
 #pragma once
 
 #include "hopper/forward_kernel_args.cuh"
@@ -21,9 +23,11 @@ struct Scheduler {
     SequenceFinder<CFG, TRAITS> sequences;  // varlen
     int current = 0;
     int following = 0;  // dynamic: the number taken in advance, so that its latency is hidden
+    int step = 0;       // paired and causal: to the next number
 
     FLASH_DEVICE explicit Scheduler(const ForwardKernelArgs &kernel_args) : args(kernel_args) {
         current = blockIdx.x / kBlocksAnItem;
+        if (Static::kPassesTiles) step = 2 * (n_takers() - current) - 1;
         if (CFG.dynamic_schedule) following = take();
     }
 
@@ -34,7 +38,7 @@ struct Scheduler {
 
     FLASH_DEVICE WorkItem item() const {
         if constexpr (TRAITS.varlen) return sequences.item(args, current);
-        WorkItem item = work_item<CFG.B_r, CFG.B_c>(
+        WorkItem item = work_item<Static::kItemRows, CFG.B_c>(
             args.work, make_mask<TRAITS>(args, args.work.seq_len_q, args.work.seq_len_k), args.n_parts,
             current);
         if (Static::kPaired) item.q_block = 2 * item.q_block + blockIdx.x % 2;
@@ -43,7 +47,12 @@ struct Scheduler {
 
     // To be called when the current item has been decoded ...
     FLASH_DEVICE void advance() {
-        current = CFG.dynamic_schedule ? following : current + gridDim.x / kBlocksAnItem;
+        if constexpr (Static::kPassesTiles) {
+            current += step;
+            step = 2 * n_takers() - step;
+        } else {
+            current = CFG.dynamic_schedule ? following : current + n_takers();
+        }
     }
 
     // ... and this when all its loads have been issued.
@@ -63,6 +72,8 @@ struct Scheduler {
     }
 
   private:
+    FLASH_DEVICE static int n_takers() { return gridDim.x / kBlocksAnItem; }
+
     FLASH_DEVICE int take() {
         if (args.counter == nullptr) return current + gridDim.x;
         if constexpr (!Static::kWarpLoads) return atomicAdd(&args.counter->next, 1) + gridDim.x;
