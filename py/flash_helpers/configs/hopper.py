@@ -107,9 +107,10 @@ class HopperForwardKernelConfig:
         early_pass: the turn goes on half way through P V instead of after it.
         trimmed: under a causal mask each warpgroup skips all tiles above its own diagonal, not only (three
             warpgroups) the first.
-        paired_blocks: where every query block visits the same tiles (no mask, one length) and items go round
-            statically, two blocks on neighbouring SMs take neighbouring query blocks, and each loads half of
-            every K and V tile for both.
+        paired_blocks: two blocks on neighbouring SMs take neighbouring query blocks, and each loads half of
+            every K and V tile for both; under a causal mask the lower one passes on the tiles above its
+            diagonal. Not where sequences differ in length, keys are split or a window hides some, nor under a
+            causal mask with next_item and no more than ceil(B_r / B_c) kv_stages.
         half_tiles: under a causal mask, the scores of an item's first tile are computed for half of its
             columns where a warpgroup sees no other.
         section_heads: heads of a section; 0: by the length, see ``work_items.cuh``.

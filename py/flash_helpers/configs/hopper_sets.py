@@ -295,8 +295,7 @@ def _kernel(
     which lost there.
     """
     uneven = traits.causal or traits.window or traits.varlen
-    in_pairs = config.paired_blocks and traits == ForwardTraits(causal=traits.causal)
-    config = replace(config, dtype=dtype, dynamic_schedule=uneven and not in_pairs)
+    config = replace(config, dtype=dtype, dynamic_schedule=uneven)
     if exact:
         skips = config.d_head == 256
         reference = SoftmaxReference.EXACT_SKIP_RESCALE if skips else SoftmaxReference.EXACT

@@ -33,7 +33,7 @@ inline constexpr int kPageAlignment = 16;  // rows: parts of pages that copies t
 inline constexpr float kMinScaleLog2 = 0x1p-100f;
 
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
-template <ForwardTraits TRAITS>
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 bool traits_allow(const ForwardProblem &problem) {
     if (TRAITS.softcap && !(problem.softcap > 0)) return false;
     if (TRAITS.sinks && problem.sinks == nullptr) return false;
@@ -47,15 +47,21 @@ bool traits_allow(const ForwardProblem &problem) {
          problem.cu_seqlens_k != nullptr)) {
         return false;
     }
-    return !TRAITS.padded_head ||
-           (problem.d_head % kChunkColumns == 0 && problem.d_head_v % kChunkColumns == 0);
+    if (!TRAITS.padded_head) return true;
+    // Of a box without one column that exists, copies touch the base, which a ragged map has before the
+    // tensor.
+    if (TRAITS.varlen && (panel_count(problem.d_head) != panel_count(CFG.d_head) ||
+                          panel_count(problem.d_head_v) != panel_count(CFG.d_head_v))) {
+        return false;
+    }
+    return problem.d_head % kChunkColumns == 0 && problem.d_head_v % kChunkColumns == 0;
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &args) {
     constexpr int kKeyBytes = (CFG.d_head + CFG.d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
-    if (!traits_allow<TRAITS>(problem)) return cudaErrorInvalidValue;
+    if (!traits_allow<CFG, TRAITS>(problem)) return cudaErrorInvalidValue;
     const bool uneven = TRAITS.causal || TRAITS.window;
     const int section_heads = !CFG.head_sections ? 1
                               : CFG.section_heads != 0

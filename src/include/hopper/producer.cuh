@@ -51,7 +51,7 @@ struct LoadThread {
     // Called by one thread, with kWarpLoads by its whole warp.
     FLASH_DEVICE void run() {
         const bool loads = !Static::kWarpLoads || threadIdx.x % 32 == 0;
-        Scheduler<CFG, TRAITS> scheduler(args);
+        Scheduler<CFG, TRAITS> scheduler(args, smem);
         while (scheduler.has_item()) {
             const WorkItem item = scheduler.item();
             scheduler.advance();

@@ -2,12 +2,12 @@
 //
 // Blocks are persistent. Item i goes to block i % blocks (static), or each block takes the next number from a
 // counter when it begins an item (dynamic): causal items differ in length, and static rounds would leave
-// blocks idle at the end. Paired blocks take an item of two query blocks together, one each, in static
-// rounds; causal ones, whose items get shorter, go through every second round backwards, so that no pair
-// has the longer item each time.
+// blocks idle at the end. Paired blocks take an item of two query blocks together, one each: the first takes
+// numbers from the counter, and sends them to the second.
 #pragma once
 
 #include "hopper/forward_kernel_args.cuh"
+#include "hopper/pipeline.cuh"
 #include "hopper/sequence_finder.cuh"
 
 namespace flash::hopper {
@@ -18,17 +18,19 @@ struct Scheduler {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
 
     static constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
+    static constexpr bool kSendsNumbers = Static::kMailSlots > 0;
 
     const ForwardKernelArgs &args;
+    const SharedMemory<CFG, TRAITS> smem;
     SequenceFinder<CFG, TRAITS> sequences;  // varlen
     int current = 0;
-    int following = 0;  // dynamic: the number taken in advance, so that its latency is hidden
-    int step = 0;       // paired and causal: to the next number
+    int following = 0;     // dynamic: the number taken in advance, so that its latency is hidden
+    uint32_t n_mails = 0;  // sent or received
 
-    FLASH_DEVICE explicit Scheduler(const ForwardKernelArgs &kernel_args) : args(kernel_args) {
+    FLASH_DEVICE Scheduler(const ForwardKernelArgs &kernel_args, const SharedMemory<CFG, TRAITS> &shared)
+        : args(kernel_args), smem(shared) {
         current = blockIdx.x / kBlocksAnItem;
-        if (Static::kPassesTiles) step = 2 * (n_takers() - current) - 1;
-        if (CFG.dynamic_schedule) following = take();
+        if (CFG.dynamic_schedule && !receives()) following = take();
     }
 
     FLASH_DEVICE bool has_item() {
@@ -47,9 +49,8 @@ struct Scheduler {
 
     // To be called when the current item has been decoded ...
     FLASH_DEVICE void advance() {
-        if constexpr (Static::kPassesTiles) {
-            current += step;
-            step = 2 * n_takers() - step;
+        if (receives()) {
+            current = receive();
         } else {
             current = CFG.dynamic_schedule ? following : current + n_takers();
         }
@@ -58,7 +59,7 @@ struct Scheduler {
     // ... and this when all its loads have been issued.
     FLASH_DEVICE void prefetch() {
         // To look for the end takes long where sequences differ; a number too many does no harm.
-        if (CFG.dynamic_schedule && (TRAITS.varlen || has_item())) following = take();
+        if (CFG.dynamic_schedule && !receives() && (TRAITS.varlen || has_item())) following = take();
     }
 
     // The last block to come to its end leaves the counter as the launch found it. Called by one thread.
@@ -75,11 +76,33 @@ struct Scheduler {
     FLASH_DEVICE static int n_takers() { return gridDim.x / kBlocksAnItem; }
 
     FLASH_DEVICE int take() {
-        if (args.counter == nullptr) return current + gridDim.x;
-        if constexpr (!Static::kWarpLoads) return atomicAdd(&args.counter->next, 1) + gridDim.x;
+        if (args.counter == nullptr) return current + n_takers();
+        if constexpr (!Static::kWarpLoads) {
+            const int taken = atomicAdd(&args.counter->next, 1) + n_takers();
+            if (kSendsNumbers) send(taken);
+            return taken;
+        }
         int taken = 0;
         if (threadIdx.x % 32 == 0) taken = atomicAdd(&args.counter->next, 1);
         return __shfl_sync(kAllLanes, taken, 0) + gridDim.x;
+    }
+
+    // Of paired blocks the second one: without a counter it knows the next number by itself.
+    FLASH_DEVICE bool receives() const { return kSendsNumbers && blockIdx.x % 2 == 1; }
+
+    FLASH_DEVICE void send(int number) {
+        const uint32_t slot = n_mails++ % max_of(Static::kMailSlots, 1);
+        store_async_at(smem.mail(slot), number, smem.mail_full(slot), 1);
+    }
+
+    FLASH_DEVICE int receive() {
+        if (args.counter == nullptr) return current + n_takers();
+        constexpr uint32_t kSlots = max_of(Static::kMailSlots, 1);
+        const uint32_t slot = n_mails % kSlots, phase = n_mails / kSlots & 1;
+        ++n_mails;
+        mbarrier_arrive_expect(smem.mail_full(slot), 4);
+        mbarrier_wait(smem.mail_full(slot), phase);
+        return load_shared_int(smem.mail(slot));
     }
 };
 

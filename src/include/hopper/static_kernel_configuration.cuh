@@ -87,10 +87,15 @@ struct StaticForwardKernelConfig {
     static constexpr bool kHalfTiles = CFG.half_tiles && TRAITS.causal && !kTilesBegin;
     static constexpr RegisterBudget kRegisters = register_budget(n_consumers, kWarpLoads);
     // Two blocks, one cluster, share the tiles of two query blocks. Under a causal mask the lower query block
-    // passes on those of the other that lie above its own diagonal.
+    // passes on those of the other that lie above its own diagonal; with next_item the tile before them keeps
+    // its V slot meanwhile.
+    static constexpr bool kCanPassTiles = CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) < kVStages;
     static constexpr bool kPaired =
-        CFG.paired_blocks && !CFG.dynamic_schedule && !TRAITS.window && !kWarpLoads;
+        CFG.paired_blocks && !TRAITS.window && !kWarpLoads && (!TRAITS.causal || kCanPassTiles);
     static constexpr bool kPassesTiles = kPaired && TRAITS.causal;
+    // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
+    // by the tiles in the K ring at most, each of another item, and by the number it takes in advance.
+    static constexpr int kMailSlots = kPaired && CFG.dynamic_schedule ? 16 : 0;
     static constexpr int kItemRows = kPaired ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
     static constexpr int kPrefetchNext = kWarpLoads ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
@@ -124,8 +129,7 @@ struct StaticForwardKernelConfig {
                   "early_pass: about turns of two products; ping_pong and overlap_products");
     static_assert(!CFG.paired_blocks || (panel_count(d_head) % 2 == 0 && panel_count(d_head_v) % 2 == 0),
                   "paired_blocks: each loads half of a tile's panels; d_head, d_head_v: 96, 128 or 256");
-    static_assert(!kPassesTiles || CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) < kVStages,
-                  "paired_blocks, causal: while tiles are passed on, next_item holds the V slot of another");
+    static_assert(kMailSlots == 0 || kMailSlots > kKStages + 2, "room for the item numbers under way");
     static_assert(CFG.prefetch_next >= 0 && CFG.prefetch_next <= 16, "prefetch_next: 0 to 16");
     static_assert(CFG.prefetch_next == 0 || n_consumers <= 2,
                   "prefetch_next: the load thread of more than two consumers has no registers to spare");
