@@ -290,11 +290,6 @@ class HopperForwardKernelConfig:
             return f"ping_pong: B_r is {self.B_r}, one warpgroup; turns need two or more"
         if self.early_pass and not (self.ping_pong and self.overlap_products):
             return "early_pass is about turns of two products: it needs ping_pong and overlap_products"
-        if self.paired_blocks and any(_padded(d) // PANEL_COLUMNS % 2 for d in (self.d_head, self.d_head_v)):
-            return (
-                f"paired_blocks: each block loads half of a tile's panels of {PANEL_COLUMNS} columns, and "
-                f"head sizes {self.d_head} and {self.d_head_v} have an odd number; choose 96, 128 or 256"
-            )
         if self.half_tiles and (not self.overlap_products or self.B_c // 2 not in PRODUCT_WIDTHS):
             return (
                 f"half_tiles: B_c is {self.B_c}, and the first product is half as wide; it needs "

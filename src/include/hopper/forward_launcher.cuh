@@ -134,7 +134,7 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
                           p.n_heads, batch,     strides,
                           box_rows,  CFG.dtype, last_end(p.cu_seqlens_q, p.total_q, p.seq_len_q)};
     };
-    const auto keys = [&](const void *base, int d, const TensorStrides &strides) {
+    const auto keys = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
         if constexpr (TRAITS.paged) {  // a page is a sequence, the end of which is that of its keys
             return TensorView{base,
                               d,
@@ -142,21 +142,21 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
                               p.n_heads_kv,
                               p.n_pages,
                               strides,
-                              std::gcd(p.page_size, Static::B_c),
+                              std::gcd(p.page_size, box_rows),
                               CFG.dtype,
                               p.page_size};
         }
         const int batch = TRAITS.varlen && p.cu_seqlens_k != nullptr ? 1 : p.batch;
         return TensorView{base,         d,         p.seq_len_k,
                           p.n_heads_kv, batch,     strides,
-                          Static::B_c,  CFG.dtype, last_end(p.cu_seqlens_k, p.total_k, p.seq_len_k)};
+                          box_rows,     CFG.dtype, last_end(p.cu_seqlens_k, p.total_k, p.seq_len_k)};
     };
     cudaError_t error = find_or_encode(queries(p.q, d_head, p.q_strides, Static::B_r), maps.q);
     if (error != cudaSuccess) return error;
     if (p.seq_len_k > 0) {  // else no item has a tile
-        error = find_or_encode(keys(p.k, d_head, p.k_strides), maps.k);
+        error = find_or_encode(keys(p.k, d_head, p.k_strides, Static::kv_box_rows(CFG.d_head)), maps.k);
         if (error != cudaSuccess) return error;
-        error = find_or_encode(keys(p.v, d_head_v, p.v_strides), maps.v);
+        error = find_or_encode(keys(p.v, d_head_v, p.v_strides, Static::kv_box_rows(CFG.d_head_v)), maps.v);
         if (error != cudaSuccess) return error;
     }
     if (Static::kDirectStore) return error;

@@ -154,7 +154,8 @@ struct LoadThread {
         return {keys.head, page, args.page_size.rows - end + place.row, end};
     }
 
-    // (B_c, columns) of K or V; of paired blocks each loads every second panel for both.
+    // (B_c, columns) of K or V; of paired blocks each loads every second panel for both, or half the rows
+    // where the panels are odd in number.
     template <int columns>
     FLASH_DEVICE void load_tile(uint32_t address, const CUtensorMap *map, uint32_t barrier, int kv_block,
                                 const TilePlace &place) const {
@@ -168,6 +169,14 @@ struct LoadThread {
                     load_box(address + panel * kPanelBytes + row * kPanelRowBytes, map, barrier,
                              panel * kPanelColumns, 0, page, kv_policy);
                 }
+            }
+        } else if constexpr (Static::kPaired && Static::kv_box_rows(columns) < Static::B_c) {
+            const int half = blockIdx.x % 2 * Static::kv_box_rows(columns);
+#pragma unroll
+            for (int panel = 0; panel < panel_count(columns); ++panel) {
+                tma_load_for_both(address + panel * kPanelBytes + half * kPanelRowBytes, map, barrier,
+                                  panel * kPanelColumns, kv_block * Static::B_c + half, place.head,
+                                  place.batch, kv_policy);
             }
         } else if constexpr (Static::kPaired) {
 #pragma unroll
