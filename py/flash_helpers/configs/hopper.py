@@ -110,7 +110,7 @@ class HopperForwardKernelConfig:
         paired_blocks: two blocks on neighbouring SMs take neighbouring query blocks, and each loads half of
             every K and V tile for both; under a causal mask the lower one passes on the tiles above its
             diagonal. Not where sequences differ in length, keys are split or a window hides some, nor under a
-            causal mask with next_item and no more than ceil(B_r / B_c) kv_stages.
+            causal mask with next_item unless kv_stages are more than the tiles that are passed on.
         half_tiles: under a causal mask, the scores of an item's first tile are computed for half of its
             columns where a warpgroup sees no other.
         section_heads: heads of a section; 0: by the length, see ``work_items.cuh``.

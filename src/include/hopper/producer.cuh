@@ -81,8 +81,11 @@ struct LoadThread {
             pending_v = {kv_block, keys};
             k_position.advance();
             // Behind the second tile: this item's own first tiles come first.
-            if (Static::kPrefetchNext > 0 && kv_block == max(item.end_kv_block - 2, first)) {
-                if (scheduler.has_item()) prefetch_item(scheduler.item());
+            if (Static::kPrefetchNext + Static::kMailSlots > 0 &&
+                kv_block == max(item.end_kv_block - 2, first)) {
+                scheduler.deliver();
+                if (Static::kPrefetchNext > 0 && !scheduler.receives() && scheduler.has_item())
+                    prefetch_item(scheduler.item());
             }
         }
     }

@@ -19,6 +19,7 @@ struct Scheduler {
 
     static constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
     static constexpr bool kSendsNumbers = Static::kMailSlots > 0;
+    static constexpr uint32_t kMailSlots = max_of(Static::kMailSlots, 1);
 
     const ForwardKernelArgs &args;
     const SharedMemory<CFG, TRAITS> smem;
@@ -49,18 +50,29 @@ struct Scheduler {
 
     // To be called when the current item has been decoded ...
     FLASH_DEVICE void advance() {
-        if (receives()) {
-            current = receive();
-        } else {
-            current = CFG.dynamic_schedule ? following : current + n_takers();
-        }
+        if (receives()) return;  // not before `prefetch`
+        current = CFG.dynamic_schedule ? following : current + n_takers();
+    }
+
+    // ... this between its loads, when `current` has arrived ...
+    FLASH_DEVICE void deliver() {
+        if (!kSendsNumbers || receives() || args.counter == nullptr) return;
+        const uint32_t slot = n_mails++ % kMailSlots;
+        store_async_at(smem.mail(slot), current, smem.mail_full(slot), 1);
     }
 
     // ... and this when all its loads have been issued.
     FLASH_DEVICE void prefetch() {
+        if (receives()) {
+            current = receive();
+            return;
+        }
         // To look for the end takes long where sequences differ; a number too many does no harm.
-        if (CFG.dynamic_schedule && !receives() && (TRAITS.varlen || has_item())) following = take();
+        if (CFG.dynamic_schedule && (TRAITS.varlen || has_item())) following = take();
     }
+
+    // Of paired blocks the second.
+    FLASH_DEVICE bool receives() const { return kSendsNumbers && blockIdx.x % 2 == 1; }
 
     // The last block to come to its end leaves the counter as the launch found it. Called by one thread.
     FLASH_DEVICE void finish() {
@@ -77,28 +89,15 @@ struct Scheduler {
 
     FLASH_DEVICE int take() {
         if (args.counter == nullptr) return current + n_takers();
-        if constexpr (!Static::kWarpLoads) {
-            const int taken = atomicAdd(&args.counter->next, 1) + n_takers();
-            if (kSendsNumbers) send(taken);
-            return taken;
-        }
+        if constexpr (!Static::kWarpLoads) return atomicAdd(&args.counter->next, 1) + n_takers();
         int taken = 0;
         if (threadIdx.x % 32 == 0) taken = atomicAdd(&args.counter->next, 1);
         return __shfl_sync(kAllLanes, taken, 0) + gridDim.x;
     }
 
-    // Of paired blocks the second one: without a counter it knows the next number by itself.
-    FLASH_DEVICE bool receives() const { return kSendsNumbers && blockIdx.x % 2 == 1; }
-
-    FLASH_DEVICE void send(int number) {
-        const uint32_t slot = n_mails++ % max_of(Static::kMailSlots, 1);
-        store_async_at(smem.mail(slot), number, smem.mail_full(slot), 1);
-    }
-
     FLASH_DEVICE int receive() {
         if (args.counter == nullptr) return current + n_takers();
-        constexpr uint32_t kSlots = max_of(Static::kMailSlots, 1);
-        const uint32_t slot = n_mails % kSlots, phase = n_mails / kSlots & 1;
+        const uint32_t slot = n_mails % kMailSlots, phase = n_mails / kMailSlots & 1;
         ++n_mails;
         mbarrier_arrive_expect(smem.mail_full(slot), 4);
         mbarrier_wait(smem.mail_full(slot), phase);

@@ -86,21 +86,6 @@ struct StaticForwardKernelConfig {
     // Causal: of an item's first tile a warpgroup may see only the first half.
     static constexpr bool kHalfTiles = CFG.half_tiles && TRAITS.causal && !kTilesBegin;
     static constexpr RegisterBudget kRegisters = register_budget(n_consumers, kWarpLoads);
-    // Two blocks, one cluster, share the tiles of two query blocks. Under a causal mask the lower query block
-    // passes on those of the other that lie above its own diagonal; with next_item the tile before them keeps
-    // its V slot meanwhile.
-    static constexpr bool kCanPassTiles = CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) < kVStages;
-    static constexpr bool kPaired =
-        CFG.paired_blocks && !TRAITS.window && !kWarpLoads && (!TRAITS.causal || kCanPassTiles);
-    static constexpr bool kPassesTiles = kPaired && TRAITS.causal;
-    // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
-    // by the tiles in the K ring at most, each of another item, and by the number it takes in advance.
-    static constexpr int kMailSlots = kPaired && CFG.dynamic_schedule ? 16 : 0;
-    // Of a copy of K or V with so many columns: paired blocks divide its panels, or its rows.
-    FLASH_HOST_DEVICE static constexpr int kv_box_rows(int columns) {
-        return kPaired && panel_count(columns) % 2 == 1 ? B_c / 2 : B_c;
-    }
-    static constexpr int kItemRows = kPaired ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
     static constexpr int kPrefetchNext = kWarpLoads ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
@@ -112,6 +97,23 @@ struct StaticForwardKernelConfig {
         : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kVStages - 1)
         : n_consumers == 3 ? 1
                            : 0;
+
+    // Two blocks, one cluster, share the tiles of two query blocks. Under a causal mask the lower query block
+    // passes on those of the other that lie above its own diagonal; with next_item the tile before them keeps
+    // its V slot until then.
+    static constexpr bool kCanPassTiles =
+        CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) + kMaxSkippedTiles < kVStages;
+    static constexpr bool kPaired =
+        CFG.paired_blocks && !TRAITS.window && !kWarpLoads && (!TRAITS.causal || kCanPassTiles);
+    static constexpr bool kPassesTiles = kPaired && TRAITS.causal;
+    // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
+    // by the tiles in the K ring at most, each of another item, and by the number it takes in advance.
+    static constexpr int kMailSlots = kPaired && CFG.dynamic_schedule ? 16 : 0;
+    // Of a copy of K or V with so many columns: paired blocks divide its panels, or its rows.
+    FLASH_HOST_DEVICE static constexpr int kv_box_rows(int columns) {
+        return kPaired && panel_count(columns) % 2 == 1 ? B_c / 2 : B_c;
+    }
+    static constexpr int kItemRows = kPaired ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
 
     static_assert(!TRAITS.paged || TRAITS.varlen,
                   "paged: rows behind a sequence's last one are cut off as with varlen");
