@@ -10,8 +10,9 @@ from rich.console import Console
 
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import DEFAULT_MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, named_device
+from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.commands.output import STDOUT, console_for, write_json
 from flash_helpers.commands.progress import shown_progress

@@ -23,9 +23,11 @@ from rich.table import Table
 from flash_helpers.benchmark.host_time import SMALL, host_times
 from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.ladder import ladder_steps
+from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench, default_device
+from flash_helpers.benchmark.runner import bench, default_device
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, shown_rate
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.configs.dtype import DType

@@ -69,7 +69,7 @@ class PackagePeer:
         """Installed, on CUDA, and of a dtype that it takes."""
         if device.type != "cuda":
             return "runs on cuda only"
-        if not _is_installed(self.module):
+        if not is_installed(self.module):
             return f"not installed (pip install {self.package})"
         if problem.dtype not in self.dtypes:
             return f"takes {', '.join(d.name for d in self.dtypes)} only"
@@ -97,7 +97,7 @@ class FlexPeer:
         """It needs CUDA and Triton."""
         if device.type != "cuda":
             return "runs on cuda only"
-        if not _is_installed("triton"):
+        if not is_installed("triton"):
             return "not installed (pip install triton)"
         return None
 
@@ -159,7 +159,7 @@ def select_peers(text: str) -> list[Implementation]:
     return [PEERS[name.strip()] for name in names]
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether ``module`` can be found, without importing it; the packages that it lies in are imported."""
     try:
         return importlib.util.find_spec(module) is not None

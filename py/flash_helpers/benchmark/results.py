@@ -41,6 +41,7 @@ class Row:
         timings: mode (``hot``, ``paused``, ``cold``, ``graph``, ``call``) to times.
         gpu_state: clocks, temperature and power right after the measurement.
         environment: the facts of the run.
+        kernel: short form of the kernel that ran, where the implementation chose one; else empty.
     """
 
     implementation: str
@@ -52,6 +53,12 @@ class Row:
     timings: dict[str, Timing] = field(default_factory=dict)
     gpu_state: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    kernel: str = ""
+
+    @property
+    def shown_name(self) -> str:
+        """For tables: the implementation, and the kernel that it chose."""
+        return f"{self.implementation}, which ran {self.kernel}" if self.kernel else self.implementation
 
     def tflops(self, mode: str = "hot") -> float | None:
         """10^12 FLOP a second by the median time of ``mode``; None when it was not measured."""
@@ -72,6 +79,7 @@ class Row:
             "tflops": rates,
             "gpu_state": self.gpu_state,
             "environment": self.environment,
+            "kernel": self.kernel,
         }
 
     @classmethod
@@ -87,6 +95,7 @@ class Row:
             timings={mode: Timing(**timing) for mode, timing in values["milliseconds"].items()},
             gpu_state=values["gpu_state"],
             environment=values["environment"],
+            kernel=values.get("kernel", ""),  # files of earlier versions do not have it
         )
 
 

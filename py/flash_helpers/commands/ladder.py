@@ -13,8 +13,9 @@ from rich.progress import Progress
 
 from flash_helpers.benchmark.ladder import Step, ladder_steps, ladder_table
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import Plan, bench, named_device
+from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.build import compile_progress

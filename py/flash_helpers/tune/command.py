@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.benchmark.runner import DeviceLostError, named_device
+from flash_helpers.benchmark.measuring import DeviceLostError
+from flash_helpers.benchmark.runner import named_device
 from flash_helpers.benchmark.table import shown_rate
 from flash_helpers.build import CompiledKernel
 from flash_helpers.commands.output import console_for, write_json
