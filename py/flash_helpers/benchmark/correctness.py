@@ -64,7 +64,7 @@ def reference(
     batch, seq_len_q, heads, d_head = q.shape
     seq_len_k, heads_kv, d_head_v = k.shape[1], k.shape[2], v.shape[3]
     out = torch.empty(*q.shape[:3], d_head_v, device=q.device, dtype=torch.float32)
-    rows = max(1, min(seq_len_q, REFERENCE_BYTES // (4 * 4 * heads * seq_len_k)))
+    rows = max(1, min(seq_len_q, REFERENCE_BYTES // (4 * 4 * heads * max(1, seq_len_k))))
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # a TF32 product would be no reference
     try:
@@ -73,8 +73,9 @@ def reference(
             for first in range(0, seq_len_q, rows):
                 queries = q[b, first : first + rows].float().transpose(0, 1) * d_head**-0.5
                 n = queries.shape[1]
-                # The heads that share keys stand below each other: (heads_kv, heads / heads_kv * n, d_head).
-                scores = queries.reshape(heads_kv, -1, d_head) @ keys.transpose(1, 2)
+                # The heads that share keys stand below each other.
+                shared = heads // heads_kv * n
+                scores = queries.reshape(heads_kv, shared, d_head) @ keys.transpose(1, 2)
                 scores = scores.view(heads, n, seq_len_k)
                 hidden = _hidden(first, n, seq_len_q, seq_len_k, causal, window, q.device)
                 if hidden is not None:
@@ -82,7 +83,7 @@ def reference(
                 weights = torch.softmax(scores, dim=-1)
                 if hidden is not None:
                     weights.masked_fill_(hidden.all(dim=-1)[:, None], 0.0)
-                product = weights.view(heads_kv, -1, seq_len_k) @ values
+                product = weights.view(heads_kv, shared, seq_len_k) @ values
                 out[b, first : first + n] = product.view(heads, n, d_head_v).transpose(0, 1)
     finally:
         torch.set_float32_matmul_precision(precision)

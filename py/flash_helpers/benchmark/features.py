@@ -59,7 +59,7 @@ def all_cases(scale: int = 1) -> Iterator[Case]:
     for seq in (2048, 8192):
         n = seq // scale
         yield Case("grouped heads", tokens // n, n, n, HEADS, HEADS_KV, causal=True)
-    uneven = tuple(n // scale for n in (4096, 200, 1700, 64, 3000, 900, 2500, 33, 3891))
+    uneven = tuple(max(1, n // scale) for n in (4096, 200, 1700, 64, 3000, 900, 2500, 33, 3891))
     even = (2048 // scale,) * 8
     for lengths in (uneven, even):
         n = max(lengths)
