@@ -158,11 +158,16 @@ def ladder(
     family: Annotated[str, typer.Option(help="ampere, hopper or all")] = "ampere",
     dtype: str = "bf16",
     d_heads: Annotated[str, typer.Option("--d-head", help="out of 64,128,256")] = "128",
-    seq_lens: Annotated[str, typer.Option("--seq-len", help="lengths joined by commas")] = "4096",
+    seq_lens: Annotated[
+        str | None,
+        typer.Option("--seq-len", help="lengths joined by commas; default: 4096, on the CPU 256"),
+    ] = None,
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
-    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
-    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
-    peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "fa2,cudnn",
+    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384; on the CPU 256")] = 0,
+    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048; on the CPU 512")] = 0,
+    peers: Annotated[
+        str, typer.Option(help="names joined by commas, all, default or none")
+    ] = "fa2,cudnn,sdpa-cpu",
     rounds: int = 11,
     device: Annotated[str | None, typer.Option(help="default: the GPU if there is one")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
@@ -172,8 +177,8 @@ def ladder(
         from flash_helpers.commands.ladder import ladder_command
 
         ladder_command(
-            out, family, dtype, integers(d_heads), integers(seq_lens), causal, batch, heads, peers, rounds,
-            device, json,
+            out, family, dtype, integers(d_heads), None if seq_lens is None else integers(seq_lens), causal,
+            batch, heads, peers, rounds, device, json,
         )  # fmt: skip
 
 

@@ -186,10 +186,40 @@ def test_bench_writes_its_file_to_standard_output_too(
     assert list(tmp_path.glob("-*")) == []
     assert run(*arguments, "--json", "file.json").exit_code == 0
     assert json.loads((tmp_path / "file.json").read_text())["schema"] == document["schema"]
-    # What can't be written is found out first.
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "32", "64", "--json"), ("explain", "--json"), ("explain", SHORT_FORM, "--json"),
+        ("tune", "512", "--json"), ("tune", "512", "--export"), ("ladder", "--json"), ("ladder", "--out"),
+        ("configs", "--json"), ("build", "--json"), ("doctor", "--json"), ("cache", "clear", "--json"),
+        ("report", "result.json", "--json"), ("report", "result.json", "--out"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused_before_the_work(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
-    result = run(*arguments, "--json", "taken/file.json")
-    assert (result.exit_code, "measured" in result.output) == (2, False)
+    option = arguments[-1]
+    result = run(*arguments, "taken/below/file.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{option} is taken/below" in result.stderr
+    assert "taken is no folder; name another place" in result.stderr.replace("\n", " ")
+    if option == "--json":
+        (tmp_path / "folder").mkdir()
+        result = run(*arguments, "folder")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "--json is folder, a folder; name a file, such as folder/result.json" in result.stderr
+        result = run(*arguments, "x" * 300 + ".json")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "which can't be written: File name too long; name another file" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") in (
+        ["folder", "taken"],
+        ["taken"],
+    )
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -287,10 +317,14 @@ def test_the_command_line_starts_without_torch() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_ladder_on_the_cpu_writes_results_and_report(tmp_path: Path) -> None:
     result = run(
-        "ladder", "--out", str(tmp_path), "--batch", "1", "--heads", "1", "--seq-len", "64", "--rounds", "1",
-        "--peers", "sdpa-cpu", "--device", "cpu", "--json", str(tmp_path / "steps.json"),
+        "ladder", "--out", str(tmp_path), "--rounds", "1", "--json", str(tmp_path / "steps.json"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert "the times say nothing of a GPU" in result.output.replace("\n", " ")
+    rows = json.loads((tmp_path / "ladder.json").read_text())["rows"]
+    assert {tuple(row["problem"][name] for name in ("batch", "heads", "seq_len")) for row in rows} == {
+        (1, 4, 256)
+    }
     steps = json.loads((tmp_path / "steps.json").read_text())
     assert [step["kernel"] for step in steps] == [
         r.config.short_form() for r in get_ladder("ampere", DType.BF16, 128, False)

@@ -42,6 +42,7 @@ from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.plan import MODES
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.timing import timer_for
+from flash_helpers.commands.writable import NotWritableError, check_file
 from flash_helpers.kernel_configs import get_kernel_progression_configs
 
 ROUNDS = 31
@@ -173,9 +174,6 @@ def run(
         seconds: no row begins later.
         contestants: who, beside the library's other ways.
         rounds: measurements of each.
-
-    Raises:
-        OSError: the file can't be written, which is found out before anything is measured.
     """
     begin, rows = time.monotonic(), list[CallRow]()
     cases = list(all_cases())
@@ -185,7 +183,6 @@ def run(
     def save() -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
-    save()
     document["build_seconds"] = build_ahead([wanted.case for wanted in cases], device)
     console = Console(width=None if os.isatty(1) else 200, highlight=False)
     try:
@@ -221,7 +218,8 @@ def main(
     """Host time and call time, on the device that is there."""
     try:
         chosen = select_contestants(contestants)
-    except ValueError as error:
+        check_file(json)
+    except (ValueError, NotWritableError) as error:
         raise typer.BadParameter(str(error)) from error
     run(json, default_device(), seconds, chosen, rounds)
 

@@ -16,6 +16,7 @@ from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.commands.output import STDOUT, console_for, write_json
 from flash_helpers.commands.progress import shown_progress
+from flash_helpers.commands.writable import check_file
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_selection import CAUSAL, select_configs
@@ -59,9 +60,11 @@ def bench_command(
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
+        NotWritableError: ``json`` can't be written.
     """
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
+    check_file(json)
     console = console or console_for(json, width=160)
     others: list[Implementation] = select_peers(peers)
     if automatic:
@@ -87,8 +90,6 @@ def bench_command(
         elif json is not None:
             results.save(json)
 
-    if json != STDOUT:
-        save()  # a place that can't be written is found out before anything is measured
     with shown_progress(Console(stderr=True)) as show:
         seen: set[Problem] = set()
 

@@ -37,6 +37,7 @@ from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.window_cost import PLAIN, cost_of_windows, with_windows
+from flash_helpers.commands.writable import NotWritableError, check_folder
 
 TOKENS, HEADS, HEADS_KV = 16384, 32, 8
 CACHE_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # thousands (1024) of keys
@@ -118,9 +119,6 @@ def run(
         seconds: no row begins later; after 0.7 of them contestants that compile at first use are left out.
         contestants: who.
         scale: divides all lengths.
-
-    Raises:
-        OSError: the file can't be written, which is found out before anything is measured.
     """
     begin, rows = time.monotonic(), list[CaseRow]()
     cases = list(all_cases(scale))
@@ -131,7 +129,6 @@ def run(
     def save() -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
-    save()
     document["build_seconds"] = build_ahead([PLAIN, *cases], device, with_windows)
     copied = copy_rate(device, COPY_BYTES // scale, ROUNDS)
     document["copy_bytes_per_second"] = copied
@@ -175,7 +172,8 @@ def main(
     """What each feature costs and gives, on the device that is there."""
     try:
         chosen = select_contestants(contestants)
-    except ValueError as error:
+        check_folder(out, "--out")
+    except (ValueError, NotWritableError) as error:
         raise typer.BadParameter(str(error)) from error
     run(out, default_device(), seconds, chosen, scale)
 

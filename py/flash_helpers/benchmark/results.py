@@ -27,6 +27,10 @@ class ResultFileError(ValueError):
     """A file is no result file of a known schema."""
 
 
+class OtherSchemaError(ResultFileError):
+    """A file holds something else than rows of a benchmark, or rows of another version."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One implementation on one problem.
@@ -137,7 +141,8 @@ class Results:
         """Reads a file that ``save`` wrote.
 
         Raises:
-            ResultFileError: no such file, no JSON, or of another schema.
+            OtherSchemaError: JSON of another schema.
+            ResultFileError: no such file, no JSON, or a broken row.
         """
         try:
             document = json.loads(path.read_text())
@@ -146,7 +151,7 @@ class Results:
         found = document.get("schema") if isinstance(document, dict) else None
         if found != SCHEMA:
             what = "is no result file" if found is None else f"has schema {found}"
-            raise ResultFileError(
+            raise OtherSchemaError(
                 f"{path} {what}; this version reads files of schema {SCHEMA}, as bench --json and ladder "
                 "write them"
             )

@@ -18,6 +18,7 @@ from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.targets import select_targets
+from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
 
 
@@ -94,6 +95,7 @@ def build_command(
     console: Console | None = None,
 ) -> list[BuiltLibrary]:
     """Builds and prints a line for each library, and the kernels that deserve a look."""
+    check_file(json_path)
     console = console or console_for(json_path)
     start = time.perf_counter()
     try:

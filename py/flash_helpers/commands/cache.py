@@ -17,6 +17,7 @@ from rich.text import Text
 from flash_helpers.build import KernelCache, built_kernels
 from flash_helpers.build.cache import FACTS_FILE
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.commands.writable import check_file
 
 PARTS = {
     "objects": "compiled kernels",
@@ -116,7 +117,9 @@ def cache_command(
 
     Raises:
         ValueError: another action.
+        NotWritableError: ``json_path`` can't be written.
     """
+    check_file(json_path)
     console = console or console_for(json_path)
     cache = KernelCache()
     document: dict[str, Any] = {"folder": str(cache.root)}

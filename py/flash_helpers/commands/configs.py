@@ -13,6 +13,7 @@ from rich.text import Text
 from flash_helpers.build import KernelCache, built_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.commands.writable import check_file
 from flash_helpers.configs.device_facts import DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
@@ -102,6 +103,7 @@ def configs_command(
 ) -> list[ConfigEntry]:
     """Prints what ``list_configs`` gives."""
     entries = list_configs(kernels, causal, dtype, d_head, words, built, device)
+    check_file(json_path)
     console = console or console_for(json_path)
     table = Table()
     table.add_column("kernel", overflow="fold")

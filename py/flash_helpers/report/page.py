@@ -64,6 +64,9 @@ def html_page(
         parts.append("<h2>Not timed</h2>")
         rows = [(r.problem.label(), r.status, r.shown_name, r.reason) for r in report.missing]
         parts.append(_table(("problem", "status", "implementation", "reason"), rows))
+    if report.skipped:
+        parts.append("<h2>Files that are not shown</h2>")
+        parts += [f"<p>{html.escape(reason)}</p>" for reason in report.skipped]
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
