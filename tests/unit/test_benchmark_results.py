@@ -105,7 +105,7 @@ def test_a_problem_that_does_not_fit_is_refused_with_the_bytes_wanted() -> None:
     with pytest.raises(NotEnoughMemoryError, match=f"{problem.bytes_wanted(1):,} bytes"):
         problem.check_memory(CPU, free=1 << 34)
     with pytest.raises(NotEnoughMemoryError):
-        bench([problem], [], [], device="cpu")
+        bench([problem], [], [Fake("right")], device="cpu")
 
 
 def test_bad_sizes_are_named() -> None:

@@ -257,6 +257,24 @@ def test_a_table_of_a_named_file_is_filled_from_that_file_only(recorded: Path, t
     assert text.count("| best kernel / best peer |") == 1
 
 
+def test_what_cannot_be_filled_is_found_out_before_figures_are_drawn(recorded: Path, tmp_path: Path) -> None:
+    binary = tmp_path / "binary.md"
+    binary.write_bytes(b"\xff\xfe")
+    for readme in (tmp_path / "none.md", tmp_path, binary):
+        with pytest.raises(ValueError, match=f"{readme} can't be read as a Markdown file"):
+            report_command([recorded], tmp_path / "out", readme=readme)
+    assert not (tmp_path / "out").exists()
+
+
+def test_broken_screening_rows_are_named(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "milestone.json"
+    path.write_text('{"schema": 1, "rows": [], "matrix_tflops": {}, "screening_FP16": 5}')
+    with pytest.raises(
+        ResultFileError, match=r"milestone\.json has schema 1 but a broken row .*; measure again"
+    ):
+        load_report([recorded, path])
+
+
 def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     report = load_report([recorded])
     readme = tmp_path / "README.md"

@@ -29,6 +29,7 @@ from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.measuring import measure_checked
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.timing import Timer, Timing, timer_for
+from flash_helpers.commands.writable import check_file
 from flash_helpers.problem import Problem
 
 TEN_LENGTHS = (128, 200, 77, 259, 512, 64, 333, 1024, 90, 701)
@@ -142,6 +143,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--rounds", type=int, default=31)
     options = parser.parse_args(arguments)
+    try:
+        check_file(options.out, "--out")
+        Plan(options.rounds)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     times = call_times(device, options.backend, rounds=options.rounds)
     counted = compile_counters(device, options.backend)

@@ -42,7 +42,8 @@ from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.plan import MODES
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.timing import timer_for
-from flash_helpers.commands.writable import NotWritableError, check_file
+from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_configs import get_kernel_progression_configs
 
 ROUNDS = 31
@@ -216,12 +217,10 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = ROUNDS,
 ) -> None:
     """Host time and call time, on the device that is there."""
-    try:
+    with shown_errors():
         chosen = select_contestants(contestants)
         check_file(json)
-    except (ValueError, NotWritableError) as error:
-        raise typer.BadParameter(str(error)) from error
-    run(json, default_device(), seconds, chosen, rounds)
+        run(json, default_device(), seconds, chosen, rounds)
 
 
 if __name__ == "__main__":

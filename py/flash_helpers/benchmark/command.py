@@ -106,7 +106,7 @@ def bench_command(
                 configs,
                 others,
                 device=where,
-                plan=Plan(rounds, tuple(modes)),
+                plan=Plan(rounds, tuple(dict.fromkeys(modes))),
                 on_row=on_row,
                 results=results,
             )

@@ -37,7 +37,8 @@ from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.window_cost import PLAIN, cost_of_windows, with_windows
-from flash_helpers.commands.writable import NotWritableError, check_folder
+from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.writable import check_folder
 
 TOKENS, HEADS, HEADS_KV = 16384, 32, 8
 CACHE_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # thousands (1024) of keys
@@ -170,12 +171,10 @@ def main(
     scale: Annotated[int, typer.Option(min=1, help="divides all lengths, for quick runs")] = 1,
 ) -> None:
     """What each feature costs and gives, on the device that is there."""
-    try:
+    with shown_errors():
         chosen = select_contestants(contestants)
         check_folder(out, "--out")
-    except (ValueError, NotWritableError) as error:
-        raise typer.BadParameter(str(error)) from error
-    run(out, default_device(), seconds, chosen, scale)
+        run(out, default_device(), seconds, chosen, scale)
 
 
 if __name__ == "__main__":

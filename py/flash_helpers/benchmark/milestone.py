@@ -30,6 +30,8 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import bench, default_device
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, shown_rate
 from flash_helpers.benchmark.timing import Timing
+from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.writable import check_folder
 from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
@@ -248,8 +250,14 @@ def main(
     """The figures that a release is judged by, on the device that is there."""
     console = Console(width=None if os.isatty(1) else 160)
     jobs = jobs or os.cpu_count() or 1
-    state = Milestone(default_device(), (batch, heads, seq_len), rounds, peers, jobs, build_all)
-    run(state, out, minutes, console)
+    with shown_errors():
+        check_folder(out, "--out")
+        select_peers(peers)
+        Plan(rounds)
+        state = Milestone(default_device(), (batch, heads, seq_len), rounds, peers, jobs, build_all)
+        for dtype in DType:
+            state.problem(dtype)
+        run(state, out, minutes, console)
     raise typer.Exit(0 if any(row.status == "ok" for row in state.results.rows) else 1)
 
 

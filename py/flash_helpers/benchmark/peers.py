@@ -151,12 +151,13 @@ def select_peers(text: str) -> list[Implementation]:
     if text == "none":
         return []
     names = list(PEERS) if text == "all" else list(DEFAULT_PEERS) if text == "default" else text.split(",")
-    unknown = [name for name in names if name.strip() not in PEERS]
+    names = list(dict.fromkeys(name.strip() for name in names))
+    unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise ValueError(
             f"unknown peer {', '.join(map(repr, unknown))}; known: {', '.join(PEERS)}, all, default, none"
         )
-    return [PEERS[name.strip()] for name in names]
+    return [PEERS[name] for name in names]
 
 
 def is_installed(module: str) -> bool:

@@ -163,7 +163,15 @@ class Results:
                 extra={key: value for key, value in document.items() if key not in known},
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ResultFileError(f"{path} has schema {SCHEMA} but a broken row: {error!r}") from error
+            raise broken_rows(path, error) from error
+
+
+def broken_rows(path: Path, error: Exception) -> ResultFileError:
+    """What to raise where rows of a result file can't be read."""
+    return ResultFileError(
+        f"{path} has schema {SCHEMA} but a broken row ({error!r}): it was changed, or written by another "
+        "version; measure again"
+    )
 
 
 def check_same_card(rows: Iterable[Row]) -> None:

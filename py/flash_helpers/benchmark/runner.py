@@ -18,7 +18,7 @@ from flash_helpers.benchmark.implementations import (
 )
 from flash_helpers.benchmark.matrix_rate import matrix_tflops
 from flash_helpers.benchmark.measuring import DeviceLostError, Measured, measure_checked
-from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timing import Timer, timer_for
 from flash_helpers.problem import Problem
@@ -51,6 +51,7 @@ def bench(
         ``results``, or a new one.
 
     Raises:
+        ValueError: there is nothing to measure, or the device has none of the plan's timings.
         NotEnoughMemoryError: a problem does not fit; all problems are checked before the first runs.
         DeviceLostError: a kernel broke the CUDA context; ``results`` holds the rows up to there.
     """
@@ -58,6 +59,11 @@ def bench(
     plan, timer = plan or Plan(), timer or timer_for(device)
     results = Results() if results is None else results
     problems = list(problems)
+    if not configs and not implementations:
+        raise ValueError("there is nothing to measure: no kernel and no peer is given; name one")
+    if not any(MODES[mode][0] in timer.modes for mode in plan.modes):
+        known = ", ".join(name for name, (mode, _) in MODES.items() if mode in timer.modes)
+        raise ValueError(f"none of the timings {', '.join(plan.modes)} is known on {device}; known: {known}")
     for problem in problems:
         fitting = sum(_fits(config, problem) for config in configs)
         problem.check_memory(device, outputs=fitting + len(implementations))
@@ -92,6 +98,9 @@ def measure_problem(
 ) -> list[Row]:
     """One row for each implementation, in their order, without the run's environment.
 
+    Args:
+        implementations: of several with one name, the last counts.
+
     Raises:
         DeviceLostError: a kernel broke the CUDA context.
     """
@@ -119,10 +128,10 @@ def _rows(
     problem: Problem, implementations: Sequence[Implementation], measured: Mapping[str, Measured]
 ) -> list[Row]:
     """Rows of those that were reached."""
+    kinds = {implementation.name: implementation.kind for implementation in implementations}
     return [
-        Row(i.name, i.kind, problem, m.status, m.reason, m.error, m.timings, kernel=m.kernel)
-        for i in implementations
-        if (m := measured.get(i.name)) is not None
+        Row(name, kinds[name], problem, m.status, m.reason, m.error, m.timings, kernel=m.kernel)
+        for name, m in measured.items()
     ]
 
 

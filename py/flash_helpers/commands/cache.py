@@ -30,6 +30,10 @@ PARTS = {
 """The folders below the cache's root, and nothing else, belong to it."""
 
 
+class CacheNotClearedError(OSError):
+    """A part of the cache can't be removed."""
+
+
 @dataclass(frozen=True)
 class CachePart:
     """One kind of content.
@@ -97,13 +101,20 @@ def clear_cache(cache: KernelCache | None = None) -> int:
         The bytes freed.
 
     Raises:
-        OSError: something can't be removed.
+        CacheNotClearedError: something can't be removed.
     """
     cache = cache or KernelCache()
     freed = sum(part.bytes for part in cache_parts(cache))
     for name in PARTS:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(cache.root / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CacheNotClearedError(
+                f"{cache.root / name} can't be removed: {error.strerror}; remove it yourself, or name "
+                "another folder with FLASH_ATTENTION_CACHE_DIR"
+            ) from error
     return freed
 
 

@@ -73,6 +73,8 @@ def list_configs(
     """
     wanted_dtype = DType.from_string(dtype) if dtype else None
     facts = device_facts(device) if device else None
+    if d_head < 0:
+        raise ValueError(f"d_head is {d_head}; it must be a head size, or 0 for any")
     wanted_words = [word.strip() for word in words.split(",") if word.strip()]
     targets: dict[str, list[int]] = {}
     for name, target in built_kernels(cache or KernelCache(), range(80, 200)):
@@ -116,6 +118,14 @@ def configs_command(
         name = Text(e.kernel if e.infeasible is None else f"{e.kernel}\n  {e.infeasible}")
         cells = (shown_bytes(e.smem_bytes), str(e.registers), resident, targets)
         table.add_row(name, e.family, *cells, style="dim" if e.infeasible else "")
+    if not entries:
+        known = ", ".join(str(d) for d in sorted({k.config.d_head for k in select_kernels(kernels, causal)}))
+        console.print(
+            f"no kernel of {kernels!r} passes all filters; its head sizes are {known or 'none'}",
+            style="yellow", markup=False, soft_wrap=True,
+        )  # fmt: skip
+        write_json(json_path, [])
+        return []
     console.print(table)
     n_built = sum(bool(e.built) for e in entries)
     able = "" if not device else f", {sum(e.infeasible is None for e in entries)} run on {device}"

@@ -46,7 +46,7 @@ def explain_command(
         json_path: write the explanations there.
 
     Raises:
-        ValueError: no such device or configuration.
+        ValueError: no such device or configuration, or one with traits that are not predicted.
         NotWritableError: ``json_path`` can't be written.
     """
     check_file(json_path)
@@ -108,13 +108,19 @@ def explain_problem_command(
 
 
 def _devices(device: str) -> list[DeviceFacts]:
-    return [device_facts(name) for name in (KNOWN_DEVICES if device == "all" else device.split(","))]
+    names = list(KNOWN_DEVICES) if device == "all" else device.split(",")
+    return [device_facts(name.strip()) for name in dict.fromkeys(names)]
 
 
 def _explain_one(
     text: str, facts: DeviceFacts, batch: int, heads: int, seq_len: int, causal: bool, compile_it: bool
 ) -> Explanation:
     kernel = parse_kernel(text, causal)
+    if (more := kernel.traits) != ForwardTraits(causal=more.causal):
+        raise ValueError(
+            f"{text!r} has more traits than causal, which change its registers and its work in ways that are "
+            f"not predicted: explain {kernel.config.short_form()!r}"
+        )
     config, causal = kernel.config, kernel.traits.causal
     problem = Problem(config.dtype, batch, heads, seq_len, config.d_head, causal)
     compiled = None

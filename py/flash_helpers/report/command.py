@@ -10,7 +10,7 @@ from rich.console import Console
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.writable import check_file, check_folder
 from flash_helpers.report.data import Report, load_report
-from flash_helpers.report.readme import update_readme
+from flash_helpers.report.readme import marked_text, update_readme
 
 
 def write_report(paths: Sequence[Path], out: Path, mode: str = "hot") -> list[Path]:
@@ -53,6 +53,8 @@ def report_command(
     """
     check_file(json_path)
     check_folder(out, "--out")
+    if readme is not None:
+        marked_text(readme)  # what can't be filled is found out before the figures are drawn
     console = console or console_for(json_path)
     report = load_report(paths, mode)
     for reason in report.skipped:

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flash_helpers.benchmark.results import OtherSchemaError, ResultFileError, Results, Row, check_same_card
+from flash_helpers.benchmark.results import (
+    OtherSchemaError,
+    ResultFileError,
+    Results,
+    Row,
+    broken_rows,
+    check_same_card,
+)
 from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
@@ -165,7 +172,10 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
         matrix.update(results.matrix_tflops)
         for name, section in results.extra.items():
             if name.startswith("screening_"):
-                rows += [Row.from_json(values) for values in section]
+                try:
+                    rows += [Row.from_json(values) for values in section]
+                except (KeyError, TypeError, ValueError) as error:
+                    raise broken_rows(path, error) from error
         rows += results.rows
     if skipped and len(skipped) == len(paths):
         raise ResultFileError("none of the files can be shown: " + "; ".join(skipped))

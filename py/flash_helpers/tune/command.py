@@ -71,6 +71,8 @@ def tune_command(
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
     if budget is not None and not budget >= 0:
         raise ValueError(f"budget is {budget:g}; it must be a number of seconds, or 0 to measure nothing")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is {jobs}; allowed: a number of compilations from 1 on")
     check_file(json_path)
     if export is not None:
         check_folder(export if export.is_dir() else export.parent, "--export")
