@@ -112,7 +112,7 @@ def explain(
                 raise ValueError("--compile compiles a kernel: name it first, explain KERNEL --compile")
             explain_problem_command(
                 device,
-                dtype or "bf16",
+                "bf16" if dtype is None else dtype,
                 128 if d_head is None else d_head,
                 batch,
                 heads,

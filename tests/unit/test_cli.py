@@ -108,6 +108,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("explain", SHORT_FORM, "--d-head", "64"), "--d-head is 64, and the kernel has its own"),
         (("explain", SHORT_FORM, "--dtype", "bf16"), "--dtype is bf16, and the kernel has its own"),
         (("explain", f"{SHORT_FORM} | window"), "more traits than causal"),
+        (("explain", "--dtype", ""), "unknown dtype ''; valid: FP16"),
         (("explain", "--compile"), "--compile compiles a kernel: name it first"),
         (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
