@@ -169,6 +169,13 @@ def get_hopper_ladder(
 
 
 def get_hopper_progression_configs(dtype: DType = DType.BF16) -> list[HopperForwardKernelConfig]:
-    """The ladder for head size 128: the steps of both masks, each configuration once."""
+    """The ladder for head size 128: the steps of both masks, each configuration once.
+
+    Args:
+        dtype: element type.
+
+    Returns:
+        Configurations in the order of the steps, the causal ladder's first.
+    """
     ladders = (get_hopper_ladder(dtype, causal=causal) for causal in (True, False))
     return list(dict.fromkeys(rung.config for ladder in ladders for rung in ladder))

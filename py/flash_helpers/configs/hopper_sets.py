@@ -304,7 +304,14 @@ def _kernel(
 
 
 def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) -> list[ForwardKernel]:
-    """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once."""
+    """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once.
+
+    Args:
+        dtypes: element types.
+
+    Returns:
+        Kernels of all head sizes, with and without a causal mask.
+    """
     return sorted(
         {
             _kernel(choice.config, dtype, ForwardTraits(causal=causal), exact)
