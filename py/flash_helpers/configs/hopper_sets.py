@@ -102,9 +102,10 @@ CHOICES = (
     ),
     Choice(
         64, None, False,
-        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True),
+        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1),
         "wide tiles amortise the latency of a step, which is what bounds head size 64, and the turn goes on "
-        "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384",
+        "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384; "
+        "a quarter of Q from registers: +1 % at 8192, +2 % at 16384",
     ),
     Choice(
         128, 1024, True,
@@ -139,26 +140,36 @@ CHOICES = (
         256, 1024, True,
         _config(
             256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            extra_k_stages=1,
+            extra_k_stages=1, paired_blocks=True,
         ),
-        "as for longer items; a third K slot: +1 % at 1024, nothing at 512",
+        "as for longer items; two blocks load each K and V tile for both: +7 % at 512, +1 % at 1024, with a "
+        "third K slot (+3 % and +1 % of these)",
     ),
     Choice(
         256, 2048, True,
         _config(
             256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            section_heads=16,
+            section_heads=16, paired_blocks=True,
         ),
-        "as for longer items; sections of 16 heads instead of 32: +1 %",
+        "as for longer items; sections of 16 heads instead of 32: +1 %; in pairs +0.6 %",
     ),
     Choice(
         256, 4096, True,
         _config(
-            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True
+            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
+            paired_blocks=True,
         ),
         "shared memory holds one Q slot: stores from registers free it early; turns gain "
-        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; at 4096 it is +1 % over "
-        "80 columns",
+        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; two blocks load each K and "
+        "V tile for both: +2 %",
+    ),
+    Choice(
+        256, 8192, True,
+        _config(
+            256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
+            section_heads=16, paired_blocks=True,
+        ),
+        "as for shorter items, with 80 columns; two blocks load each K and V tile for both: +2 %",
     ),
     Choice(
         256, None, True,
@@ -166,8 +177,8 @@ CHOICES = (
             256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
             section_heads=8,
         ),
-        "fewer steps than with 64 columns: +0 to +1 % from 8192 on; sections of all 8 heads there are, and "
-        "tiles above the diagonal passed on: +1 % at 8192, +2 % at 16384",
+        "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above the "
+        "diagonal passed on: +2 % at 16384, where pairs lose 0.3 %",
     ),
     Choice(
         256, 4096, False,
