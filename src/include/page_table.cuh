@@ -3,7 +3,8 @@
 //     table (max_pages)     | 7 | 2 | 9 | …          pages (n_pages, page_size, n_heads_kv, d)
 //     rows                  0 … page_size - 1 | page_size … | …
 //
-// Entries behind a sequence's last row may hold anything: they are not read.
+// Entries behind a sequence's last row may hold anything: they are not read. Of others that name no page
+// nothing is read: their rows are zeros.
 #pragma once
 
 #include <cstdint>

@@ -23,6 +23,7 @@ struct ForwardKernelArgs {
     int group_size;        // query heads that share a key and value head
     float scale_log2;      // softmax_scale * log2(e)
     float inv_scale_log2;  // 1 / scale_log2
+    float lowest;          // the reference of a row without a finite score (SoftmaxScale)
 
     // What belongs to a trait is read only by kernels that have it, and stands last: the others do not change
     // with it.

@@ -144,7 +144,8 @@ struct LoadThread {
     }
 
     // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
-    // the last key no page is looked up: any does, of which no row is there.
+    // the last key no page is looked up: any does, of which no row is there. A page that does not exist is
+    // outside the tensor map, and arrives as zeros.
     FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
         const int rows_left = keys.end - row;
         if (rows_left <= 0) return {keys.head, 0, args.page_size.rows, 0};
