@@ -7,9 +7,12 @@ import time
 import torch
 from torch import Tensor
 
-from flash_attention import checks, dlpack, remembered
+from flash_attention import checks, dlpack, remembered, torch_ops
 from flash_attention.backends import backend
+from flash_attention.options import Options
 from flash_helpers.configs.kernel import ForwardConfig
+
+is_tracing = torch._C._is_tracing  # by torch.jit.trace, which sees operators only
 
 HIDE_HOST_CYCLES = 200_000  # GPU clock cycles, about 0.1 ms: longer than the host takes to queue a launch
 
@@ -36,6 +39,11 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
 
     Arrays of other libraries that have ``__dlpack__`` are taken for tensors; o is then of q's library.
     """
+    if is_tracing():
+        checks.check_forward(checks.forward_plan(kernel_cfg), q, k, v, o)
+        result = torch_ops.call("attention", (q, k, v), Options(out=o, config=kernel_cfg))
+        assert isinstance(result, Tensor)  # there is no LSE beside it
+        return result
     if (result := remembered.repeat_forward(kernel_cfg, q, k, v, o)) is not None:
         return result
     if dlpack.is_foreign(q):

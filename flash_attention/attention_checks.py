@@ -250,9 +250,10 @@ def check_block_table(block_table: Tensor, q: Tensor) -> None:
 
 
 def check_pages(block_table: Tensor, counts: Tensor, k: Tensor) -> None:
-    """Reads the pages that hold a key, which on a GPU would wait for them.
+    """Reads the pages that hold a key, which on a GPU waits for them.
 
     Args:
+        block_table: (batch, max_pages).
         counts: (batch,), how many keys of each batch item there are.
         k: (n_pages, page_size, n_heads_kv, d_head).
 
@@ -260,14 +261,16 @@ def check_pages(block_table: Tensor, counts: Tensor, k: Tensor) -> None:
         ValueError: there is no such page.
     """
     n_pages, page_size = k.shape[:2]
-    firsts = torch.arange(block_table.shape[1]) * page_size  # the first key of each page
+    # The first key of each page.
+    firsts = torch.arange(block_table.shape[1], device=block_table.device) * page_size
     used = firsts < counts[:, None]
     wrong = (used & ((block_table < 0) | (block_table >= n_pages))).nonzero()
     if len(wrong):
         item, place = wrong[0].tolist()
+        there = f"the pages 0 to {n_pages - 1}" if n_pages else "no page"
         raise ValueError(
             f"block_table[{item}, {place}] is {int(block_table[item, place])}, and that page holds keys of "
-            f"the item; k and v have the pages 0 to {n_pages - 1}"
+            f"the item; k and v have {there}"
         )
 
 

@@ -30,6 +30,7 @@ def attention_cached(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    validate: bool = False,
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
 
@@ -44,7 +45,10 @@ def attention_cached(
         seqused_k: (batch,) int32 on the device of q; counts beyond the capacity are cut down to it.
         block_table: (batch, max_pages) int32 on the device of q: key j of item b is row ``j % page_size`` of
             page ``block_table[b, j // page_size]``. Entries behind an item's last key may hold anything.
-            Others are refused on the CPU, and not read on the host of a GPU, where they must be right.
+            Others that name no page are refused on the CPU; on a GPU, whose host does not read them, that
+            item's result means nothing.
+        validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
+            they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
             ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
@@ -57,13 +61,16 @@ def attention_cached(
     if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
         if window is not UNLIMITED:
             window = checked_window(window)
-        key = ("attention_cached", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
-        result = remembered.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
-        if result is not None:
-            return result
+        key = None
+        if not validate:
+            name = "attention_cached"
+            key = (name, causal, softmax_scale, window, softcap, return_lse, id(config), backend)
+            result = remembered.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
+            if result is not None:
+                return result
         options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
-        result = eager.attention_cached(q, k, v, seqused_k, block_table, options, key)
+        result = eager.attention_cached(q, k, v, seqused_k, block_table, validate, options, key)
         if result is not None:
             return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
-    return torch_ops.call("attention_cached", (q, k, v, seqused_k, block_table), options)
+    return torch_ops.call("attention_cached", (q, k, v, seqused_k, block_table, validate), options)

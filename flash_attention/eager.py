@@ -119,6 +119,7 @@ def attention_cached(
     v: Tensor,
     seqused_k: Tensor,
     block_table: Tensor | None,
+    validate: bool,
     options: Options,
     key: Key | None = None,
 ) -> Result | None:
@@ -133,7 +134,9 @@ def attention_cached(
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
-        capacity *= block_table.shape[1]
+        if validate or not q.is_cuda:
+            checks.check_pages(block_table, seqused_k, k)
+        capacity *= block_table.shape[1] if k.shape[0] else 0
     scale = checks.checked_scale(options.softmax_scale, q.shape[3])
     out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
@@ -149,10 +152,7 @@ def attention_cached(
             given = (q, k, v, options.out, sinks, None, None, seqused_k, block_table)
             _remember(key, given, options, ran, out, lse)
         else:
-            counts = seqused_k.clamp(0, capacity)
-            if block_table is not None:
-                checks.check_pages(block_table, counts, k)
-            for i, n in enumerate(counts.tolist()):
+            for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
                 one = slice(i, i + 1)
                 keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]

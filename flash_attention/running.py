@@ -130,7 +130,7 @@ def run_cuda(
         )
     if offsets is not None:
         q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))
-        k, v = (_as_sequences(x, problem.batch, problem.seq_len_k) for x in (k, v))
+        k, v = (_as_sequences(x, problem.batch, x.shape[0]) for x in (k, v))
     elif problem.n_heads != q.shape[2]:
         q, target = _groups_as_rows(q, problem.n_heads), _groups_as_rows(o, problem.n_heads)
         lse = None if lse is None else lse.view(problem.batch, problem.n_heads, problem.seq_len_q)
@@ -148,7 +148,8 @@ def _groups_as_rows(x: Tensor, n_heads_kv: int) -> Tensor:
 def _as_sequences(x: Tensor, batch: int, longest: int) -> Tensor:
     """Packed rows in the shape that a launch reads, (batch, longest, heads, d).
 
-    The offsets say where each sequence begins, so that the stride between sequences does not count.
+    The offsets say where each sequence begins, so that the stride between sequences does not count. Grid and
+    workspaces need the most queries of a sequence; of keys any bound will do.
     """
     return x[None, :longest].expand(batch, -1, -1, -1)
 

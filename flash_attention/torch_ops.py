@@ -35,7 +35,7 @@ from flash_helpers.kernel_configs import parse_kernel_name_into_config
 _PACKING = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool validate, "
 )
-_CACHE = "Tensor seqused_k, Tensor? block_table, "
+_CACHE = "Tensor seqused_k, Tensor? block_table, bool validate, "
 _OPTIONS = (
     "Tensor? sinks, bool causal, float? softmax_scale, SymInt? window_left, SymInt? window_right, "
     "float softcap, bool return_lse, str? config"

@@ -237,7 +237,7 @@ class _Chunk:
             visibility.hide(s.unflatten(1, (-1, self.group)), first_query, first_key)
 
         new_max = torch.maximum(row_max, s.amax(-1, keepdim=True))
-        base = new_max if visibility.unlimited else _finite(new_max)
+        base = _finite(new_max)
         if self.fused_exponent:
             p = torch.add(base * -self.to_log2, s, alpha=self.to_log2, out=s).exp2_()
         else:
@@ -254,21 +254,24 @@ class _Chunk:
         row_max = (self.row_max * self.unit).view(self.shape)
         row_sum = self.row_sum.view(self.shape)
         acc = self.o.view(*self.shape, -1)
+        nothing = row_sum == 0  # no visible key, or scores of -inf alone
         if sinks is not None:
             sink = sinks.float().view(1, heads_kv, 1, group)
             with_sink = torch.maximum(row_max, sink)
-            rescale = torch.exp(row_max - _finite(with_sink))
-            row_sum = row_sum * rescale + torch.exp(sink - _finite(with_sink))
+            base = _finite(with_sink)
+            rescale = torch.exp(row_max - base)
+            of_sink = torch.exp(sink - base).masked_fill(sink == base, 1.0)  # also of one of inf
+            row_sum = row_sum * rescale + of_sink
             acc = acc * rescale[..., None]
             row_max = with_sink
-        acc = acc / row_sum.masked_fill(row_sum == 0, 1.0)[..., None]  # no visible key: 0 / 1
+        acc = (acc / row_sum[..., None]).masked_fill(nothing[..., None], 0.0)
         o.copy_(acc.transpose(1, 2).flatten(2, 3))
         if lse is not None:
             lse.copy_((row_max + row_sum.log()).transpose(2, 3).flatten(1, 2))
 
 
 def _finite(row_max: Tensor) -> Tensor:
-    """For a row without any key yet: -inf - -inf would be NaN, while any finite base makes its P zero."""
+    """For a row of scores of -inf alone: -inf - -inf would be NaN, while any finite base makes its P zero."""
     return row_max.masked_fill(row_max == -math.inf, 0.0)
 
 

@@ -79,14 +79,6 @@ struct Mask {
         }
     }
 
-    FLASH_HOST_DEVICE constexpr bool sees_nothing(int row) const {
-        if constexpr (TRAITS.window) {
-            return visible_end(row) <= visible_begin(row);
-        } else {
-            return visible_end(row) == 0;
-        }
-    }
-
     // The blocks that queries first_row … last_row visit.
     template <bool kSeenBefore = false>
     FLASH_HOST_DEVICE constexpr KeyBlocks key_blocks(int first_row, int last_row, int B_c) const {

@@ -3,7 +3,8 @@
 //     table (max_pages)     | 7 | 2 | 9 | …          pages (n_pages, page_size, n_heads_kv, d)
 //     rows                  0 … page_size - 1 | page_size … | …
 //
-// Entries behind a sequence's last row may hold anything: they are not read.
+// Entries behind a sequence's last row may hold anything: they are not read. Others must name a page; where
+// they don't, nothing outside of the pages is read, and what the sequence's result is nobody has promised.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda_utils.cuh"
+#include "flash_attention.cuh"
 
 namespace flash {
 
@@ -32,6 +33,12 @@ FLASH_HOST_DEVICE constexpr SequenceRows sequence_queries(const int *cu_seqlens_
     SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, longest, b);
     rows.n_rows = min_of(rows.n_rows, longest);
     return rows;
+}
+
+// The keys of a sequence as launches take them to find an order of the work: packed sequences, of which only
+// the device knows the lengths, are taken for equal ones.
+inline int typical_keys(const ForwardProblem &problem) {
+    return problem.cu_seqlens_k == nullptr ? problem.seq_len_k : ceil_div(problem.seq_len_k, problem.batch);
 }
 
 // The index in lse of a head's first row: (batch, n_heads, seq_len_q), or with packed queries

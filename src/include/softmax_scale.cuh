@@ -26,12 +26,16 @@ inline constexpr float kLn2 = 0.693147180559945309f;
 struct SoftmaxScale {
     float score_factor;
     float exponent_factor;
-    // The maximum of a row that has seen no key: finite, and so small that no score of a row is below
-    // it, yet lowest * exponent_factor does not overflow. Masked scores, -inf, then give P = 0 and the
-    // first real maximum a rescale by 0, without a special case for (-inf) - (-inf).
-    float lowest;
+    float lowest;  // lowest_score(exponent_factor)
     bool negate_Q;
 };
+
+// The maximum of a row that has seen no key: finite, and so small that no score of a row is below it, yet
+// lowest * exponent_factor does not overflow. Scores of -inf, masked or not, then give P = 0 and the first
+// finite maximum a rescale by 0, without a special case for (-inf) - (-inf).
+FLASH_HOST_DEVICE constexpr float lowest_score(float exponent_factor) {
+    return -FLT_MAX / 4 / (exponent_factor > 1 ? exponent_factor : 1.0f);
+}
 
 // For scores softcap * tanh(score * softmax_scale / softcap): the cap is a part of the exponent's factor.
 // `softcap`: positive; 0 where it was too small for a float, whose scores are all 0 as well.
@@ -42,15 +46,15 @@ FLASH_HOST_DEVICE constexpr SoftmaxScale make_capped_softmax_scale(float softmax
     const double ratio = double(softmax_scale) / cap;
     const double bounded = ratio > FLT_MAX ? FLT_MAX : ratio < -FLT_MAX ? -FLT_MAX : ratio;
     const float factor = cap * kLog2e;
-    return {static_cast<float>(bounded), factor, -FLT_MAX / 4 / (factor > 1 ? factor : 1.0f), false};
+    return {static_cast<float>(bounded), factor, lowest_score(factor), false};
 }
 
 FLASH_HOST_DEVICE constexpr SoftmaxScale make_softmax_scale(float softmax_scale, bool optimized_softmax) {
-    if (!optimized_softmax) return {softmax_scale, kLog2e, -FLT_MAX / 4, false};
+    if (!optimized_softmax) return {softmax_scale, kLog2e, lowest_score(kLog2e), false};
     const float magnitude = softmax_scale < 0 ? -softmax_scale : softmax_scale;
     const float bounded = magnitude < FLT_MAX / 2 ? magnitude * kLog2e : FLT_MAX / 2;
     const float factor = bounded > FLT_MIN ? bounded : FLT_MIN;
-    return {1.0f, factor, -FLT_MAX / 4 / (factor > 1 ? factor : 1.0f), softmax_scale < 0};
+    return {1.0f, factor, lowest_score(factor), softmax_scale < 0};
 }
 
 }  // namespace flash

@@ -6,7 +6,7 @@
 // One thread block a row. Its threads are (part_lanes, groups of 4 columns): each adds up every part_lanes-th
 // part of four columns, then the lanes are added up in order. So the order of all sums is fixed by the number
 // of parts, and equal calls give equal bits. Parts without a visible key have lse = -inf and do not count,
-// whatever their O holds.
+// whatever their O holds. All others do, also with a weight of 0: NaN in their O must show.
 //
 // This kernel takes little more than latencies. From sm_90 on it is set up while the first one still runs
 // (ptx.cuh: kernels of one stream), and the first parts are on their way while their weights are worked out.
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     constexpr int groups = kDHeadV <= 64 ? 16 : kDHeadV <= 128 ? 32 : 64;
     constexpr int part_lanes = kCombineThreads / groups;
     static_assert(kDHeadV <= groups * columns, "d_head_v is at most 256");
-    __shared__ float smem_weights[kMaxSplits];
+    __shared__ float smem_weights[kMaxSplits];  // -1: the part does not count
     __shared__ float4 smem_sums[part_lanes][groups];
 
     launch_dependents();
@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float largest = fmaxf(block_reduce(own_lse, [](float a, float b) { return fmaxf(a, b); }), sink);
     const float reference = largest == -INFINITY ? 0.0f : largest;  // not (-inf) - (-inf)
     const float own_weight = expf(own_lse - reference);
-    const float sum =
-        block_reduce(own_weight, [](float a, float b) { return a + b; }) + expf(sink - reference);
-    if (thread < args.n_splits) smem_weights[thread] = sum == 0.0f ? 0.0f : own_weight / sum;
+    const float sink_weight = sink == reference ? 1.0f : expf(sink - reference);  // also of a sink of inf
+    const float sum = block_reduce(own_weight, [](float a, float b) { return a + b; }) + sink_weight;
+    if (thread < args.n_splits) smem_weights[thread] = own_lse == -INFINITY ? -1.0f : own_weight / sum;
     if (thread == 0 && args.lse != nullptr) {
         args.lse[lse_begin(args.cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q,
                            args.total_q) +
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     // ---------------------------------------------------------------- O
     float4 o{};
     const auto add = [&](float weight, const float4 &o_i) {
-        if (weight == 0.0f) return;
+        if (weight < 0.0f) return;
         o.x += weight * o_i.x;
         o.y += weight * o_i.y;
         o.z += weight * o_i.z;

@@ -197,6 +197,42 @@ def test_c06_sinks(device, dtype):
     check(q, k, v, sinks=torch.full_like(sinks, -math.inf))
 
 
+def check_infinities(q, k, v, **options):
+    """``check`` where NaN and infinities are expected; gives output and LSE."""
+    o, lse = attend(q, k, v, return_lse=True, **options)
+    expected, expected_lse = reference(q, k, v, **options)
+    torch.testing.assert_close(o.double(), expected, atol=2e-3, rtol=2e-3, equal_nan=True)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6, equal_nan=True)
+    return o, lse
+
+
+# Keys in one block, in many, and so many for one query that they are cut into parts.
+LENGTHS_OF_INFINITIES = [(70, 40), (200, 513), (1, 4096)]
+
+
+def infinities(lengths, device):
+    """Ramps with a first column of q of 1: an infinite first column of k makes an infinite score."""
+    seq_q, seq_k = lengths
+    q, k, v = ramps((1, seq_q, 2, 64), (1, seq_k, 2, 64), device)
+    q[..., 0] = 1.0
+    return q, k, v
+
+
+@pytest.mark.parametrize("lengths", LENGTHS_OF_INFINITIES)
+@pytest.mark.parametrize("sink", [math.inf, -math.inf, math.nan])
+def test_c06_sinks_that_are_no_numbers(device, sink, lengths):
+    q, k, v = infinities(lengths, device)
+    sinks = torch.tensor([sink, 0.5], device=device)
+    o, lse = check_infinities(q, k, v, sinks=sinks)
+    if sink == math.inf:
+        assert (o[:, :, 0] == 0).all()
+        assert (lse[:, 0] == math.inf).all()
+    assert o[:, :, 1].isfinite().all()
+    check_infinities(q, k[:, :0], v[:, :0], sinks=sinks)
+    k[..., 0] = -math.inf
+    check_infinities(q, k, v, sinks=sinks)
+
+
 def test_c06_bad_sinks(device):
     q, k, v = ramps((2, 50, 4, 64), (2, 80, 2, 64), device)
     with pytest.raises(ValueError, match=r"sinks has shape \(2,\)"):
@@ -260,6 +296,31 @@ def test_c09_no_visible_key_but_a_sink(device):
         o, lse = attend(q, k, v, causal=True, sinks=sinks, return_lse=True)
         assert (o[:, :4] == 0).all()
         assert (lse[..., :4] == 1.5).all()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS_OF_INFINITIES)
+@pytest.mark.parametrize("hidden", [slice(-300, None), slice(None, 300), slice(None), slice(1, None)])
+def test_c09_scores_of_minus_infinity(device, hidden, lengths):
+    q, k, v = infinities(lengths, device)
+    k[:, hidden, 0, 0] = -math.inf
+    for options in ({}, {"causal": True}, {"window": (150, 20)}):
+        o, lse = check_infinities(q, k, v, **options)
+        assert not o.isnan().any()
+        if not options and hidden == slice(None):
+            assert (o[:, :, 0] == 0).all()
+            assert (lse[:, 0] == -math.inf).all()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS_OF_INFINITIES)
+@pytest.mark.parametrize("key", [0, 20, -1])
+def test_c10_scores_of_infinity(device, key, lengths):
+    q, k, v = infinities(lengths, device)
+    k[:, key, 0, 0] = math.inf
+    for options in ({}, {"causal": True}):
+        o, lse = check_infinities(q, k, v, **options)
+        assert o[:, -1, 0].isnan().all()
+        assert lse[:, 0, -1].isnan().all()
+        assert o[:, :, 1].isfinite().all()
 
 
 @pytest.mark.parametrize("seq_q", [1, 129])
@@ -553,6 +614,28 @@ def test_c20_nan_is_shown(device):
     assert o[:, :, 1].isnan().sum() == 70 + 63
 
 
+@pytest.mark.parametrize("growth", [1.0, 50.0, 1000.0])
+@pytest.mark.parametrize("key", [0, 3, 600, 639])
+def test_c20_nan_outlives_larger_scores(device, key, growth):
+    q, k, v = ramps((1, 70, 1, 64), (1, 640, 1, 64), device)
+    k[:, :300] *= growth  # blocks are visited from the last to the first
+    k[:, key, 0, 3] = math.nan
+    o, lse = attend(q, k, v, softmax_scale=1.0, return_lse=True)
+    assert o.isnan().all()
+    assert lse.isnan().all()
+
+
+def test_c20_a_nan_value_is_shown_whatever_its_weight(device):
+    for lengths in LENGTHS_OF_INFINITIES:
+        q, k, v = infinities(lengths, device)
+        k[:, 0, 0, 0] = 600.0  # all weight, but for e^-600
+        v[:, -1, 0, 5] = math.nan
+        o, lse = attend(q, k, v, softmax_scale=1.0, return_lse=True)
+        assert o[:, :, 0, 5].isnan().all()
+        assert o.isnan().sum() == lengths[0]
+        assert lse.isfinite().all()
+
+
 @pytest.mark.parametrize("seq_k", [1, 11, 63, 65, 129, 509])
 @pytest.mark.parametrize("seq_q", [1, 11, 997])
 def test_c21_guarded(device, seq_q, seq_k):
@@ -699,6 +782,45 @@ def test_c25_offset_values(device):
             attend_packed(*with_argument(arguments, index, wrong), validate=True)
 
 
+@pytest.mark.parametrize("longest", [0, 1, 64, 299])
+def test_c25_offsets_say_which_keys_there_are(device, longest):
+    arguments, alone = packed(device)
+    shorter = with_argument(arguments, 6, longest)
+    with pytest.raises(ValueError, match=f"300 rows; max_seqlen_k is {longest}"):
+        attend_packed(*shorter, validate=True)
+    if device == "cpu":
+        return
+    for options in ({}, {"causal": True}):
+        o, lse = attend_packed(*shorter, return_lse=True, **options)
+        expected = [reference(*one, **options) for one in alone]
+        torch.testing.assert_close(o.double(), torch.cat([e[0] for e, _ in expected]), atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(
+            lse.double(), torch.cat([x[0] for _, x in expected], 1), atol=1e-3, rtol=2e-6
+        )
+
+
+@pytest.mark.parametrize("longest", [1, 5, 40])
+def test_c25_more_queries_than_were_announced(device, longest):
+    arguments, alone = packed(device)
+    shorter = with_argument(arguments, 5, longest)
+    with pytest.raises(ValueError, match=f"64 rows; max_seqlen_q is {longest}"):
+        attend_packed(*shorter, validate=True)
+    if device == "cpu":
+        return
+    total = sum(LENGTHS_Q)
+    around = torch.full((total + 128, 4, 64), 77.0, dtype=HALF, device=device)
+    out = around[64:-64]
+    attend_packed(*shorter, causal=True, out=out)
+    first = 0
+    for n, one in zip(LENGTHS_Q, alone, strict=True):
+        if n <= longest:
+            expected, _ = reference(*one, causal=True)
+            torch.testing.assert_close(out[first : first + n].double(), expected[0], atol=2e-3, rtol=2e-3)
+        first += n
+    out.fill_(77.0)
+    assert (around == 77).all()
+
+
 # ---------------------------------------------------------------------- what runs
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
 
@@ -771,13 +893,42 @@ def test_c29_a_cache_of_keys(device, page_size, seq_q):
             torch.testing.assert_close(lse[one].double(), expected_lse, atol=1e-3, rtol=2e-6)
 
 
-@pytest.mark.parametrize(("page", "refused"), [(3, True), (-1, True), (2, False)])
-def test_c29_pages_that_are_not_there_are_refused_where_they_are_read(page, refused):
-    q, k, v = ramps((2, 1, 2, 64), (3, 16, 2, 64), "cpu")
-    seqused = torch.tensor([17, 16], dtype=torch.int32)
-    table = torch.tensor([[0, page], [1, 99]], dtype=torch.int32)  # the second item's second page is not used
-    if refused:
-        with pytest.raises(ValueError, match=rf"block_table\[0, 1\] is {page}.* the pages 0 to 2"):
-            attention_cached(q, k, v, seqused, block_table=table)
-    else:
-        assert attention_cached(q, k, v, seqused, block_table=table).shape == q.shape
+NO_PAGES = (3, -1, 2**31 - 1, -(2**31))
+
+
+@pytest.mark.parametrize("page", [2, *NO_PAGES])
+def test_c29_pages_that_are_not_there_are_refused_where_they_are_read(device, page):
+    q, k, v = ramps((2, 1, 2, 64), (3, 16, 2, 64), device)
+    seqused = torch.tensor([17, 16], dtype=torch.int32, device=device)
+    # The second item's second page is not used.
+    table = torch.tensor([[0, page], [1, 99]], dtype=torch.int32, device=device)
+    for options in ({"validate": True}, {}) if device == "cpu" else ({"validate": True},):
+        if page in NO_PAGES:
+            with pytest.raises(ValueError, match=rf"block_table\[0, 1\] is {page}.* the pages 0 to 2"):
+                attention_cached(q, k, v, seqused, block_table=table, **options)
+        else:
+            assert attention_cached(q, k, v, seqused, block_table=table, **options).shape == q.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seq_q", [1, 70])
+@pytest.mark.parametrize("page_size", [16, 64, 1000])
+@pytest.mark.parametrize("page", NO_PAGES)
+def test_c29_pages_that_are_not_there_spoil_their_item_alone(page, page_size, seq_q):
+    q, k, v = ramps((2, seq_q, 4, 64), (3, page_size, 2, 64), "cuda")
+    seqused = torch.tensor([2 * page_size - 5, page_size], dtype=torch.int32, device="cuda")
+    table = torch.tensor([[page, 2], [1, page]], dtype=torch.int32, device="cuda")
+    out = attention_cached(q, k, v, seqused, block_table=table)
+    expected, _ = reference(q[1:], k[1:2], v[1:2])
+    torch.testing.assert_close(out[1:].double(), expected, atol=2e-3, rtol=2e-3)
+
+
+def test_c29_no_pages_at_all(device):
+    q, k, v = ramps((2, 3, 2, 64), (0, 16, 2, 64), device)
+    nothing = torch.zeros(2, dtype=torch.int32, device=device)
+    table = torch.zeros(2, 4, dtype=torch.int32, device=device)
+    out, lse = attention_cached(q, k, v, nothing, block_table=table, return_lse=True)
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
+    with pytest.raises(ValueError, match="k and v have no page"):
+        attention_cached(q, k, v, nothing + 1, block_table=table, validate=True)

@@ -36,5 +36,13 @@ int main() {
     CHECK(lse_begin(true, {0, 7, 10}, 4, 2, 10, 100) == 2 * 100 + 7);
     CHECK(lse_begin(false, {1 << 16, 0, 1}, 1 << 10, 5, 1 << 10, 0) == ((int64_t(1) << 26) + 5) << 10);
     CHECK(lse_begin(true, {0, 9, 1}, 64, 63, 1, int64_t(1) << 30) == (int64_t(63) << 30) + 9);
+    // Packed keys count as sequences of one length.
+    ForwardProblem problem{};
+    problem.batch = 3;
+    problem.seq_len_k = 100;
+    CHECK(typical_keys(problem) == 100);
+    const int ends[] = {0, 90, 90, 100};
+    problem.cu_seqlens_k = ends;
+    CHECK(typical_keys(problem) == 34);
     return report();
 }

@@ -78,6 +78,15 @@ def test_graph_capture():
     assert torch.equal(o, forward(CONFIG, q, k, v))
 
 
+def test_a_trace_computes_and_does_not_repeat_its_example():
+    q, k, v = inputs(DType.FP16, D, 128)
+    forward(CONFIG, q, k, v)  # a call that is remembered
+    traced = torch.jit.trace(lambda *x: forward(CONFIG, *x), (q, k, v), check_trace=False)
+    assert CONFIG.short_form() in str(traced.graph)
+    for _ in range(2):
+        assert torch.equal(traced(2 * q, k, v), forward(CONFIG, 2 * q, k, v))
+
+
 def test_first_call_of_a_process_inside_a_capture():
     """The kernel is built, so that loading it is all that is left to do during the capture."""
     program = f"""

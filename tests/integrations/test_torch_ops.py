@@ -254,10 +254,10 @@ def test_opcheck() -> None:
     torch.library.opcheck(ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0])))
     used, table = torch.tensor([20, 3]).int(), torch.tensor([[1, 0], [2, -1]]).int()
     pages = [torch.cat((x, x))[:3, :16] for x in (k, v)]
-    torch.library.opcheck(ops.attention_cached.default, (q, k, v, used, None, *options))
-    torch.library.opcheck(ops.attention_cached.default, (q, *pages, used, table, *options))
+    torch.library.opcheck(ops.attention_cached.default, (q, k, v, used, None, False, *options))
+    torch.library.opcheck(ops.attention_cached.default, (q, *pages, used, table, True, *options))
     torch.library.opcheck(
-        ops.attention_cached_out.default, (q, *pages, used, table, *with_sinks, torch.empty_like(q))
+        ops.attention_cached_out.default, (q, *pages, used, table, False, *with_sinks, torch.empty_like(q))
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from flash_attention import attention, last_kernel, prepare, remembered
+from flash_attention import attention, forward, last_kernel, prepare, remembered
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
@@ -111,6 +111,19 @@ def test_a_trace_holds_the_operator_and_not_a_repeated_call():
     assert "flash_attention::attention" in str(traced.graph)
     remembered.forget()
     torch.testing.assert_close(traced(2 * q), attention(2 * q, 2 * q, 2 * q, causal=True), atol=0, rtol=0)
+
+
+def test_a_trace_of_forward_holds_the_operator():
+    q = torch.randn(1, 64, 2, 64).half()
+    remember(q, (id(CONFIG),), CONFIG)
+    assert forward(CONFIG, q, q, q)[0, 0, 0, 0] == q[0, 0, 0, 0] + 1  # what the table gives
+    traced = torch.jit.trace(lambda x: forward(CONFIG, x, x, x), q, check_trace=False)
+    assert "flash_attention::attention" in str(traced.graph)
+    assert CONFIG.short_form() in str(traced.graph)
+    remembered.forget()
+    assert torch.equal(traced(2 * q), forward(CONFIG, 2 * q, 2 * q, 2 * q))
+    with pytest.raises(ValueError, match="multiple of B_r"):
+        torch.jit.trace(lambda x: forward(CONFIG, x, x, x), q[:, :60], check_trace=False)
 
 
 def test_last_kernel_is_that_of_the_latest_call():

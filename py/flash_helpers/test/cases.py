@@ -1,4 +1,7 @@
-"""One attention call as a value: drawn at random by tests, repeated from its text when it fails."""
+"""One attention call as a value: drawn at random by tests, repeated from its text when it fails.
+
+With ``page_size`` it is a call of ``attention_cached``, whose keys lie in pages, else one of ``attention``.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,9 @@ class Case:
         layouts: of q, k and v, out of ``LAYOUTS``.
         seed: of the inputs.
         config: short form of the configuration that the call names; empty: the library chooses.
+        page_size: rows of a page of the cache that k and v are, of seq_len_k rows, a multiple of it, a batch
+            item; 0: they are none. ``one_batch`` as a layout of k or v makes all pages equal.
+        used: with ``page_size``, how many keys of each batch item there are.
     """
 
     dtype: DType
@@ -48,9 +54,11 @@ class Case:
     layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
     seed: int = 0
     config: str = ""
+    page_size: int = 0
+    used: tuple[int, ...] = ()
 
     def inputs(self, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q, k, v and sinks, each q, k, v in its layout with NaN around it."""
+        """q, k, v and sinks, each q, k, v in its layout with NaN around it; k and v perhaps in pages."""
         generator = torch.Generator().manual_seed(self.seed)
         heads = self.n_heads_kv * self.group
         shapes = (
@@ -60,12 +68,47 @@ class Case:
         )
         q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
         dtype = self.dtype.to_torch_dtype()
+        if self.page_size:
+            k, v = (self._in_pages(x) for x in (k, v))
         q, k, v = (
             laid_out(x.to(dtype).to(device), layout)
             for x, layout in zip((self.magnitude * q, self.magnitude * k, v), self.layouts, strict=True)
         )
         sinks = torch.randn(heads, generator=generator).to(device) if self.sinks else None
         return q, k, v, sinks
+
+    def block_table(self) -> Tensor:
+        """(batch, max_pages) int32, in random order; entries behind an item's last key name no page."""
+        max_pages = self.seq_len_k // self.page_size
+        order = torch.randperm(self.batch * max_pages, generator=torch.Generator().manual_seed(self.seed))
+        table = order.view(self.batch, max_pages).int()
+        for item, n in enumerate(self.used):
+            table[item, -(-n // self.page_size) :] = (-1, 2**31 - 1)[item % 2]
+        return table
+
+    def _in_pages(self, x: Tensor) -> Tensor:
+        """(batch, seq_len_k, heads, d) as (pages, page_size, heads, d); NaN where there is no key."""
+        table = self.block_table()
+        pages = x.new_full((max(1, table.numel()), self.page_size, *x.shape[2:]), math.nan)
+        for item, n in enumerate(self.used):
+            for first in range(0, min(n, self.seq_len_k), self.page_size):
+                rows = x[item, first : min(first + self.page_size, n)]
+                pages[int(table[item, first // self.page_size]), : len(rows)] = rows
+        return pages
+
+    def _expected(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Output and LSE of the reference."""
+        if not self.page_size:
+            return reference(q, k, v, **options)
+        out, lse = reference(q, q[:, :0], q[:, :0, :, :1].expand(-1, -1, -1, self.d_head_v))
+        for item, (pages, n) in enumerate(zip(self.block_table(), self.used, strict=True)):
+            n = min(n, self.seq_len_k)
+            mine = pages[: -(-n // self.page_size)].long()
+            keys, values = (x[mine].flatten(0, 1)[None, :n] for x in (k, v))
+            out[item : item + 1], lse[item : item + 1] = reference(
+                q[item : item + 1], keys, values, **options
+            )
+        return out, lse
 
     def check(self, device: str) -> None:
         """Runs ``attention`` and compares with the float64 reference.
@@ -74,7 +117,8 @@ class Case:
             AssertionError: wrong; the message has the line that repeats it.
             what ``attention`` raises.
         """
-        import flash_attention
+        from flash_attention import attention
+        from flash_attention.cached import attention_cached
 
         q, k, v, sinks = self.inputs(device)
         options: dict[str, Any] = {
@@ -85,10 +129,16 @@ class Case:
             "sinks": sinks,
         }
         config = parse_kernel_name_into_config(self.config) if self.config else None
-        o, lse = flash_attention.attention(q, k, v, return_lse=True, config=config, **options)
+        if self.page_size:
+            table, used = self.block_table().to(device), torch.tensor(self.used, dtype=torch.int32).to(device)
+            o, lse = attention_cached(
+                q, k, v, used, block_table=table, return_lse=True, config=config, **options
+            )
+        else:
+            o, lse = attention(q, k, v, return_lse=True, config=config, **options)
         # The reference takes the rows one by one, which for such small tensors is quicker on the CPU.
         o, lse, q, k, v = o.cpu(), lse.cpu(), q.cpu(), k.cpu(), v.cpu()
-        expected, expected_lse = reference(q, k, v, **options)
+        expected, expected_lse = self._expected(q, k, v, options)
         tolerance = TOLERANCES[self.dtype]
         right = torch.allclose(o.double(), expected, atol=tolerance, rtol=tolerance)
         lse_right = torch.allclose(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)

@@ -1,4 +1,4 @@
-"""Thousands of random calls of ``attention`` against the float64 reference.
+"""Thousands of random calls of ``attention`` and ``attention_cached`` against the float64 reference.
 
 ``python -m flash_helpers.test.random_cases --cases 2000 --device cuda --seed 0 --json FILE``
 
@@ -45,10 +45,14 @@ FEATURES = (
 )  # fmt: skip
 """Sets of features that each head size and family meets in one of the element types."""
 
+PAGED_FEATURES = ("", "causal", "window", "causal sinks")
+"""The same of caches in pages."""
+
 LENGTHS = st.one_of(
     st.integers(0, 5), st.integers(6, 140), st.sampled_from((63, 64, 65, 127, 128, 129, 255, 256, 257, 400))
 )
 MANY_KEYS = st.one_of(LENGTHS, st.integers(500, 3000))
+PAGE_SIZES = st.sampled_from((16, 32, 48, 64, 80, 128, 208, 256, 400))  # Hopper kernels take multiples of 16
 LIMITS = st.one_of(st.none(), st.integers(0, 9), st.integers(10, 300))
 SCALES = (None, None, 0.0, 0.05, 1.0, -0.3)
 
@@ -80,7 +84,33 @@ def kernels_for(facts: DeviceFacts) -> list[ForwardKernel]:
             found.append(choose_hopper_kernel(dtype, 128, False, 512, traits=padded)[0])
             found.append(choose_hopper_kernel(dtype, 256, True, 512, traits=padded)[0])
             found.append(choose_hopper_kernel(dtype, 192, False, 512, d_head_v=128)[0])
+    found += _paged_kernels(facts)
     return [kernel for kernel in dict.fromkeys(found) if kernel.config.infeasible_reason(facts) is None]
+
+
+def _paged_kernels(facts: DeviceFacts) -> list[ForwardKernel]:
+    """For caches in pages, at head sizes of 64 and 128."""
+    found: list[ForwardKernel] = []
+    for number, names in enumerate(PAGED_FEATURES):
+        dtype, other = (DType.FP16, DType.BF16) if number % 2 else (DType.BF16, DType.FP16)
+        traits = ForwardTraits(varlen=True, paged=True, **dict.fromkeys(names.split(), True))
+        plain = FlashForwardKernelConfig(dtype, 64, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
+        found.append(ForwardKernel(plain, replace(traits, padded_head=True)))
+        tuned, _ = choose_ampere_kernel(other, 128, traits.causal, 512, facts.capability, lse=True)
+        found.append(ForwardKernel(tuned.config, traits))
+        if facts.capability == (9, 0):
+            found.append(choose_hopper_kernel(other, 128, False, 512, traits=traits)[0])
+    for dtype in DType:
+        decode = choose_ampere_decode_config(dtype, 128, facts)
+        for names in ("", "causal"):
+            traits = ForwardTraits(varlen=True, paged=True, causal=bool(names))
+            whole, _ = choose_ampere_kernel(dtype, 128, traits.causal, 512, facts.capability, lse=True)
+            found.append(ForwardKernel(whole.config, traits))
+            found += [ForwardKernel(decode, replace(traits, split=cut)) for cut in (False, True)]
+            if facts.capability == (9, 0):
+                split = replace(traits, split=True)
+                found.append(choose_hopper_kernel(dtype, 128, False, 1, traits=split)[0])
+    return found
 
 
 # ---------------------------------------------------------------------- cases
@@ -122,7 +152,8 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
     case = Case(
         dtype=draw(st.sampled_from(DType)) if kernel is None else kernel.config.dtype,
         batch=draw(st.integers(0, 3)),
-        seq_len_q=1 if split else draw(LENGTHS),
+        # A causal mask over one query hides nothing.
+        seq_len_q=1 + traits.causal * draw(st.integers(1, 8)) if split else draw(LENGTHS),
         seq_len_k=draw(MANY_KEYS if split else LENGTHS),
         n_heads_kv=draw(st.integers(1, 3)),
         group=draw(st.integers(1, 4)),
@@ -139,9 +170,22 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
         # A split kernel is the library's choice for few queries; one that is named takes all keys in one go.
         config=kernel.config.short_form() if kernel and not split and draw(st.booleans()) else "",
     )
+    if traits.paged if kernel is not None else draw(st.booleans()) and draw(st.booleans()):
+        case = _in_pages(draw, case)
     if kernel is not None and kernels is not None:
         assume(_is_built_for(case, kernel if case.config else None, kernels.built))
     return case
+
+
+def _in_pages(draw: st.DrawFn, case: Case) -> Case:
+    """The same with a cache of about as many keys as k and v."""
+    page_size = draw(PAGE_SIZES)
+    capacity = max(1, -(-case.seq_len_k // page_size)) * page_size
+    # Counts beyond the capacity are cut down to it. Pages that are all one have no key of their own.
+    used = tuple(draw(st.integers(0, capacity + 5)) for _ in range(case.batch))
+    q, *kv = case.layouts
+    k, v = (name.replace("one_batch", "contiguous") for name in kv)
+    return replace(case, seq_len_k=capacity, page_size=page_size, used=used, layouts=(q, k, v))
 
 
 def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[ForwardKernel]) -> bool:
@@ -159,6 +203,7 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
     problem = AttentionProblem(
         case.dtype, case.batch, case.seq_len_q, case.seq_len_k, case.n_heads_kv * case.group, case.n_heads_kv,
         case.d_head, case.d_head_v, left, right, case.softcap > 0, case.sinks, lse=True,
+        varlen=case.page_size > 0, cached=case.page_size > 0, paged=case.page_size > 0,
         tma_obstacle="broadcast" if any(name.startswith("one_") for name in case.layouts) else None,
     )  # fmt: skip
     if named is None:

@@ -55,7 +55,8 @@ def reference(
 
     Returns:
         out (batch, seq_len_q, n_heads, d_head_v) and lse (batch, n_heads, seq_len_q). A query without
-        keys has out 0 and, without a sink, lse -inf.
+        keys, or with scores of -inf alone, has out 0 and, without a sink, lse -inf. One with a score of +inf
+        is NaN.
     """
     batch, seq_len_q, n_heads, d_head = q.shape
     seq_len_k, n_heads_kv, d_head_v = k.shape[1], k.shape[2], v.shape[3]
@@ -87,9 +88,11 @@ def reference(
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
             total = torch.logsumexp(scores, -1)
+            nothing = total == -math.inf  # scores of -inf alone: as if no key were visible
+            total = total.masked_fill(total == math.inf, math.nan)
             if sink is not None:
                 total = torch.logaddexp(total, sink)
-            weights = torch.exp(scores - total[..., None])
+            weights = torch.exp(scores - total[..., None]).masked_fill(nothing[..., None], 0.0)
             out[:, first:last] = (weights @ v64[:, :, keys.start : keys.stop]).permute(0, 2, 1, 3)
             lse[:, :, first:last] = total
         first = last

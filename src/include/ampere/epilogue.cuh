@@ -35,29 +35,20 @@ struct Epilogue {
             for (int r = 0; r < kRowsPerThread; ++r) {
                 const int row = m * kMmaM + accumulator(lane, 2 * r).row;
                 const int query = first_row + row;
-                const bool sees_nothing = mask.sees_nothing(query);
                 const float l = softmax.total(m, r);
-                const SinkSum with_sink = Kernel::traits.sinks ? add_sink(softmax, m, r, l, sink) : SinkSum{};
-                // A sum of 0 in a row that does see keys is no empty row: its scores are all -inf, and
-                // 0 * (1 / 0) shows that as NaN.
-                const float factor = sees_nothing           ? 0.0f
-                                     : Kernel::traits.sinks ? with_sink.factor
-                                                            : reciprocal_approx(l);
-                stage_row(O, m, r, warp_row + row, factor);
-                if (lse != nullptr && lane % 4 == 0 && query < mask.seq_len_q) {
-                    lse[query] = sees_nothing           ? (Kernel::traits.sinks ? sink : -INFINITY)
-                                 : Kernel::traits.sinks ? with_sink.lse
-                                                        : softmax.log_sum_exp(m, r, l);
-                }
+                const RowEnd end =
+                    Kernel::traits.sinks ? end_row(softmax, m, r, l, sink) : end_row(softmax, m, r, l);
+                stage_row(O, m, r, warp_row + row, end.factor);
+                if (lse != nullptr && lane % 4 == 0 && query < mask.seq_len_q) lse[query] = end.lse;
             }
         }
         __syncwarp();  // the warp's rows of O are complete
         copy_rows(gmem_O);
     }
 
-    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32. A row that
-    // sees none of them has O = 0 and lse = -inf. `partial_O`: (seq_len_q, d_head_v), contiguous;
-    // `partial_lse`: (seq_len_q). A quad writes 32 bytes of a row at once, a whole sector.
+    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32. `partial_O`:
+    // (seq_len_q, d_head_v), contiguous; `partial_lse`: (seq_len_q). A quad writes 32 bytes of a row at once,
+    // a whole sector.
     FLASH_DEVICE void store_partial(const Output<Kernel> &O, const OnlineSoftmax<Kernel> &softmax,
                                     float *partial_O, float *partial_lse, int d_head_v) const {
         const int lane = threadIdx.x % kWarpSize;
@@ -68,35 +59,42 @@ struct Epilogue {
                 const int query = first_row + m * kMmaM + accumulator(lane, 2 * r).row;
                 const float l = softmax.total(m, r);  // of all lanes, before some leave
                 if (query >= mask.seq_len_q) continue;
-                const float factor = l == 0.0f ? 0.0f : reciprocal_approx(l);
+                const RowEnd end = end_row(softmax, m, r, l);
                 float *row = partial_O + int64_t(query) * d_head_v + accumulator(lane, 0).column;
 #pragma unroll
                 for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {
                     if (Kernel::traits.padded_head && n * kMmaN >= d_head_v) continue;
                     const float (&tile)[4] = O.rmem[m][n];
                     *reinterpret_cast<float2 *>(row + n * kMmaN) =
-                        make_float2(tile[2 * r] * factor, tile[2 * r + 1] * factor);
+                        make_float2(tile[2 * r] * end.factor, tile[2 * r + 1] * end.factor);
                 }
-                if (lane % 4 == 0) partial_lse[query] = softmax.log_sum_exp(m, r, l);
+                if (lane % 4 == 0) partial_lse[query] = end.lse;
             }
         }
     }
 
   private:
-    struct SinkSum {
+    struct RowEnd {
         float factor;  // of O
         float lse;
     };
 
+    // A row without keys, or with scores of -inf alone, has l = 0: its O is 0, its LSE -inf.
+    FLASH_DEVICE static RowEnd end_row(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l) {
+        return {l == 0.0f ? 0.0f : reciprocal_approx(l), softmax.log_sum_exp(m, r, l)};
+    }
+
     // The sink is one more logit, without a value. It may exceed all scores by far, and then takes the
-    // place of their reference.
-    FLASH_DEVICE static SinkSum add_sink(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l,
-                                         float sink) {
+    // place of their reference, or be infinite, or the only one.
+    FLASH_DEVICE static RowEnd end_row(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l,
+                                       float sink) {
+        if (l == 0.0f) return {0.0f, sink};
         const float exponent_m = softmax.reference_exponent(m, r);
         const float exponent_sink = sink * kLog2e;
         const float larger = fmaxf(exponent_m, exponent_sink);
         const float weight_m = exp2_approx(exponent_m - larger);
-        const float sum = l * weight_m + exp2_approx(exponent_sink - larger);
+        const float weight_sink = exponent_sink == larger ? 1.0f : exp2_approx(exponent_sink - larger);
+        const float sum = l * weight_m + weight_sink;
         return {weight_m * reciprocal_approx(sum), (larger + __log2f(sum)) * kLn2};
     }
 

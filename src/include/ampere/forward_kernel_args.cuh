@@ -32,6 +32,7 @@ struct ForwardKernelArgs {
     int d_head, d_head_v;    // padded_head: of the tensors
     const int *block_table;  // paged: (batch, max_pages)
     int max_pages;           // paged
+    int n_pages;             // paged: of K and V
     PageSize page_size;      // paged
 };
 

@@ -21,7 +21,8 @@ struct ForwardLauncher {
     static ForwardKernelArgs make_args(const ForwardProblem &problem) {
         const int total_heads = problem.batch * problem.n_heads;
         const int heads_per_kv_head = problem.n_heads / problem.n_heads_kv;
-        const int64_t kv_bytes = int64_t(problem.seq_len_k) * Kernel::d_head * 2 * kElementBytes;
+        const int n_keys = TRAITS.varlen ? typical_keys(problem) : problem.seq_len_k;
+        const int64_t kv_bytes = int64_t(n_keys) * Kernel::d_head * 2 * kElementBytes;
         return {
             .Q = problem.q,
             .K = problem.k,
@@ -56,6 +57,7 @@ struct ForwardLauncher {
             .d_head_v = problem.d_head_v,
             .block_table = problem.block_table,
             .max_pages = problem.max_pages,
+            .n_pages = problem.n_pages,
             .page_size = PageSize::of(TRAITS.paged ? problem.page_size : 1),
         };
     }

@@ -16,6 +16,7 @@ struct PageTable {
     const int *entries;  // (max_pages)
     PageSize page_size;
     int64_t page_bytes;  // from one page to the next, of K or of V
+    uint32_t n_pages;
 };
 
 // As TileLoader, of which it takes the place. `matrix` is that of the first page.
@@ -56,7 +57,8 @@ struct PagedTileLoader {
         for (int pass = 0; pass < passes; ++pass) {
             const char *gmem = matrix.begin + pages[pass] * table.page_bytes +
                                places[pass].row * matrix.row_bytes + chunk * kChunkBytes;
-            const bool exists = !kEdge || row + pass * Kernel::copy_rows < valid_rows;
+            const bool exists = static_cast<uint32_t>(pages[pass]) < table.n_pages &&
+                                (!kEdge || row + pass * Kernel::copy_rows < valid_rows);
 #pragma unroll
             for (int panel = 0; panel < Tile::panels; ++panel) {
                 cp_async(smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes,
@@ -78,7 +80,7 @@ FLASH_DEVICE KVLoader<Kernel> kv_loader(const GlobalMatrix &matrix, const Forwar
                                         uint32_t smem) {
     if constexpr (Kernel::traits.paged) {
         const PageTable table{args.block_table + int64_t(sequence) * args.max_pages, args.page_size,
-                              strides.batch * kElementBytes};
+                              strides.batch * kElementBytes, static_cast<uint32_t>(args.n_pages)};
         return {matrix, table, first_row, smem};
     } else {
         return {matrix, first_row, smem};

@@ -50,7 +50,7 @@ struct Consumer {
     FLASH_DEVICE void first_softmax() {
         cap_scores();
         if (Static::kMasksDiagonal || (kv_block + 1) * B_c > seq_len_k()) mask_tile();
-        softmax.template exact_step<true, true>(rmem_S, args.scale_log2);
+        softmax.template exact_step<true>(rmem_S, args.scale_log2, args.lowest);
     }
 
     template <bool kMasked>
@@ -60,7 +60,7 @@ struct Consumer {
         if constexpr (kLagged && !kMasked) {
             softmax.lagged_step(rmem_S, args.scale_log2);
         } else {
-            softmax.template exact_step<false, kMasked>(rmem_S, args.scale_log2);
+            softmax.template exact_step<false>(rmem_S, args.scale_log2, args.lowest);
         }
     }
 
@@ -75,7 +75,7 @@ struct Consumer {
                     rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()), warpgroup * kWarpgroupRows + warp * 16,
                     lane);
                 cap_scores();
-                softmax.template exact_step<false, false>(rmem_S, args.scale_log2);
+                softmax.template exact_step<false>(rmem_S, args.scale_log2, args.lowest);
             } else {
                 softmax.adopt_growth(rmem_S, args.scale_log2, args.inv_scale_log2);
             }
@@ -144,8 +144,8 @@ struct Consumer {
     FLASH_DEVICE int first_row() const { return item.q_block * B_r + warpgroup * kWarpgroupRows; }
 
     // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
-    // before it, and one of this one. So every row has met a key before the steady loop, and its reference is
-    // finite.
+    // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
+    // reference is one of its scores.
     FLASH_DEVICE int last_masked_block() const {
         const int right = TRAITS.window && !TRAITS.causal ? args.window_right : 0;
         return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);

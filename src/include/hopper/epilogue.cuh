@@ -117,14 +117,15 @@ struct RowEnd {
     float lse;     // natural log
 };
 
-// A row without keys has O = 0 and LSE = -inf.
+// A row without keys, or with scores of -inf alone, has O = 0 and LSE = -inf.
 FLASH_DEVICE RowEnd end_row(float exponent, float sum) {
     constexpr float kLn2 = 0.69314718f;
     const bool empty = sum == 0.f;  // NaN is not empty: it must show
     return {empty ? 0.f : __fdividef(1.f, sum), empty ? -INFINITY : exponent * kLn2 + __logf(sum)};
 }
 
-// With a sink, one more logit without a value, which may exceed all scores by far or be the only one.
+// With a sink, one more logit without a value, which may exceed all scores by far, be infinite or the only
+// one.
 FLASH_DEVICE RowEnd end_row(float exponent, float sum, float sink) {
     const float sink_exponent = sink * kLog2e;
     if (sum == 0.f) return {0.f, sink};

@@ -23,6 +23,7 @@ struct ForwardKernelArgs {
     int group_size;        // query heads that share a key and value head
     float scale_log2;      // softmax_scale * log2(e)
     float inv_scale_log2;  // 1 / scale_log2
+    float lowest;          // the reference of a row without a finite score (SoftmaxScale)
 
     // What belongs to a trait is read only by kernels that have it, and stands last: the others do not change
     // with it.
@@ -37,7 +38,7 @@ struct ForwardKernelArgs {
     float *partial_lse;      // split: (n_parts, batch, n_heads, seq_len_q)
     int d_head_v;            // padded_head: of the tensors
     const int *block_table;  // paged: (batch, max_pages)
-    int max_pages;           // paged
+    int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes
     PageSize page_size;      // paged
 };

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfloat>
 #include <numeric>
 
 #include "early_launch.cuh"
@@ -29,8 +30,10 @@ inline constexpr int kTarget = 90;         // sm_90a
 inline constexpr int kPageAlignment = 16;  // rows: parts of pages that copies take end at swizzled rows of 8
 
 // ---------------------------------------------------------------- arguments
-// Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf.
+// Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf. Largest:
+// log2(e) times a finite float may be none.
 inline constexpr float kMinScaleLog2 = 0x1p-100f;
+inline constexpr float kMaxScaleLog2 = FLT_MAX / 2;
 
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
@@ -63,10 +66,11 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
     if (!traits_allow<CFG, TRAITS>(problem)) return cudaErrorInvalidValue;
     const bool uneven = TRAITS.causal || TRAITS.window;
+    const int n_keys = TRAITS.varlen ? typical_keys(problem) : problem.seq_len_k;
     const int section_heads = !CFG.head_sections ? 1
                               : CFG.section_heads != 0
                                   ? CFG.section_heads
-                                  : section_width(uneven, problem.seq_len_q, problem.seq_len_k, kKeyBytes);
+                                  : section_width(uneven, problem.seq_len_q, n_keys, kKeyBytes);
     const Mask<TRAITS> mask{problem.seq_len_q, problem.seq_len_k, problem.window_left, problem.window_right};
     args.n_parts = TRAITS.split ? problem.n_splits : 1;
     constexpr int kItemRows = StaticForwardKernelConfig<CFG, TRAITS>::kItemRows;
@@ -82,9 +86,10 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
         args.score_factor = capped.score_factor;
         args.scale_log2 = std::max(capped.exponent_factor, kMinScaleLog2);
     } else {
-        args.scale_log2 = std::max(problem.softmax_scale * kLog2e, kMinScaleLog2);
+        args.scale_log2 = std::clamp(problem.softmax_scale * kLog2e, kMinScaleLog2, kMaxScaleLog2);
     }
     args.inv_scale_log2 = 1.f / args.scale_log2;
+    args.lowest = lowest_score(args.scale_log2);
     args.window_left = problem.window_left;
     args.window_right = problem.window_right;
     args.sinks = problem.sinks;
@@ -99,6 +104,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     if constexpr (TRAITS.paged) {
         args.block_table = problem.block_table;
         args.max_pages = problem.max_pages;
+        args.n_pages = problem.n_pages;
         args.box_rows = std::gcd(problem.page_size, CFG.B_c);
         args.page_size = PageSize::of(problem.page_size);
     }

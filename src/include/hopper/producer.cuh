@@ -148,11 +148,13 @@ struct LoadThread {
 
     // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
     // the last key that key comes once more, to be hidden like all that is there: of a box no row of which
-    // exists, copies touch the map's base, which in a ragged map is not the tensor's.
+    // exists, copies touch the map's base, which in a ragged map is not the tensor's. For the same reason an
+    // entry that names no page is taken for the last page.
     FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
         row = min(row, keys.end - 1);
         const PagePlace place = args.page_size.place(row);
-        const int page = __ldg(args.block_table + int64_t(keys.batch) * args.max_pages + place.entry);
+        const uint32_t entry = __ldg(args.block_table + int64_t(keys.batch) * args.max_pages + place.entry);
+        const int page = min(entry, static_cast<uint32_t>(args.n_pages - 1));
         const int end = min(args.page_size.rows, place.row + keys.end - row);
         return {keys.head, page, args.page_size.rows - end + place.row, end};
     }

@@ -14,6 +14,10 @@
 //     growth <= 2^8     nothing: P <= 256 fits fp16 and bf16, l and O have room
 //     growth <= 2^100   P, l, O are rescaled to the new maximum
 //     more, or NaN      P may have overflowed: the tile's scores are computed again, with the exact softmax
+//
+// A score of -inf, hidden by a mask or as computed, has the weight 0. A row of which all are -inf so far has
+// the reference `lowest`, which is finite (softmax_scale.cuh): (-inf) - (-inf) does not come up, and the
+// first finite score outgrows it.
 #pragma once
 
 #include <cmath>
@@ -33,18 +37,15 @@ struct OnlineSoftmax {
     float rescale[2];        // of O, by the last step
     int growth[2] = {0, 0};  // lagged: bits of the largest log2 growth of the last step
 
-    // S -> P in place, with the exact maximum. kFirst: there is no tile before. kMayBeEmpty: masks may have
-    // left a row without any key so far, and its -inf must not meet -inf.
-    template <bool kFirst, bool kMayBeEmpty>
-    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float scale_log2) {
+    // S -> P in place, with the exact maximum. kFirst: there is no tile before.
+    template <bool kFirst>
+    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float scale_log2, float lowest) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float tile_maximum = row_maximum(rmem_S, r);
-            const float maximum = kFirst ? tile_maximum : fmaxf(reference[r], tile_maximum);
-            const float finite = kMayBeEmpty && maximum == -INFINITY ? 0.f : maximum;
-            rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - finite) * scale_log2);
+            const float maximum = fmaxf(kFirst ? lowest : reference[r], row_maximum(rmem_S, r));
+            rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - maximum) * scale_log2);
             reference[r] = maximum;
-            const float offset = finite * scale_log2;
+            const float offset = maximum * scale_log2;
             float even = 0.f, odd = 0.f;  // two chains of additions
 #pragma unroll
             for (int i = 2 * r; i < B_c / 2; i += 4) {
@@ -104,14 +105,15 @@ struct OnlineSoftmax {
     }
 
     // Takes the last lagged step back out of the sums. One that overflowed has outgrown all before it by so
-    // much that nothing of it is left.
+    // much that nothing of it is left, but NaN.
     FLASH_DEVICE void undo_lagged_step(const float (&rmem_P)[B_c / 2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float tile = 0.f;
 #pragma unroll
             for (int i = 2 * r; i < B_c / 2; i += 4) tile += rmem_P[i] + rmem_P[i + 1];
-            sum[r] = sum[r] < INFINITY ? fmaxf(sum[r] - tile, 0.f) : 0.f;
+            const float before = sum[r] - tile;
+            sum[r] = sum[r] == INFINITY || before < 0.f ? 0.f : before;  // a rounding below 0 is 0
         }
     }
 
