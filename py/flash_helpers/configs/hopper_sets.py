@@ -160,8 +160,8 @@ CHOICES = (
             paired_blocks=True,
         ),
         "shared memory holds one Q slot: stores from registers free it early; turns gain "
-        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; two blocks load each K and "
-        "V tile for both: +2 %",
+        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; two blocks load each K "
+        "and V tile for both: +2 %",
     ),
     Choice(
         256, 8192, True,
@@ -177,8 +177,8 @@ CHOICES = (
             256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
             section_heads=8,
         ),
-        "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above the "
-        "diagonal passed on: +2 % at 16384, where pairs lose 0.3 %",
+        "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above "
+        "the diagonal passed on: +2 % at 16384, where pairs lose 0.3 %",
     ),
     Choice(
         256, 4096, False,
