@@ -19,8 +19,9 @@ import torch
 import typer
 
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results
-from flash_helpers.benchmark.runner import Plan, bench
+from flash_helpers.benchmark.runner import bench
 from flash_helpers.build import build_kernels
 from flash_helpers.kernel_configs import DType, ForwardKernel, choose_ampere_kernel
 from flash_helpers.problem import Problem, grid

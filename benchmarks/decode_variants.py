@@ -34,9 +34,11 @@ from flash_attention.prediction import parts_of_keys
 from flash_attention.problem import AttentionProblem
 from flash_attention.running import run_cuda
 from flash_attention.select import Choice, select
+from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
+from flash_helpers.benchmark.contestants import CONTESTANTS
+from flash_helpers.benchmark.copy_rate import copy_rate
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment
-from flash_helpers.benchmark.features import CONTESTANTS, Case, Inputs, copy_rate, make_inputs
 from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
 from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.configs.device_facts import DeviceFacts

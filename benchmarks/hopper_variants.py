@@ -33,8 +33,9 @@ from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import Plan, measure_problem
+from flash_helpers.benchmark.runner import measure_problem
 from flash_helpers.benchmark.timing import timer_for
 from flash_helpers.kernel_configs import (
     DType,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flash_attention.problem import AttentionProblem
 from flash_helpers.build.families import family_of
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
+from flash_helpers.configs.hopper import PANEL_COLUMNS, HopperForwardKernelConfig
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import get_hopper_best_kernels, get_kernels_to_build
@@ -21,13 +21,24 @@ def default_candidates() -> list[ForwardConfig]:
 def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
     """The configuration compiled for the features of the problem, whether or not its family has them.
 
-    Tensors with smaller heads are taken as they are by families that can, and else padded before the call.
+    Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call.
     """
     kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
     wanted = (problem.d_head, problem.d_head_v)
-    if wanted != head_sizes(config) and holds(config, wanted) and "padded_head" in family_of(kernel).traits:
+    if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
         kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
     return kernel
+
+
+def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
+    """Whether the kernel reads zeros beyond the columns of the tensors."""
+    if "padded_head" not in family_of(kernel).traits:
+        return False
+    if not isinstance(kernel.config, HopperForwardKernelConfig) or not kernel.traits.varlen:
+        return True
+    # Ragged copies (tensor_map.cuh) must not ask for columns of which the tensors have none.
+    panels = [tuple(-(-d // PANEL_COLUMNS) for d in sizes) for sizes in (wanted, head_sizes(kernel.config))]
+    return panels[0] == panels[1]
 
 
 def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:

@@ -49,7 +49,8 @@ class Features(NamedTuple):
         sinks: address of (n_heads,) float32 logits, or 0.
         cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
         seqused_k: address of (batch,) int32 key counts, or 0.
-        lse_stride: with cu_seqlens_q: rows of q in all; lse is (n_heads, lse_stride).
+        total_q: with cu_seqlens_q: rows of q in all; lse is (n_heads, total_q).
+        total_k: with cu_seqlens_k: rows of k in all.
         n_splits: parts that the keys are cut into.
         partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
         partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
@@ -66,7 +67,8 @@ class Features(NamedTuple):
     cu_seqlens_q: int = 0
     cu_seqlens_k: int = 0
     seqused_k: int = 0
-    lse_stride: int = 0
+    total_q: int = 0
+    total_k: int = 0
     n_splits: int = 1
     partial_o: int = 0
     partial_lse: int = 0

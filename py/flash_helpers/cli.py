@@ -5,13 +5,12 @@ Nothing heavy is imported before a command needs it: ``flash-attention --help`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from flash_helpers.commands.errors import shown_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,27 +21,13 @@ app = typer.Typer(
 JSON_HELP = "write the outcome to this file; -: to standard output"
 SETS_HELP = "all, ampere, hopper, tune, ladder, hopper_ladder, 'B_r,B_c', or short forms joined by ;"
 
-USER_ERRORS = (ValueError, OSError, RuntimeError, ModuleNotFoundError)
 
-
-@contextmanager
-def shown_errors() -> Iterator[None]:
-    """A user's mistake ends the program with its message and status 2, without a traceback."""
-    try:
-        yield
-    except USER_ERRORS as error:
-        if type(error) is RuntimeError:
-            raise  # our errors are subclasses: this is a defect, and its traceback is wanted
-        Console(stderr=True).print(
-            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def integers(text: str) -> list[int]:
+def integers(text: str, name: str) -> list[int]:
     """Reads numbers joined by commas.
+
+    Args:
+        text: what was given.
+        name: the argument, for the message.
 
     Raises:
         ValueError: a part is no number.
@@ -50,7 +35,9 @@ def integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{text!r} is no list of whole numbers joined by commas, such as 512,1024") from None
+        raise ValueError(
+            f"{name} is {text!r}; it must be whole numbers joined by commas, such as 512,1024"
+        ) from None
 
 
 @app.callback()
@@ -87,8 +74,8 @@ def bench(
         from flash_helpers.benchmark.command import bench_command
 
         bench_command(
-            integers(seq_lens), integers(d_heads), dtype, causal, batch, heads, kernels, peers, rounds,
-            modes.split(","), automatic, json, device,
+            integers(seq_lens, "seq_lens"), integers(d_heads, "d_heads"), dtype, causal, batch, heads,
+            kernels, peers, rounds, modes.split(","), automatic, json, device,
         )  # fmt: skip
 
 
@@ -105,8 +92,12 @@ def explain(
     heads: int = 16,
     seq_len: int = 4096,
     causal: bool = False,
-    dtype: Annotated[str, typer.Option(help="of a problem; a kernel has its own")] = "bf16",
-    d_head: Annotated[int, typer.Option(help="of a problem; a kernel has its own")] = 128,
+    dtype: Annotated[
+        str | None, typer.Option(help="of a problem, default bf16; a kernel has its own")
+    ] = None,
+    d_head: Annotated[
+        int | None, typer.Option(help="of a problem, default 128; a kernel has its own")
+    ] = None,
     compile_it: Annotated[bool, typer.Option("--compile/--no-compile", help="ask the compiler too")] = False,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
 ) -> None:
@@ -117,8 +108,25 @@ def explain(
         if kernel is None:
             if diff is not None:
                 raise ValueError("--diff compares with a kernel: name it first, explain KERNEL --diff OTHER")
-            explain_problem_command(device, dtype, d_head, batch, heads, seq_len, causal, json)
+            if compile_it:
+                raise ValueError("--compile compiles a kernel: name it first, explain KERNEL --compile")
+            explain_problem_command(
+                device,
+                "bf16" if dtype is None else dtype,
+                128 if d_head is None else d_head,
+                batch,
+                heads,
+                seq_len,
+                causal,
+                json,
+            )
             return
+        for name, given in (("--dtype", dtype), ("--d-head", d_head)):
+            if given is not None:
+                raise ValueError(
+                    f"{name} is {given}, and the kernel has its own: leave {name} away, or leave the kernel "
+                    "away to see what a problem gets"
+                )
         explain_command(kernel, diff, device, batch, heads, seq_len, causal, compile_it, json)
 
 
@@ -147,8 +155,8 @@ def tune(
         from flash_helpers.tune.command import tune_command
 
         tune_command(
-            integers(seq_lens), integers(d_heads), dtype, causal, batch, heads, kernels, budget, jobs, fresh,
-            device, export, json,
+            integers(seq_lens, "seq_lens"), integers(d_heads, "d_heads"), dtype, causal, batch, heads,
+            kernels, budget, jobs, fresh, device, export, json,
         )  # fmt: skip
 
 
@@ -158,11 +166,16 @@ def ladder(
     family: Annotated[str, typer.Option(help="ampere, hopper or all")] = "ampere",
     dtype: str = "bf16",
     d_heads: Annotated[str, typer.Option("--d-head", help="out of 64,128,256")] = "128",
-    seq_lens: Annotated[str, typer.Option("--seq-len", help="lengths joined by commas")] = "4096",
+    seq_lens: Annotated[
+        str | None,
+        typer.Option("--seq-len", help="lengths joined by commas; default: 4096, on the CPU 256"),
+    ] = None,
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
-    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384")] = 0,
-    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048")] = 0,
-    peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "fa2,cudnn",
+    batch: Annotated[int, typer.Option(help="0: so that batch * seq_len is 16384; on the CPU 256")] = 0,
+    heads: Annotated[int, typer.Option(help="0: so that heads * d_head is 2048; on the CPU 512")] = 0,
+    peers: Annotated[
+        str, typer.Option(help="names joined by commas, all, default or none")
+    ] = "fa2,cudnn,sdpa-cpu",
     rounds: int = 11,
     device: Annotated[str | None, typer.Option(help="default: the GPU if there is one")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
@@ -172,8 +185,9 @@ def ladder(
         from flash_helpers.commands.ladder import ladder_command
 
         ladder_command(
-            out, family, dtype, integers(d_heads), integers(seq_lens), causal, batch, heads, peers, rounds,
-            device, json,
+            out, family, dtype, integers(d_heads, "--d-head"),
+            None if seq_lens is None else integers(seq_lens, "--seq-len"),
+            causal, batch, heads, peers, rounds, device, json,
         )  # fmt: skip
 
 

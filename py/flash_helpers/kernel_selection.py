@@ -33,10 +33,13 @@ def select_configs(text: str) -> list[ForwardConfig]:
         ValueError: unknown; the message names the closest valid short forms or the sets.
     """
     text = text.strip()
-    if text in ("", "none"):
+    if text == "none":
         return []
+    if not text:
+        raise ValueError(f"no kernels are named; valid: short forms joined by ;, {SETS}")
     if text.startswith("("):
-        return [parse_short_form(part.strip()) for part in text.split(";") if part.strip()]
+        names = dict.fromkeys(part.strip() for part in text.split(";") if part.strip())
+        return [parse_short_form(name) for name in names]
     hopper = sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
     sets: dict[str, Sequence[ForwardConfig]] = {
         "all": [*get_kernels_to_build(), *hopper],

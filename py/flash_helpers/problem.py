@@ -143,7 +143,7 @@ def grid(
     tokens: int = 16384,
     width: int = 2048,
 ) -> list[Problem]:
-    """Every combination; a batch or head count of 0 keeps the work alike over the grid.
+    """Every combination once; a batch or head count of 0 keeps the work alike over the grid.
 
     Then batch = tokens / seq_len and heads = width / d_head, at least 1.
 
@@ -153,10 +153,11 @@ def grid(
     for name, sizes in (("seq_len", seq_lens), ("d_head", d_heads)):
         if wrong := [size for size in sizes if size < 1]:
             raise ValueError(f"{name} is {wrong[0]}; it must be at least 1")
-    return [
+    problems = (
         Problem(dtype, batch or max(1, tokens // s), heads or max(1, width // d), s, d, causal)
         for dtype in dtypes
         for d in d_heads
         for causal in causals
         for s in seq_lens
-    ]
+    )
+    return list(dict.fromkeys(problems))

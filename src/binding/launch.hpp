@@ -30,8 +30,8 @@ inline constexpr Py_ssize_t kLaunchArity = 13;
 // What plain attention does not need, in one tuple: flash_attention.backends.cuda.Features.
 inline constexpr const char *kFeatures =
     "(d_head_v, window_left, window_right, softcap, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, "
-    "lse_stride, n_splits, partial_o, partial_lse, block_table, max_pages, page_size)";
-inline constexpr Py_ssize_t kFeatureCount = 15;
+    "total_q, total_k, n_splits, partial_o, partial_lse, block_table, max_pages, page_size)";
+inline constexpr Py_ssize_t kFeatureCount = 16;
 inline constexpr int kUnbounded = (1 << 30) - 1;
 inline constexpr const char *kKernelCapsule = "flash_attention_kernels.Kernel";
 
@@ -72,7 +72,8 @@ inline bool read_features(PyObject *features, ForwardProblem &problem) {
     problem.cu_seqlens_q = static_cast<const int *>(read_pointer(item()));
     problem.cu_seqlens_k = static_cast<const int *>(read_pointer(item()));
     problem.seqused_k = static_cast<const int *>(read_pointer(item()));
-    problem.lse_stride = PyLong_AsLongLong(item());
+    problem.total_q = PyLong_AsLongLong(item());
+    problem.total_k = PyLong_AsLongLong(item());
     problem.n_splits = static_cast<int>(PyLong_AsLong(item()));
     problem.partial_o = static_cast<float *>(read_pointer(item()));
     problem.partial_lse = static_cast<float *>(read_pointer(item()));

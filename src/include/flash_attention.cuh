@@ -130,12 +130,12 @@ struct ForwardProblem {
     // sinks: (n_heads), natural-log logits
     const float *sinks;
     // varlen: sequence b owns rows cu_seqlens[b] ... cu_seqlens[b + 1] of q and o, of k and v. The batch
-    // strides are not used; seq_len_q and seq_len_k are the longest sequences; lse is (n_heads, total_q),
-    // where total_q is lse_stride. cu_seqlens_q may be nullptr: every sequence then has seq_len_q rows at
-    // its place in the batch, as without the trait; likewise cu_seqlens_k. seqused_k, (batch), if given,
-    // is how many keys of each sequence exist.
+    // strides are not used; seq_len_q and seq_len_k are the longest sequences, total_q and total_k all rows
+    // of q and of k; lse is (n_heads, total_q). cu_seqlens_q may be nullptr: every sequence then has
+    // seq_len_q rows at its place in the batch, as without the trait; likewise cu_seqlens_k. seqused_k,
+    // (batch), if given, is how many keys of each sequence exist.
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
-    int64_t lse_stride;
+    int64_t total_q, total_k;
     // split: workspaces of the parts, (n_splits, batch, n_heads, seq_len_q, d_head_v) and (n_splits, batch,
     // n_heads, seq_len_q). The launcher combines them into o and lse after the main kernel.
     int n_splits;
@@ -179,7 +179,7 @@ struct KernelLibrary {
     const char *(*error_string)(int error);
 };
 
-inline constexpr int kAbiVersion = 5;
+inline constexpr int kAbiVersion = 6;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 
 }  // namespace flash

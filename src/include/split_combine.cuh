@@ -165,7 +165,7 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .cu_seqlens_q = TRAITS.varlen ? problem.cu_seqlens_q : nullptr,
         .O_strides = problem.o_strides,
         .total_rows = total_rows,
-        .total_q = problem.lse_stride,
+        .total_q = problem.total_q,
         .n_splits = problem.n_splits,
         .n_heads = problem.n_heads,
         .seq_len_q = problem.seq_len_q,

@@ -8,15 +8,18 @@ import time
 import pytest
 import torch
 from contract_kernels import kernels
+from filelock import FileLock
 
 from flash_helpers import build
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _built_kernels() -> None:
+def _built_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not torch.cuda.is_available():
         return
     begin = time.perf_counter()
     major, minor = torch.cuda.get_device_capability()
-    build.build_kernels(kernels(), [10 * major + minor])
+    # Of several test processes one builds with all cores; the others wait, and find everything built.
+    with FileLock(tmp_path_factory.getbasetemp().parent / "kernels.lock"):
+        build.build_kernels(kernels(), [10 * major + minor])
     print(f"\n{len(kernels())} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

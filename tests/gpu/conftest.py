@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from filelock import FileLock
 from gpu_cases import CONFIG
 
 from flash_helpers import build
@@ -28,14 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _built_kernels() -> None:
+def _built_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not torch.cuda.is_available():
         return
     begin = time.perf_counter()
     major, minor = torch.cuda.get_device_capability()
     target = 10 * major + minor
-    for family in FAMILIES:
-        kernels = [kernel for kernel in _named if family_of(kernel) is family]
-        if kernels and family.runs_on(target):
-            build.build_kernels(kernels, [target])
+    # Of several test processes one builds with all cores; the others wait, and find everything built.
+    with FileLock(tmp_path_factory.getbasetemp().parent / "kernels.lock"):
+        for family in FAMILIES:
+            kernels = [kernel for kernel in _named if family_of(kernel) is family]
+            if kernels and family.runs_on(target):
+                build.build_kernels(kernels, [target])
     print(f"\n{len(_named)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

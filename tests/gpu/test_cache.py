@@ -47,7 +47,10 @@ def test_lengths_and_pages_change_between_replays(page_size: int) -> None:
         seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
         for new in (q, k, v):
             new.normal_(generator=generator)
-        if table is not None:  # the same keys lie in other pages at each step
+        if table is None:  # the keys appended before are gone
+            k_cache.copy_(k_whole)
+            v_cache.copy_(v_whole)
+        else:  # the same keys lie in other pages at each step
             order = torch.randperm(table.numel(), generator=torch.Generator().manual_seed(step)).cuda()
             table.copy_(order.view(table.shape))
             for cache, whole in ((k_cache, k_whole), (v_cache, v_whole)):

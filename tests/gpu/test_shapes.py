@@ -17,6 +17,7 @@ from flash_helpers.kernel_configs import (
     ForwardKernel,
     ForwardTraits,
     HopperForwardKernelConfig,
+    NextItem,
     choose_hopper_kernel,
     get_hopper_kernels_to_build,
 )
@@ -90,7 +91,16 @@ HOPPER = [
     # ideas that no choice has
     hopper(128, 4096, False, paired_blocks=True),
     hopper(256, 512, False, paired_blocks=True, extra_k_stages=1, prefetch_next=3),
-    hopper(256, 512, True, paired_blocks=True, extra_k_stages=1, prefetch_next=9),
+    hopper(256, 512, True, prefetch_next=9),
+    # pairs: numbers from a counter and in rounds, tiles divided by panels and by rows, too few slots to
+    # pass tiles
+    hopper(256, 4096, True, dynamic_schedule=False),
+    hopper(128, 512, True, paired_blocks=True),
+    hopper(128, 4096, True, paired_blocks=True),
+    hopper(64, 2048, False, paired_blocks=True),
+    hopper(64, 2048, True, paired_blocks=True),
+    hopper(64, 2048, True, paired_blocks=True, next_item=NextItem.NONE),
+    hopper(192, 512, True, paired_blocks=True),
     hopper(128, 512, True, prefetch_next=2),
     hopper(128, 4096, True, half_tiles=True),
     hopper(128, 512, True, q_register_steps=8),

@@ -122,6 +122,7 @@ def test_cupy() -> None:
     for got, wanted in zip((out, lse), expected, strict=True):
         assert isinstance(got, cupy.ndarray)
         assert (torch.from_dlpack(got) == wanted).all()
+    q = cupy.asarray(array(2, 128, 4, 64))
     given = cupy.zeros_like(q)
     forward(CONFIG, q, q, q, given)
     assert (torch.from_dlpack(given) == forward(CONFIG, *3 * [torch.from_dlpack(q)])).all()

@@ -1,4 +1,4 @@
-"""The benchmark of call times: its rows, its figures, a tiny run on the CPU."""
+"""The benchmark of call times: its rows, its figures, who is not timed, a tiny run on the CPU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 
 import torch
 
+import flash_attention
 from flash_helpers.benchmark import call_time
-from flash_helpers.benchmark.call_time import CallRow, TimedCase, all_cases, measure, run
-from flash_helpers.benchmark.features import Case, Contestant
+from flash_helpers.benchmark.call_time import CallRow, TimedCase, all_cases, host_table, measure, run
+from flash_helpers.benchmark.case_row import CaseRow
+from flash_helpers.benchmark.cases import Case
+from flash_helpers.benchmark.contestants import CONTESTANTS, Contestant, select_contestants
+from flash_helpers.benchmark.measuring import Measured
 from flash_helpers.benchmark.timing import Timing
 
 CPU = torch.device("cpu")
 DENSE = Case("dense", 1, 64, 64, 2, 2)
+OURS = CONTESTANTS[0]
 
 
 def test_rows_cover_what_is_promised():
@@ -26,19 +31,28 @@ def test_rows_cover_what_is_promised():
 
 
 def test_ratios():
-    row = CallRow(TimedCase("host", DENSE))
-    row.milliseconds = {name: Timing.of([ms]) for name, ms in (("ours", 2.0), ("fa2", 8.0))}
+    timed = {name: Measured(timings={"host": Timing.of([ms])}) for name, ms in (("ours", 2.0), ("fa2", 8.0))}
+    row = CaseRow(DENSE, "host", timed)
     assert row.over("ours", "fa2") == 0.25
     assert row.over("ours", "fa3") is None
-    assert row.to_json()["ours_over"] == {"fa2": 0.25}
+    assert CallRow("host", row).to_json()["ours_over"] == {"fa2": 0.25}
 
 
-def test_who_computes_something_else_is_not_timed(monkeypatch):
+def test_a_wrong_peer_is_not_timed():
     wrong = Contestant("fa2", lambda case, x: lambda: 2 * x.v)
-    monkeypatch.setattr(call_time, "CONTESTANTS", (call_time.CONTESTANTS[0], wrong))
-    row = measure(TimedCase("host", DENSE), CPU, ["fa2"], rounds=1)
+    row = measure(TimedCase("host", DENSE), CPU, [OURS, wrong], rounds=1).outcome
     assert list(row.milliseconds) == ["ours", "forward", "attention, Ampere"]
-    assert "relative error" in row.missing["fa2"]
+    assert "relative error" in row.to_json()["wrong"]["fa2"]
+
+
+def test_a_wrong_call_of_ours_is_not_timed_and_right_ones_are(monkeypatch):
+    right = flash_attention.attention
+    monkeypatch.setattr(flash_attention, "attention", lambda *x, **options: 1.05 * right(*x, **options))
+    row = measure(TimedCase("host", DENSE), CPU, select_contestants("ours,fa2"), rounds=1).outcome
+    assert list(row.milliseconds) == ["fa2", "forward"]
+    assert set(row.to_json()["wrong"]) == {"ours", "attention, Ampere"}
+    cells = [list(column.cells) for column in host_table([row]).columns]
+    assert dict(zip(cells[1], cells[2], strict=True))["ours"] == "wrong"
 
 
 def test_a_run_on_the_cpu(monkeypatch, tmp_path, capsys):
@@ -50,15 +64,15 @@ def test_a_run_on_the_cpu(monkeypatch, tmp_path, capsys):
     ]
     monkeypatch.setattr(call_time, "all_cases", lambda: iter(cases))
     path = tmp_path / "folder" / "times.json"
-    rows = run(path, CPU, 60.0, ["fa3"], rounds=1)
+    rows = run(path, CPU, 60.0, select_contestants("ours,fa3"), rounds=1)
     document = json.loads(path.read_text())
     assert [set(row["milliseconds"]) for row in document["rows"]] == [
         {"ours", "forward", "attention, Ampere"}, {"ours"}, {"ours"},
     ]  # fmt: skip
     assert document["environment"]["gpu"] == "cpu"
-    assert all("fa3" in row.missing for row in rows)
+    assert all("fa3" in row.outcome.to_json()["missing"] for row in rows)
     shown = capsys.readouterr().out
-    for text in ("b1 s64 h2", "attention, Ampere", "missing  fa3: ModuleNotFoundError", str(path)):
+    for text in ("b1 s64 h2", "attention, Ampere", "unavailable  fa3: fa3_fwd_interface is not", str(path)):
         assert text in shown.replace("\n", "")
 
 

@@ -1,16 +1,32 @@
-"""The benchmark of features: its cases, its figures, a tiny run on the CPU."""
+"""The benchmark of features: its cases, its figures, who is not timed, a tiny run on the CPU."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+import flash_attention
 from flash_helpers.benchmark import features
-from flash_helpers.benchmark.features import Case, all_cases, make_inputs, measure, run, sdpa_call
+from flash_helpers.benchmark.case_row import measure_case
+from flash_helpers.benchmark.cases import Case, make_inputs
+from flash_helpers.benchmark.contestants import (
+    CONTESTANTS,
+    Contestant,
+    package_call,
+    sdpa_call,
+    select_contestants,
+)
+from flash_helpers.benchmark.features import all_cases, rate_of, run, table_of
+from flash_helpers.benchmark.implementations import UnavailableError
+from flash_helpers.benchmark.measuring import DeviceLostError
 
 CPU = torch.device("cpu")
+CAUSAL = Case("causal", 1, 16, 16, 2, 2, causal=True)
+OURS, FA2 = CONTESTANTS[:2]
+WRONG = Contestant("wrong", lambda case, x: lambda: 2 * x.v)
 
 
 def test_cases_cover_every_feature():
@@ -39,36 +55,84 @@ def test_a_peer_without_a_feature_says_so():
         Case("window", 1, 4, 4, 1, 1, window=2),
         Case("variable length", 1, 4, 4, 1, 1, lengths=(4,)),
     ):
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(UnavailableError, match="no packed sequences, no windows"):
             sdpa_call(case, make_inputs(case, CPU))
+    with pytest.raises(UnavailableError, match="no_such_module is not installed"):
+        package_call("no_such_module", CAUSAL, make_inputs(CAUSAL, CPU))
 
 
-def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch):
-    monkeypatch.setattr(features, "ROUNDS", 1)
-    wrong = features.Contestant("wrong", lambda case, x: lambda: 2 * x.v)
-    monkeypatch.setattr(features, "CONTESTANTS", (features.CONTESTANTS[0], wrong))
-    row = measure(Case("causal", 1, 16, 16, 2, 2, causal=True), CPU, ["ours", "wrong"])
+def test_a_wrong_peer_is_not_timed_and_shows_as_wrong():
+    row = measure_case(CAUSAL, "hot", [OURS, WRONG], CPU, rounds=1)
     assert list(row.milliseconds) == ["ours"]
-    assert "relative error" in row.missing["wrong"]
-    assert row.rate > 0
     assert "causal" in row.kernel
+    assert rate_of(row) > 0
+    document = row.to_json()
+    assert list(document["wrong"]) == ["wrong"]
+    assert "relative error" in document["wrong"]["wrong"]
+    assert document["errors"]["ours"] < 0.016 < document["errors"]["wrong"]
+    assert row.cell("wrong") == "wrong"
 
 
-def test_a_run_on_the_cpu(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "case", [CAUSAL, Case("variable length", 2, 16, 16, 2, 2, causal=True, lengths=(16, 9))]
+)
+def test_a_wrong_call_of_ours_is_not_timed_and_right_peers_are(monkeypatch, case):
+    for name in ("attention", "attention_varlen"):
+        right = getattr(flash_attention, name)
+        monkeypatch.setattr(
+            flash_attention, name, lambda *x, right=right, **options: 1.05 * right(*x, **options)
+        )
+    row = measure_case(case, "hot", [OURS, FA2], CPU, rounds=1)
+    assert "ours" not in row.milliseconds
+    assert row.to_json()["wrong"]["ours"].startswith("relative error 0.05")
+    assert ("fa2" in row.milliseconds) == (not case.lengths)
+    assert rate_of(row) == 0
+    shown = [list(column.cells) for column in table_of([row], 1e9).columns]
+    assert shown[2][0].startswith("wrong: relative error")
+
+
+def test_a_run_on_the_cpu(monkeypatch, tmp_path: Path, capsys):
     monkeypatch.setattr(features, "ROUNDS", 1)
+    monkeypatch.setattr(features, "CONTESTANTS", (OURS, FA2, WRONG))
     every = {case.feature: case for case in all_cases(512)}
     monkeypatch.setattr(features, "all_cases", lambda scale: iter(every.values()))
-    rows = run(tmp_path / "new", CPU, 60.0, ["ours", "fa2"], scale=512)
+    rows = run(tmp_path / "new", CPU, 60.0, [OURS, FA2, WRONG], scale=512)
     written = json.loads((tmp_path / "new" / "features.json").read_text())
     assert len(rows) == len(written["rows"]) == len(every) == 5
     assert written["copy_bytes_per_second"] > 0
-    assert all("ours" in row["milliseconds"] for row in written["rows"])
+    assert all("ours" in row["milliseconds"] and row["rate"] > 0 for row in written["rows"])
+    assert all("wrong" in row["wrong"] | row["missing"] for row in written["rows"])
     grouped = next(row for row in written["rows"] if row["case"]["feature"] == "grouped heads")
     assert "fa2" in grouped["milliseconds"]
-    assert "% of a copy" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "% of a copy" in shown
+    assert "unavailable  fa2: no packed sequences, no windows" in shown
+    assert "wrong  wrong: relative error" in shown
 
 
-def test_no_row_begins_when_the_time_is_over(monkeypatch, tmp_path):
+def test_no_row_begins_when_the_time_is_over(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(features, "ROUNDS", 1)
-    monkeypatch.setattr(features, "all_cases", lambda scale: iter([Case("causal", 1, 16, 16, 2, 2)]))
-    assert run(tmp_path, CPU, -1.0, ["ours"], scale=512) == []
+    monkeypatch.setattr(features, "all_cases", lambda scale: iter([CAUSAL]))
+    assert run(tmp_path, CPU, -1.0, [OURS], scale=512) == []
+
+
+def test_a_lost_device_keeps_what_was_measured(monkeypatch, tmp_path: Path, capsys):
+    def broken(case, *arguments):
+        if case.window is not None:
+            raise DeviceLostError("ours on it: gone")
+        return measure_case(case, *arguments)
+
+    monkeypatch.setattr(features, "ROUNDS", 1)
+    monkeypatch.setattr(features, "measure_case", broken)
+    cases = [Case("decode", 1, 1, 16, 2, 2), Case("window", 1, 8, 8, 1, 1, window=2), CAUSAL]
+    monkeypatch.setattr(features, "all_cases", lambda scale: iter(cases))
+    rows = run(tmp_path, CPU, 60.0, [OURS], scale=512)
+    assert [row.case.feature for row in rows] == ["decode"]
+    assert "gone" in json.loads((tmp_path / "features.json").read_text())["stopped"]
+    assert "The CUDA context is lost" in capsys.readouterr().out
+
+
+def test_contestants_by_name():
+    assert [c.name for c in select_contestants("fa2, ours")] == ["ours", "fa2"]
+    with pytest.raises(ValueError, match="unknown contestant 'fa9'; known: ours, fa2"):
+        select_contestants("fa9")

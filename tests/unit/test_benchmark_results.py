@@ -17,9 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.implementations import Prepared
+from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.milestone import Milestone
 from flash_helpers.benchmark.milestone import run as run_milestone
 from flash_helpers.benchmark.peers import PEERS, select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import (
     DifferentCardsError,
     ResultFileError,
@@ -28,7 +30,7 @@ from flash_helpers.benchmark.results import (
     best_peer,
     check_same_card,
 )
-from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench
+from flash_helpers.benchmark.runner import bench
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table
 from flash_helpers.benchmark.timing import CpuTimer, Timing
 from flash_helpers.configs.dtype import DType
@@ -103,7 +105,7 @@ def test_a_problem_that_does_not_fit_is_refused_with_the_bytes_wanted() -> None:
     with pytest.raises(NotEnoughMemoryError, match=f"{problem.bytes_wanted(1):,} bytes"):
         problem.check_memory(CPU, free=1 << 34)
     with pytest.raises(NotEnoughMemoryError):
-        bench([problem], [], [], device="cpu")
+        bench([problem], [], [Fake("right")], device="cpu")
 
 
 def test_bad_sizes_are_named() -> None:

@@ -218,5 +218,5 @@ def test_host_times_of_a_missing_peer_are_a_reason() -> None:
     from flash_helpers.benchmark.peers import PEERS
 
     found = host_time.host_times([PEERS["fa2"], PEERS["sdpa-cpu"]], torch.device("cpu"), rounds=3)
-    assert found["fa2"] == "runs on cuda only"
+    assert found["fa2"] == "unavailable: runs on cuda only"
     assert isinstance(found["sdpa-cpu"], Timing)

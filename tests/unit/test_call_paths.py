@@ -41,6 +41,27 @@ def test_all_ways_compute_the_same() -> None:
         torch.testing.assert_close(result, results["attention"], atol=2e-3, rtol=2e-3, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--out", "/dev/null/x.json"], "--out is /dev/null/x.json"), (["--rounds", "0"], "rounds is 0")],
+)
+def test_mistakes_are_refused_first(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_way_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flash_helpers.benchmark import call_paths as module
+
+    ways = {"wrong": lambda q, k, v: v, "PyTorch": module.call_paths("eager")["PyTorch"]}
+    monkeypatch.setattr(module, "call_paths", lambda backend: ways)
+    with pytest.raises(RuntimeError, match="the way 'wrong' is not timed, it is wrong: relative error"):
+        module.call_times(torch.device("cpu"), rounds=1)
+
+
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "folder" / "paths.json"
     assert main(["--backend", "aot_eager", "--rounds", "1", "--out", str(out)]) == 0

@@ -63,7 +63,8 @@ class ActedCuda:
         cu_seqlens_q: int
         cu_seqlens_k: int
         seqused_k: int
-        lse_stride: int
+        total_q: int
+        total_k: int
         n_splits: int
         partial_o: int
         partial_lse: int
@@ -117,7 +118,7 @@ class ActedCuda:
             q_i, o_i = (packed_rows(x, ends_q[i], ends_q[i + 1]) for x in (q, o))
             k_i, v_i = (packed_rows(x, ends_k[i], ends_k[i + 1]) for x in (k, v))
             lse_i = lse.view(-1).as_strided(
-                (1, q.shape[2], ends_q[i + 1] - ends_q[i]), (0, features.lse_stride, 1), ends_q[i]
+                (1, q.shape[2], ends_q[i + 1] - ends_q[i]), (0, features.total_q, 1), ends_q[i]
             )
             cpu.attention(kernel.config, q_i, k_i, v_i, o_i, lse_i, softmax_scale, **options)
 

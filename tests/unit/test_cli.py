@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from flash_helpers.build import CompiledKernel, KernelCache, build_library
@@ -35,6 +38,9 @@ SHORT_FORM = LADDER[-1].short_form()
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "cache"))
+    # Where an earlier process could not write its cache, it left kernels in the temporary directory.
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.delenv("FLASH_ATTENTION_TUNING_DB", raising=False)
 
 
@@ -86,7 +92,24 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("build", "ladder", "--target", "ninety"), "no list of GPU generations"),
         (("cache", "burn"), "valid: size, list, clear"),
         (("ladder", "--family", "volta"), "valid: ampere, hopper, all"),
-        (("tune", "1k"), "no list of whole numbers"),
+        (("tune", "1k"), "seq_lens is '1k'; it must be whole numbers joined by commas"),
+        (("tune", "--jobs", "0"), "jobs is 0; allowed: a number of compilations from 1 on"),
+        (("bench", "64", ""), "d_heads is ''; it must be whole numbers joined by commas"),
+        (("ladder", "--seq-len", "64,"), "--seq-len is '64,'; it must be whole numbers"),
+        (("bench", "64", "64", "--kernels", "none", "--peers", "none"), "there is nothing to measure"),
+        (("bench", "64", "64", "--kernels", ""), "no kernels are named; valid: short forms joined by ;"),
+        (("bench", "64", "64", "--device", "cpu", "--modes", "graph,cold"), "known: hot, paused, call"),
+        (("configs", ""), "no kernels are named"),
+        (("configs", "--d-head", "-1"), "d_head is -1; it must be a head size, or 0 for any"),
+        (("build", "", "--target", "80"), "no kernels are named"),
+        (("build", "none", "--target", "80"), "which names none to build"),
+        (("build", "nonsense"), "valid: 'prog'"),
+        (("explain", "--d-head", "7"), "d_head is 7; attention takes the multiples of 8 from 8 to 256"),
+        (("explain", SHORT_FORM, "--d-head", "64"), "--d-head is 64, and the kernel has its own"),
+        (("explain", SHORT_FORM, "--dtype", "bf16"), "--dtype is bf16, and the kernel has its own"),
+        (("explain", f"{SHORT_FORM} | window"), "more traits than causal"),
+        (("explain", "--dtype", ""), "unknown dtype ''; valid: FP16"),
+        (("explain", "--compile"), "--compile compiles a kernel: name it first"),
         (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
         (("explain", "x"), "Close to it are"),
@@ -124,6 +147,44 @@ def test_what_needs_a_gpu_says_so(arguments: tuple[str, ...], message: str) -> N
     assert message in result.output.replace("\n", " ")
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_named_twice_is_measured_once(tmp_path: Path) -> None:
+    document = json_of(
+        "bench", "32,32", "128", "--dtype", "fp16,fp16", "--kernels", f"{SHORT_FORM}; {SHORT_FORM}",
+        "--peers", "sdpa-cpu,sdpa-cpu", "--modes", "hot,hot", "--rounds", "1",
+    )  # fmt: skip
+    assert isinstance(document, dict)
+    assert [row["implementation"] for row in document["rows"]] == ["sdpa-cpu", SHORT_FORM]
+    explained = json_of("explain", "--device", "A100,A100", "--seq-len", "512")
+    assert isinstance(explained, list)
+    assert len(explained) == 1
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("features", ["--contestants", "fa9"], "unknown contestant 'fa9'; known: ours"),
+        ("features", ["--out", "taken"], "--out is taken, but taken is no folder"),
+        ("call_time", ["--json", "taken/times.json"], "--json is taken/times.json, which can't be written"),
+        ("milestone", ["--out", "taken/below"], "but taken is no folder"),
+        ("milestone", ["--peers", "fa9"], "unknown peer 'fa9'; known: fa2"),
+        ("milestone", ["--rounds", "0"], "rounds is 0; it must be at least 1"),
+        ("milestone", ["--batch", "-1"], "batch is -1; it must be at least 1"),
+    ],
+)
+def test_benchmarks_of_their_own_refuse_mistakes_before_they_begin(
+    module: str, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    command = typer.Typer()
+    command.command()(importlib.import_module(f"flash_helpers.benchmark.{module}").main)
+    result = CliRunner().invoke(command, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
 # ---------------------------------------------------------------- configs
 def test_kernels_with_traits_are_named_in_three_ways() -> None:
     assert [k.short_form() for k in select_kernels(SHORT_FORM)] == [SHORT_FORM]
@@ -146,6 +207,9 @@ def test_configs_filters(tmp_path: Path) -> None:
     assert [e.kernel for e in list_configs("ladder", built=True)] == names
     assert [e.built for e in list_configs("ladder", built=True)] == [(80,), (80,)]
     assert not {e.kernel for e in list_configs("ladder", built=False)} & set(names)
+    shown = run("configs", "ladder", "--d-head", "64").stdout
+    assert "no kernel of 'ladder' passes all filters; its head sizes are 128" in shown
+    assert json_of("configs", "ladder", "--d-head", "64") == []
 
 
 def test_configs_say_what_a_device_can_run() -> None:
@@ -186,10 +250,37 @@ def test_bench_writes_its_file_to_standard_output_too(
     assert list(tmp_path.glob("-*")) == []
     assert run(*arguments, "--json", "file.json").exit_code == 0
     assert json.loads((tmp_path / "file.json").read_text())["schema"] == document["schema"]
-    # What can't be written is found out first.
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "32", "64", "--json"), ("explain", "--json"), ("explain", SHORT_FORM, "--json"),
+        ("tune", "512", "--json"), ("tune", "512", "--export"), ("ladder", "--json"), ("ladder", "--out"),
+        ("configs", "--json"), ("build", "--json"), ("doctor", "--json"), ("cache", "clear", "--json"),
+        ("report", "result.json", "--json"), ("report", "result.json", "--out"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused_before_the_work(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
-    result = run(*arguments, "--json", "taken/file.json")
-    assert (result.exit_code, "measured" in result.output) == (2, False)
+    option = arguments[-1]
+    result = run(*arguments, "taken/below/file.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{option} is taken/below" in result.stderr
+    assert "taken is no folder; name another place" in result.stderr.replace("\n", " ")
+    if option == "--json":
+        (tmp_path / "folder").mkdir()
+        result = run(*arguments, "folder")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "--json is folder, a folder; name a file, such as folder/result.json" in result.stderr
+        result = run(*arguments, "x" * 300 + ".json")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "which can't be written: File name too long; name another file" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"cache", "temporary", "folder", "taken"}
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -244,6 +335,14 @@ def test_cache_lists_measures_and_clears_only_what_is_its_own(tmp_path: Path) ->
     assert (cached_objects(cache), clear_cache(cache)) == ([], 0)
 
 
+def test_a_cache_that_cannot_be_cleared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "file"))
+    result = run("cache", "clear")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'file' / 'objects'} can't be removed: Not a directory" in result.stderr
+
+
 # ---------------------------------------------------------------- tune
 def test_compiling_goes_on_past_a_refused_kernel_and_stops_in_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -287,10 +386,14 @@ def test_the_command_line_starts_without_torch() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_ladder_on_the_cpu_writes_results_and_report(tmp_path: Path) -> None:
     result = run(
-        "ladder", "--out", str(tmp_path), "--batch", "1", "--heads", "1", "--seq-len", "64", "--rounds", "1",
-        "--peers", "sdpa-cpu", "--device", "cpu", "--json", str(tmp_path / "steps.json"),
+        "ladder", "--out", str(tmp_path), "--rounds", "1", "--json", str(tmp_path / "steps.json"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert "the times say nothing of a GPU" in result.output.replace("\n", " ")
+    rows = json.loads((tmp_path / "ladder.json").read_text())["rows"]
+    assert {tuple(row["problem"][name] for name in ("batch", "heads", "seq_len")) for row in rows} == {
+        (1, 4, 256)
+    }
     steps = json.loads((tmp_path / "steps.json").read_text())
     assert [step["kernel"] for step in steps] == [
         r.config.short_form() for r in get_ladder("ampere", DType.BF16, 128, False)

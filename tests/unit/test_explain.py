@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from flash_attention.errors import NoKernelError
 from flash_helpers.build.families import family_of
 from flash_helpers.configs.dtype import DType
 from flash_helpers.explain import explain
@@ -284,10 +283,22 @@ def test_a_problem_shows_choice_candidates_and_reasons(
     (alone,) = explain_problem_command(**options)
     assert alone.candidates[0].kernel == by_choice.candidates[0].kernel
     assert "they do not count" in alone.measured_as
+    (first, second), third = [c.kernel for c in by_choice.candidates[1:3]], by_choice.candidates[3].kernel
+    for kernel, milliseconds in ((first, 12.5), (second, 12.0)):
+        slow = replace(measured, kernel=kernel.short_form(), milliseconds=milliseconds)
+        TuningDatabase().record(device, sources_digest(family_of(other)), bucket, slow)
     beside = replace(measured, kernel=by_choice.candidates[0].kernel.short_form(), milliseconds=10.1)
     TuningDatabase().record(device, sources_digest(family_of(other)), bucket, beside)
     (by_time,) = explain_problem_command(**options, json_path=tmp_path / "problem.json")
     assert by_time.candidates[0].kernel == other
+    # What was measured says its rate, the fastest first; the model speaks of the others alone.
+    ranked = [by_choice.candidates[0].kernel, second, first]
+    assert [c.kernel for c in by_time.candidates[1:4]] == ranked
+    rate = problem.flop() / 12 / 1e9
+    text = f"measured beside the chosen one: {rate:.1f} TFLOP/s, {10 / 12:.3f} times its rate"
+    assert by_time.candidates[2].reason == text
+    (unmeasured,) = [c for c in by_time.candidates if c.kernel == third]
+    assert "ms expected" in unmeasured.reason
     written = json.loads((tmp_path / "problem.json").read_text())[0]
     assert written["chosen"] == other.short_form()
     assert written["candidates"][0]["measured"]["tflops"] == pytest.approx(problem.flop() / 10 / 1e9)
@@ -297,8 +308,20 @@ def test_a_problem_shows_choice_candidates_and_reasons(
 def test_mistakes_about_problems_are_explained() -> None:
     with pytest.raises(ValueError, match="d_head is 0"):
         explain_problem_command(d_head=0)
-    with pytest.raises(NoKernelError, match="no kernel computes bf16 b16 h16 s4096 d512"):
-        explain_problem_command(d_head=512, device="A100")
+    for d_head in (7, 512):
+        with pytest.raises(
+            ValueError, match=f"d_head is {d_head}; attention takes the multiples of 8 from 8"
+        ):
+            explain_problem_command(d_head=d_head, device="A100")
+
+
+def test_kernels_of_the_next_larger_head_size_are_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = explain_problem_command(d_head=80, device="A100")
+    assert len(found.candidates) > 10
+    assert {c.kernel.config.d_head for c in found.candidates} == {128}
+    assert all(c.kernel.traits.padded_head for c in found.candidates)
+    assert not [reason for reason in found.unable if "expected" in reason]
+    assert "(BF16, 128," in capsys.readouterr().out
 
 
 def test_visited_blocks_equal_the_count_block_by_block() -> None:

@@ -203,7 +203,6 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     (dict(q_stages=1, direct_store=True), "AFTER_LAST_PV holds its turn"),
     (dict(B_r=192, next_item=NextItem.WITH_LAST_PV), "take 160 registers.*leave 132"),
     (dict(early_pass=True, ping_pong=False), "early_pass is about turns"),
-    (dict(paired_blocks=True, d_head=192), "192 and 128 have an odd number"),
     (dict(prefetch_next=17), "prefetch_next is 17.*0 to 16"),
     (dict(B_r=192, B_c=64, prefetch_next=1, next_item=NextItem.NONE), "prefetch_next: B_r is 192"),
     (dict(q_register_steps=9), "q_register_steps is 9.*has 8 steps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -16,6 +17,7 @@ from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_kernel_progression_configs
 from flash_helpers.problem import Problem
 from flash_helpers.report import update_readme, write_report
+from flash_helpers.report.command import report_command
 from flash_helpers.report.data import OURS, load_report
 
 ENVIRONMENT = {
@@ -190,6 +192,40 @@ def test_files_of_different_cards_or_without_times_are_refused(recorded: Path, t
     assert not (tmp_path / "out").exists()
 
 
+def test_files_of_other_schemas_are_skipped_by_name(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, later = tmp_path / "features.json", tmp_path / "later.json"
+    other.write_text('{"rows": []}')
+    later.write_text('{"schema": 2, "rows": []}')
+    report_command([other, recorded, later], tmp_path / "out", json_path=tmp_path / "said.json")
+    shown = capsys.readouterr().out
+    page = (tmp_path / "out" / "index.html").read_text()
+    skipped = json.loads((tmp_path / "said.json").read_text())["skipped"]
+    for text in (shown, page.split("<h2>Files that are not shown</h2>")[1], *[" ".join(skipped)]):
+        assert f"{other} is no result file; this version reads files of schema 1" in text
+        assert f"{later} has schema 2" in text
+    with pytest.raises(ResultFileError, match=r"none of the files can be shown: .*features.*later"):
+        write_report([other, later], tmp_path / "out")
+    other.write_text("{")
+    with pytest.raises(ResultFileError, match="can't be read as a result file"):
+        write_report([recorded, other], tmp_path / "out")
+
+
+def test_kernels_of_other_versions_are_shown_where_their_names_need_not_be_read(tmp_path: Path) -> None:
+    problem = Problem(DType.BF16, 1, 1, 512, 64)
+    names = [c.short_form() for c in get_autotuning_kernel_configs([DType.BF16])[:2]]
+    gone = "(BF16, 64, 256, 64, 4wg): tma+kv_6+q_2+overlap+forgotten_choice"
+    path = tmp_path / "old.json"
+    Results([row(name, "kernel", problem, 100.0) for name in (*names, gone)]).save(path)
+    write_report([path], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "forgotten_choice" in page.replace("<wbr>", "")
+    landscape = load_report([path]).landscape()
+    assert landscape is not None
+    assert len(landscape[1]) == 2
+
+
 def test_readme_tables_are_replaced_between_markers(recorded: Path, tmp_path: Path) -> None:
     report = load_report([recorded])
     readme = tmp_path / "README.md"
@@ -219,6 +255,24 @@ def test_a_table_of_a_named_file_is_filled_from_that_file_only(recorded: Path, t
     assert "kept" in text
     assert "old" not in text
     assert text.count("| best kernel / best peer |") == 1
+
+
+def test_what_cannot_be_filled_is_found_out_before_figures_are_drawn(recorded: Path, tmp_path: Path) -> None:
+    binary = tmp_path / "binary.md"
+    binary.write_bytes(b"\xff\xfe")
+    for readme in (tmp_path / "none.md", tmp_path, binary):
+        with pytest.raises(ValueError, match=f"{readme} can't be read as a Markdown file"):
+            report_command([recorded], tmp_path / "out", readme=readme)
+    assert not (tmp_path / "out").exists()
+
+
+def test_broken_screening_rows_are_named(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "milestone.json"
+    path.write_text('{"schema": 1, "rows": [], "matrix_tflops": {}, "screening_FP16": 5}')
+    with pytest.raises(
+        ResultFileError, match=r"milestone\.json has schema 1 but a broken row .*; measure again"
+    ):
+        load_report([recorded, path])
 
 
 def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,14 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_attention import attention
+from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.host_time import SMALL
-from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, timer_for
+from flash_helpers.benchmark.implementations import Prepared
+from flash_helpers.benchmark.measuring import measure_checked
+from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.timing import Timer, Timing, timer_for
+from flash_helpers.commands.writable import check_file
 from flash_helpers.problem import Problem
 
 TEN_LENGTHS = (128, 200, 77, 259, 512, 64, 333, 1024, 90, 701)
@@ -70,26 +76,34 @@ def call_times(
     rounds: int = 31,
     timer: Timer | None = None,
 ) -> dict[str, Timing]:
-    """Host time of one call by way; on the CPU that of the whole call.
+    """Host time of one call by way, milliseconds; on the CPU that of the whole call.
 
     Args:
         backend: of ``torch.compile``.
         problem: one whose kernel the host never waits for.
         timer: None: the device's.
+
+    Raises:
+        RuntimeError: a way computes something else, or raises.
     """
     timer = timer or timer_for(device)
     mode = "host" if "host" in timer.modes else "call"
     q, k, v = problem.inputs(device)
-    calls = {}
+    ways = {name: partial(call, q, k, v) for name, call in call_paths(backend).items()}
     with torch.inference_mode():
-        for name, call in call_paths(backend).items():
-            timed = TimedCall(lambda call=call: call(q, k, v))  # type: ignore[misc]
-            timer.estimate(timed)
-            calls[name] = timed
-        samples, failures = alternate(calls, timer.measure(mode), rounds)
-    for name, error in failures.items():
-        raise RuntimeError(f"the way {name!r} failed while it was timed: {error}") from error
-    return {name: Timing.of(values) for name, values in samples.items()}
+        measured = measure_checked(
+            {name: partial(Prepared, way) for name, way in ways.items()},
+            lambda: reference(q, k, v, causal=True),
+            problem.dtype,
+            device,
+            timer,
+            Plan(rounds, (mode,)),
+            problem.label(),
+        )
+    for name, one in measured.items():
+        if one.status != "ok":
+            raise RuntimeError(f"the way {name!r} is not timed, it is {one.status}: {one.reason}")
+    return {name: one.timings[mode] for name, one in measured.items()}
 
 
 def compile_counters(
@@ -129,6 +143,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--rounds", type=int, default=31)
     options = parser.parse_args(arguments)
+    try:
+        check_file(options.out, "--out")
+        Plan(options.rounds)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     times = call_times(device, options.backend, rounds=options.rounds)
     counted = compile_counters(device, options.backend)

@@ -10,11 +10,13 @@ from rich.console import Console
 
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import DEFAULT_MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import DEFAULT_MODES, Plan, bench, named_device
+from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.commands.output import STDOUT, console_for, write_json
 from flash_helpers.commands.progress import shown_progress
+from flash_helpers.commands.writable import check_file
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_selection import CAUSAL, select_configs
@@ -58,9 +60,11 @@ def bench_command(
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
+        NotWritableError: ``json`` can't be written.
     """
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
+    check_file(json)
     console = console or console_for(json, width=160)
     others: list[Implementation] = select_peers(peers)
     if automatic:
@@ -86,8 +90,6 @@ def bench_command(
         elif json is not None:
             results.save(json)
 
-    if json != STDOUT:
-        save()  # a place that can't be written is found out before anything is measured
     with shown_progress(Console(stderr=True)) as show:
         seen: set[Problem] = set()
 
@@ -104,7 +106,7 @@ def bench_command(
                 configs,
                 others,
                 device=where,
-                plan=Plan(rounds, tuple(modes)),
+                plan=Plan(rounds, tuple(dict.fromkeys(modes))),
                 on_row=on_row,
                 results=results,
             )

@@ -39,44 +39,80 @@ class OutputError:
 
 
 @torch.no_grad()
-def reference(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
+) -> Tensor:
     """softmax(q k^T / sqrt(d_head)) v in float32, sliced so that it never needs more than about 1 GiB.
+
+    float32 rounds a thousandth of what ``TOLERANCE`` allows, and takes the largest problems in seconds.
 
     Args:
         q: (batch, seq_len_q, heads, d_head).
-        k, v: (batch, seq_len_k, heads_kv, d_head).
+        k: (batch, seq_len_k, heads_kv, d_head); query head h reads kv head h // (heads / heads_kv).
+        v: (batch, seq_len_k, heads_kv, d_head_v).
         causal: key j is visible to query i when j <= i + (seq_len_k - seq_len_q); a query that
             sees no key gives 0.
+        window: keys to the left and right of the query's own place that it sees; None: all.
 
     Returns:
-        (batch, seq_len_q, heads, d_head), float32.
+        (batch, seq_len_q, heads, d_head_v), float32.
     """
     batch, seq_len_q, heads, d_head = q.shape
-    seq_len_k, heads_kv = k.shape[1], k.shape[2]
-    out = torch.empty(q.shape, device=q.device, dtype=torch.float32)
-    rows = max(1, min(seq_len_q, REFERENCE_BYTES // (4 * 4 * heads * seq_len_k)))
-    key_index = torch.arange(seq_len_k, device=q.device)
+    seq_len_k, heads_kv, d_head_v = k.shape[1], k.shape[2], v.shape[3]
+    out = torch.empty(*q.shape[:3], d_head_v, device=q.device, dtype=torch.float32)
+    rows = max(1, min(seq_len_q, REFERENCE_BYTES // (4 * 4 * heads * max(1, seq_len_k))))
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # a TF32 product would be no reference
     try:
         for b in range(batch):
-            keys, values = (
-                x[b].float().repeat_interleave(heads // heads_kv, dim=1).transpose(0, 1) for x in (k, v)
-            )  # (heads, seq_len_k, d_head)
+            keys, values = (x[b].float().transpose(0, 1) for x in (k, v))  # (heads_kv, seq_len_k, d)
             for first in range(0, seq_len_q, rows):
                 queries = q[b, first : first + rows].float().transpose(0, 1) * d_head**-0.5
-                scores = queries @ keys.transpose(1, 2)  # (heads, rows, seq_len_k)
-                if causal:
-                    query_index = torch.arange(first, first + queries.shape[1], device=q.device)
-                    hidden = key_index > query_index[:, None] + (seq_len_k - seq_len_q)
+                n = queries.shape[1]
+                # The heads that share keys stand below each other.
+                shared = heads // heads_kv * n
+                scores = queries.reshape(heads_kv, shared, d_head) @ keys.transpose(1, 2)
+                scores = scores.view(heads, n, seq_len_k)
+                hidden = _hidden(first, n, seq_len_q, seq_len_k, causal, window, q.device)
+                if hidden is not None:
                     scores.masked_fill_(hidden, float("-inf"))
                 weights = torch.softmax(scores, dim=-1)
-                if causal and seq_len_q > seq_len_k:
-                    weights = weights.masked_fill(hidden.all(dim=-1)[:, None], 0.0)
-                out[b, first : first + rows] = (weights @ values).transpose(0, 1)
+                if hidden is not None:
+                    weights.masked_fill_(hidden.all(dim=-1)[:, None], 0.0)
+                product = weights.view(heads_kv, shared, seq_len_k) @ values
+                out[b, first : first + n] = product.view(heads, n, d_head_v).transpose(0, 1)
     finally:
         torch.set_float32_matmul_precision(precision)
     return out
+
+
+def _hidden(
+    first: int,
+    n: int,
+    seq_len_q: int,
+    seq_len_k: int,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    device: torch.device,
+) -> Tensor | None:
+    """(n, seq_len_k) of the queries from ``first`` on: True where the key is not seen; None: all are."""
+    left, right = window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    if left is None and right is None:
+        return None
+    place = torch.arange(first, first + n, device=device)[:, None] + (seq_len_k - seq_len_q)
+    key = torch.arange(seq_len_k, device=device)
+    hidden = torch.zeros(n, seq_len_k, dtype=torch.bool, device=device)
+    if left is not None:
+        hidden |= key < place - left
+    if right is not None:
+        hidden |= key > place + right
+    return hidden
 
 
 def output_error(o: Tensor, ref: Tensor) -> OutputError:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from flash_helpers.benchmark.implementations import Implementation
-from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, timer_for
+from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.runner import measure_problem
+from flash_helpers.benchmark.timing import Timer, Timing, timer_for
 from flash_helpers.configs.dtype import DType
 from flash_helpers.problem import Problem
 
@@ -21,28 +23,14 @@ def host_times(
     rounds: int = 31,
     timer: Timer | None = None,
 ) -> dict[str, Timing | str]:
-    """Host time of one eager call, by implementation name; a text where it could not be measured.
+    """Host time of one eager call, milliseconds, by implementation name; a text where it was not timed.
 
     The GPU's work is so small that it is never waited for. On the CPU the time is that of the whole call.
+
+    Raises:
+        DeviceLostError: a kernel broke the CUDA context.
     """
     timer = timer or timer_for(device)
     mode = "host" if "host" in timer.modes else "call"
-    q, k, v = problem.inputs(device)
-    calls: dict[str, TimedCall] = {}
-    found: dict[str, Timing | str] = {}
-    for implementation in implementations:
-        reason = implementation.unavailable_reason(problem, device)
-        try:
-            if reason is None:
-                prepared = implementation.prepare(problem, q, k, v)
-                timed = TimedCall(prepared.call, prepared.context)
-                timer.estimate(timed)
-                calls[implementation.name] = timed
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason is not None:
-            found[implementation.name] = reason
-    samples, failures = alternate(calls, timer.measure(mode), rounds)
-    found.update({name: str(error) for name, error in failures.items()})
-    found.update({name: Timing.of(values) for name, values in samples.items()})
-    return found
+    rows = measure_problem(problem, implementations, device, Plan(rounds, (mode,)), timer)
+    return {row.implementation: row.timings.get(mode) or f"{row.status}: {row.reason}" for row in rows}

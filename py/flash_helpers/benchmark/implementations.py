@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,12 +20,26 @@ class Prepared:
     """An implementation bound to its inputs.
 
     Attributes:
-        call: computes and returns O, (batch, seq_len, heads, d_head).
+        call: computes and returns O, (batch, seq_len, heads, d_head), or a tuple that begins with it.
         context: settings that hold for many calls, entered around them.
+        ran: after a call: the short form of the kernel that ran, where the call chose one.
     """
 
     call: Callable[[], Any]
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ran: Callable[[], str] = str
+
+
+class UnavailableError(Exception):
+    """Something can't be measured here, or has no such feature; the message says why."""
+
+
+def last_kernel_name() -> str:
+    """Short form of the kernel that the latest ``attention`` of this library ran; empty: there was none."""
+    from flash_attention import last_kernel
+
+    kernel = last_kernel()
+    return "" if kernel is None else kernel.short_form()
 
 
 class Implementation(Protocol):
@@ -76,7 +90,8 @@ class KernelImplementation:
         """The call allocates nothing."""
         from flash_attention import attention, forward
 
-        config, o = self.kernel.config, torch.empty_like(q)
+        config = self.kernel.config
+        o = torch.full_like(q, float("nan"))  # what a kernel does not write can't be right by chance
         whole_tiles = q.shape[1] % config.B_r == 0 and k.shape[1] % config.B_c == 0
         if whole_tiles and q.shape == k.shape and not problem.causal:
             return Prepared(lambda: forward(config, q, k, v, o))
@@ -94,21 +109,19 @@ class AttentionImplementation:
 
     name: str = "attention"
     kind: str = "kernel"
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def unavailable_reason(self, problem: Problem, device: torch.device) -> str | None:
-        """Available when this version of the library has it."""
-        import flash_attention
-
-        return None if hasattr(flash_attention, "attention") else "this version has no attention()"
+        """None: what no kernel computes raises when it is prepared, with the reasons of all."""
+        return None
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call as a user writes it, its choice built: a kernel that is not gives way to one that is."""
         import flash_attention
         from flash_attention.choosing import problem_of
 
-        if q.is_cuda and not self.options:
+        if q.is_cuda:
             wanted = problem_of(q, k, v, None, problem.causal, (None, None), 0.0, False)
             flash_attention.prepare([wanted], q.device)
-        attention = getattr(flash_attention, "attention")  # noqa: B009  (not in every version)
-        return Prepared(lambda: attention(q, k, v, causal=problem.causal, **self.options))
+        return Prepared(
+            lambda: flash_attention.attention(q, k, v, causal=problem.causal), ran=last_kernel_name
+        )

@@ -23,11 +23,15 @@ from rich.table import Table
 from flash_helpers.benchmark.host_time import SMALL, host_times
 from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.ladder import ladder_steps
+from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import DeviceLostError, Plan, bench, default_device
+from flash_helpers.benchmark.runner import bench, default_device
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, shown_rate
 from flash_helpers.benchmark.timing import Timing
+from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.writable import check_folder
 from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
@@ -246,8 +250,14 @@ def main(
     """The figures that a release is judged by, on the device that is there."""
     console = Console(width=None if os.isatty(1) else 160)
     jobs = jobs or os.cpu_count() or 1
-    state = Milestone(default_device(), (batch, heads, seq_len), rounds, peers, jobs, build_all)
-    run(state, out, minutes, console)
+    with shown_errors():
+        check_folder(out, "--out")
+        select_peers(peers)
+        Plan(rounds)
+        state = Milestone(default_device(), (batch, heads, seq_len), rounds, peers, jobs, build_all)
+        for dtype in DType:
+            state.problem(dtype)
+        run(state, out, minutes, console)
     raise typer.Exit(0 if any(row.status == "ok" for row in state.results.rows) else 1)
 
 

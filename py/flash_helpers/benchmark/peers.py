@@ -69,7 +69,7 @@ class PackagePeer:
         """Installed, on CUDA, and of a dtype that it takes."""
         if device.type != "cuda":
             return "runs on cuda only"
-        if not _is_installed(self.module):
+        if not is_installed(self.module):
             return f"not installed (pip install {self.package})"
         if problem.dtype not in self.dtypes:
             return f"takes {', '.join(d.name for d in self.dtypes)} only"
@@ -97,7 +97,7 @@ class FlexPeer:
         """It needs CUDA and Triton."""
         if device.type != "cuda":
             return "runs on cuda only"
-        if not _is_installed("triton"):
+        if not is_installed("triton"):
             return "not installed (pip install triton)"
         return None
 
@@ -151,15 +151,16 @@ def select_peers(text: str) -> list[Implementation]:
     if text == "none":
         return []
     names = list(PEERS) if text == "all" else list(DEFAULT_PEERS) if text == "default" else text.split(",")
-    unknown = [name for name in names if name.strip() not in PEERS]
+    names = list(dict.fromkeys(name.strip() for name in names))
+    unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise ValueError(
             f"unknown peer {', '.join(map(repr, unknown))}; known: {', '.join(PEERS)}, all, default, none"
         )
-    return [PEERS[name.strip()] for name in names]
+    return [PEERS[name] for name in names]
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether ``module`` can be found, without importing it; the packages that it lies in are imported."""
     try:
         return importlib.util.find_spec(module) is not None

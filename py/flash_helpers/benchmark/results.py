@@ -27,6 +27,10 @@ class ResultFileError(ValueError):
     """A file is no result file of a known schema."""
 
 
+class OtherSchemaError(ResultFileError):
+    """A file holds something else than rows of a benchmark, or rows of another version."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One implementation on one problem.
@@ -41,6 +45,7 @@ class Row:
         timings: mode (``hot``, ``paused``, ``cold``, ``graph``, ``call``) to times.
         gpu_state: clocks, temperature and power right after the measurement.
         environment: the facts of the run.
+        kernel: short form of the kernel that ran, where the implementation chose one; else empty.
     """
 
     implementation: str
@@ -52,6 +57,12 @@ class Row:
     timings: dict[str, Timing] = field(default_factory=dict)
     gpu_state: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    kernel: str = ""
+
+    @property
+    def shown_name(self) -> str:
+        """For tables: the implementation, and the kernel that it chose."""
+        return f"{self.implementation}, which ran {self.kernel}" if self.kernel else self.implementation
 
     def tflops(self, mode: str = "hot") -> float | None:
         """10^12 FLOP a second by the median time of ``mode``; None when it was not measured."""
@@ -72,6 +83,7 @@ class Row:
             "tflops": rates,
             "gpu_state": self.gpu_state,
             "environment": self.environment,
+            "kernel": self.kernel,
         }
 
     @classmethod
@@ -87,6 +99,7 @@ class Row:
             timings={mode: Timing(**timing) for mode, timing in values["milliseconds"].items()},
             gpu_state=values["gpu_state"],
             environment=values["environment"],
+            kernel=values.get("kernel", ""),  # files of earlier versions do not have it
         )
 
 
@@ -128,7 +141,8 @@ class Results:
         """Reads a file that ``save`` wrote.
 
         Raises:
-            ResultFileError: no such file, no JSON, or of another schema.
+            OtherSchemaError: JSON of another schema.
+            ResultFileError: no such file, no JSON, or a broken row.
         """
         try:
             document = json.loads(path.read_text())
@@ -137,7 +151,7 @@ class Results:
         found = document.get("schema") if isinstance(document, dict) else None
         if found != SCHEMA:
             what = "is no result file" if found is None else f"has schema {found}"
-            raise ResultFileError(
+            raise OtherSchemaError(
                 f"{path} {what}; this version reads files of schema {SCHEMA}, as bench --json and ladder "
                 "write them"
             )
@@ -149,7 +163,15 @@ class Results:
                 extra={key: value for key, value in document.items() if key not in known},
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ResultFileError(f"{path} has schema {SCHEMA} but a broken row: {error!r}") from error
+            raise broken_rows(path, error) from error
+
+
+def broken_rows(path: Path, error: Exception) -> ResultFileError:
+    """What to raise where rows of a result file can't be read."""
+    return ResultFileError(
+        f"{path} has schema {SCHEMA} but a broken row ({error!r}): it was changed, or written by another "
+        "version; measure again"
+    )
 
 
 def check_same_card(rows: Iterable[Row]) -> None:

@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from flash_helpers.benchmark.correctness import output_error, reference
+from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.environment import environment, gpu_state
-from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
+from flash_helpers.benchmark.implementations import (
+    Implementation,
+    KernelImplementation,
+    Prepared,
+    UnavailableError,
+)
 from flash_helpers.benchmark.matrix_rate import matrix_tflops
+from flash_helpers.benchmark.measuring import DeviceLostError, Measured, measure_checked
+from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, timer_for
+from flash_helpers.benchmark.timing import Timer, timer_for
 from flash_helpers.problem import Problem
-
-MODES: dict[str, tuple[str, bool]] = {
-    "hot": ("kernel", False),
-    "paused": ("kernel", True),
-    "cold": ("cold", False),
-    "graph": ("graph", False),
-    "call": ("call", False),
-    "host": ("host", False),
-}
-"""Name of a timing in a row: (mode of the timer, whether to pause between rounds)."""
-
-DEFAULT_MODES = ("hot", "paused")
-
-
-class DeviceLostError(RuntimeError):
-    """The CUDA context is broken by an earlier kernel; nothing can be measured in this process.
-
-    Attributes:
-        rows: what was measured on the present problem before.
-    """
-
-    rows: tuple[Row, ...] = ()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to measure.
-
-    Attributes:
-        rounds: measurements of each implementation and mode.
-        modes: names out of ``MODES``.
-        pause_seconds: the pause of mode ``paused``.
-        seed: of inputs and orders.
-        check: compare outputs with the reference before timing.
-    """
-
-    rounds: int = 11
-    modes: tuple[str, ...] = DEFAULT_MODES
-    pause_seconds: float = 0.08
-    seed: int = 0
-    check: bool = True
-
-    def __post_init__(self) -> None:
-        unknown = [mode for mode in self.modes if mode not in MODES]
-        if unknown:
-            raise ValueError(f"unknown timing {', '.join(map(repr, unknown))}; known: {', '.join(MODES)}")
-        if self.rounds < 1:
-            raise ValueError(f"rounds is {self.rounds}; it must be at least 1")
 
 
 def bench(
@@ -92,6 +51,7 @@ def bench(
         ``results``, or a new one.
 
     Raises:
+        ValueError: there is nothing to measure, or the device has none of the plan's timings.
         NotEnoughMemoryError: a problem does not fit; all problems are checked before the first runs.
         DeviceLostError: a kernel broke the CUDA context; ``results`` holds the rows up to there.
     """
@@ -99,6 +59,11 @@ def bench(
     plan, timer = plan or Plan(), timer or timer_for(device)
     results = Results() if results is None else results
     problems = list(problems)
+    if not configs and not implementations:
+        raise ValueError("there is nothing to measure: no kernel and no peer is given; name one")
+    if not any(MODES[mode][0] in timer.modes for mode in plan.modes):
+        known = ", ".join(name for name, (mode, _) in MODES.items() if mode in timer.modes)
+        raise ValueError(f"none of the timings {', '.join(plan.modes)} is known on {device}; known: {known}")
     for problem in problems:
         fitting = sum(_fits(config, problem) for config in configs)
         problem.check_memory(device, outputs=fitting + len(implementations))
@@ -115,10 +80,11 @@ def bench(
 
     for problem in problems:
         kernels = [KernelImplementation.of(c, problem) for c in configs if _fits(c, problem)]
+        everyone = [*implementations, *kernels]
         try:
-            keep(measure_problem(problem, [*implementations, *kernels], device, plan, timer))
+            keep(measure_problem(problem, everyone, device, plan, timer))
         except DeviceLostError as lost:
-            keep(lost.rows)
+            keep(row for row in _rows(problem, everyone, lost.measured) if row.timings)
             raise
     return results
 
@@ -130,60 +96,43 @@ def measure_problem(
     plan: Plan,
     timer: Timer,
 ) -> list[Row]:
-    """One row for each implementation, in their order, without the run's environment."""
+    """One row for each implementation, in their order, without the run's environment.
+
+    Args:
+        implementations: of several with one name, the last counts.
+
+    Raises:
+        DeviceLostError: a kernel broke the CUDA context.
+    """
     q, k, v = problem.inputs(device, plan.seed)
-    ref = reference(q, k, v, problem.causal) if plan.check else None
-    rows: dict[str, Row] = {}
-    calls: dict[str, TimedCall] = {}
-    for implementation in implementations:
-        row = Row(implementation.name, implementation.kind, problem)
-        unavailable = implementation.unavailable_reason(problem, device)
-        if unavailable:
-            rows[row.implementation] = replace(row, status="unavailable", reason=unavailable)
-            continue
-        try:
-            prepared = implementation.prepare(problem, q, k, v)
-            timed = TimedCall(prepared.call, prepared.context)
-            row = check_output(row, timed, ref)
-            if row.status == "ok":
-                timer.estimate(timed)
-                calls[row.implementation] = timed
-        except Exception as error:
-            row = failed_row(row, error, device)
-        rows[row.implementation] = row
-    del ref
-    try:
-        _time_together(rows, calls, device, plan, timer)
-    except DeviceLostError as lost:
-        lost.rows = tuple(row for row in rows.values() if row.timings)
-        raise
+
+    def prepared(implementation: Implementation) -> Prepared:
+        if reason := implementation.unavailable_reason(problem, device):
+            raise UnavailableError(reason)
+        return implementation.prepare(problem, q, k, v)
+
+    measured = measure_checked(
+        {i.name: partial(prepared, i) for i in implementations},
+        lambda: reference(q, k, v, problem.causal),
+        problem.dtype,
+        device,
+        timer,
+        plan,
+        problem.label(),
+    )
     state = gpu_state(device)
-    return [replace(row, gpu_state=state) for row in rows.values()]
+    return [replace(row, gpu_state=state) for row in _rows(problem, implementations, measured)]
 
 
-def _time_together(
-    rows: dict[str, Row], calls: dict[str, TimedCall], device: torch.device, plan: Plan, timer: Timer
-) -> None:
-    """Adds the timings of each mode to ``rows``."""
-    for mode in plan.modes:
-        timer_mode, pauses = MODES[mode]
-        if timer_mode not in timer.modes or not calls:
-            continue
-        for timed in calls.values():
-            timed.launch_hidden = True
-        samples, failures = alternate(
-            calls,
-            timer.measure(timer_mode),
-            plan.rounds,
-            pause_seconds=plan.pause_seconds if pauses else 0.0,
-            seed=plan.seed,
-        )
-        for name, raised in failures.items():
-            # A peer that can't be captured in a graph keeps its other times.
-            rows[name] = failed_row(rows[name], raised, device, f"{mode}: ", keep=bool(rows[name].timings))
-        for name, values in samples.items():
-            timing = Timing.of(values, calls[name].launch_hidden)
-            rows[name] = replace(rows[name], timings={**rows[name].timings, mode: timing})
+def _rows(
+    problem: Problem, implementations: Sequence[Implementation], measured: Mapping[str, Measured]
+) -> list[Row]:
+    """Rows of those that were reached."""
+    kinds = {implementation.name: implementation.kind for implementation in implementations}
+    return [
+        Row(name, kinds[name], problem, m.status, m.reason, m.error, m.timings, kernel=m.kernel)
+        for name, m in measured.items()
+    ]
 
 
 def default_device() -> torch.device:
@@ -217,31 +166,3 @@ def _fits(config: object, problem: Problem) -> bool:
         problem.dtype,
         problem.d_head,
     )
-
-
-def check_output(row: Row, timed: TimedCall, ref: Tensor | None) -> Row:
-    """``row`` with the error of one call against ``ref``, and status ``wrong`` where it is too large."""
-    with timed.context():
-        o = timed.call()
-    if ref is None:
-        return row
-    error = output_error(o, ref)
-    wrong = error.wrong_reason(row.problem.dtype)
-    row = replace(row, error=error.relative)
-    return replace(row, status="wrong", reason=wrong) if wrong else row
-
-
-def failed_row(row: Row, error: Exception, device: torch.device, prefix: str = "", keep: bool = False) -> Row:
-    """The row of an implementation that raised.
-
-    Raises:
-        DeviceLostError: the CUDA context does not work any more.
-    """
-    first_line = (str(error).strip().splitlines() or [""])[0]
-    reason = f"{prefix}{type(error).__name__}: {first_line}"[:300]
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-        except Exception as lost:
-            raise DeviceLostError(f"{row.implementation} on {row.problem.label()}: {reason}") from lost
-    return replace(row, status="ok" if keep else "failed", reason=reason)

@@ -37,7 +37,7 @@ def results_table(results: Results, mode: str = "hot", title: str = "") -> Table
         if previous is not None and row.problem != previous:
             table.add_section()
         label = row.problem.label() if row.problem != previous else ""
-        name = row.implementation + (f"  [{row.status}] {row.reason}" if row.reason else "")
+        name = row.shown_name + (f"  [{row.status}] {row.reason}" if row.reason else "")
         table.add_row(label, Text(name), *_cells(row, results, modes, mode), style=_style(row))
         previous = row.problem
     return table

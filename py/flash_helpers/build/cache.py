@@ -82,6 +82,11 @@ class KernelCache:
     def get_or_make(self, kind: str, key: str, make: Make) -> Artifact:
         """The artifact, made by this process or by another that is at it already.
 
+        Args:
+            kind: ``objects`` or ``libraries``.
+            key: digest of everything that it is made of.
+            make: makes its files in the folder that it is given, where nobody has made them yet.
+
         Raises:
             OSError: neither the cache folder nor the temporary directory can be written.
         """

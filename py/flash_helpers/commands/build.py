@@ -18,6 +18,7 @@ from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.targets import select_targets
+from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
 
 
@@ -70,17 +71,19 @@ def build(
         ValueError: an argument that names nothing, or kernels that run on none of the targets.
         flash_helpers.build.BuildError: no compiler, or it refuses a kernel.
     """
-    targets, selected = select_targets(target), select_kernels(kernels, causal)
+    selected, targets = select_kernels(kernels, causal), select_targets(target)
+    if not selected:
+        raise ValueError(f"kernels is {kernels!r}, which names none to build; name a set or short forms")
     libraries = []
     with compile_progress(console) as on_kernel:
         for number in targets:
             fitting = [kernel for kernel in selected if family_of(kernel).runs_on(number)]
-            if selected and not fitting:
+            if not fitting:
                 allowed = "; ".join(f"{family.name}: {family.allowed_targets}" for family in FAMILIES)
                 raise ValueError(
                     f"target {number}: none of the {len(selected)} kernels runs there. {allowed}"
                 )
-            results = build_kernels(fitting, [number], jobs, on_kernel, cache=cache) if fitting else []
+            results = build_kernels(fitting, [number], jobs, on_kernel, cache=cache)
             libraries += [BuiltLibrary(result, result.path.stat().st_size) for result in results]
     return libraries
 
@@ -94,6 +97,7 @@ def build_command(
     console: Console | None = None,
 ) -> list[BuiltLibrary]:
     """Builds and prints a line for each library, and the kernels that deserve a look."""
+    check_file(json_path)
     console = console or console_for(json_path)
     start = time.perf_counter()
     try:

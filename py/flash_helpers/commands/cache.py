@@ -17,6 +17,7 @@ from rich.text import Text
 from flash_helpers.build import KernelCache, built_kernels
 from flash_helpers.build.cache import FACTS_FILE
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.commands.writable import check_file
 
 PARTS = {
     "objects": "compiled kernels",
@@ -27,6 +28,10 @@ PARTS = {
     "locks": "locks",
 }
 """The folders below the cache's root, and nothing else, belong to it."""
+
+
+class CacheNotClearedError(OSError):
+    """A part of the cache can't be removed."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,20 @@ def clear_cache(cache: KernelCache | None = None) -> int:
         The bytes freed.
 
     Raises:
-        OSError: something can't be removed.
+        CacheNotClearedError: something can't be removed.
     """
     cache = cache or KernelCache()
     freed = sum(part.bytes for part in cache_parts(cache))
     for name in PARTS:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(cache.root / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CacheNotClearedError(
+                f"{cache.root / name} can't be removed: {error.strerror}; remove it yourself, or name "
+                "another folder with FLASH_ATTENTION_CACHE_DIR"
+            ) from error
     return freed
 
 
@@ -116,7 +128,9 @@ def cache_command(
 
     Raises:
         ValueError: another action.
+        NotWritableError: ``json_path`` can't be written.
     """
+    check_file(json_path)
     console = console or console_for(json_path)
     cache = KernelCache()
     document: dict[str, Any] = {"folder": str(cache.root)}

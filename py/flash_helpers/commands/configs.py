@@ -13,6 +13,7 @@ from rich.text import Text
 from flash_helpers.build import KernelCache, built_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.commands.writable import check_file
 from flash_helpers.configs.device_facts import DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
@@ -72,6 +73,8 @@ def list_configs(
     """
     wanted_dtype = DType.from_string(dtype) if dtype else None
     facts = device_facts(device) if device else None
+    if d_head < 0:
+        raise ValueError(f"d_head is {d_head}; it must be a head size, or 0 for any")
     wanted_words = [word.strip() for word in words.split(",") if word.strip()]
     targets: dict[str, list[int]] = {}
     for name, target in built_kernels(cache or KernelCache(), range(80, 200)):
@@ -102,6 +105,7 @@ def configs_command(
 ) -> list[ConfigEntry]:
     """Prints what ``list_configs`` gives."""
     entries = list_configs(kernels, causal, dtype, d_head, words, built, device)
+    check_file(json_path)
     console = console or console_for(json_path)
     table = Table()
     table.add_column("kernel", overflow="fold")
@@ -114,6 +118,14 @@ def configs_command(
         name = Text(e.kernel if e.infeasible is None else f"{e.kernel}\n  {e.infeasible}")
         cells = (shown_bytes(e.smem_bytes), str(e.registers), resident, targets)
         table.add_row(name, e.family, *cells, style="dim" if e.infeasible else "")
+    if not entries:
+        known = ", ".join(str(d) for d in sorted({k.config.d_head for k in select_kernels(kernels, causal)}))
+        console.print(
+            f"no kernel of {kernels!r} passes all filters; its head sizes are {known or 'none'}",
+            style="yellow", markup=False, soft_wrap=True,
+        )  # fmt: skip
+        write_json(json_path, [])
+        return []
     console.print(table)
     n_built = sum(bool(e.built) for e in entries)
     able = "" if not device else f", {sum(e.infeasible is None for e in entries)} run on {device}"

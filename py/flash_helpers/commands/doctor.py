@@ -24,6 +24,7 @@ from flash_helpers.build.sass import find_tool
 from flash_helpers.build.sources import include_root
 from flash_helpers.commands.cache import cache_parts
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
+from flash_helpers.commands.writable import check_file
 from flash_helpers.tune.database import TuningDatabase, default_path
 from flash_helpers.tune.device import driver_version
 
@@ -57,6 +58,7 @@ def doctor() -> list[Check]:
 def doctor_command(json_path: Path | None = None, console: Console | None = None) -> list[Check]:
     """Prints what ``doctor`` finds."""
     checks = doctor()
+    check_file(json_path)
     console = console or console_for(json_path)
     table = Table("", "", "found")
     colours = {OK: "green", LIMITED: "yellow", BROKEN: "red"}

@@ -13,13 +13,15 @@ from rich.progress import Progress
 
 from flash_helpers.benchmark.ladder import Step, ladder_steps, ladder_table
 from flash_helpers.benchmark.peers import select_peers
+from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import Plan, bench, named_device
+from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.build import build_kernels
 from flash_helpers.build.families import family_of
 from flash_helpers.commands.build import compile_progress
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.targets import present_targets
+from flash_helpers.commands.writable import check_file, check_folder
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.configs.ladder import Rung
@@ -30,6 +32,12 @@ from flash_helpers.problem import Problem, grid
 from flash_helpers.report.command import write_report
 
 RESULT_FILE = "ladder.json"
+SEQ_LEN, CPU_SEQ_LEN = 4096, 256  # where none is given
+GPU_WORK, CPU_WORK = (16384, 2048), (256, 512)  # batch · seq_len and heads · d_head where none are given
+ON_CPU = (
+    "no GPU is used: the CPU takes the kernels' steps in PyTorch, at small sizes unless others are given. "
+    "Results are checked; the times say nothing of a GPU"
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,13 @@ def plan_climbs(
     causal: str,
     batch: int = 0,
     heads: int = 0,
+    work: tuple[int, int] = GPU_WORK,
 ) -> list[Climb]:
-    """What there is to measure: one ladder a family, head size and mask. Arguments: see ``ladder_command``.
+    """What there is to measure: one ladder a family, head size and mask.
+
+    Args:
+        work: batch · seq_len and heads · d_head where ``batch`` or ``heads`` is 0.
+        family, dtype, d_heads, seq_lens, causal, batch, heads: see ``ladder_command``.
 
     Raises:
         ValueError: an argument that names nothing.
@@ -79,7 +92,7 @@ def plan_climbs(
         Climb(
             name,
             get_ladder(name, wanted, d_head, mask),
-            grid([wanted], seq_lens, [d_head], [mask], batch, heads),
+            grid([wanted], seq_lens, [d_head], [mask], batch, heads, *work),
         )
         for name in families
         for d_head in d_heads
@@ -92,11 +105,11 @@ def ladder_command(
     family: str = "ampere",
     dtype: str = "bf16",
     d_heads: Sequence[int] = (128,),
-    seq_lens: Sequence[int] = (4096,),
+    seq_lens: Sequence[int] | None = None,
     causal: str = "no",
     batch: int = 0,
     heads: int = 0,
-    peers: str = "fa2,cudnn",
+    peers: str = "fa2,cudnn,sdpa-cpu",
     rounds: int = 11,
     device: str | None = None,
     json_path: Path | None = None,
@@ -112,9 +125,10 @@ def ladder_command(
         family: ``ampere``, ``hopper``, or ``all``.
         dtype: name of the element type.
         d_heads: head sizes.
-        seq_lens: lengths.
+        seq_lens: lengths; None: 4096, on the CPU 256, which takes seconds there instead of minutes.
         causal: ``no``, ``yes`` or ``both``.
-        batch, heads: 0: chosen so that every size is the same amount of work.
+        batch, heads: 0: chosen so that batch · seq_len and heads · d_head are the same for every size: 16384
+            and 2048, on the CPU 256 and 512.
         peers: see ``select_peers``.
         rounds: measurements of each.
         device: default: the GPU if there is one.
@@ -122,13 +136,23 @@ def ladder_command(
 
     Raises:
         ValueError: an argument that names nothing.
+        NotWritableError: ``out`` or ``json_path`` can't be written.
         ModuleNotFoundError: no matplotlib. The results are written.
     """
     start = time.monotonic()
+    check_file(json_path)
+    check_folder(out, "--out")
     console = console or console_for(json_path)
-    climbs = plan_climbs(family, dtype, d_heads, seq_lens, causal, batch, heads)
     where = named_device(device)
-    if where.type == "cuda":
+    on_cpu = where.type == "cpu"
+    if seq_lens is None:
+        seq_lens = (CPU_SEQ_LEN if on_cpu else SEQ_LEN,)
+    work = CPU_WORK if on_cpu else GPU_WORK
+    climbs = plan_climbs(family, dtype, d_heads, seq_lens, causal, batch, heads, work)
+    selected = select_peers(peers)
+    if on_cpu:
+        console.print(ON_CPU, style="yellow", soft_wrap=True)
+    else:
         seconds = _build(climbs)
         console.print(f"built after {seconds:.0f} s", highlight=False)
     results, steps = Results(), list[Step]()
@@ -143,7 +167,7 @@ def ladder_command(
         for climb in climbs:
             first = len(results.rows)
             bench(
-                climb.problems, [rung.config for rung in climb.rungs], select_peers(peers), device=where,
+                climb.problems, [rung.config for rung in climb.rungs], selected, device=where,
                 plan=Plan(rounds, ("hot",)), on_row=on_row, results=results,
             )  # fmt: skip
             names = [kernel.short_form() for kernel in climb.kernels]
@@ -156,7 +180,7 @@ def ladder_command(
     write_json(json_path, [step.to_json() for step in steps])
     if any(step.tflops for step in steps):
         written = write_report([path], out)
-        console.print(f"{path}, {written[0]}", markup=False)
+        console.print(f"{path}, {written[0]}", markup=False, soft_wrap=True)
     console.print(f"done after {time.monotonic() - start:.0f} s", highlight=False)
     return steps
 

@@ -207,7 +207,15 @@ def _kernel(choice: Choice, dtype: DType, causal: bool, lse: bool, exact: bool) 
 def get_ampere_best_kernels(
     dtypes: Iterable[DType] = (DType.FP16, DType.BF16), capability: tuple[int, int] = (9, 0)
 ) -> list[ForwardKernel]:
-    """Every kernel that ``choose_ampere_kernel`` can choose on a GPU, sorted, each once."""
+    """Every kernel that ``choose_ampere_kernel`` can choose on a GPU, sorted, each once.
+
+    Args:
+        dtypes: element types.
+        capability: compute capability; what was chosen for exactly this one counts.
+
+    Returns:
+        Kernels of all head sizes, with and without a causal mask; empty where nothing was chosen.
+    """
     return sorted(
         {
             _kernel(choice, dtype, causal, lse, exact)

@@ -107,9 +107,10 @@ class HopperForwardKernelConfig:
         early_pass: the turn goes on half way through P V instead of after it.
         trimmed: under a causal mask each warpgroup skips all tiles above its own diagonal, not only (three
             warpgroups) the first.
-        paired_blocks: where every query block visits the same tiles (no mask, one length) and items go round
-            statically, two blocks on neighbouring SMs take neighbouring query blocks, and each loads half of
-            every K and V tile for both.
+        paired_blocks: two blocks on neighbouring SMs take neighbouring query blocks, and each loads half of
+            every K and V tile for both; under a causal mask the lower one passes on the tiles above its
+            diagonal. Not where sequences differ in length, keys are split or a window hides some, nor under a
+            causal mask with next_item unless kv_stages are more than the tiles that are passed on.
         half_tiles: under a causal mask, the scores of an item's first tile are computed for half of its
             columns where a warpgroup sees no other.
         section_heads: heads of a section; 0: by the length, see ``work_items.cuh``.
@@ -289,11 +290,6 @@ class HopperForwardKernelConfig:
             return f"ping_pong: B_r is {self.B_r}, one warpgroup; turns need two or more"
         if self.early_pass and not (self.ping_pong and self.overlap_products):
             return "early_pass is about turns of two products: it needs ping_pong and overlap_products"
-        if self.paired_blocks and any(_padded(d) // PANEL_COLUMNS % 2 for d in (self.d_head, self.d_head_v)):
-            return (
-                f"paired_blocks: each block loads half of a tile's panels of {PANEL_COLUMNS} columns, and "
-                f"head sizes {self.d_head} and {self.d_head_v} have an odd number; choose 96, 128 or 256"
-            )
         if self.half_tiles and (not self.overlap_products or self.B_c // 2 not in PRODUCT_WIDTHS):
             return (
                 f"half_tiles: B_c is {self.B_c}, and the first product is half as wide; it needs "

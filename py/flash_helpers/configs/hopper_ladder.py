@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import HopperForwardKernelConfig, NextItem
 from flash_helpers.configs.ladder import Rung, Step, climb
@@ -61,7 +63,6 @@ _PAIRED = Step(
     "two blocks share K and V",
     "each loads half of a tile for both: a tile leaves the L2 cache once for two SMs",
     dict(paired_blocks=True),
-    causal=False,
 )
 
 STEPS: dict[int, list[Step]] = {
@@ -93,6 +94,12 @@ STEPS: dict[int, list[Step]] = {
             dict(early_pass=True),
             causal=False,
         ),
+        Step(
+            "a quarter of Q from registers",
+            "shared memory, from which both operands of Q K^T come, is read less",
+            dict(q_register_steps=1),
+            causal=False,
+        ),
     ],
     128: [
         _START,
@@ -109,7 +116,7 @@ STEPS: dict[int, list[Step]] = {
         ),
         _SECTIONS,
         _COUNTER,
-        _PAIRED,
+        replace(_PAIRED, causal=False),
     ],
     256: [
         _START,
@@ -169,6 +176,13 @@ def get_hopper_ladder(
 
 
 def get_hopper_progression_configs(dtype: DType = DType.BF16) -> list[HopperForwardKernelConfig]:
-    """The ladder for head size 128: the steps of both masks, each configuration once."""
+    """The ladder for head size 128: the steps of both masks, each configuration once.
+
+    Args:
+        dtype: element type.
+
+    Returns:
+        Configurations in the order of the steps, the causal ladder's first.
+    """
     ladders = (get_hopper_ladder(dtype, causal=causal) for causal in (True, False))
     return list(dict.fromkeys(rung.config for ladder in ladders for rung in ladder))

@@ -73,7 +73,7 @@ class Choice:
 
 # What the choices of a head size have in common; each says what it changes.
 _D64_TALL = _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV)
-_D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True)
+_D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1)
 _D128 = _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV)
 _ONE_Q_SLOT = dict(ping_pong=False, forced_overlap=True, direct_store=True)
 _D256 = _config(256, 128, 64, 2, 1, **_ONE_Q_SLOT)
@@ -100,7 +100,7 @@ CHOICES = (
     ),
     Choice(
         64, None, True,
-        replace(_D64_WIDE, q_register_steps=1),
+        _D64_WIDE,
         "as without a mask; a quarter of Q from registers, which saves reads of shared memory: +2 % at 8192, "
         "+2 to +3 % at 16384",
     ),
@@ -108,7 +108,8 @@ CHOICES = (
         64, None, False,
         _D64_WIDE,
         "wide tiles amortise the latency of a step, which is what bounds head size 64, and the turn goes on "
-        "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384",
+        "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384; "
+        "a quarter of Q from registers: +1 % at 8192, +2 % at 16384",
     ),
     Choice(
         128, 1024, True,
@@ -135,26 +136,32 @@ CHOICES = (
     ),
     Choice(
         256, 1024, True,
-        replace(_D256_CAUSAL, extra_k_stages=1),
-        "as for longer items; a third K slot: +1 % at 1024, nothing at 512",
+        replace(_D256_CAUSAL, extra_k_stages=1, paired_blocks=True),
+        "as for longer items; two blocks load each K and V tile for both: +7 % at 512, +1 % at 1024, with a "
+        "third K slot (+3 % and +1 % of these)",
     ),
     Choice(
         256, 2048, True,
-        replace(_D256_CAUSAL, section_heads=16),
-        "as for longer items; sections of 16 heads instead of 32: +1 %",
+        replace(_D256_CAUSAL, section_heads=16, paired_blocks=True),
+        "as for longer items; sections of 16 heads instead of 32: +1 %; in pairs +0.6 %",
     ),
     Choice(
         256, 4096, True,
-        _D256_CAUSAL,
+        replace(_D256_CAUSAL, paired_blocks=True),
         "shared memory holds one Q slot: stores from registers free it early; turns gain "
-        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; at 4096 it is +1 % over "
-        "80 columns",
+        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; two blocks load each K "
+        "and V tile for both: +2 %",
+    ),
+    Choice(
+        256, 8192, True,
+        replace(_D256_CAUSAL, B_c=80, section_heads=16, paired_blocks=True),
+        "as for shorter items, with 80 columns; two blocks load each K and V tile for both: +2 %",
     ),
     Choice(
         256, None, True,
         replace(_D256_CAUSAL, B_c=80, section_heads=8),
-        "fewer steps than with 64 columns: +0 to +1 % from 8192 on; sections of all 8 heads there are, and "
-        "tiles above the diagonal passed on: +1 % at 8192, +2 % at 16384",
+        "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above "
+        "the diagonal passed on: +2 % at 16384, where pairs lose 0.3 %",
     ),
     Choice(
         256, 4096, False,
@@ -284,7 +291,14 @@ def _kernel(
 
 
 def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) -> list[ForwardKernel]:
-    """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once."""
+    """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once.
+
+    Args:
+        dtypes: element types.
+
+    Returns:
+        Kernels of all head sizes, with and without a causal mask.
+    """
     return sorted(
         {
             _kernel(choice.config, dtype, ForwardTraits(causal=causal), exact)

@@ -15,8 +15,17 @@ LADDERS = {"ampere": ampere_ladder.STEPS, "hopper": hopper_ladder.STEPS}
 def get_ladder(family: str, dtype: DType, d_head: int, causal: bool) -> list[Rung]:
     """One family's ladder, see ``get_ampere_ladder`` and ``get_hopper_ladder``.
 
+    Args:
+        family: ``ampere`` or ``hopper``.
+        dtype: element type.
+        d_head: head size: 64, 128 or 256.
+        causal: whether the kernels get a causal mask.
+
+    Returns:
+        Its steps in order, each with its configuration.
+
     Raises:
-        ValueError: no such ladder.
+        ValueError: no such family, or no ladder for this head size.
     """
     if family == "ampere":
         return [*get_ampere_ladder(dtype, d_head, causal)]

@@ -85,6 +85,13 @@ def get_autotuning_kernel_configs(
     """The tuning space: block sizes x eager x Q held or streamed x double buffering.
 
     ``async``, ``swizzled`` and ``opt_softmax`` are on throughout: the ladder shows that they always gain.
+
+    Args:
+        dtypes: element types.
+
+    Returns:
+        Configurations of head sizes 64 and 128 that are well formed and that ``skip_autotune_reason`` leaves
+        in, each once.
     """
     configs = (
         FlashForwardKernelConfig(
@@ -101,7 +108,10 @@ def get_kernel_progression_configs(all_block_sizes: bool = False) -> list[FlashF
     """The ladder: each step of optimisation as a configuration, for fp16 and head size 128.
 
     Args:
-        all_block_sizes: the ladder for every feasible block size, not only (64, 64, 4).
+        all_block_sizes: the ladder for every feasible block size (B_r, B_c, n_warps), not only (64, 64, 4).
+
+    Returns:
+        The steps in order, block size by block size; those that are malformed for a block size are left out.
     """
     sizes = BLOCK_SIZES if all_block_sizes else ((64, 64, 4),)
     configs = [

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flash_helpers.commands.output import console_for, write_json
+from flash_helpers.commands.writable import check_file
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardKernel
@@ -45,8 +46,10 @@ def explain_command(
         json_path: write the explanations there.
 
     Raises:
-        ValueError: no such device or configuration.
+        ValueError: no such device or configuration, or one with traits that are not predicted.
+        NotWritableError: ``json_path`` can't be written.
     """
+    check_file(json_path)
     console = console or console_for(json_path)
     explanations = []
     for facts in _devices(device):
@@ -80,14 +83,17 @@ def explain_problem_command(
         json_path: write the explanations there.
 
     Raises:
-        ValueError: no such device or dtype, or a size that is none.
+        ValueError: no such device or dtype, or a size that is none or that no tensor of ``attention`` has.
         flash_attention.errors.NoKernelError: no kernel computes the problem.
+        NotWritableError: ``json_path`` can't be written.
     """
-    from flash_helpers.tune.choice import attention_problem, choose
+    from flash_helpers.tune.choice import attention_problem, check_head_size, choose
     from flash_helpers.tune.lookup import TuningResults
 
+    check_file(json_path)
     console = console or console_for(json_path)
     problem = Problem(DType.from_string(dtype), batch, heads, seq_len, d_head, causal)
+    check_head_size(d_head)
     results = TuningResults()
     explanations = []
     for facts in _devices(device):
@@ -102,13 +108,19 @@ def explain_problem_command(
 
 
 def _devices(device: str) -> list[DeviceFacts]:
-    return [device_facts(name) for name in (KNOWN_DEVICES if device == "all" else device.split(","))]
+    names = list(KNOWN_DEVICES) if device == "all" else device.split(",")
+    return [device_facts(name.strip()) for name in dict.fromkeys(names)]
 
 
 def _explain_one(
     text: str, facts: DeviceFacts, batch: int, heads: int, seq_len: int, causal: bool, compile_it: bool
 ) -> Explanation:
     kernel = parse_kernel(text, causal)
+    if (more := kernel.traits) != ForwardTraits(causal=more.causal):
+        raise ValueError(
+            f"{text!r} has more traits than causal, which change its registers and its work in ways that are "
+            f"not predicted: explain {kernel.config.short_form()!r}"
+        )
     config, causal = kernel.config, kernel.traits.causal
     problem = Problem(config.dtype, batch, heads, seq_len, config.d_head, causal)
     compiled = None

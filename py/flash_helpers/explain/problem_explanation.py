@@ -15,6 +15,7 @@ from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.explain.floors import Floors, floors, matrix_share, work
 from flash_helpers.explain.resources import Occupancy, occupancy, predict_registers
 from flash_helpers.problem import Problem
+from flash_helpers.tune.choice import able_kernels
 from flash_helpers.tune.lookup import TunedBucket, TunedKernel
 
 SHOWN = 6  # candidates of the table; --json has all
@@ -69,7 +70,8 @@ class ProblemExplanation:
     Attributes:
         problem, device: what it is about.
         reason: why the chosen kernel is chosen.
-        candidates: the chosen one first, then as selection ranks them.
+        candidates: the chosen one first, then those measured beside it, the fastest first, then as selection
+            ranks them.
         unable: why other kernels can't compute it at all, with how many share the reason.
         measured_as: the bucket of the measured times, and where they are from; empty: none.
     """
@@ -117,19 +119,25 @@ def explain_problem(
         measured: tuning results of the problem's bucket.
     """
     times = {entry.kernel: entry for entry in measured.kernels} if measured else {}
-    candidates = [_candidate(choice.kernel, choice.reason, problem, facts, times, chosen=True)]
+    chosen_time = times.get(choice.kernel.short_form())
+    able = able_kernels(problem, facts, [choice.kernel, *(rejected.kernel for rejected in choice.rejected)])
+    others: list[Candidate] = []
     unable: Counter[str] = Counter()
     for rejected in choice.rejected:
-        config = rejected.kernel.config
-        fits = (config.dtype, config.d_head) == (problem.dtype, problem.d_head)
-        if fits and config.infeasible_reason(facts) is None:
-            candidates.append(_candidate(rejected.kernel, rejected.reason, problem, facts, times))
-        else:
+        if rejected.kernel not in able:
             unable[rejected.reason] += 1
+            continue
+        reason, entry = rejected.reason, times.get(rejected.kernel.short_form())
+        if entry is not None and chosen_time is not None:
+            reason = _measured_reason(entry, chosen_time)
+        others.append(_candidate(rejected.kernel, reason, problem, facts, times))
+    if chosen_time is not None:  # what was measured beside the chosen one says more than the model
+        others.sort(key=lambda other: other.measured.milliseconds if other.measured else float("inf"))
     source = f"{measured.bucket.label()}, {measured.source}" if measured else ""
     if measured and choice.kernel.short_form() not in measured.took_part:
         source += "; they do not count, since the chosen kernel was not measured beside them"
-    return ProblemExplanation(problem, facts, choice.reason, tuple(candidates), dict(unable), source)
+    candidates = (_candidate(choice.kernel, choice.reason, problem, facts, times, chosen=True), *others)
+    return ProblemExplanation(problem, facts, choice.reason, candidates, dict(unable), source)
 
 
 def problem_table(e: ProblemExplanation) -> Table:
@@ -154,9 +162,16 @@ def notes(e: ProblemExplanation) -> list[str]:
     lines = []
     if len(e.candidates) > SHOWN:
         lines.append(f"{len(e.candidates) - SHOWN} more candidates come after these (--json has all)")
-    lines += [f"{count} others: {reason}" for reason, count in e.unable.items()]
+    lines += [f"{count} other{'s' if count > 1 else ''}: {reason}" for reason, count in e.unable.items()]
     lines.append(f"measured: {e.measured_as}" if e.measured_as else "nothing near was measured on this card")
     return lines
+
+
+def _measured_reason(entry: TunedKernel, chosen: TunedKernel) -> str:
+    """Why a kernel that was measured beside the chosen one is not the one."""
+    ratio = entry.tflops / chosen.tflops
+    text = f"measured beside the chosen one: {entry.tflops:.1f} TFLOP/s, {ratio:.3f} times its rate"
+    return f"{text}, too small a lead to count" if ratio > 1 else text
 
 
 def _candidate(

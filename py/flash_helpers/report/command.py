@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from flash_helpers.commands.output import console_for, write_json
+from flash_helpers.commands.writable import check_file, check_folder
 from flash_helpers.report.data import Report, load_report
-from flash_helpers.report.readme import update_readme
+from flash_helpers.report.readme import marked_text, update_readme
 
 
 def write_report(paths: Sequence[Path], out: Path, mode: str = "hot") -> list[Path]:
@@ -47,10 +48,17 @@ def report_command(
         json_path: write the files' names and the shown TFLOP/s there.
 
     Raises:
-        as ``write_report``; ValueError: ``readme`` has no marked table, or one of an unknown name.
+        as ``write_report``; NotWritableError: ``out`` or ``json_path`` can't be written;
+        ValueError: ``readme`` has no marked table, or one of an unknown name.
     """
+    check_file(json_path)
+    check_folder(out, "--out")
+    if readme is not None:
+        marked_text(readme)  # what can't be filled is found out before the figures are drawn
     console = console or console_for(json_path)
     report = load_report(paths, mode)
+    for reason in report.skipped:
+        console.print(f"skipped: {reason}", style="yellow", markup=False, soft_wrap=True)
     written = write_figures(report, out)
     for path in written:
         console.print(str(path), markup=False, soft_wrap=True)
@@ -62,7 +70,10 @@ def report_command(
         {"implementation": row.implementation, "problem": row.problem.to_json(), "tflops": row.tflops(mode)}
         for row in report.rows
     ]
-    write_json(json_path, {"mode": mode, "files": list(map(str, written)), "rows": rows})
+    write_json(
+        json_path,
+        {"mode": mode, "files": list(map(str, written)), "skipped": list(report.skipped), "rows": rows},
+    )
     return written
 
 

@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flash_helpers.benchmark.results import Results, Row, check_same_card
+from flash_helpers.benchmark.results import (
+    OtherSchemaError,
+    ResultFileError,
+    Results,
+    Row,
+    broken_rows,
+    check_same_card,
+)
 from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
@@ -31,12 +38,14 @@ class Report:
         missing: rows that were not timed.
         matrix_tflops: dtype name to TFLOP/s.
         mode: which timing is shown.
+        skipped: why files were left out, a line each.
     """
 
     rows: tuple[Row, ...]
     missing: tuple[Row, ...]
     matrix_tflops: dict[str, float]
     mode: str
+    skipped: tuple[str, ...] = ()
 
     def families(self) -> list[Family]:
         """The panels, in order."""
@@ -127,7 +136,10 @@ class Report:
         for row in self.rows:
             rate = row.tflops(self.mode)
             if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):
-                config = parse_kernel_name_into_config(row.implementation)
+                try:
+                    config = parse_kernel_name_into_config(row.implementation)
+                except ValueError:
+                    continue  # the file is of a version with other choices
                 if not isinstance(config, FlashForwardKernelConfig):
                     continue  # the landscape's axes are this family's fields
                 timed.setdefault(row.problem, []).append((config, rate))
@@ -140,21 +152,33 @@ class Report:
 def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
     """Reads result files; screening rows of a milestone file count too.
 
+    JSON files of another schema are skipped, with the reason, as long as there is one to show.
+
     Raises:
-        ResultFileError: a file that is none.
+        ResultFileError: a file that can't be read, or no result file among them.
         DifferentCardsError: rows of several cards.
         ValueError: no timed row.
     """
     paths = list(paths)
     rows: list[Row] = []
     matrix: dict[str, float] = {}
+    skipped: list[str] = []
     for path in paths:
-        results = Results.load(path)
+        try:
+            results = Results.load(path)
+        except OtherSchemaError as error:
+            skipped.append(str(error))
+            continue
         matrix.update(results.matrix_tflops)
         for name, section in results.extra.items():
             if name.startswith("screening_"):
-                rows += [Row.from_json(values) for values in section]
+                try:
+                    rows += [Row.from_json(values) for values in section]
+                except (KeyError, TypeError, ValueError) as error:
+                    raise broken_rows(path, error) from error
         rows += results.rows
+    if skipped and len(skipped) == len(paths):
+        raise ResultFileError("none of the files can be shown: " + "; ".join(skipped))
     check_same_card(rows)
     timed = {(r.implementation, r.problem): r for r in rows if r.tflops(mode) is not None}
     missing = {(r.implementation, r.problem): r for r in rows if r.tflops(mode) is None}
@@ -164,7 +188,8 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
         raise ValueError(
             f"no row of {names} was timed in mode {mode!r}; choose one that was with --mode: {modes}"
         )
-    return Report(tuple(timed.values()), tuple(r for k, r in missing.items() if k not in timed), matrix, mode)
+    untimed = tuple(row for key, row in missing.items() if key not in timed)
+    return Report(tuple(timed.values()), untimed, matrix, mode, tuple(skipped))
 
 
 def family_label(family: Family) -> str:

@@ -62,8 +62,11 @@ def html_page(
     parts.append(_rows_table(report))
     if report.missing:
         parts.append("<h2>Not timed</h2>")
-        rows = [(r.problem.label(), r.status, r.implementation, r.reason) for r in report.missing]
+        rows = [(r.problem.label(), r.status, r.shown_name, r.reason) for r in report.missing]
         parts.append(_table(("problem", "status", "implementation", "reason"), rows))
+    if report.skipped:
+        parts.append("<h2>Files that are not shown</h2>")
+        parts += [f"<p>{html.escape(reason)}</p>" for reason in report.skipped]
     parts.append("</body></html>")
     return "\n".join(parts) + "\n"
 
@@ -105,7 +108,7 @@ def _rows_table(report: Report) -> str:
                 f"{timing.p20:.4f}",
                 f"{timing.p80:.4f}",
                 f"{row.error:.1e}" if row.error is not None else "",
-                row.implementation,
+                row.shown_name,
             )
         )
     return "<h2>All rows</h2>" + _table(header, rows, fastest)

@@ -33,26 +33,39 @@ def update_readme(path: Path, report: Report, sources: Sequence[Path] = ()) -> b
         Whether the file changed.
 
     Raises:
-        ValueError: no markers, or a name that there is no table for.
+        ValueError: see ``marked_text``; results that a table can't be made of.
     """
-    text = path.read_text()
-    if not _MARKED.search(text):
-        raise ValueError(f"{path} has no '<!-- results: NAME -->' and '<!-- end results -->' to fill")
-
+    text = marked_text(path)
     names = {source.name for source in sources}
 
     def replacement(match: re.Match[str]) -> str:
         if match["file"] is not None and match["file"] not in names:
             return match[0]
-        make = TABLES.get(match["name"])
-        if make is None:
-            raise ValueError(f"{path}: no table is named {match['name']!r}; known: {', '.join(TABLES)}")
-        return f"{match['begin']}\n{make(report)}\n\n_{facts_line(report)}_\n\n{match['end']}"
+        table = TABLES[match["name"]](report)
+        return f"{match['begin']}\n{table}\n\n_{facts_line(report)}_\n\n{match['end']}"
 
     new = _MARKED.sub(replacement, text)
     if new != text:
-        path.write_text(new)
+        path.write_text(new, encoding="utf-8")
     return new != text
+
+
+def marked_text(path: Path) -> str:
+    """A Markdown file with tables to fill.
+
+    Raises:
+        ValueError: it can't be read, has no markers, or one of a name that there is no table for.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} can't be read as a Markdown file: {error}") from error
+    found = list(_MARKED.finditer(text))
+    if not found:
+        raise ValueError(f"{path} has no '<!-- results: NAME -->' and '<!-- end results -->' to fill")
+    if unknown := [match["name"] for match in found if match["name"] not in TABLES]:
+        raise ValueError(f"{path}: no table is named {unknown[0]!r}; known: {', '.join(TABLES)}")
+    return text
 
 
 def ratio_table(report: Report) -> str:

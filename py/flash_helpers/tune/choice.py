@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,42 @@ def choose(problem: Problem, facts: DeviceFacts, results: TuningResults | None =
     from flash_attention.select import select
 
     return select(attention_problem(problem), facts, results)
+
+
+def check_head_size(d_head: int) -> None:
+    """Refuses a head size that no tensor of ``attention`` has.
+
+    Raises:
+        ValueError: says which are allowed.
+    """
+    from flash_attention.attention_checks import HEAD_SIZES
+
+    if d_head not in HEAD_SIZES:
+        raise ValueError(
+            f"d_head is {d_head}; attention takes the multiples of {HEAD_SIZES.step} from {HEAD_SIZES.start} "
+            f"to {HEAD_SIZES[-1]}: give one of these"
+        )
+
+
+def able_kernels(
+    problem: Problem, facts: DeviceFacts, kernels: Sequence[ForwardKernel]
+) -> set[ForwardKernel]:
+    """Those of the kernels that compute a problem on a device, padded or not.
+
+    Args:
+        problem: the sizes.
+        facts: the device.
+        kernels: all candidates: of several head sizes that hold the tensors, a family takes the smallest.
+    """
+    from flash_attention.candidates import unable_reason
+
+    wanted, configs = attention_problem(problem), list(dict.fromkeys(kernel.config for kernel in kernels))
+    able = {
+        config
+        for config in configs
+        if unable_reason(config, wanted, configs) is None and config.infeasible_reason(facts) is None
+    }
+    return {kernel for kernel in kernels if kernel.config in able}
 
 
 def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.benchmark.runner import DeviceLostError, named_device
+from flash_helpers.benchmark.measuring import DeviceLostError
+from flash_helpers.benchmark.runner import named_device
 from flash_helpers.benchmark.table import shown_rate
 from flash_helpers.build import CompiledKernel
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.progress import shown_progress
+from flash_helpers.commands.writable import check_file, check_folder
 from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.problem import grid
@@ -59,6 +61,7 @@ def tune_command(
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
+        NotWritableError: ``json_path`` or ``export`` can't be written.
         TableError: nothing was measured that ``export`` could write.
         flash_attention.errors.NoCudaDeviceError: no GPU.
         DeviceLostError: a kernel broke the CUDA context; what was measured before it is kept and shown.
@@ -68,6 +71,11 @@ def tune_command(
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
     if budget is not None and not budget >= 0:
         raise ValueError(f"budget is {budget:g}; it must be a number of seconds, or 0 to measure nothing")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is {jobs}; allowed: a number of compilations from 1 on")
+    check_file(json_path)
+    if export is not None:
+        check_folder(export if export.is_dir() else export.parent, "--export")
     console = console or console_for(json_path)
     names = [DType.from_string(name) for name in dtypes.split(",")]
     problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)

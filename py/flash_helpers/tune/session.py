@@ -14,8 +14,8 @@ import torch
 from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.implementations import Implementation
+from flash_helpers.benchmark.measuring import DeviceLostError, compared, failure_text
 from flash_helpers.benchmark.results import Row
-from flash_helpers.benchmark.runner import DeviceLostError, check_output, failed_row
 from flash_helpers.benchmark.timing import TimedCall, Timer
 from flash_helpers.build.families import family_of
 from flash_helpers.configs.device_facts import DeviceFacts
@@ -153,12 +153,15 @@ class Session:
                     raise NotImplementedError(reason)
                 prepared = implementation.prepare(problem, q, k, v)
                 timed = TimedCall(prepared.call, prepared.context)
-                row = check_output(row, timed, expected)
-                if row.status == "ok":
+                error = compared(timed, expected, problem.dtype)
+                row = replace(row, error=error.relative)
+                if wrong := error.wrong_reason(problem.dtype):
+                    row = replace(row, status="wrong", reason=wrong)
+                else:
                     self.timer.estimate(timed)
                     calls[name] = timed
-            except Exception as error:
-                row = self._failure(tuned, kernel, row, error)
+            except Exception as raised:
+                row = self._failure(tuned, kernel, row, raised)
             rows[name] = row
             if row.status != "ok":
                 self._record(tuned, [(kernel, row, None)])
@@ -179,7 +182,8 @@ class Session:
 
     def _failure(self, tuned: TunedProblem, kernel: ForwardKernel, row: Row, error: Exception) -> Row:
         try:
-            return failed_row(row, error, self.device)
+            text = failure_text(error, self.device, f"{row.implementation} on {row.problem.label()}")
+            return replace(row, status="failed", reason=text)
         except DeviceLostError as lost:
             self._record(tuned, [(kernel, replace(row, status="failed", reason=str(lost)), None)])
             raise

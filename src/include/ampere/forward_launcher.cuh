@@ -48,7 +48,7 @@ struct ForwardLauncher {
             .cu_seqlens_q = problem.cu_seqlens_q,
             .cu_seqlens_k = problem.cu_seqlens_k,
             .seqused_k = problem.seqused_k,
-            .total_q = problem.lse_stride,
+            .total_q = problem.total_q,
             .n_splits = problem.n_splits,
             .partial_O = problem.partial_o,
             .partial_lse = problem.partial_lse,

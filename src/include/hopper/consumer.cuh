@@ -188,6 +188,32 @@ struct Consumer {
         first_tile.template operator()<B_c>();
     }
 
+    // To the warpgroup's first tile of its item, from the item's first.
+    FLASH_DEVICE void go_to_first_tile() {
+        pass_tiles_of_the_other_block();
+        kv_block = leading_kv_block();
+        skip_leading_tiles();
+    }
+
+    // Of paired blocks the one with the lower queries passes on what lies above its diagonal. All its
+    // warpgroups do, so that nobody's turn is missed.
+    FLASH_DEVICE void pass_tiles_of_the_other_block() {
+        if constexpr (Static::kPassesTiles) {
+            const int visible = (item.q_block + 1) * B_r + seq_len_k() - seq_len_q();
+            const int end = min(item.end_kv_block, max(ceil_div(visible, B_c), 1));
+#pragma unroll 1
+            for (; item.end_kv_block > end; --item.end_kv_block) pass_tile();
+        }
+    }
+
+    FLASH_DEVICE void pass_tile() {
+        mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
+        release_tile(smem.k_empty(kv.k_slot()));
+        mbarrier_wait(smem.v_full(kv.v_slot()), kv.v_phase());
+        release_tile(smem.v_empty(kv.v_slot()));
+        kv.advance();
+    }
+
     // Passes the tiles before the first one on unused, with all the turns and releases of those that are
     // used.
     FLASH_DEVICE void skip_leading_tiles() {

@@ -33,7 +33,7 @@ inline constexpr int kPageAlignment = 16;  // rows: parts of pages that copies t
 inline constexpr float kMinScaleLog2 = 0x1p-100f;
 
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
-template <ForwardTraits TRAITS>
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 bool traits_allow(const ForwardProblem &problem) {
     if (TRAITS.softcap && !(problem.softcap > 0)) return false;
     if (TRAITS.sinks && problem.sinks == nullptr) return false;
@@ -47,15 +47,21 @@ bool traits_allow(const ForwardProblem &problem) {
          problem.cu_seqlens_k != nullptr)) {
         return false;
     }
-    return !TRAITS.padded_head ||
-           (problem.d_head % kChunkColumns == 0 && problem.d_head_v % kChunkColumns == 0);
+    if (!TRAITS.padded_head) return true;
+    // Of a box without one column that exists, copies touch the base, which a ragged map has before the
+    // tensor.
+    if (TRAITS.varlen && (panel_count(problem.d_head) != panel_count(CFG.d_head) ||
+                          panel_count(problem.d_head_v) != panel_count(CFG.d_head_v))) {
+        return false;
+    }
+    return problem.d_head % kChunkColumns == 0 && problem.d_head_v % kChunkColumns == 0;
 }
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &args) {
     constexpr int kKeyBytes = (CFG.d_head + CFG.d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
-    if (!traits_allow<TRAITS>(problem)) return cudaErrorInvalidValue;
+    if (!traits_allow<CFG, TRAITS>(problem)) return cudaErrorInvalidValue;
     const bool uneven = TRAITS.causal || TRAITS.window;
     const int section_heads = !CFG.head_sections ? 1
                               : CFG.section_heads != 0
@@ -85,7 +91,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     args.cu_seqlens_q = problem.cu_seqlens_q;
     args.cu_seqlens_k = problem.cu_seqlens_k;
     args.seqused_k = problem.seqused_k;
-    args.total_q = problem.lse_stride;
+    args.total_q = problem.total_q;
     args.batch = problem.batch;
     args.partial_o = problem.partial_o;
     args.partial_lse = problem.partial_lse;
@@ -118,12 +124,17 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
     // The tensors' own head sizes: what lacks to the kernel's arrives as zeros.
     const int d_head = TRAITS.padded_head ? p.d_head : Static::d_head;
     const int d_head_v = TRAITS.padded_head ? p.d_head_v : Static::d_head_v;
+    // Packed sequences end anywhere in the tensor, others at most where the batch item does.
+    const auto last_end = [](const int *cu_seqlens, int64_t total, int seq_len) {
+        return !TRAITS.varlen ? TensorView::kNotRagged : cu_seqlens != nullptr ? total : seq_len;
+    };
     const auto queries = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
         const int batch = TRAITS.varlen && p.cu_seqlens_q != nullptr ? 1 : p.batch;
-        return TensorView{base,    d,        p.seq_len_q, p.n_heads,    batch,
-                          strides, box_rows, CFG.dtype,   TRAITS.varlen};
+        return TensorView{base,      d,         p.seq_len_q,
+                          p.n_heads, batch,     strides,
+                          box_rows,  CFG.dtype, last_end(p.cu_seqlens_q, p.total_q, p.seq_len_q)};
     };
-    const auto keys = [&](const void *base, int d, const TensorStrides &strides) {
+    const auto keys = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
         if constexpr (TRAITS.paged) {  // a page is a sequence, the end of which is that of its keys
             return TensorView{base,
                               d,
@@ -131,20 +142,21 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
                               p.n_heads_kv,
                               p.n_pages,
                               strides,
-                              std::gcd(p.page_size, Static::B_c),
+                              std::gcd(p.page_size, box_rows),
                               CFG.dtype,
-                              true};
+                              p.page_size};
         }
         const int batch = TRAITS.varlen && p.cu_seqlens_k != nullptr ? 1 : p.batch;
-        return TensorView{base,    d,           p.seq_len_k, p.n_heads_kv, batch,
-                          strides, Static::B_c, CFG.dtype,   TRAITS.varlen};
+        return TensorView{base,         d,         p.seq_len_k,
+                          p.n_heads_kv, batch,     strides,
+                          box_rows,     CFG.dtype, last_end(p.cu_seqlens_k, p.total_k, p.seq_len_k)};
     };
     cudaError_t error = find_or_encode(queries(p.q, d_head, p.q_strides, Static::B_r), maps.q);
     if (error != cudaSuccess) return error;
     if (p.seq_len_k > 0) {  // else no item has a tile
-        error = find_or_encode(keys(p.k, d_head, p.k_strides), maps.k);
+        error = find_or_encode(keys(p.k, d_head, p.k_strides, Static::kv_box_rows(CFG.d_head)), maps.k);
         if (error != cudaSuccess) return error;
-        error = find_or_encode(keys(p.v, d_head_v, p.v_strides), maps.v);
+        error = find_or_encode(keys(p.v, d_head_v, p.v_strides, Static::kv_box_rows(CFG.d_head_v)), maps.v);
         if (error != cudaSuccess) return error;
     }
     if (Static::kDirectStore) return error;

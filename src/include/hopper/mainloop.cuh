@@ -18,8 +18,7 @@ namespace flash::hopper {
 // The first tile's scores and softmax, with nothing else in flight.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
-    wg.kv_block = wg.leading_kv_block();
-    wg.skip_leading_tiles();
+    wg.go_to_first_tile();
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     wg.with_first_columns([&]<int n_columns>() {
@@ -131,8 +130,7 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
 
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
-    wg.kv_block = wg.leading_kv_block();
-    wg.skip_leading_tiles();
+    wg.go_to_first_tile();
     serial_step<true, true>(wg);
     --wg.kv_block;
     if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {

@@ -47,13 +47,15 @@ struct SharedMemory {
     static constexpr int kBarrierBytes = 8;
     static constexpr int kItemsOffset = 512;
     static constexpr int kSinkOffset = 704;
+    static constexpr int kMailOffset = 768;
     static constexpr int kFirstK = 3 * Static::kQStages;  // barriers
     static constexpr int kFirstV = kFirstK + 2 * Static::kKStages;
     static constexpr int kWarpArrivals = Static::n_consumer_warps * kArrivalsOfWarp;
     static constexpr int kTileArrivals =
         kWarpArrivals * (Static::kPaired ? 2 : 1);  // both blocks read a tile
-    static_assert((3 * Static::kQStages + 2 * Static::kKStages + 2 * Static::kVStages) * kBarrierBytes <=
-                  kItemsOffset);
+    static constexpr int kFirstMail = kFirstV + 2 * Static::kVStages;
+    static_assert((kFirstMail + Static::kMailSlots) * kBarrierBytes <= kItemsOffset);
+    static_assert(kMailOffset + Static::kMailSlots * 4 <= kControlBytes);
     static constexpr int kItemBytes = TRAITS.split ? 48 : Static::kLongItems ? 32 : 16;
     static_assert(kItemsOffset + Static::kQStages * kItemBytes <= kSinkOffset);
 
@@ -74,6 +76,11 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t item(uint32_t slot) const {
         return base + Static::kControlOffset + kItemsOffset + slot * kItemBytes;
     }
+    // Numbers of items that the other block of a pair sends, and the barriers that say they are there.
+    FLASH_DEVICE uint32_t mail(uint32_t slot) const {
+        return base + Static::kControlOffset + kMailOffset + slot * 4;
+    }
+    FLASH_DEVICE uint32_t mail_full(uint32_t slot) const { return barrier(kFirstMail, slot); }
     // A word that is written for the compiler's eyes only: see Consumer::await_pv.
     FLASH_DEVICE uint32_t sink() const { return base + Static::kControlOffset + kSinkOffset; }
 
@@ -94,6 +101,7 @@ struct SharedMemory {
                 mbarrier_init(v_full(slot), 1);
                 mbarrier_init(v_empty(slot), kTileArrivals);
             }
+            for (int slot = 0; slot < Static::kMailSlots; ++slot) mbarrier_init(mail_full(slot), 1);
             fence_mbarrier_init();
         }
         __syncthreads();                      // no thread touches a barrier before it is initialised

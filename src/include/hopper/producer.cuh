@@ -51,7 +51,7 @@ struct LoadThread {
     // Called by one thread, with kWarpLoads by its whole warp.
     FLASH_DEVICE void run() {
         const bool loads = !Static::kWarpLoads || threadIdx.x % 32 == 0;
-        Scheduler<CFG, TRAITS> scheduler(args);
+        Scheduler<CFG, TRAITS> scheduler(args, smem);
         while (scheduler.has_item()) {
             const WorkItem item = scheduler.item();
             scheduler.advance();
@@ -81,8 +81,11 @@ struct LoadThread {
             pending_v = {kv_block, keys};
             k_position.advance();
             // Behind the second tile: this item's own first tiles come first.
-            if (Static::kPrefetchNext > 0 && kv_block == max(item.end_kv_block - 2, first)) {
-                if (scheduler.has_item()) prefetch_item(scheduler.item());
+            if (Static::kPrefetchNext + Static::kMailSlots > 0 &&
+                kv_block == max(item.end_kv_block - 2, first)) {
+                scheduler.deliver();
+                if (Static::kPrefetchNext > 0 && !scheduler.receives() && scheduler.has_item())
+                    prefetch_item(scheduler.item());
             }
         }
     }
@@ -144,17 +147,18 @@ struct LoadThread {
     }
 
     // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
-    // the last key no page is looked up: any does, of which no row is there.
+    // the last key that key comes once more, to be hidden like all that is there: of a box no row of which
+    // exists, copies touch the map's base, which in a ragged map is not the tensor's.
     FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
-        const int rows_left = keys.end - row;
-        if (rows_left <= 0) return {keys.head, 0, args.page_size.rows, 0};
+        row = min(row, keys.end - 1);
         const PagePlace place = args.page_size.place(row);
         const int page = __ldg(args.block_table + int64_t(keys.batch) * args.max_pages + place.entry);
-        const int end = min(args.page_size.rows, place.row + rows_left);
+        const int end = min(args.page_size.rows, place.row + keys.end - row);
         return {keys.head, page, args.page_size.rows - end + place.row, end};
     }
 
-    // (B_c, columns) of K or V; of paired blocks each loads every second panel for both.
+    // (B_c, columns) of K or V; of paired blocks each loads every second panel for both, or half the rows
+    // where the panels are odd in number.
     template <int columns>
     FLASH_DEVICE void load_tile(uint32_t address, const CUtensorMap *map, uint32_t barrier, int kv_block,
                                 const TilePlace &place) const {
@@ -168,6 +172,14 @@ struct LoadThread {
                     load_box(address + panel * kPanelBytes + row * kPanelRowBytes, map, barrier,
                              panel * kPanelColumns, 0, page, kv_policy);
                 }
+            }
+        } else if constexpr (Static::kPaired && Static::kv_box_rows(columns) < Static::B_c) {
+            const int half = blockIdx.x % 2 * Static::kv_box_rows(columns);
+#pragma unroll
+            for (int panel = 0; panel < panel_count(columns); ++panel) {
+                tma_load_for_both(address + panel * kPanelBytes + half * kPanelRowBytes, map, barrier,
+                                  panel * kPanelColumns, kv_block * Static::B_c + half, place.head,
+                                  place.batch, kv_policy);
             }
         } else if constexpr (Static::kPaired) {
 #pragma unroll

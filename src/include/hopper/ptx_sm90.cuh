@@ -29,6 +29,19 @@ FLASH_DEVICE void mbarrier_arrive_at(uint32_t barrier, uint32_t rank) {
         : "memory");
 }
 
+// Stores a word at this address in block `rank` of the cluster and takes its 4 bytes off the barrier there.
+FLASH_DEVICE void store_async_at(uint32_t address, uint32_t value, uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote, remote_barrier;\n"
+        "mapa.shared::cluster.u32 remote, %0, %3;\n"
+        "mapa.shared::cluster.u32 remote_barrier, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [remote], %1, [remote_barrier];\n"
+        "}" ::"r"(address),
+        "r"(value), "r"(barrier), "r"(rank)
+        : "memory");
+}
+
 // Waits until the phase of this parity is complete; try_wait may give up early: hence the loop. Written as
 // two branches: of ptx.cuh's one, ptxas makes more branches around products here; of these, more registers
 // there.

@@ -86,10 +86,6 @@ struct StaticForwardKernelConfig {
     // Causal: of an item's first tile a warpgroup may see only the first half.
     static constexpr bool kHalfTiles = CFG.half_tiles && TRAITS.causal && !kTilesBegin;
     static constexpr RegisterBudget kRegisters = register_budget(n_consumers, kWarpLoads);
-    // Two blocks, one cluster, share their tiles: only where all items have the same.
-    static constexpr bool kPaired =
-        CFG.paired_blocks && !CFG.dynamic_schedule && !kMasksDiagonal && !kWarpLoads;
-    static constexpr int kItemRows = kPaired ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
     static constexpr int kPrefetchNext = kWarpLoads ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool kLongItems = kTilesBegin || TRAITS.varlen;
@@ -101,6 +97,23 @@ struct StaticForwardKernelConfig {
         : CFG.trimmed      ? min_of(kTilesAboveDiagonal, kVStages - 1)
         : n_consumers == 3 ? 1
                            : 0;
+
+    // Two blocks, one cluster, share the tiles of two query blocks. Under a causal mask the lower query block
+    // passes on those of the other that lie above its own diagonal; with next_item the tile before them keeps
+    // its V slot until then.
+    static constexpr bool kCanPassTiles =
+        CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) + kMaxSkippedTiles < kVStages;
+    static constexpr bool kPaired =
+        CFG.paired_blocks && !TRAITS.window && !kWarpLoads && (!TRAITS.causal || kCanPassTiles);
+    static constexpr bool kPassesTiles = kPaired && TRAITS.causal;
+    // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
+    // by the tiles in the K ring at most, each of another item, and by the number it takes in advance.
+    static constexpr int kMailSlots = kPaired && CFG.dynamic_schedule ? 16 : 0;
+    // Of a copy of K or V with so many columns: paired blocks divide its panels, or its rows.
+    FLASH_HOST_DEVICE static constexpr int kv_box_rows(int columns) {
+        return kPaired && panel_count(columns) % 2 == 1 ? B_c / 2 : B_c;
+    }
+    static constexpr int kItemRows = kPaired ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
 
     static_assert(!TRAITS.paged || TRAITS.varlen,
                   "paged: rows behind a sequence's last one are cut off as with varlen");
@@ -120,8 +133,7 @@ struct StaticForwardKernelConfig {
     static_assert(!CFG.ping_pong || n_consumers >= 2, "ping_pong: turns need at least two consumers");
     static_assert(!CFG.early_pass || (CFG.ping_pong && CFG.overlap_products),
                   "early_pass: about turns of two products; ping_pong and overlap_products");
-    static_assert(!CFG.paired_blocks || (panel_count(d_head) % 2 == 0 && panel_count(d_head_v) % 2 == 0),
-                  "paired_blocks: each loads half of a tile's panels; d_head, d_head_v: 96, 128 or 256");
+    static_assert(kMailSlots == 0 || kMailSlots > kKStages + 2, "room for the item numbers under way");
     static_assert(CFG.prefetch_next >= 0 && CFG.prefetch_next <= 16, "prefetch_next: 0 to 16");
     static_assert(CFG.prefetch_next == 0 || n_consumers <= 2,
                   "prefetch_next: the load thread of more than two consumers has no registers to spare");

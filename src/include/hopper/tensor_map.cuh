@@ -13,6 +13,11 @@
 //     < seq
 //
 // With row = seq - (end - first), this is row first + r of the tensor, there if first + r < end.
+//
+// The size of the `end` dimension is the largest end and one, so that the map's last element is the tensor's:
+// whatever the offsets on the device say, nothing behind it is read. The base lies before the tensor, where
+// no memory need be; copies touch it where no row of a box exists, so that every box must have one (a paged
+// kernel on an H100 made an illegal access there).
 #pragma once
 
 #include <cuda.h>
@@ -33,13 +38,15 @@ struct TensorView {
     TensorStrides strides;  // elements
     int box_rows;
     DType dtype;
-    bool ragged = false;
+    int64_t last_end = kNotRagged;  // ragged: the largest end of a sequence
+
+    static constexpr int64_t kNotRagged = -1;
 
     bool operator==(const TensorView &other) const {
         return base == other.base && d == other.d && seq == other.seq && heads == other.heads &&
                batch == other.batch && strides.batch == other.strides.batch &&
                strides.seq == other.strides.seq && strides.head == other.strides.head &&
-               box_rows == other.box_rows && dtype == other.dtype && ragged == other.ragged;
+               box_rows == other.box_rows && dtype == other.dtype && last_end == other.last_end;
     }
 };
 
@@ -80,11 +87,11 @@ inline cudaError_t encode(const TensorView &view, CUtensorMap &map) {
     const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
     auto base = reinterpret_cast<uintptr_t>(view.base);
     int rank = 2;
-    if (view.ragged) {
+    if (view.last_end != TensorView::kNotRagged) {
         const cuuint64_t shift = cuuint64_t(view.seq) * seq_stride;
         if (shift >= base) return cudaErrorInvalidValue;
         base -= shift;
-        sizes[rank] = INT32_MAX;
+        sizes[rank] = cuuint64_t(view.last_end) + 1;
         strides[rank++ - 1] = seq_stride;
     }
     sizes[rank] = cuuint64_t(view.heads);

@@ -64,7 +64,8 @@ FLASH_HOST_DEVICE constexpr WorkItem ordered_item(const WorkShape &shape, int nu
     return item;
 }
 
-// The tiles of B_c keys that query block item.q_block visits; with split keys, those of part item.part.
+// The tiles of B_c keys that query block item.q_block of B_r rows visits; with split keys, those of part
+// item.part.
 template <int B_r, int B_c, ForwardTraits TRAITS>
 FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_parts) {
     KeyBlocks blocks = mask.key_blocks(item.q_block * B_r, item.q_block * B_r + B_r - 1, B_c);

@@ -42,7 +42,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
             wg.finish(done, wg.row_state(), q_slot);
             return false;
         }
-        wg.kv_block = wg.item.end_kv_block - 1;
+        wg.go_to_first_tile();
         wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
         mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
         wg.with_first_columns([&]<int n_columns>() {
@@ -63,10 +63,9 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
             wg.finish(done, wg.row_state(), q_slot);
             return false;
         }
-        wg.kv_block = wg.leading_kv_block();
         const auto v = wg.kv;
         wg.kv.advance();
-        wg.skip_leading_tiles();
+        wg.go_to_first_tile();
         const RowState state = wg.row_state();
         wg.with_first_columns([&]<int n_columns>() {
             issue_both_products<n_columns>(wg, v, [&] {

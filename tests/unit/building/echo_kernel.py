@@ -34,7 +34,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("window_left", "window_right")),
         ("softcap", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
-        ("lse_stride", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("total_q", "total_k")),
         ("n_splits", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse", "block_table")),
         *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size")),

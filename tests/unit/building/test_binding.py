@@ -272,7 +272,9 @@ def test_launch_passes_every_argument(echo):
 def test_launch_passes_every_feature(echo):
     seen = Problem()
     arguments = launch_arguments(o=ctypes.addressof(seen))
-    features = cuda.Features(64, 7, 0, 30.0, 1 << 41, 1 << 42, 1 << 43, 1 << 44, 1 << 45, 3, 1 << 46, 1 << 47)
+    features = cuda.Features(
+        64, 7, 0, 30.0, 1 << 41, 1 << 42, 1 << 43, 1 << 44, 1 << 45, 1 << 49, 3, 1 << 46, 1 << 47
+    )
     features = features._replace(block_table=1 << 48, max_pages=10, page_size=48)
     echo.launch(*arguments, features)
     assert [getattr(seen, name) for name in features._fields] == list(features)
@@ -286,7 +288,7 @@ def test_launch_refuses_impossible_pages(echo, pages):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)
 
 
-@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12, [64] * 15])
+@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12, [64] * 16])
 def test_launch_refuses_other_features(echo, features):
     with pytest.raises(TypeError, match=r"features must be the tuple \(d_head_v, window_left"):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)

@@ -1,0 +1,48 @@
+"""Builds what cases need before anything is timed: a call that had to compile would run something else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flash_helpers.benchmark.cases import D_HEAD, DTYPE, Case
+from flash_helpers.configs.kernel import ForwardKernel
+
+
+def build_ahead(
+    cases: Sequence[Case],
+    device: torch.device,
+    further: Callable[[ForwardKernel], ForwardKernel] | None = None,
+) -> float:
+    """Builds the kernel that the library chooses for each case, in parallel.
+
+    Args:
+        cases: what will be measured.
+        device: where; on the CPU there is nothing to build.
+        further: gives one more kernel to build from the choice for the first case.
+
+    Returns:
+        Seconds that it took.
+    """
+    if device.type != "cuda":
+        return 0.0
+    from flash_attention import prepare
+    from flash_attention.backends.cuda import device_facts_of
+    from flash_attention.problem import AttentionProblem, visible_limits
+    from flash_helpers.build import build_kernels
+
+    begin, problems = time.perf_counter(), []
+    for case in cases:
+        left, right = visible_limits(case.causal, case.limits, case.seq_q, case.seq_k)
+        problems.append(
+            AttentionProblem(
+                DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv, D_HEAD, D_HEAD,
+                left, right, varlen=bool(case.lengths),
+            )
+        )  # fmt: skip
+    chosen = prepare(problems, device)
+    if further is not None:
+        build_kernels([further(chosen[0].kernel)], [device_facts_of(device).target])
+    return time.perf_counter() - begin

@@ -1,0 +1,115 @@
+"""Who computes a case: this library as a user calls it, PyTorch, and packages with features of their own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from flash_helpers.benchmark.cases import Case, Inputs
+from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
+from flash_helpers.benchmark.peers import is_installed
+
+Call = Callable[[], Any]
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Somebody who is timed.
+
+    Attributes:
+        name: in rows.
+        bind: makes the call; UnavailableError: it has no such feature, or is not there.
+        context: settings around the calls.
+        ran: after a call: the kernel that it chose, of those that say so.
+    """
+
+    name: str
+    bind: Callable[[Case, Inputs], Call]
+    context: Callable[[], Any] = nullcontext
+    ran: Callable[[], str] = str
+
+    def prepare(self, case: Case, x: Inputs) -> Prepared:
+        """The call with what belongs to it. Raises what ``bind`` raises."""
+        return Prepared(self.bind(case, x), self.context, self.ran)
+
+
+def own_call(case: Case, x: Inputs) -> Call:
+    """The library's, as a user writes it."""
+    from flash_attention import attention, attention_varlen
+
+    options: dict[str, Any] = {"causal": case.causal}
+    if case.window is not None:
+        options["window"] = case.limits
+    if x.ends is not None:
+        ends, longest = x.ends, case.seq_q
+        return lambda: attention_varlen(x.q, x.k, x.v, ends, ends, longest, longest, **options)
+    return lambda: attention(x.q, x.k, x.v, **options)
+
+
+def sdpa_call(case: Case, x: Inputs) -> Call:
+    """PyTorch's, whose mask for a single query is none at all.
+
+    Raises:
+        UnavailableError: it has no such feature without a mask in memory.
+    """
+    if x.ends is not None or case.window is not None:
+        raise UnavailableError("no packed sequences, no windows")
+    q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
+    options: dict[str, Any] = {"is_causal": case.causal, "enable_gqa": case.heads != case.heads_kv}
+    return lambda: scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+
+
+def package_call(module: str, case: Case, x: Inputs) -> Call:
+    """FlashAttention-3 or -4 from an installed package.
+
+    Raises:
+        UnavailableError: not installed.
+    """
+    if not is_installed(module):
+        raise UnavailableError(f"{module} is not installed")
+    package = importlib.import_module(module)
+    options: dict[str, Any] = {"causal": case.causal}
+    if case.window is not None:
+        # Its right limit of None or -1 means no limit; causal has one.
+        options["window_size"] = case.limits
+    function = package.flash_attn_func
+    if x.ends is not None:
+        options |= {"cu_seqlens_q": x.ends, "cu_seqlens_k": x.ends}
+        options |= {"max_seqlen_q": case.seq_q, "max_seqlen_k": case.seq_q}
+        function = package.flash_attn_varlen_func
+
+    def call() -> Any:
+        result = function(x.q, x.k, x.v, **options)
+        return result[0] if isinstance(result, tuple) else result
+
+    return call
+
+
+CONTESTANTS = (
+    Contestant(OURS, own_call, ran=last_kernel_name),
+    Contestant("fa2", sdpa_call, lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
+    Contestant("cudnn", sdpa_call, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)),
+    Contestant("fa3", lambda case, x: package_call("fa3_fwd_interface", case, x)),
+    Contestant("fa4", lambda case, x: package_call("flash_attn.cute", case, x)),
+)
+ALL_CONTESTANTS = ",".join(contestant.name for contestant in CONTESTANTS)
+
+
+def select_contestants(text: str) -> list[Contestant]:
+    """Reads names joined by commas.
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones.
+    """
+    names = [name.strip() for name in text.split(",")]
+    known = [contestant.name for contestant in CONTESTANTS]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"unknown contestant {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    return [contestant for contestant in CONTESTANTS if contestant.name in names]
