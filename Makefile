@@ -6,6 +6,7 @@ VENV_PYTHON := $(VENV)/bin/python
 JOBS ?= 2
 # Generations that `make wheel` compiles the default kernels for; none: a wheel of sources.
 TARGETS ?=
+SETS ?=
 TORCH_VERSIONS ?= 2.5.1 2.13.0
 # Where the gpu-* targets write their JSON.
 OUT ?= benchmarks/results
@@ -17,7 +18,8 @@ help:
 	@echo "make test       run the tests (no GPU needed)"
 	@echo "make lint       formatter, linter and type checker"
 	@echo "make docs       build the documentation site"
-	@echo "make wheel      build a wheel; TARGETS=\"80 90\" adds kernels compiled for these generations"
+	@echo "make wheel      build a wheel; TARGETS=\"80 90\" adds kernels compiled for these generations,"
+	@echo "                SETS=decode,paged only some of them"
 	@echo "make gpu-test   build every kernel and run the GPU tests, offline, with the Python that is there"
 	@echo "make gpu-compat run FlashAttention's own forward tests, TESTS=…/test_flash_attn.py, on this library"
 	@echo "make gpu-bench  time the kernels beside their peers, offline, with the Python that is there"
@@ -67,7 +69,7 @@ gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)
 
 wheel: $(VENV)/.installed
-	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist $(addprefix --target ,$(TARGETS))
+	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist $(addprefix --target ,$(TARGETS)) $(addprefix --sets ,$(SETS))
 
 # Clean environments: installs the wheel beside each of several torch versions and computes with it.
 test-install: $(VENV)/.installed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -11,9 +11,12 @@ from torch.compiler import is_dynamo_compiling
 from flash_attention import eager, remembered, torch_ops
 from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
-from flash_attention.options import Options
+from flash_attention.options import Keywords, Options
 from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # How many dispatch modes are active: fake tensors, tracers, counters of operations.
 dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -26,15 +29,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = ...,
-    softmax_scale: float | None = ...,
-    window: Window = ...,
-    softcap: float = ...,
-    sinks: Tensor | None = ...,
     return_lse: Literal[False] = ...,
-    out: Tensor | None = ...,
-    config: ForwardConfig | None = ...,
-    backend: str | None = ...,
+    **options: Unpack[Keywords],
 ) -> Tensor: ...
 
 
@@ -44,15 +40,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = ...,
-    softmax_scale: float | None = ...,
-    window: Window = ...,
-    softcap: float = ...,
-    sinks: Tensor | None = ...,
     return_lse: Literal[True],
-    out: Tensor | None = ...,
-    config: ForwardConfig | None = ...,
-    backend: str | None = ...,
+    **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -62,15 +51,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = ...,
-    softmax_scale: float | None = ...,
-    window: Window = ...,
-    softcap: float = ...,
-    sinks: Tensor | None = ...,
     return_lse: bool,
-    out: Tensor | None = ...,
-    config: ForwardConfig | None = ...,
-    backend: str | None = ...,
+    **options: Unpack[Keywords],
 ) -> Result: ...
 
 
@@ -120,18 +102,20 @@ def attention(
     Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
     q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
     """
-    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
+    at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
+    key = None
+    if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
         key = ("attention", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
         result = remembered.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    if at_once:
         result = eager.attention(q, k, v, options, key)
         if result is not None:
             return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     return torch_ops.call("attention", (q, k, v), options)
 
 
@@ -145,16 +129,9 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = ...,
-    softmax_scale: float | None = ...,
-    window: Window = ...,
-    softcap: float = ...,
-    sinks: Tensor | None = ...,
     return_lse: Literal[False] = ...,
-    out: Tensor | None = ...,
-    config: ForwardConfig | None = ...,
-    backend: str | None = ...,
     validate: bool = ...,
+    **options: Unpack[Keywords],
 ) -> Tensor: ...
 
 
@@ -168,16 +145,9 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = ...,
-    softmax_scale: float | None = ...,
-    window: Window = ...,
-    softcap: float = ...,
-    sinks: Tensor | None = ...,
     return_lse: Literal[True],
-    out: Tensor | None = ...,
-    config: ForwardConfig | None = ...,
-    backend: str | None = ...,
     validate: bool = ...,
+    **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -191,16 +161,9 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = ...,
-    softmax_scale: float | None = ...,
-    window: Window = ...,
-    softcap: float = ...,
-    sinks: Tensor | None = ...,
     return_lse: bool,
-    out: Tensor | None = ...,
-    config: ForwardConfig | None = ...,
-    backend: str | None = ...,
     validate: bool = ...,
+    **options: Unpack[Keywords],
 ) -> Result: ...
 
 
@@ -246,10 +209,11 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
-    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
+    at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
+    key = None
+    if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        key = None
         if not validate:
             key = (
                 "attention_varlen",
@@ -265,13 +229,13 @@ def attention_varlen(
             result = remembered.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    if at_once:
         result = eager.attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate, options, key
         )
         if result is not None:
             return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     leading = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     return torch_ops.call("attention_varlen", leading, options)
 

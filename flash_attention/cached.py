@@ -58,19 +58,20 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
-    if not (is_dynamo_compiling() or dispatch_modes() or is_tracing()):
+    at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
+    key = None
+    if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        key = None
         if not validate:
             name = "attention_cached"
             key = (name, causal, softmax_scale, window, softcap, return_lse, id(config), backend)
             result = remembered.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-        options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    if at_once:
         result = eager.attention_cached(q, k, v, seqused_k, block_table, validate, options, key)
         if result is not None:
             return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     return torch_ops.call("attention_cached", (q, k, v, seqused_k, block_table, validate), options)

@@ -3,7 +3,8 @@
 What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
 ``deterministic`` speaks of the backward pass there and may have any value. A window of -1 is no limit. With
 ``return_attn_probs`` the third result is empty, as it is there without dropout. Head sizes up to 256 that are
-no multiple of 8 are padded with zeros, which copies the tensors, as it does there.
+no multiple of 8 are padded with zeros, which copies the tensors, as it does there. Signatures are written
+out, since type checkers, editors and the API page read them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.nn.functional import pad
 
 from flash_attention.attention import attention, attention_varlen
 from flash_attention.attention_checks import HEAD_SIZES
+from flash_attention.checks import check_tensors
 from flash_attention.kv_cache import attend_with_cache
 from flash_attention.problem import Window
 
@@ -45,10 +47,24 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """Attention of q (batch, seq_len_q, n_heads, d_head) to k and v (batch, seq_len_k, n_heads_kv, d_head).
+    """Attention of each query to the keys of its batch item.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
+        k: (batch, seq_len_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
+        v: (batch, seq_len_k, n_heads_kv, d_head_v), likewise.
+        dropout_p: 0.0.
+        softmax_scale: factor of the scores; None: d_head ** -0.5.
+        causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
+        window_size: (left, right), keys that are visible before and after that place; -1: all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
+        alibi_slopes: None.
+        deterministic: any value; equal calls always give equal bits.
+        return_attn_probs: also return the log-sum-exp.
 
     Returns:
-        out like q; with ``return_attn_probs`` (out, lse (batch, n_heads, seq_len_q), an empty tensor).
+        out (batch, seq_len_q, n_heads, d_head_v) like q; with ``return_attn_probs`` (out, lse (batch,
+        n_heads, seq_len_q) float32, an empty tensor).
 
     Raises:
         NotImplementedError: dropout_p, alibi_slopes.
@@ -71,8 +87,21 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """``flash_attn_func`` with kv (batch, seq_len_k, 2, n_heads_kv, d_head)."""
-    k, v = _unpacked("kv", kv, 2)
+    """``flash_attn_func`` with keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
+        kv: (batch, seq_len_k, 2, n_heads_kv, d_head), of the type of q: keys, then values.
+        dropout_p and all behind it: as in ``flash_attn_func``.
+
+    Returns:
+        as ``flash_attn_func``.
+
+    Raises:
+        TypeError, ValueError: kv is no tensor of this shape.
+        and what ``flash_attn_func`` raises.
+    """
+    k, v = _unpacked("kv", kv, ("batch", "seq_len_k", "2", "n_heads_kv", "d_head"))
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -90,8 +119,20 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """``flash_attn_func`` with qkv (batch, seq_len, 3, n_heads, d_head)."""
-    q, k, v = _unpacked("qkv", qkv, 3)
+    """``flash_attn_func`` with queries, keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        qkv: (batch, seq_len, 3, n_heads, d_head), float16 or bfloat16.
+        dropout_p and all behind it: as in ``flash_attn_func``.
+
+    Returns:
+        as ``flash_attn_func``.
+
+    Raises:
+        TypeError, ValueError: qkv is no tensor of this shape.
+        and what ``flash_attn_func`` raises.
+    """
+    q, k, v = _unpacked("qkv", qkv, ("batch", "seq_len", "3", "n_heads", "d_head"))
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -117,10 +158,22 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Result:
-    """Attention within packed sequences: q (total_q, n_heads, d_head), k and v (total_k, n_heads_kv, d_head).
+    """Attention within each of several sequences that are packed one behind the other.
+
+    Args:
+        q: (total_q, n_heads, d_head), float16 or bfloat16.
+        k: (total_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
+        v: (total_k, n_heads_kv, d_head_v), likewise.
+        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q.
+        cu_seqlens_k: likewise in k and v.
+        max_seqlen_q: the most queries of one sequence.
+        max_seqlen_k: the most keys of one sequence.
+        block_table: None.
+        dropout_p and all behind it: as in ``flash_attn_func``, within each sequence.
 
     Returns:
-        out like q; with ``return_attn_probs`` (out, lse (n_heads, total_q), an empty tensor).
+        out (total_q, n_heads, d_head_v) like q; with ``return_attn_probs`` (out, lse (n_heads, total_q)
+        float32, an empty tensor).
 
     Raises:
         NotImplementedError: dropout_p, alibi_slopes, block_table.
@@ -149,8 +202,21 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """``flash_attn_varlen_func`` with kv (total_k, 2, n_heads_kv, d_head)."""
-    k, v = _unpacked("kv", kv, 2)
+    """``flash_attn_varlen_func`` with keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        q: (total_q, n_heads, d_head), float16 or bfloat16.
+        kv: (total_k, 2, n_heads_kv, d_head), of the type of q: keys, then values.
+        cu_seqlens_q and all behind it: as in ``flash_attn_varlen_func``.
+
+    Returns:
+        as ``flash_attn_varlen_func``.
+
+    Raises:
+        TypeError, ValueError: kv is no tensor of this shape.
+        and what ``flash_attn_varlen_func`` raises.
+    """
+    k, v = _unpacked("kv", kv, ("total_k", "2", "n_heads_kv", "d_head"))
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -170,8 +236,22 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """``flash_attn_varlen_func`` with qkv (total, 3, n_heads, d_head)."""
-    q, k, v = _unpacked("qkv", qkv, 3)
+    """``flash_attn_varlen_func`` with queries, keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        qkv: (total, 3, n_heads, d_head), float16 or bfloat16.
+        cu_seqlens: (batch + 1,) int32 on the device of qkv: 0, then the end of each sequence.
+        max_seqlen: the most rows of one sequence.
+        dropout_p and all behind it: as in ``flash_attn_varlen_func``.
+
+    Returns:
+        as ``flash_attn_varlen_func``.
+
+    Raises:
+        TypeError, ValueError: qkv is no tensor of this shape.
+        and what ``flash_attn_varlen_func`` raises.
+    """
+    q, k, v = _unpacked("qkv", qkv, ("total", "3", "n_heads", "d_head"))
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -317,10 +397,13 @@ def _cut(result: Result, v: Tensor) -> Result:
     return result[..., : v.shape[-1]]
 
 
-def _unpacked(name: str, packed: Tensor, n: int) -> tuple[Tensor, ...]:
-    if packed.ndim < 4 or packed.shape[-3] != n:
+def _unpacked(name: str, packed: Tensor, shape: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The tensors of a packed one of this shape, by the names of its sizes. One is their number."""
+    check_tensors({name: packed})
+    n = int(shape[-3])
+    if packed.ndim != len(shape) or packed.shape[-3] != n:
         raise ValueError(
-            f"{name} has shape {tuple(packed.shape)}; it must be (…, {n}, n_heads, d_head): stack the "
-            "tensors along a new third dimension from the end"
+            f"{name} has shape {tuple(packed.shape)}; it must be ({', '.join(shape)}): stack the {n} tensors "
+            "along the third dimension from the end"
         )
     return packed.unbind(-3)

@@ -1,6 +1,8 @@
 """A call on a cache of keys and values: rotate, append in place, find the pages, attend.
 
-On a CUDA device no length is read on the host.
+On a CUDA device no length is read on the host. Appending one token takes 5 small launches of PyTorch's, in
+pages 8; a CUDA graph replays them without any host time. Flat indices into the cache would save one or two,
+but a place beyond an item's cache would then be another item's, where now it is an error.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from flash_attention.attention_checks import check_block_table, check_seqused
 from flash_attention.cached import attention_cached
+from flash_attention.checks import check_tensors
 from flash_attention.eager import Result
 
 PAGE_MULTIPLE = 16  # tokens
@@ -37,6 +40,7 @@ def attend_with_cache(
         rotary: cosines and sines.
         options: keywords of ``attention``.
     """
+    _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx)
     batch = q.shape[0]
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table)
     if rotary is not None and k is None:
@@ -47,21 +51,24 @@ def attend_with_cache(
     if k is not None and v is not None:
         n_new = k.shape[1]
         _check_room(seqused, n_new, capacity)
-        steps = torch.arange(n_new, device=q.device)
-        places = seqused[:, None].long() + steps  # (batch, n_new)
+        places = seqused[:, None].long()  # (batch, 1)
+        if n_new != 1:
+            places = places + torch.arange(n_new, device=q.device)  # (batch, n_new)
         if rotary is not None:
             cos, sin = _checked_rotary(rotary, q)
             ordered = options["causal"] or options["window"] != (None, None)
+            _check_positions(seqused, max(n_new, q.shape[1] if ordered else 1), cos)
             own = torch.arange(q.shape[1], device=q.device) if ordered else q.new_zeros(q.shape[1]).long()
             q = rotated(q, cos, sin, seqused[:, None].long() + own, rotary_interleaved)
             k = rotated(k, cos, sin, places, rotary_interleaved)
+        _check_items(cache_batch_idx, k_cache)
         if block_table is None:
             items = (
                 torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
             )
             index = (items[:, None], places)
         else:
-            index = (block_table.long().gather(1, places // page_size), places % page_size)
+            index = (block_table.gather(1, places // page_size).long(), places % page_size)
         k_cache.index_put_(index, k)
         v_cache.index_put_(index, v)
         seqused = seqused + n_new
@@ -98,18 +105,50 @@ def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Ten
         check_seqused("cache_seqlens", cache_seqlens, q)
         return cache_seqlens
     count = capacity if cache_seqlens is None else cache_seqlens
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise TypeError(
+            f"cache_seqlens is {count!r}; it must be an int32 tensor of shape ({q.shape[0]},) on {q.device}, "
+            "or one int, at least 0, for all batch items"
+        )
     return torch.full((q.shape[0],), count, dtype=torch.int32, device=q.device)
 
 
 def _check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
+    """On the CPU, where counts can be read; those of a CUDA device must not be waited for."""
     if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
-        return  # the count must not be waited for
-    longest = int(seqused.max())
+        return
+    shortest, longest = int(seqused.min()), int(seqused.max())
+    if shortest < 0:
+        raise ValueError(f"cache_seqlens has {shortest}; a count of keys is at least 0")
     if longest + n_new > capacity:
         raise ValueError(
             f"cache_seqlens has {longest}, and k and v append {n_new}: the cache holds {capacity} tokens an "
             "item; make it larger, or pass a block_table with more pages"
         )
+
+
+def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor) -> None:
+    """Items that the cache has; on the CPU, as ``_check_room``."""
+    if cache_batch_idx is None or cache_batch_idx.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    for item in cache_batch_idx.tolist():
+        if not 0 <= item < k_cache.shape[0]:
+            raise ValueError(f"cache_batch_idx has {item}; k_cache has the items 0 to {k_cache.shape[0] - 1}")
+
+
+def _check_tensors(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cache_batch_idx: Tensor | None,
+) -> None:
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    optional = {"k": k, "v": v, "cache_batch_idx": cache_batch_idx}
+    check_tensors(tensors | {name: x for name, x in optional.items() if x is not None})
+    if q.ndim != 4:
+        raise ValueError(f"q has shape {tuple(q.shape)}; it must be (batch, seq_len_q, n_heads, d_head)")
 
 
 def _check_cache(
@@ -167,10 +206,23 @@ def _check_cache(
         )
 
 
+def _check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
+    """Rotary rows for n positions behind each count; on the CPU, as ``_check_room``."""
+    if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
+        return
+    last = int(seqused.max()) + n
+    if last > cos.shape[0]:
+        raise ValueError(
+            f"rotary_cos and rotary_sin have {cos.shape[0]} rows, and positions up to {last - 1} are turned: "
+            f"give at least {last}"
+        )
+
+
 def _checked_rotary(rotary: tuple[Tensor | None, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = rotary
     if cos is None or sin is None:
         raise ValueError("rotary_cos and rotary_sin must be given together")
+    check_tensors({"rotary_cos": cos, "rotary_sin": sin})
     if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
         raise ValueError(
             f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}; both must be "

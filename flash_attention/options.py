@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
 from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig
+
+
+class Keywords(TypedDict, total=False):
+    """The keywords of ``flash_attention.attention`` but ``return_lse``, which decides its result's type."""
+
+    causal: bool
+    softmax_scale: float | None
+    window: Window
+    softcap: float
+    sinks: Tensor | None
+    out: Tensor | None
+    config: ForwardConfig | None
+    backend: str | None
 
 
 class Options(NamedTuple):

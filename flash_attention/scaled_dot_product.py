@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flash_attention.attention import attention
 from flash_attention.attention_checks import checked_flag
+from flash_attention.checks import check_tensors
 from flash_attention.problem import Window
 
 IMPLEMENTATION = "flash_attention_kernels"
@@ -48,6 +49,7 @@ def sdpa(
         )
     if dropout_p:
         raise NotImplementedError(f"dropout_p is {dropout_p}; there is no dropout: pass 0.0")
+    check_tensors({"query": query, "key": key, "value": value})
     if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
         raise ValueError(
             f"query, key and value must be (…, n_heads, seq, d); given {tuple(query.shape)}, "

@@ -8,7 +8,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "binding/call_table.hpp"
+#include "binding/call_table_type.hpp"
 #include "binding/fields.hpp"
 #include "binding/launch.hpp"
 #include "binding/registry.hpp"

@@ -31,7 +31,16 @@ def register(*model_classes: type[PreTrainedModel]) -> None:
     Args:
         model_classes: models that list the flash attentions they accept, such as ``GptOssForCausalLM``; this
             one is added to their lists.
+
+    Raises:
+        TypeError: one is no class; nothing is registered then.
     """
+    for model_class in model_classes:
+        if not isinstance(model_class, type):
+            raise TypeError(
+                f"register was given {model_class!r}; it takes classes of models, such as GptOssForCausalLM, "
+                "and for most models none: call register()"
+            )
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, padding_mask)
     _let_transformers_load(NAME)

@@ -92,8 +92,8 @@ HOPPER = [
     hopper(128, 4096, False, paired_blocks=True),
     hopper(256, 512, False, paired_blocks=True, extra_k_stages=1, prefetch_next=3),
     hopper(256, 512, True, prefetch_next=9),
-    # pairs: numbers from a counter and in rounds, tiles divided by panels and by rows, too few slots to pass
-    # tiles on
+    # pairs: numbers from a counter and in rounds, tiles divided by panels and by rows, too few slots to
+    # pass tiles
     hopper(256, 4096, True, dynamic_schedule=False),
     hopper(128, 512, True, paired_blocks=True),
     hopper(128, 4096, True, paired_blocks=True),

@@ -58,7 +58,9 @@ def test_packed_inputs() -> None:
     qkv_packed = torch.stack((q[:, :, :HEADS_KV], k, v), dim=2)
     expected = flash_attn.flash_attn_func(q[:, :, :HEADS_KV], k, v, causal=True)
     assert (flash_attn.flash_attn_qkvpacked_func(qkv_packed, causal=True) == expected).all()
-    with pytest.raises(ValueError, match=r"qkv has shape .* it must be \(…, 3, n_heads, d_head\)"):
+    with pytest.raises(
+        ValueError, match=r"qkv has shape .* it must be \(batch, seq_len, 3, n_heads, d_head\)"
+    ):
         flash_attn.flash_attn_qkvpacked_func(kv)
 
 
@@ -310,6 +312,77 @@ def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
     arguments = {"k": k, "v": v, "cache_seqlens": torch.tensor(LENGTHS).int(), **change}
     with pytest.raises(ValueError, match=text):
         flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **arguments)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"q": None}, TypeError, "q is a NoneType"),
+        ({"q": random(NEW, HEADS, D_HEAD)}, ValueError, r"q has shape \(3, "),
+        ({"k_cache": None}, TypeError, "k_cache is a NoneType"),
+        ({"k": [1], "v": [1]}, TypeError, "k is a list"),
+        ({"cache_seqlens": [17, 0]}, TypeError, r"cache_seqlens is \[17, 0\]; it must be an int32 tensor"),
+        ({"cache_seqlens": 1.5}, TypeError, "cache_seqlens is 1.5"),
+        ({"cache_seqlens": -1}, TypeError, "cache_seqlens is -1"),
+        ({"cache_seqlens": torch.tensor([3, -2]).int()}, ValueError, "cache_seqlens has -2"),
+        ({"cache_batch_idx": [0, 1]}, TypeError, "cache_batch_idx is a list"),
+        (
+            {"cache_batch_idx": torch.tensor([0, 2])},
+            ValueError,
+            "cache_batch_idx has 2; k_cache has the items 0",
+        ),
+        ({"rotary_cos": [1], "rotary_sin": [1]}, TypeError, "rotary_cos is a list"),
+        (
+            {"rotary_cos": torch.ones(19, 8), "rotary_sin": torch.ones(19, 8)},
+            ValueError,
+            "have 19 rows, and positions up to 19 are turned: give at least 20",
+        ),
+    ],
+)
+def test_what_is_no_cache_is_named(change: dict, error: type[Exception], text: str) -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    with pytest.raises(error, match=text):
+        flash_attn.flash_attn_with_kvcache(
+            **{**arguments, "cache_seqlens": torch.tensor(LENGTHS).int(), **change}
+        )
+
+
+@pytest.mark.only_on("cpu")
+def test_a_packed_input_of_another_shape_is_named() -> None:
+    q, k, _ = qkv(4, 4)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(TypeError, match="kv is a list"):
+        flash_attn.flash_attn_kvpacked_func(q, [k, k])
+    with pytest.raises(ValueError, match=r"must be \(batch, seq_len_k, 2, n_heads_kv, d_head\)"):
+        flash_attn.flash_attn_kvpacked_func(q, torch.stack((k[0], k[0]), 1))
+    with pytest.raises(ValueError, match=r"must be \(batch, seq_len, 3, n_heads, d_head\)"):
+        flash_attn.flash_attn_qkvpacked_func(torch.stack((k, k), 2))
+    with pytest.raises(ValueError, match=r"must be \(total_k, 2, n_heads_kv, d_head\)"):
+        flash_attn.flash_attn_varlen_kvpacked_func(q[0], torch.stack((k, k), 2), offsets, offsets, 4, 4)
+    with pytest.raises(ValueError, match=r"must be \(total, 3, n_heads, d_head\)"):
+        flash_attn.flash_attn_varlen_qkvpacked_func(torch.stack((k, k, k), 2), offsets, 4)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_tokens_appended_one_by_one_are_those_appended_at_once(paged: bool) -> None:
+    _, k_cache, v_cache, k, v = cache_call()
+    table = torch.tensor([[1, 3, 0, 2], [4, 6, 7, 5]], dtype=torch.int32) if paged else None
+    if paged:
+        k_cache, v_cache = (x.reshape(8, CAPACITY // 4, *x.shape[2:]).clone() for x in (k_cache, v_cache))
+    q = random(2, 1, HEADS, D_HEAD)
+    at_once = k_cache.clone(), v_cache.clone()
+    lengths = torch.tensor(LENGTHS).int()
+    flash_attn.flash_attn_with_kvcache(q, *at_once, k, v, cache_seqlens=lengths, block_table=table)
+    for i in range(NEW):
+        new = k[:, i : i + 1], v[:, i : i + 1]
+        flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, *new, cache_seqlens=lengths + i, block_table=table
+        )
+    for one, other in zip((k_cache, v_cache), at_once, strict=True):
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+        assert not torch.equal(one.nan_to_num(7.0), torch.full_like(one, 7.0))
 
 
 @pytest.mark.only_on("cpu")

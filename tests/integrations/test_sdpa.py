@@ -73,6 +73,12 @@ def test_what_is_refused_is_named() -> None:
         sdpa(x, x[0], x)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    x = torch.zeros(1, 2, 4, 16, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="value is a NoneType"):
+        sdpa(x, x, None)
+
+
 def test_compiled_without_recompilation() -> None:
     counter = CompileCounter()
     torch._dynamo.reset()

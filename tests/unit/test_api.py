@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import weakref
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import flash_attention
+from flash_attention.cached import attention_cached
+from flash_attention.options import Keywords, Options
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 from flash_helpers.test.utils import QKVConfig, evaluate_kernel, generate_qkv, generate_qkvo
 
@@ -74,10 +77,25 @@ def test_evaluate_kernel():
     assert evaluation.milliseconds > 0
 
 
+@pytest.mark.parametrize(
+    "function", [flash_attention.attention, flash_attention.attention_varlen, attention_cached]
+)
+def test_one_list_of_keywords(function):
+    """The record of a call's options, the keywords of its overloads and its signature name the same."""
+    parameters = inspect.signature(function).parameters.values()
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name in ("validate", "block_table"):
+        own.pop(name, None)
+    assert own == Options._field_defaults
+    assert {*Keywords.__annotations__, "return_lse"} == set(Options._fields)
+
+
 def test_import_starts_no_cuda_and_works_without_a_gpu():
     program = """
 import sys, torch
 import flash_attention
+from flash_attention.cached import attention_cached
+from flash_attention.options import Keywords, Options
 from flash_helpers.kernel_configs import get_kernels_to_build
 assert get_kernels_to_build()
 assert not torch.cuda.is_initialized()

@@ -492,6 +492,26 @@ def test_an_exported_table_is_used_where_the_database_has_nothing(
         tables.load_table(written)
 
 
+@pytest.mark.parametrize("own", ["foreign card", "foreign driver", "one family", "no time", "far bucket"])
+def test_a_database_without_an_answer_does_not_hide_the_shipped_table(bench: Bench, own: str) -> None:
+    h100, problem = device_facts("H100"), Problem(DType.BF16, 4, 16, 4096, 128)
+    shipped = TuningResults(shipped_only=True)
+    wanted = select(attention_problem(problem), h100, shipped)
+    assert "from the shipped table" in wanted.reason
+    device = TunedDevice.of(A100 if own == "foreign card" else h100, DEVICE.driver)
+    driver = "999.0" if own == "foreign driver" else DEVICE.driver
+    where = replace(problem, seq_len=64, seq_len_k=64) if own == "far bucket" else problem
+    kernel = ForwardKernel(replace(CONFIGS[0], d_head=128))
+    milliseconds = None if own == "no time" else 0.001
+    chosen = [] if own == "one family" else chosen_kernels(problem, h100)
+    for each, time in [(kernel, milliseconds), *((c, milliseconds and 1.0) for c in chosen)]:
+        measured = Measurement(each.short_form(), where, stage=FINAL, milliseconds=time, rounds=11)
+        bucket = Bucket.of_problem(where, h100.sm_count)
+        bench.database.record(device, sources_digest(family_of(each)), bucket, measured)
+    results = TuningResults(bench.database.path, driver)
+    assert select(attention_problem(problem), h100, results) == wanted
+
+
 def test_the_shipped_tables_can_be_read_and_name_kernels() -> None:
     from flash_helpers.kernel_selection import select_kernels
 

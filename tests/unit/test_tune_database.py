@@ -148,15 +148,16 @@ def test_a_database_of_something_else_is_left_alone(
     with pytest.raises(NotATuningDatabaseError, match="FLASH_ATTENTION_TUNING_DB"):
         TuningDatabase(path).record(DEVICE, "a", BUCKET, measured("kernel", 1.0))
     assert sqlite3.connect(path).execute("SELECT count(*) FROM letters").fetchone() == (0,)
-    # Selection goes on without it, and says so once.
+    # Selection goes on with the shipped table, and says so once.
     results = TuningResults(path, driver="580.1")
     problem = type("Sizes", (), {
-        "dtype": DType.BF16, "batch": 1, "n_heads": 1, "seq_len_q": 64, "seq_len_k": 64,
-        "d_head": 64, "d_head_v": 64, "causal": False,
-    })  # fmt: skip
+        "dtype": DType.BF16, "batch": 4, "n_heads": 16, "seq_len_q": 4096, "seq_len_k": 4096,
+        "d_head": 128, "d_head_v": 128, "causal": False,
+    })()  # fmt: skip
     for _ in range(2):
-        assert results.ranked(problem(), device_facts("H100")) == []
-    assert capsys.readouterr().err.count("no tuning results are used") == 1
+        ranked = results.ranked(problem, device_facts("H100"))
+        assert "from the shipped table" in ranked[0][1]
+    assert capsys.readouterr().err.count("no tuning results of this machine are used") == 1
 
 
 def test_a_busy_database_is_waited_for(tmp_path: Path) -> None:

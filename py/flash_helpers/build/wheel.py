@@ -1,8 +1,8 @@
 """Builds a wheel: ``python -m flash_helpers.build.wheel --out dist --target 80 --target 90``.
 
 Every wheel holds the sources of the kernels. With targets it also brings compiled what ``attention`` chooses
-on them for plain and causal problems, which then runs without any compiler. The wheel is built in a copy of
-the checkout, which stays as it is.
+on them for common problems (``wheel_sets``), which then run without any compiler. The wheel is built in a
+copy of the checkout, which stays as it is.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ from pathlib import Path
 
 from flash_helpers.build import build_kernels
 from flash_helpers.build.cache import KernelCache
+from flash_helpers.build.wheel_sets import NAMES, SETS, wheel_kernels
 from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.kernel_configs import get_ampere_best_kernels, get_hopper_best_kernels
 from flash_helpers.kernel_selection import select_kernels
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 INPUTS = ("flash_attention", "py", "src", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "generated", "prebuilt")
-
-
-def default_kernels(target: int) -> list[ForwardKernel]:
-    """What ``attention`` chooses on GPUs of a generation, 80 for sm_80, for plain and causal problems."""
-    kernels = get_ampere_best_kernels(capability=divmod(target, 10))
-    return kernels + (get_hopper_best_kernels() if target == 90 else [])
 
 
 def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
@@ -77,6 +71,10 @@ def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Non
             shutil.rmtree(part)
 
 
+def _kernels(target: int, sets: str, kernels: str | None) -> list[ForwardKernel]:
+    return select_kernels(kernels) if kernels else wheel_kernels(target, sets.split(","))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flash_helpers.build.wheel", description="Build a wheel.")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="folder for the wheel")
@@ -84,12 +82,18 @@ def main(arguments: list[str] | None = None) -> int:
         "--target", type=int, action="append", default=[], help="compile for it, 80 for sm_80"
     )
     parser.add_argument(
-        "--kernels", help="what is compiled, as kernel_selection names it (default: what is chosen)"
+        "--sets",
+        default=",".join(NAMES),
+        metavar="NAME,NAME",
+        help="what is compiled (default: all of it). " + ". ".join(f"{s.name}: {s.reason}" for s in SETS),
     )
+    parser.add_argument("--kernels", help="compile these instead, as kernel_selection names them")
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
-    chosen = select_kernels(options.kernels) if options.kernels else None
-    prebuilt = {target: chosen or default_kernels(target) for target in options.target}
+    try:
+        prebuilt = {target: _kernels(target, options.sets, options.kernels) for target in options.target}
+    except ValueError as error:
+        parser.error(str(error))
     wheel = build_wheel(options.out, prebuilt)
     compiled = ", ".join(f"{len(kernels)} kernels for sm_{target}" for target, kernels in prebuilt.items())
     size, seconds = wheel.stat().st_size / 1e6, time.perf_counter() - begin

@@ -71,134 +71,113 @@ class Choice:
         )
 
 
+# What the choices of a head size have in common; each says what it changes.
+_D64_TALL = _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV)
+_D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1)
+_D128 = _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV)
+_ONE_Q_SLOT = dict(ping_pong=False, forced_overlap=True, direct_store=True)
+_D256 = _config(256, 128, 64, 2, 1, **_ONE_Q_SLOT)
+_D256_CAUSAL = replace(_D256, trimmed=True)
+
 CHOICES = (
     Choice(
         64, 1024, True,
-        _config(
-            64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV, trimmed=True, section_heads=64
-        ),
+        replace(_D64_TALL, trimmed=True, section_heads=64),
         "the upper warpgroups pass the tiles above the diagonal on: +8 % at 512, +10 % at 1024; sections of "
         "64 heads instead of 32: +1 and +2 %",
     ),
     Choice(
         64, 4096, True,
-        _config(
-            64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV, trimmed=True, section_heads=64
-        ),
+        replace(_D64_TALL, trimmed=True, section_heads=64),
         "as for short items: +9 % at 2048 and +6 % at 4096 over 192 x 128, whose blocks are the coarser",
     ),
     Choice(
         64, 4096, False,
-        _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV),
+        _D64_TALL,
         "four warpgroups read each K and V tile, six stages run far ahead: +3 % over 192 x 128 at 2048 and "
         "4096, which 192 does not divide; the next item's first product with the last P V keeps the tensor "
         "cores busy between items",
     ),
     Choice(
         64, None, True,
-        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1),
+        _D64_WIDE,
         "as without a mask; a quarter of Q from registers, which saves reads of shared memory: +2 % at 8192, "
         "+2 to +3 % at 16384",
     ),
     Choice(
         64, None, False,
-        _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1),
+        _D64_WIDE,
         "wide tiles amortise the latency of a step, which is what bounds head size 64, and the turn goes on "
         "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384; "
         "a quarter of Q from registers: +1 % at 8192, +2 % at 16384",
     ),
     Choice(
         128, 1024, True,
-        _config(
-            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV, direct_store=True
-        ),
+        replace(_D128, next_item=NextItem.WITH_LAST_PV, direct_store=True),
         "short items end often: stores from registers free Q one step earlier",
     ),
     Choice(
         128, 1024, False,
-        _config(
-            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV, paired_blocks=True
-        ),
+        replace(_D128, next_item=NextItem.WITH_LAST_PV, paired_blocks=True),
         "the next item's first product with the last P V keeps the tensor cores busy between items; two "
         "blocks load each K and V tile for both: +1 %",
     ),
     Choice(
         128, None, False,
-        _config(
-            128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV, paired_blocks=True
-        ),
+        replace(_D128, paired_blocks=True),
         "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; two "
         "blocks load each K and V tile for both: +1 to +3 %",
     ),
     Choice(
         128, None, True,
-        _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
+        _D128,
         "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; "
         "128 x 128 beats wider tiles at every length, which only tie at 16384",
     ),
     Choice(
         256, 1024, True,
-        _config(
-            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            extra_k_stages=1, paired_blocks=True,
-        ),
+        replace(_D256_CAUSAL, extra_k_stages=1, paired_blocks=True),
         "as for longer items; two blocks load each K and V tile for both: +7 % at 512, +1 % at 1024, with a "
         "third K slot (+3 % and +1 % of these)",
     ),
     Choice(
         256, 2048, True,
-        _config(
-            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            section_heads=16, paired_blocks=True,
-        ),
+        replace(_D256_CAUSAL, section_heads=16, paired_blocks=True),
         "as for longer items; sections of 16 heads instead of 32: +1 %; in pairs +0.6 %",
     ),
     Choice(
         256, 4096, True,
-        _config(
-            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            paired_blocks=True,
-        ),
+        replace(_D256_CAUSAL, paired_blocks=True),
         "shared memory holds one Q slot: stores from registers free it early; turns gain "
         "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; two blocks load each K "
         "and V tile for both: +2 %",
     ),
     Choice(
         256, 8192, True,
-        _config(
-            256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            section_heads=16, paired_blocks=True,
-        ),
+        replace(_D256_CAUSAL, B_c=80, section_heads=16, paired_blocks=True),
         "as for shorter items, with 80 columns; two blocks load each K and V tile for both: +2 %",
     ),
     Choice(
         256, None, True,
-        _config(
-            256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, trimmed=True,
-            section_heads=8,
-        ),
+        replace(_D256_CAUSAL, B_c=80, section_heads=8),
         "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above "
         "the diagonal passed on: +2 % at 16384, where pairs lose 0.3 %",
     ),
     Choice(
         256, 4096, False,
-        _config(
-            256, 128, 64, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, paired_blocks=True
-        ),
+        replace(_D256, paired_blocks=True),
         "shared memory holds one Q slot: stores from registers free it early; turns gain "
         "nothing here; 64 columns are +1 % over 80 at 2048 and 4096; two blocks load each K and V tile "
         "for both: +1 %",
     ),
     Choice(
         256, None, False,
-        _config(
-            256, 128, 80, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True, paired_blocks=True
-        ),
+        replace(_D256, B_c=80, paired_blocks=True),
         "fewer steps than with 64 columns: +2 % at 8192; two blocks load each K and V tile for both: +3 %",
     ),
     Choice(
         96, None, None,
-        _config(96, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV),
+        replace(_D128, d_head=96, d_head_v=96),
         "not measured: head size 128's, whose shared memory it needs, with a quarter less of products",
     ),
     Choice(
@@ -208,7 +187,7 @@ CHOICES = (
     ),
     Choice(
         192, None, None,
-        _config(192, 128, 112, 2, 1, ping_pong=False, forced_overlap=True, direct_store=True),
+        _config(192, 128, 112, 2, 1, **_ONE_Q_SLOT),
         "not measured: head size 256's, with the widest tiles that fit beside one Q slot",
     ),
     Choice(
@@ -219,7 +198,7 @@ CHOICES = (
     ),
     Choice(
         192, None, None,
-        _config(192, 128, 128, 2, 1, d_head_v=128, ping_pong=False, forced_overlap=True, direct_store=True),
+        _config(192, 128, 128, 2, 1, d_head_v=128, **_ONE_Q_SLOT),
         "not measured: the widest tiles that fit beside one Q slot",
         d_head_v=128,
     ),
@@ -240,10 +219,7 @@ MAX_SHORT_QUERIES = 64  # rows of one warpgroup
 SPLIT_CHOICES = tuple(
     Choice(
         d_head, MAX_SHORT_QUERIES, None,
-        _config(
-            d_head, 64, B_c, kv_stages, 1, d_head_v=d_head_v, ping_pong=False, forced_overlap=True,
-            direct_store=True,
-        ),
+        _config(d_head, 64, B_c, kv_stages, 1, d_head_v=d_head_v, **_ONE_Q_SLOT),
         "few queries over many keys wait for DRAM alone; one warpgroup of rows, all shared memory for tiles"
         " on their way; 64 keys in 4 or 6 stages are within 1 % from 4096 keys on (head size 128)",
         d_head_v=d_head_v,

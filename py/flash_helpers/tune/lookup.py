@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.tune.bucket import Bucket
 from flash_helpers.tune.database import NotATuningDatabaseError, TuningDatabase
 from flash_helpers.tune.device import TunedDevice, present_sources
-from flash_helpers.tune.tables import ShippedTable, TableError, shipped_table
+from flash_helpers.tune.tables import TableError, shipped_table
 
 MAX_DISTANCE = 2  # doublings of length or load over which a result is still worth more than the model
 OWN_LEAD = 1.01  # less is what two measurements of one kernel differ by
@@ -77,10 +77,10 @@ class AttentionSizes(Protocol):
 
 
 def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None = None) -> TunedBucket | None:
-    """The measured kernels of a bucket on a device.
+    """The measured kernels of a bucket on a device, where any gave a time.
 
-    The bucket itself before near ones, the user's results before the shipped ones. The user's count when
-    card, driver and kernel sources are those of now; shipped ones when the card is the same.
+    The nearer bucket first; of two that are equally near the user's. The user's results count when card,
+    driver and kernel sources are those of now; shipped ones when the card is the same.
 
     Args:
         bucket: what is asked for.
@@ -90,24 +90,47 @@ def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None 
     Returns:
         The kernels, the fastest first; ``None`` when nothing near was measured.
     """
-    database = database or TuningDatabase()
-    sources = present_sources()
-    table = shipped_table(device)
-    own = database.buckets(device, sources)
-    shipped = list(table.buckets) if table else []
-    near = [b for b in own + shipped if b.distance(bucket) <= MAX_DISTANCE]
-    if not near:
-        return None
-    nearest = min(near, key=lambda b: (b.distance(bucket), b))
-    if nearest in own:
-        rows = database.measurements(device, sources, nearest)
-        kernels = [
+    own = _measured_here(bucket, device, database or TuningDatabase())
+    return next(iter(_by_distance(bucket, own, _shipped(bucket, device))), None)
+
+
+def _measured_here(bucket: Bucket, device: TunedDevice, database: TuningDatabase) -> TunedBucket | None:
+    """The user's results nearest to a bucket."""
+    sources, source = present_sources(), f"measured on this machine ({database.path})"
+    for near in _near(bucket, database.buckets(device, sources)):
+        rows = database.measurements(device, sources, near)
+        kernels = tuple(
             TunedKernel(m.kernel, m.milliseconds, m.tflops) for m in rows if m.milliseconds and m.tflops
-        ]
-        source = f"measured on this machine ({database.path})"
-        return TunedBucket(nearest, source, tuple(kernels), frozenset(m.kernel for m in rows))
-    assert table is not None
-    return _shipped(nearest, table)
+        )
+        if kernels:
+            return TunedBucket(near, source, kernels, frozenset(m.kernel for m in rows))
+    return None
+
+
+def _shipped(bucket: Bucket, device: TunedDevice) -> TunedBucket | None:
+    """The results nearest to a bucket in the table that ships for this card."""
+    table = shipped_table(device)
+    if table is None:
+        return None
+    for near in _near(bucket, table.buckets):
+        entry = table.buckets[near]
+        if entry.kernels:
+            source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
+            return TunedBucket(
+                near, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.took_part
+            )
+    return None
+
+
+def _near(bucket: Bucket, others: Iterable[Bucket]) -> list[Bucket]:
+    """Those within ``MAX_DISTANCE``, the nearest first."""
+    near = [other for other in others if other.distance(bucket) <= MAX_DISTANCE]
+    return sorted(near, key=lambda other: (other.distance(bucket), other))
+
+
+def _by_distance(bucket: Bucket, *found: TunedBucket | None) -> list[TunedBucket]:
+    """The nearest first, equally near ones in the order given."""
+    return sorted(filter(None, found), key=lambda each: each.bucket.distance(bucket))
 
 
 def tuned_configs(device: TunedDevice, database: TuningDatabase | None = None) -> list[ForwardConfig]:
@@ -132,13 +155,16 @@ class TuningResults:
     Args:
         path: the user's database; ``None``: the default file.
         driver: in place of this machine's.
+        shipped_only: leave the user's results out.
     """
 
-    def __init__(self, path: Path | None = None, driver: str | None = None) -> None:
-        self._database = TuningDatabase(path)
+    def __init__(
+        self, path: Path | None = None, driver: str | None = None, *, shipped_only: bool = False
+    ) -> None:
+        self._database = None if shipped_only else TuningDatabase(path)
         self._driver = driver
         self._state: object = None
-        self._found: dict[tuple[Bucket, TunedDevice], TunedBucket | None] = {}
+        self._found: dict[tuple[Bucket, TunedDevice], list[TunedBucket]] = {}
 
     def ranked(
         self, problem: AttentionSizes, facts: DeviceFacts, chosen: ForwardConfig | None = None
@@ -149,52 +175,55 @@ class TuningResults:
             problem: the problem.
             facts: the device.
             chosen: what is taken where nothing was measured. Results count where it took part: those that are
-                ahead of it by ``OWN_LEAD``, in a near bucket by ``NEAR_LEAD``, then itself.
+                ahead of it by ``OWN_LEAD``, in a near bucket by ``NEAR_LEAD``, then itself. Where it took no
+                part in the user's, those of the shipped table count.
         """
-        found = self.of(problem, facts)
-        if found is None:
-            return []
-        kernels = found.kernels
-        if chosen is not None:
-            name = ForwardKernel(chosen, ForwardTraits(causal=problem.causal)).short_form()
-            if name not in found.took_part:
-                return []
-            lead = OWN_LEAD if found.bucket == _bucket_of(problem, facts) else NEAR_LEAD
-            kernels = tuple(_up_to(name, kernels, lead))
-        return [
-            (
-                parse_kernel_name_into_config(kernel.kernel),
-                f"{kernel.tflops:.1f} TFLOP/s on {found.bucket.label()}, {found.source}",
-            )
-            for kernel in kernels
-        ]
+        name = chosen and ForwardKernel(chosen, ForwardTraits(causal=problem.causal)).short_form()
+        for found in self._near(problem, facts):
+            kernels: Sequence[TunedKernel] = found.kernels
+            if name is not None:
+                if name not in found.took_part:
+                    continue
+                lead = OWN_LEAD if found.bucket == _bucket_of(problem, facts) else NEAR_LEAD
+                kernels = _up_to(name, kernels, lead)
+            return [
+                (
+                    parse_kernel_name_into_config(kernel.kernel),
+                    f"{kernel.tflops:.1f} TFLOP/s on {found.bucket.label()}, {found.source}",
+                )
+                for kernel in kernels
+            ]
+        return []
 
     def of(self, problem: AttentionSizes, facts: DeviceFacts) -> TunedBucket | None:
         """What ``lookup`` finds for a problem; nothing where V's head size differs from Q's."""
+        return next(iter(self._near(problem, facts)), None)
+
+    def _near(self, problem: AttentionSizes, facts: DeviceFacts) -> list[TunedBucket]:
+        """The user's and the shipped results near a problem, the nearer ones first."""
         if problem.d_head_v != problem.d_head:
-            return None
-        state = _state_of(self._database.path)
-        if state != self._state:
+            return []
+        if self._database is not None and (state := _state_of(self._database.path)) != self._state:
             self._state = state
             self._found.clear()
         key = (_bucket_of(problem, facts), TunedDevice.of(facts, self._driver))
         if key not in self._found:
-            try:
-                self._found[key] = lookup(*key, self._database)
-            except (
-                OSError,
-                NotATuningDatabaseError,
-                TableError,
-            ) as error:  # a call must not fail for want of advice
-                print(f"flash_attention: no tuning results are used: {error}", file=sys.stderr)
-                self._found[key] = None
+            self._found[key] = self._read(*key)
         return self._found[key]
 
-
-def _shipped(bucket: Bucket, table: ShippedTable) -> TunedBucket:
-    entry = table.buckets[bucket]
-    source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
-    return TunedBucket(bucket, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.took_part)
+    def _read(self, bucket: Bucket, device: TunedDevice) -> list[TunedBucket]:
+        """A call must not fail for want of advice: what can't be read is said, and left out."""
+        own = shipped = None
+        try:
+            if self._database is not None:
+                own = _measured_here(bucket, device, self._database)
+        except (OSError, NotATuningDatabaseError) as error:
+            print(f"flash_attention: no tuning results of this machine are used: {error}", file=sys.stderr)
+        try:
+            shipped = _shipped(bucket, device)
+        except TableError as error:
+            print(f"flash_attention: no shipped tuning results are used: {error}", file=sys.stderr)
+        return _by_distance(bucket, own, shipped)
 
 
 def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:

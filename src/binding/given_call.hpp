@@ -1,0 +1,116 @@
+// The arguments of a call as a table of calls compares them: tensors by their layouts, numbers by their
+// values.
+#pragma once
+
+#include <Python.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "binding/python.hpp"
+#include "binding/tensors.hpp"
+
+namespace flash::binding {
+
+// Tensors of a call: those that the caller hands over, in the order of the arguments, then those that are
+// only made.
+enum Slot {
+    kQ,
+    kK,
+    kV,
+    kOut,
+    kSinks,
+    kCuSeqlensQ,
+    kCuSeqlensK,
+    kSequsedK,
+    kBlockTable,
+    kLse,
+    kWorkspace,
+    kSlots
+};
+inline constexpr int kGivenSlots = kLse;
+inline constexpr std::array kMade{kOut, kLse, kWorkspace};  // by the library, unless the caller gives an out
+inline constexpr int kMaxNumbers = 2;
+
+// What is compared of a call: a word for a tensor that is not there, 3 + 2 rank words for one that is.
+class CallLayout {
+  public:
+    void add(uint64_t word) { words_[size_++] = word; }
+
+    void add(const TensorFacts &facts) {
+        constexpr uintptr_t kAlignment = 16;  // bytes; kernels copy chunks of this size
+        const bool aligned = reinterpret_cast<uintptr_t>(facts.data) % kAlignment == 0;
+        add(uint64_t(1) << 32 | uint64_t(aligned) << 16 | uint64_t(facts.rank));
+        add(facts.dtype);
+        add(facts.device);
+        for (int i = 0; i < facts.rank; ++i) {
+            add(static_cast<uint64_t>(facts.shape[i]));
+            add(static_cast<uint64_t>(facts.strides[i]));
+        }
+    }
+
+    uint64_t hash() const {
+        uint64_t hash = size_;
+        for (int i = 0; i < size_; ++i) {
+            hash = (hash ^ words_[i]) * 0x9E3779B97F4A7C15ull;
+            hash ^= hash >> 32;
+        }
+        return hash;
+    }
+
+    bool operator==(const CallLayout &other) const {
+        return size_ == other.size_ &&
+               std::equal(words_.begin(), words_.begin() + size_, other.words_.begin());
+    }
+
+  private:
+    int size_ = 0;
+    std::array<uint64_t, kGivenSlots * (3 + 2 * kMaxRank) + kMaxNumbers> words_;
+};
+
+// The arguments of a call, as far as they are tensors and numbers.
+struct GivenCall {
+    CallLayout layout;
+    std::array<TensorFacts, kGivenSlots> tensors;
+    std::array<bool, kGivenSlots> is_given{};
+
+    // False without a Python error where it is no call that a table may know.
+    bool read(PyObject *const *args, Py_ssize_t n_args) {
+        if (n_args < kOut || n_args > kGivenSlots + kMaxNumbers) return false;
+        for (Py_ssize_t slot = 0; slot < kGivenSlots; ++slot) {
+            if (slot >= n_args || args[slot] == Py_None) {
+                layout.add(0);
+                continue;
+            }
+            if (!tensor_reader().read(args[slot], tensors[slot])) return false;
+            is_given[slot] = true;
+            layout.add(tensors[slot]);
+        }
+        for (Py_ssize_t i = kGivenSlots; i < n_args; ++i) {
+            if (!PyLong_CheckExact(args[i])) return false;
+            const long long number = PyLong_AsLongLong(args[i]);
+            if (PyErr_Occurred()) {
+                PyErr_Clear();
+                return false;
+            }
+            layout.add(static_cast<uint64_t>(number));
+        }
+        return true;
+    }
+
+    // Whether an output given by the caller may share memory with an input. Exact for dense tensors; views
+    // that interleave count as overlapping.
+    bool out_may_overlap() const {
+        if (!is_given[kOut]) return false;
+        const char *const begin = tensors[kOut].data, *const end = begin + tensors[kOut].span_bytes();
+        for (int slot = 0; slot < kGivenSlots; ++slot) {
+            if (slot == kOut || !is_given[slot]) continue;
+            const char *const other = tensors[slot].data;
+            if (begin < other + tensors[slot].span_bytes() && other < end) return true;
+        }
+        return false;
+    }
+};
+
+}  // namespace flash::binding

@@ -1,0 +1,164 @@
+"""What a wheel brings: for every common call the best kernel, or one near it, without a compiler."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flash_attention.prediction import predict
+from flash_attention.problem import AttentionProblem, visible_limits
+from flash_attention.select import GOOD_ENOUGH, select
+from flash_helpers.build import wheel
+from flash_helpers.build.families import family_of
+from flash_helpers.build.wheel_sets import NAMES, SETS, device_of, wheel_kernels
+from flash_helpers.configs.dtype import DType
+from flash_helpers.tune.lookup import TuningResults
+
+TARGETS = (80, 86, 89, 90)
+SM_SHARES = (0.5, 0.8, 1.0, 1.1)  # smaller and larger cards of a generation
+CALLS = 400
+
+
+def calls(seed: int) -> Iterator[tuple[str, AttentionProblem]]:
+    """Sizes that no set names: lengths and batches of any number, groups of 5, 7, 16 heads."""
+    draw = random.Random(seed)
+    while True:
+        kind = draw.choice(
+            (
+                "prompt",
+                "packed",
+                "window",
+                "decode",
+                "cached",
+                "paged",
+                "chunk",
+                "chunk cached",
+                "chunk paged",
+            )
+        )
+        n_heads_kv = draw.choice((1, 2, 4, 8, 32))
+        few = kind in ("decode", "cached", "paged")
+        seq_len_q = 1 if few else int(2 ** draw.uniform(1, 13))
+        own = kind in ("prompt", "packed", "window")
+        seq_len_k = seq_len_q if own else max(seq_len_q, int(2 ** draw.uniform(5, 17)))
+        causal = not (few or own) or draw.random() < 0.5
+        window = (draw.choice((100, 512, 4000)), 0) if kind == "window" else (None, None)
+        left, right = visible_limits(causal, window, seq_len_q, seq_len_k)
+        cached = kind.split()[-1] in ("cached", "paged")
+        d_head = draw.choice((64, 128, 256))
+        yield (
+            kind,
+            AttentionProblem(
+                dtype=draw.choice((DType.BF16, DType.FP16)),
+                batch=draw.choice((1, 2, 3, 4, 8, 17, 64, 256)),
+                seq_len_q=seq_len_q,
+                seq_len_k=seq_len_k,
+                n_heads=n_heads_kv * draw.choice((1, 1, 2, 4, 5, 7, 8, 16)),
+                n_heads_kv=n_heads_kv,
+                d_head=d_head,
+                d_head_v=d_head,
+                left=left,
+                right=right,
+                varlen=cached or kind == "packed",
+                cached=cached,
+                paged=kind.endswith("paged"),
+                lse=draw.random() < 0.3,
+            ),
+        )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_common_call_needs_a_compiler(target):
+    brought, shipped = set(wheel_kernels(target)), TuningResults(shipped_only=True)
+    draw, drawn = random.Random(1), calls(seed=target)
+    substituted = []
+    for _ in range(CALLS):
+        kind, problem = next(drawn)
+        facts = device_of(target)
+        facts = replace(facts, sm_count=int(facts.sm_count * draw.choice(SM_SHARES)))
+        best = select(problem, facts, shipped, explained=False)
+        if best.kernel in brought:
+            continue
+        run = select(
+            problem, facts, shipped, explained=False, is_built=brought.__contains__, may_build=lambda: False
+        )
+        assert run.kernel in brought, (kind, problem.label(), best.kernel.short_form())
+        seen = best.problem or problem
+        ratio = predict(run.kernel, seen, facts).seconds / predict(best.kernel, seen, facts).seconds
+        assert ratio <= GOOD_ENOUGH, (kind, problem.label(), ratio, best.kernel.short_form())
+        substituted.append((kind, problem.label()))
+    # Very few heads in all, or tuned results of near lengths.
+    assert len(substituted) <= CALLS // 100, substituted
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["decode", "paged"])
+def test_one_token_decoding_is_brought_whole_and_in_parts(target, name):
+    """Each head size and element type; with few batch items the keys are cut into parts."""
+    kernels = wheel_kernels(target, [name])
+    for dtype in (DType.BF16, DType.FP16):
+        for d_head in (64, 128, 256):
+            traits = [k.traits for k in kernels if (k.config.dtype, k.config.d_head) == (dtype, d_head)]
+            assert {t.split for t in traits} == {False, True}
+            assert {t.paged for t in traits} == {name == "paged"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_can_be_compiled_for_its_target_and_runs_there(target):
+    for kernel in wheel_kernels(target):
+        family = family_of(kernel)
+        assert family.runs_on(target)
+        assert not family.missing_traits(kernel.traits)
+        assert kernel.config.infeasible_reason(device_of(target)) is None, kernel.short_form()
+
+
+def test_sets_are_named_once_and_each_brings_something_of_its_own():
+    assert len(set(NAMES)) == len(SETS)
+    for name in NAMES:
+        others = wheel_kernels(90, [other for other in NAMES if other != name])
+        assert set(wheel_kernels(90, [name])) - set(others), name
+    assert wheel_kernels(90) == sorted({k for name in NAMES for k in wheel_kernels(90, [name])})
+
+
+def test_kernels_of_the_shipped_table_are_brought_beside_those_they_lead():
+    facts, shipped, brought = (
+        device_of(90),
+        TuningResults(shipped_only=True),
+        set(wheel_kernels(90, ["prompts"])),
+    )
+    problems = [p for p in SETS[0].problems(90) if (p.dtype, p.d_head, p.lse) == (DType.BF16, 128, False)]
+    tuned, chosen = (
+        {select(problem, facts, table, explained=False).kernel for problem in problems}
+        for table in (shipped, None)
+    )
+    assert tuned - chosen
+    assert tuned | chosen <= brought
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_page_on_installing_counts_them(target):
+    page = (Path(__file__).parents[2] / "docs" / "installing.md").read_text()
+    assert f"| `TARGETS={target}` | {len(wheel_kernels(target))} |" in page
+
+
+def test_the_page_on_installing_names_the_sets():
+    page = (Path(__file__).parents[2] / "docs" / "installing.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "80", "--sets", "decode,speed"], "named speed; there are prompts, packed"),
+        (["--target", "120"], "target 120: no GPU of this generation is described"),
+    ],
+)
+def test_what_the_command_refuses(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        wheel.main(arguments)
+    assert message in capsys.readouterr().err
