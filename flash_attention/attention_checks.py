@@ -45,7 +45,7 @@ def checked_scale(softmax_scale: float | None, d_head: int) -> float:
     """
     if softmax_scale is None:
         return d_head**-0.5
-    scale = _number("softmax_scale", softmax_scale)
+    scale = checked_number("softmax_scale", softmax_scale)
     if not abs(scale) <= FLOAT32_MAX:
         raise ValueError(
             f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
@@ -56,7 +56,7 @@ def checked_scale(softmax_scale: float | None, d_head: int) -> float:
 
 def checked_softcap(softcap: float) -> float:
     """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32."""
-    cap = _number("softcap", softcap)
+    cap = checked_number("softcap", softcap)
     if not 0 <= cap <= FLOAT32_MAX:
         raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
     return cap
@@ -80,29 +80,42 @@ def checked_window(window: Window) -> Window:
     return left, right
 
 
-def _number(name: str, value: object) -> float:
+def checked_number(name: str, value: object) -> float:
+    """A real number, or a 0-d CPU tensor of one, of which no gradient is wanted; TypeError: none of these."""
     if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
-        return float(value)
+        check_tensors({name: value})
+        if not value.is_complex():
+            return float(value)
     if isinstance(value, Real):
         try:
             return float(value)
         except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
             return math.inf
-    given = f"a tensor on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    given = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        given = f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
     raise TypeError(
-        f"{name} is {given}; it must be a number (or a 0-d CPU tensor): reading it must not wait for a device"
+        f"{name} is {given}; it must be a real number (or a 0-d CPU tensor), which can be read without "
+        "waiting for a device: pass a float"
     )
 
 
 # ---------------------------------------------------------------------- tensors
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: str, paged: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layout: str,
+    paged: bool = False,
+    any_device: bool = False,
 ) -> None:
     """Types, devices, shapes and head counts.
 
     Args:
         layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
         paged: the first dimension of k and v counts pages, not batch items.
+        any_device: the tensors stand for others, wherever they are.
 
     Raises:
         TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
@@ -112,7 +125,8 @@ def check_inputs(
     if q.dtype not in DTYPES:
         check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
     check_dtypes(inputs, q.dtype, f"q is {q.dtype}")
-    check_devices(inputs)
+    if not any_device:
+        check_devices(inputs)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
@@ -135,11 +149,19 @@ def check_inputs(
 def check_head_sizes(d_head: int, d_head_v: int) -> None:
     """Those that some kernel, perhaps a padded one, computes."""
     for name, d in (("q and k", d_head), ("v", d_head_v)):
-        if d not in HEAD_SIZES:
-            raise ValueError(
-                f"the head size of {name} is {d}; supported are the multiples of {HEAD_SIZES.step} from "
-                f"{HEAD_SIZES.start} to {HEAD_SIZES[-1]}: pad with zeros, and pass softmax_scale={d}**-0.5"
-            )
+        if d in HEAD_SIZES:
+            continue
+        if not 0 < d < HEAD_SIZES[-1]:
+            remedy = "other attention is PyTorch's, torch.nn.functional.scaled_dot_product_attention"
+        else:
+            wanted = -(-d // HEAD_SIZES.step) * HEAD_SIZES.step
+            # The scale is that of q and k: to pad v does not change it.
+            then = f"pass softmax_scale={d}**-0.5" if name != "v" else f"take the result's first {d} columns"
+            remedy = f"pad {name} with zeros to {wanted}, and {then}"
+        raise ValueError(
+            f"the head size of {name} is {d}; supported are the multiples of {HEAD_SIZES.step} from "
+            f"{HEAD_SIZES.start} to {HEAD_SIZES[-1]}: {remedy}"
+        )
 
 
 def check_heads(n_heads: int, n_heads_kv: int) -> None:
@@ -148,7 +170,7 @@ def check_heads(n_heads: int, n_heads_kv: int) -> None:
         return
     raise ValueError(
         f"q has {n_heads} heads and k and v have {n_heads_kv}; the heads of q must be a multiple of those of "
-        "k and v"
+        "k and v: for any other order give k and v a head for each of q, e.g. k[..., kv_head_of, :]"
     )
 
 

@@ -196,20 +196,21 @@ def check_devices(tensors: dict[str, Tensor]) -> None:
         )
 
 
-def check_rows(name: str, x: Tensor) -> None:
+def check_rows(name: str, x: Tensor, is_output: bool = False) -> None:
     """Rows along the head size: contiguous, and each at a multiple of 16 bytes."""
     if not x.numel():
         return
     if x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(
-            f"{name}'s last stride is {x.stride(-1)} (strides {tuple(x.stride())}); it must be 1: pass "
-            f"{name}.contiguous()"
-        )
-    if reason := misalignment(x):
-        raise ValueError(
-            f"every row of {name} must start at a multiple of {ALIGNMENT} bytes, but {reason}: pass "
-            f"{name}.clone(memory_format=torch.contiguous_format)"
-        )
+        remedy = f"pass {name}.contiguous()"
+        reason = f"{name}'s last stride is {x.stride(-1)} (strides {tuple(x.stride())}); it must be 1"
+    elif why := misalignment(x):
+        remedy = f"pass {name}.clone(memory_format=torch.contiguous_format)"
+        reason = f"every row of {name} must start at a multiple of {ALIGNMENT} bytes, but {why}"
+    else:
+        return
+    if is_output:  # a copy of it would be written in its place
+        remedy = f"pass {name}=None and copy the result to where it belongs"
+    raise ValueError(f"{reason}: {remedy}")
 
 
 def check_grid(batch: int, n_heads: int, seq_len: int, B_r: int) -> None:
@@ -237,7 +238,7 @@ def check_output(
         raise ValueError(
             f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
         )
-    check_rows(name, o)
+    check_rows(name, o, is_output=True)
     if overlaps_itself(o):
         raise ValueError(
             f"elements of {name} share memory (shape {shape}, strides {tuple(o.stride())}); each needs its "

@@ -12,10 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.attention_checks import check_block_table, check_seqused
+from flash_attention.attention_checks import (
+    check_block_table,
+    check_inputs,
+    check_pages,
+    check_seqused,
+    checked_scale,
+)
 from flash_attention.cached import attention_cached
 from flash_attention.checks import check_tensors
+from flash_attention.choosing import LAYOUT
 from flash_attention.eager import Result
+from flash_attention.options import Options
+from flash_attention.redirect import wants_autocast
 
 PAGE_MULTIPLE = 16  # tokens
 
@@ -62,6 +71,7 @@ def attend_with_cache(
             q = rotated(q, cos, sin, seqused[:, None].long() + own, rotary_interleaved)
             k = rotated(k, cos, sin, places, rotary_interleaved)
         _check_items(cache_batch_idx, k_cache)
+        _check_call(q, k_cache, v_cache, seqused + n_new, cache_batch_idx, block_table, options)
         if block_table is None:
             items = (
                 torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
@@ -134,6 +144,26 @@ def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor) -> None:
     for item in cache_batch_idx.tolist():
         if not 0 <= item < k_cache.shape[0]:
             raise ValueError(f"cache_batch_idx has {item}; k_cache has the items 0 to {k_cache.shape[0] - 1}")
+
+
+def _check_call(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    counts: Tensor,
+    cache_batch_idx: Tensor | None,
+    block_table: Tensor | None,
+    options: dict[str, Any],
+) -> None:
+    """What ``attention_cached`` would refuse once the cache has changed; pages are read on the CPU alone."""
+    if torch.compiler.is_compiling() or wants_autocast(q, k_cache, v_cache):
+        return
+    Options(**options).checked(q)
+    checked_scale(options["softmax_scale"], q.shape[3])
+    shared = cache_batch_idx is not None or block_table is not None
+    check_inputs(q, k_cache, v_cache, None, LAYOUT, paged=shared, any_device=q.is_meta)
+    if block_table is not None and block_table.device.type == "cpu":
+        check_pages(block_table, counts, k_cache)
 
 
 def _check_tensors(

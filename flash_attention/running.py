@@ -112,8 +112,8 @@ def run_cuda(
         table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
         features = cuda.Features(
             d_head_v=d_head_v,
-            window_left=cuda.UNBOUNDED if problem.left is None else problem.left,
-            window_right=cuda.UNBOUNDED if problem.right is None else problem.right,
+            window_left=cuda.window_side(problem.left),
+            window_right=cuda.window_side(problem.right),
             softcap=softcap,
             sinks=0 if sinks is None else sinks.data_ptr(),
             cu_seqlens_q=0 if offsets is None else offsets[0].data_ptr(),

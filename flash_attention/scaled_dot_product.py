@@ -56,8 +56,14 @@ def sdpa(
             f"{tuple(key.shape)} and {tuple(value.shape)}"
         )
     leading = query.shape[:-3]
+    if not leading == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(
+            "query, key and value must agree in all dimensions before n_heads; given "
+            f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}: use key.expand(…) to share "
+            "keys"
+        )
     q, k, v = _heads_second(query), _heads_second(key), _heads_second(value)
-    if not enable_gqa and q.shape[2] != k.shape[2]:
+    if not checked_flag("enable_gqa", enable_gqa) and q.shape[2] != k.shape[2]:
         raise ValueError(
             f"query has {q.shape[2]} heads, key {k.shape[2]}; heads are shared only with enable_gqa=True"
         )
@@ -84,7 +90,7 @@ def _heads_second(x: Tensor) -> Tensor:
         return x.transpose(1, 2)
     if x.ndim == 2:
         return x[None, :, None]
-    return x.reshape(-1, *x.shape[-3:]).transpose(1, 2)
+    return (x[None] if x.ndim == 3 else x.flatten(0, -4)).transpose(1, 2)
 
 
 def register_with_torch() -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flash_attention import attention_checks as checks
 from flash_attention import dlpack, eager
@@ -58,20 +59,31 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
-        arrays = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
-        return dlpack.exported(call(name, *arrays), q)
+        arrays, options = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
+        result = None if _is_traced() else getattr(eager, name)(*arrays, options)
+        return dlpack.exported(call(name, arrays, options) if result is None else result, q)
     causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options
     if backend is not None:
         checks.check_choice(backend, None, q)
-    scale = None if softmax_scale is None else float(softmax_scale)
+    causal = checks.checked_flag("causal", causal)
+    return_lse = checks.checked_flag("return_lse", return_lse)
+    scale = None if softmax_scale is None else checks.checked_number("softmax_scale", softmax_scale)
+    softcap = checks.checked_number("softcap", softcap)
+    if config is not None and not isinstance(config, ForwardConfig):
+        checks.check_config(config, "config")
     config_name = None if config is None else config.short_form()
-    rest = (sinks, bool(causal), scale, left, right, float(softcap), return_lse, config_name)
+    rest = (sinks, causal, scale, left, right, softcap, return_lse, config_name)
     operators = torch.ops.flash_attention
     if out is None:
         out, lse = getattr(operators, name)(*leading, *rest)
     else:
         lse = getattr(operators, f"{name}_out")(*leading, *rest, out)
     return (out, lse) if return_lse else out
+
+
+def _is_traced() -> bool:
+    """Whether somebody records operators: then even what could run at once has to be one."""
+    return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
 
 
 # ---------------------------------------------------------------------- the operators
@@ -124,8 +136,8 @@ def _fake(
 ) -> tuple[Tensor, Tensor]:
     q, k, v = tensors
     sinks, return_lse = options[0], options[6]
-    if not q.is_meta:  # a meta tensor stands for one on any device
-        checks.check_inputs(q, k, v, sinks, layout, paged)
+    # A meta tensor stands for one on any device.
+    checks.check_inputs(q, k, v, sinks, layout, paged, any_device=q.is_meta)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     if not return_lse:
         return out, _no_lse(q)

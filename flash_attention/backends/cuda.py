@@ -34,9 +34,15 @@ __all__ = [
     "load_kernel",
     "maker_like",
     "registered_kernels",
+    "window_side",
 ]
 
 UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
+
+
+def window_side(limit: int | None) -> int:
+    """A side of the window as kernels take it, in 32 bits; no sequence under a window is longer than that."""
+    return UNBOUNDED if limit is None else min(limit, UNBOUNDED)
 
 
 class Features(NamedTuple):

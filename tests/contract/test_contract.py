@@ -108,8 +108,9 @@ def test_c02_scale_values(device):
     for bad in (math.nan, math.inf, -math.inf, 1e39, -1e39, 10**400):  # float32 ends at 3.4e38
         with pytest.raises(ValueError, match="softmax_scale"):
             attend(q, k, v, softmax_scale=bad)
-    with pytest.raises(TypeError, match="softmax_scale"):
-        attend(q, k, v, softmax_scale="0.1")
+    for bad in ("0.1", 1j, torch.tensor(1j), torch.tensor([0.1])):
+        with pytest.raises(TypeError, match=r"softmax_scale is .*; it must be a real number"):
+            attend(q, k, v, softmax_scale=bad)
 
 
 def test_c03_causal(device):
@@ -228,7 +229,9 @@ def test_c06_sinks_that_are_no_numbers(device, sink, lengths):
         assert (o[:, :, 0] == 0).all()
         assert (lse[:, 0] == math.inf).all()
     assert o[:, :, 1].isfinite().all()
-    check_infinities(q, k[:, :0], v[:, :0], sinks=sinks)
+    o, lse = check_infinities(q, k[:, :0], v[:, :0], sinks=sinks)
+    assert (o == 0).all()  # there is nothing that NaN could spoil
+    assert not math.isnan(sink) or lse[:, 0].isnan().all()
     k[..., 0] = -math.inf
     check_infinities(q, k, v, sinks=sinks)
 
@@ -347,6 +350,17 @@ def test_c10_large_scores(device, exponent):
     torch.testing.assert_close(lse, torch.full_like(lse, 2.0**exponent), atol=0, rtol=2e-6)
 
 
+@pytest.mark.parametrize("exponent", [10, 16, 20])
+def test_c10_large_equal_scores_of_many_keys(device, exponent):
+    # One query: the keys are cut into parts, not all of one length, whose LSEs are near 2^exponent.
+    q = torch.full((1, 1, 1, 64), 2.0 ** (exponent // 2), dtype=BFLOAT, device=device)
+    k = keys([2.0 ** (exponent - 3 - exponent // 2)] * 8200, device).to(BFLOAT)
+    v = keys([0.0] * 5200 + [1.0] * 3000, device).to(BFLOAT)
+    o = attend(q, k, v)
+    rounding = math.expm1(2 * 2.0 ** (exponent - 23))  # of the odds, by the LSEs of two parts
+    torch.testing.assert_close(o, torch.full_like(o, 3000 / 8200), atol=2e-3 + rounding / 4, rtol=0)
+
+
 @pytest.mark.parametrize("n", [1, 33, 65, 127, 129])
 def test_c10_no_phantom_keys(device, n):
     q = torch.ones(1, 5, 1, 64, dtype=HALF, device=device)
@@ -439,6 +453,24 @@ def test_c13_bad_head_sizes(device, d):
         attend(q, q, good)
     with pytest.raises(ValueError, match=rf"v is {d}; supported are the multiples of 8 from 8 to 256"):
         attend(good, good, q)
+
+
+def test_c13_what_to_do_about_a_head_size(device):
+    q, k, v = ramps((1, 5, 2, 64), (1, 7, 2, 64), device)
+    with pytest.raises(ValueError, match="pad q and k with zeros to 16, and pass softmax_scale=12"):
+        attend(q[..., :12], k[..., :12], v)
+    pad = torch.nn.functional.pad
+    o = attend(pad(q[..., :12], (0, 4)), pad(k[..., :12], (0, 4)), v, softmax_scale=12**-0.5)
+    expected, _ = reference(q[..., :12], k[..., :12], v)
+    torch.testing.assert_close(o.double(), expected, atol=2e-3, rtol=2e-3)
+    # The scale is none of v's business.
+    with pytest.raises(ValueError, match="pad v with zeros to 16, and take the result's first 12 columns"):
+        attend(q, k, v[..., :12])
+    o = attend(q, k, pad(v[..., :12], (0, 4)))
+    expected, _ = reference(q, k, v[..., :12])
+    torch.testing.assert_close(o[..., :12].double(), expected, atol=2e-3, rtol=2e-3)
+    with pytest.raises(ValueError, match=r"v is 264; .*scaled_dot_product_attention"):
+        attend(q, k, pad(v, (0, 200)))
 
 
 def same_in_any_layout(q, k, v, **options):
@@ -547,6 +579,18 @@ def test_c17_grad(device, which):
     assert torch.equal(attend(*(x.detach() for x in inputs)), expected)
 
 
+@pytest.mark.parametrize("option", ["softmax_scale", "softcap"])
+def test_c17_a_number_that_requires_grad(device, option):
+    inputs = ramps((1, 8, 2, 64), (1, 8, 2, 64), device)
+    learnt = torch.tensor(0.25, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=rf"^{option} requires grad.*pass {option}\.detach"):
+        attend(*inputs, **{option: learnt})
+    expected = attend(*inputs, **{option: 0.25})
+    assert torch.equal(attend(*inputs, **{option: learnt.detach()}), expected)
+    with torch.no_grad():
+        assert torch.equal(attend(*inputs, **{option: learnt}), expected)
+
+
 def test_c17_tangents_are_refused(device):
     q, k, v = ramps((1, 8, 2, 64), (1, 8, 2, 64), device)
     expected = attend(q, k, v)  # a call that was made before
@@ -590,7 +634,7 @@ def test_c19_bad_out(device):
         (torch.empty_like(q[:, :10]), ValueError, "out has shape"),
         (new.float(), TypeError, r"out is torch\.float32"),
         (new.to("meta"), ValueError, "out is on meta"),
-        (new.transpose(2, 3).contiguous().transpose(2, 3), ValueError, "last stride"),
+        (new.transpose(2, 3).contiguous().transpose(2, 3), ValueError, "last stride .* pass out=None"),
         (new[:1].expand(q.shape), ValueError, "share memory"),
         (q, ValueError, "out overlaps q"),
         (k, ValueError, "out overlaps k"),
@@ -767,6 +811,8 @@ def test_c25_offsets(device):
     ):
         with pytest.raises(error, match=text):
             attend_packed(*with_argument(arguments, index, value))
+    with pytest.raises(TypeError, match="validate is 'no'; it must be True or False"):
+        attend_packed(*arguments, validate="no")
 
 
 def test_c25_offset_values(device):
@@ -908,6 +954,8 @@ def test_c29_pages_that_are_not_there_are_refused_where_they_are_read(device, pa
                 attention_cached(q, k, v, seqused, block_table=table, **options)
         else:
             assert attention_cached(q, k, v, seqused, block_table=table, **options).shape == q.shape
+    with pytest.raises(TypeError, match="validate is 'no'; it must be True or False"):
+        attention_cached(q, k, v, seqused, block_table=table, validate="no")
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 
@@ -69,6 +70,27 @@ def test_tensors_and_arrays_may_be_mixed() -> None:
     q = array(1, 5, 2, 16)
     assert isinstance(attention(q, tensor(q), q), np.ndarray)
     assert isinstance(attention(tensor(q), q, q), torch.Tensor)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"causal": "no"}, "causal is 'no'; it must be True or False"),
+        ({"softmax_scale": "0.5"}, "softmax_scale is a str; it must be a real number"),
+        ({"config": "(FP16, 64)"}, "config is a str; it must be a FlashForwardKernelConfig"),
+        ({"out": [0.0]}, "out is a list; it must be a torch.Tensor"),
+    ],
+)
+def test_options_are_checked_as_with_tensors(options: dict, text: str) -> None:
+    q = array(1, 5, 2, 16)
+    for x in (q, tensor(q)):
+        with pytest.raises(TypeError, match=re.escape(text)):
+            attention(x, x, x, **options)
+    with pytest.raises(TypeError, match="cu_seqlens_q is a list"):
+        attention_varlen(q[0], q[0], q[0], [0, 5], [0, 5], 5, 5)
+    far = attention(q, q, q, window=(1 << 70, None))  # more than an operator's argument holds
+    assert (far == attention(q, q, q)).all()
 
 
 class Foreign:

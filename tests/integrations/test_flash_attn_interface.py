@@ -333,6 +333,9 @@ def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
             "cache_batch_idx has 2; k_cache has the items 0",
         ),
         ({"rotary_cos": [1], "rotary_sin": [1]}, TypeError, "rotary_cos is a list"),
+        ({"causal": "no"}, TypeError, "causal is 'no'; it must be True or False"),
+        ({"softmax_scale": "0.5"}, TypeError, "softmax_scale is a str"),
+        ({"q": random(2, 1, 3, D_HEAD)}, ValueError, "q has 3 heads"),
         (
             {"rotary_cos": torch.ones(19, 8), "rotary_sin": torch.ones(19, 8)},
             ValueError,
@@ -343,10 +346,25 @@ def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
 def test_what_is_no_cache_is_named(change: dict, error: type[Exception], text: str) -> None:
     q, k_cache, v_cache, k, v = cache_call()
     arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    before = [x.clone() for x in (k_cache, v_cache)]
     with pytest.raises(error, match=text):
         flash_attn.flash_attn_with_kvcache(
             **{**arguments, "cache_seqlens": torch.tensor(LENGTHS).int(), **change}
         )
+    for cache, wanted in zip((k_cache, v_cache), before, strict=True):
+        assert torch.equal(cache.nan_to_num(7.0), wanted.nan_to_num(7.0))  # refused before it is appended to
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize("page", [-1, 3])
+def test_nothing_is_appended_to_a_page_that_is_not_there(page: int) -> None:
+    cache, new = torch.zeros(3, 16, 2, D_HEAD, dtype=torch.float16), torch.ones(1, 1, 2, D_HEAD).half()
+    full, table = torch.tensor([16]).int(), torch.tensor([[0, page]]).int()
+    with pytest.raises(ValueError, match=rf"block_table\[0, 1\] is {page}.* the pages 0 to 2"):
+        flash_attn.flash_attn_with_kvcache(
+            new, cache, cache.clone(), new, new, cache_seqlens=full, block_table=table
+        )
+    assert (cache == 0).all()
 
 
 @pytest.mark.only_on("cpu")

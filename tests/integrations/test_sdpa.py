@@ -54,6 +54,16 @@ def test_leading_dimensions(leading: tuple[int, ...]) -> None:
     close(got, expected(query, key, value, is_causal=True, scale=0.3))
 
 
+def test_leading_dimensions_that_differ_are_not_paired() -> None:
+    query, key = random(2, 3, 4, 6, 32), random(3, 2, 4, 6, 32)
+    for other in (key, key.reshape(6, 1, 4, 6, 32)):
+        with pytest.raises(ValueError, match="must agree in all dimensions before n_heads"):
+            sdpa(query, other, other)
+        with pytest.raises(ValueError, match="must agree in all dimensions before n_heads"):
+            sdpa(query, query, other)
+    assert sdpa(*3 * [random(2, 3, 4, 0, 32)]).shape == (2, 3, 4, 0, 32)
+
+
 def test_grouped_heads_only_when_enabled() -> None:
     query, key = random(2, 4, 6, 32), random(2, 2, 6, 32)
     close(sdpa(query, key, key, enable_gqa=True), expected(query, key, key, enable_gqa=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -153,6 +154,32 @@ def test_wrong_arguments_are_refused_while_tracing() -> None:
     q, k, v = qkv(16)
     with pytest.raises(Exception, match="must be a multiple of those of"):
         torch.compile(attention, fullgraph=True, backend="aot_eager")(q[:, :, :3], k, v)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"causal": "no"}, "causal is 'no'; it must be True or False"),
+        ({"return_lse": 2}, "return_lse is 2; it must be True or False"),
+        ({"softmax_scale": "0.5"}, "softmax_scale is a str; it must be a real number"),
+        ({"softcap": "0.5"}, "softcap is a str; it must be a real number"),
+        ({"config": "(FP16, 64)"}, "config is a str; it must be a FlashForwardKernelConfig"),
+    ],
+)
+def test_wrong_options_are_refused_on_meta_tensors(options: dict, text: str) -> None:
+    q, k, v = (x.to("meta") for x in qkv(16))
+    with pytest.raises(TypeError, match=re.escape(text)):
+        attention(q, k, v, **options)
+
+
+@pytest.mark.only_on("cpu")
+def test_wrong_shapes_are_refused_on_meta_tensors() -> None:
+    q, k, v = (x.to("meta") for x in qkv(16))
+    with pytest.raises(ValueError, match="must be a multiple of those of"):
+        attention(q[:, :, :3], k, v)
+    with pytest.raises(TypeError, match="the element types are"):
+        attention(q.float(), k, v)
 
 
 # ---------------------------------------------------------------------- export, other tracers

@@ -21,9 +21,9 @@ from flash_attention import (
     prepare,
     running,
 )
-from flash_attention.backends import cpu
+from flash_attention.backends import backend, cpu
 from flash_attention.errors import NoKernelError
-from flash_attention.problem import UNLIMITED, AttentionProblem
+from flash_attention.problem import UNLIMITED, AttentionProblem, visible_limits
 from flash_attention.running import Cache, fill_without_keys, run_cuda
 from flash_attention.select import select
 from flash_helpers.kernel_configs import DType, device_facts
@@ -53,6 +53,7 @@ class ActedCuda:
         self.loaded.append(kernel)
 
     UNBOUNDED = 2**30 - 1
+    window_side = staticmethod(backend("cuda").window_side)
 
     class Features(NamedTuple):
         d_head_v: int
@@ -402,3 +403,11 @@ def test_explained_for_a_device_that_is_not_there_as_its_calls_choose(monkeypatc
             TuningResults(tmp_path / "none.sqlite3"),
         ).kernel
     )
+
+
+@pytest.mark.parametrize("limit", [0, 5, 2**30 - 1, 2**30, 2**32 + 3, None])
+def test_a_side_of_the_window_fits_the_kernels_numbers(limit: int | None) -> None:
+    # Packed sequences may be announced as longer than any is: max_seqlen_k only bounds them.
+    left, _ = visible_limits(False, (limit, None), 2**40, 2**40)
+    side = backend("cuda").window_side(left)
+    assert side == (limit if limit is not None and limit < 2**30 else 2**30 - 1)
