@@ -61,10 +61,11 @@ def _let_transformers_load(name: str) -> None:
     def load_this_too(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         if implementation != name:
             return load(implementation, *args, **kwargs)
+        functions = [flash_attn_interface.flash_attn_func, flash_attn_interface.flash_attn_varlen_func]
+        if hasattr(modeling_flash_attention_utils, "_flash_with_kvcache_fn"):  # from Transformers 5 on
+            functions.append(flash_attn_interface.flash_attn_with_kvcache)
         return (
-            flash_attn_interface.flash_attn_func,
-            flash_attn_interface.flash_attn_varlen_func,
-            flash_attn_interface.flash_attn_with_kvcache,
+            *functions,
             modeling_flash_attention_utils._pad_input,
             modeling_flash_attention_utils._unpad_input,
         )
@@ -75,11 +76,12 @@ def _let_transformers_load(name: str) -> None:
 
 def padding_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int | None = None,
+    kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     attention_mask: Tensor | None = None,
+    cache_position: Tensor | None = None,
     **_: Any,
 ) -> Tensor | None:
     """The mask that ``attention_forward`` gets: which keys are tokens, (batch, tokens) bool; None: all.
@@ -90,7 +92,12 @@ def padding_mask(
         q_offset: tokens before the new ones.
         kv_offset: tokens before the first key that the model hands over.
         attention_mask: (batch, tokens), False for padding.
+        cache_position: (q_length,), the places of the new tokens: Transformers 4 gives it in place of
+            q_length and q_offset.
     """
+    if q_length is None:
+        assert cache_position is not None, "Transformers gives q_length or cache_position"
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
     if attention_mask is None:
         tokens = int(q_offset) + q_length - kv_offset
         if tokens >= kv_length:
