@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from numbers import Real
 
 import numpy as np
@@ -29,11 +30,20 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 # ---------------------------------------------------------------------- numbers
+def given(value: object) -> str:
+    """A value in a message: short, and of a tensor no elements, which may have to be waited for."""
+    if isinstance(value, Tensor) and not value.is_nested:
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype} on {value.device}"
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a {type(value).__name__}"
+    return reprlib.repr(value)
+
+
 def checked_flag(name: str, value: object) -> bool:
     """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true."""
     if isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)):
         return bool(value)
-    raise TypeError(f"{name} is {value!r}; it must be True or False")
+    raise TypeError(f"{name} is {given(value)}; it must be True or False")
 
 
 def checked_scale(softmax_scale: float | None, d_head: int) -> float:
@@ -42,6 +52,7 @@ def checked_scale(softmax_scale: float | None, d_head: int) -> float:
     Raises:
         TypeError: not a number that the host can read without waiting.
         ValueError: not finite in float32.
+        NotImplementedError: a tensor that requires grad, in grad mode.
     """
     if softmax_scale is None:
         return d_head**-0.5
@@ -64,12 +75,11 @@ def checked_softcap(softcap: float) -> float:
 
 def checked_window(window: Window) -> Window:
     """(left, right). Raises TypeError (not two whole numbers or None), ValueError (negative)."""
-    try:
-        left, right = window
-    except (TypeError, ValueError):
+    if not (isinstance(window, tuple | list) and len(window) == 2):
         raise TypeError(
-            f"window is {window!r}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
-        ) from None
+            f"window is {given(window)}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
+        )
+    left, right = window
     for name, limit in (("left", left), ("right", right)):
         if limit is None:
             continue
@@ -81,28 +91,53 @@ def checked_window(window: Window) -> Window:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
-        return float(value)
+    if (
+        isinstance(value, Tensor)
+        and value.ndim == 0
+        and value.device.type == "cpu"
+        and not value.dtype.is_complex
+    ):
+        check_tensors({name: value})  # a factor that is learnt needs a gradient
+        return float(value.detach())
     if isinstance(value, Real):
         try:
             return float(value)
         except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
             return math.inf
-    given = f"a tensor on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     raise TypeError(
-        f"{name} is {given}; it must be a number (or a 0-d CPU tensor): reading it must not wait for a device"
+        f"{name} is {given(value)}; it must be a number (or a 0-d CPU tensor of one): reading it must not "
+        "wait for a device"
     )
+
+
+# ---------------------------------------------------------------------- what there is not
+def refuse(**arguments: object) -> None:
+    """Raises NotImplementedError for the first argument that is neither None nor the number 0."""
+    for name, value in arguments.items():
+        if value is None or (isinstance(value, Real) and value == 0):
+            continue
+        neutral = {"dropout_p": "0", "num_splits": "0", "return_debug_mask": "False"}.get(name, "None")
+        raise NotImplementedError(
+            f"{name} is {given(value)}; flash-attention-kernels has no such feature: pass {neutral}"
+        )
 
 
 # ---------------------------------------------------------------------- tensors
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: str, paged: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layout: str,
+    paged: bool = False,
+    device_types: tuple[str, ...] = DEVICE_TYPES,
 ) -> None:
     """Types, devices, shapes and head counts.
 
     Args:
         layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
         paged: the first dimension of k and v counts pages, not batch items.
+        device_types: where the tensors may be.
 
     Raises:
         TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
@@ -112,7 +147,7 @@ def check_inputs(
     if q.dtype not in DTYPES:
         check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
     check_dtypes(inputs, q.dtype, f"q is {q.dtype}")
-    check_devices(inputs)
+    check_devices(inputs, device_types)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
@@ -172,8 +207,8 @@ def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) ->
 def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
     """An explicit backend and an explicit configuration must fit the tensors."""
     check_tensors({"q": q})
-    if backend is not None and backend not in DEVICE_TYPES:
-        raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
+    if not (backend is None or (isinstance(backend, str) and backend in DEVICE_TYPES)):
+        raise ValueError(f"backend is {given(backend)}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
     if backend is not None and backend != q.device.type:
         raise ValueError(
             f"backend is {backend!r}, but the tensors are on {q.device}: move them with .to({backend!r}), or "
@@ -195,11 +230,19 @@ def check_problem(problem: AttentionProblem) -> None:
         raise TypeError(f"a problem is {problem!r}; it must be an AttentionProblem")
     if not isinstance(problem.dtype, DType):
         raise TypeError(f"a problem's dtype is {problem.dtype!r}; it must be DType.FP16 or DType.BF16")
-    for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv"):
+    for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv", "d_head", "d_head_v"):
         size = getattr(problem, name)
         if type(size) is not int or size < 0:
             error = ValueError if type(size) is int else TypeError
             raise error(f"a problem's {name} is {size!r}; it must be an int, at least 0")
+    checked_window((problem.left, problem.right))
+    for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse"):
+        checked_flag(f"a problem's {name}", getattr(problem, name))
+    if (problem.paged and not problem.cached) or (problem.cached and not problem.varlen):
+        raise ValueError(
+            f"a problem has paged={problem.paged}, cached={problem.cached}, varlen={problem.varlen}; what is "
+            "paged is cached, and what is cached is varlen: turn these on too"
+        )
     check_head_sizes(problem.d_head, problem.d_head_v)
     check_heads(problem.n_heads, problem.n_heads_kv)
 
@@ -293,7 +336,9 @@ def check_max_seqlen(name: str, value: int) -> None:
     """A host number, since a launch needs it."""
     if type(value) is not int or value < 0:
         error = ValueError if type(value) is int else TypeError
-        raise error(f"{name} is {value!r}; it must be an int, at least 0: the length of the longest sequence")
+        raise error(
+            f"{name} is {given(value)}; it must be an int, at least 0: the length of the longest sequence"
+        )
 
 
 def check_offset_values(

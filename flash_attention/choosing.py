@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from flash_attention import attention_checks as checks
 from flash_attention import remembered
-from flash_attention.backends import backend
+from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.candidates import kernel_for, size_reason, unable_reason
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
@@ -212,6 +213,15 @@ def explain_choice(
     return _choice(problem, q.device, config, explained=True)
 
 
+def _device(device: torch.device | str) -> torch.device:
+    if isinstance(device, str | torch.device):
+        with contextlib.suppress(RuntimeError):  # a name that torch does not know
+            known = torch.device(device)
+            if known.type in DEVICE_TYPES:
+                return known
+    raise ValueError(f"device is {checks.given(device)}; it must be 'cuda', 'cuda:N' or 'cpu'")
+
+
 def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
     """Builds and loads what a list of problems needs, so that no later call compiles anything.
 
@@ -229,7 +239,9 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     """
     if isinstance(problems, AttentionProblem):
         raise TypeError("problems is one AttentionProblem; it must be several: pass [problem]")
-    problems, device = list(problems), torch.device(device)
+    if not isinstance(problems, Iterable) or isinstance(problems, Tensor):
+        raise TypeError(f"problems is {checks.given(problems)}; it must be a list of AttentionProblem")
+    problems, device = list(problems), _device(device)
     for problem in problems:
         checks.check_problem(problem)
     if device.type == "cuda":

@@ -72,7 +72,7 @@ def attention_varlen(
     checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
     scale = checks.checked_scale(options.softmax_scale, q.shape[2])
     checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if validate or not q.is_cuda:
+    if checks.checked_flag("validate", validate) or not q.is_cuda:
         checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
         checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
     out = _output(options, (*q.shape[:2], v.shape[2]), q, k, v)
@@ -134,7 +134,7 @@ def attention_cached(
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
-        if validate or not q.is_cuda:
+        if checks.checked_flag("validate", validate) or not q.is_cuda:
             checks.check_pages(block_table, seqused_k, k)
         capacity *= block_table.shape[1] if k.shape[0] else 0
     scale = checks.checked_scale(options.softmax_scale, q.shape[3])

@@ -26,6 +26,7 @@ from torch import Tensor
 from flash_attention import attention_checks as checks
 from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
+from flash_attention.checks import check_output_kind
 from flash_attention.eager import Result
 from flash_attention.options import Options
 from flash_attention.redirect import wants_autocast
@@ -54,18 +55,24 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     Args:
         name: of the operator that returns a new output.
         leading: q, k, v and what packs them. Arrays of other libraries make the result one of q's library.
-        options: the rest.
+        options: the rest. A tracer's numbers are looked at when the call runs.
+
+    Raises:
+        TypeError, ValueError: an option of another type than is promised, which the operator would convert.
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
         arrays = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         return dlpack.exported(call(name, *arrays), q)
-    causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options
-    if backend is not None:
-        checks.check_choice(backend, None, q)
+    causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options
+    left, right = checks.checked_window(window)
+    if backend is not None or config is not None:
+        checks.check_choice(backend, config, q)
+    causal = checks.checked_flag("causal", causal)
+    return_lse = checks.checked_flag("return_lse", return_lse)
     scale = None if softmax_scale is None else float(softmax_scale)
     config_name = None if config is None else config.short_form()
-    rest = (sinks, bool(causal), scale, left, right, float(softcap), return_lse, config_name)
+    rest = (sinks, causal, scale, left, right, float(softcap), return_lse, config_name)
     operators = torch.ops.flash_attention
     if out is None:
         out, lse = getattr(operators, name)(*leading, *rest)
@@ -95,7 +102,7 @@ def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = ""
         return _fake(args[:3], args[n_leading:], layout, is_paged(args))
 
     def fake_out(*args: Any) -> Tensor:
-        return _fake(args[:3], args[n_leading:-1], layout, is_paged(args))[1]
+        return _fake(args[:3], args[n_leading:-1], layout, is_paged(args), args[-1])[1]
 
     def is_paged(args: tuple[Any, ...]) -> bool:
         return packing == _CACHE and args[4] is not None
@@ -120,13 +127,21 @@ def _run(
 
 
 def _fake(
-    tensors: tuple[Tensor, ...], options: tuple[Any, ...], layout: str, paged: bool
+    tensors: tuple[Tensor, ...],
+    options: tuple[Any, ...],
+    layout: str,
+    paged: bool,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = tensors
     sinks, return_lse = options[0], options[6]
-    if not q.is_meta:  # a meta tensor stands for one on any device
-        checks.check_inputs(q, k, v, sinks, layout, paged)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    # A meta tensor stands for one on any device.
+    checks.check_inputs(q, k, v, sinks, layout, paged, ("meta",) if q.is_meta else DEVICE_TYPES)
+    shape = (*q.shape[:-1], v.shape[-1])
+    if out is None:
+        out = q.new_empty(shape)
+    else:
+        check_output_kind("out", out, shape, q.dtype, q.device)
     if not return_lse:
         return out, _no_lse(q)
     *batch, seq_len, n_heads, _ = q.shape
