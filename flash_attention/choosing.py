@@ -16,6 +16,7 @@ from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.candidates import kernel_for, size_reason, unable_reason
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
+from flash_attention.option_checks import checked_flag, checked_softcap, checked_window, given
 from flash_attention.problem import UNLIMITED, AttentionProblem, Window, visible_limits
 from flash_attention.select import Choice, select
 from flash_attention.tma import page_obstacle, stride_obstacle
@@ -199,8 +200,8 @@ def explain_choice(
     Raises:
         as ``attention``.
     """
-    causal, return_lse = checks.checked_flag("causal", causal), checks.checked_flag("return_lse", return_lse)
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    causal, return_lse = checked_flag("causal", causal), checked_flag("return_lse", return_lse)
+    window, softcap = checked_window(window), checked_softcap(softcap)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     checks.check_inputs(q, k, v, sinks, LAYOUT)
@@ -219,7 +220,7 @@ def _device(device: torch.device | str) -> torch.device:
             known = torch.device(device)
             if known.type in DEVICE_TYPES:
                 return known
-    raise ValueError(f"device is {checks.given(device)}; it must be 'cuda', 'cuda:N' or 'cpu'")
+    raise ValueError(f"device is {given(device)}; it must be 'cuda', 'cuda:N' or 'cpu'")
 
 
 def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
@@ -240,7 +241,7 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     if isinstance(problems, AttentionProblem):
         raise TypeError("problems is one AttentionProblem; it must be several: pass [problem]")
     if not isinstance(problems, Iterable) or isinstance(problems, Tensor):
-        raise TypeError(f"problems is {checks.given(problems)}; it must be a list of AttentionProblem")
+        raise TypeError(f"problems is {given(problems)}; it must be a list of AttentionProblem")
     problems, device = list(problems), _device(device)
     for problem in problems:
         checks.check_problem(problem)

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flash_attention.attention import attention, attention_varlen
-from flash_attention.attention_checks import HEAD_SIZES, given, refuse
+from flash_attention.attention_checks import HEAD_SIZES
 from flash_attention.checks import check_tensors
 from flash_attention.kv_cache import attend_with_cache
+from flash_attention.option_checks import given, refuse
 from flash_attention.problem import Window
 
 __all__ = [

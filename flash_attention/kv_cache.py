@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.attention_checks import check_block_table, check_seqused, checked_flag, given
+from flash_attention.attention_checks import check_block_table, check_seqused
 from flash_attention.cached import attention_cached
 from flash_attention.checks import check_tensors
 from flash_attention.eager import Result
 from flash_attention.memory import overlap, overlaps_itself
+from flash_attention.option_checks import checked_flag, given
 from flash_attention.redirect import not_for_eager
 
 PAGE_MULTIPLE = 16  # tokens

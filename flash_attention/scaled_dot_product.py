@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention import attention
-from flash_attention.attention_checks import checked_flag, refuse
 from flash_attention.checks import check_tensors
+from flash_attention.option_checks import checked_flag, refuse
 from flash_attention.problem import Window
 
 IMPLEMENTATION = "flash_attention_kernels"

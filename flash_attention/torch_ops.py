@@ -28,6 +28,7 @@ from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
 from flash_attention.checks import check_output_kind
 from flash_attention.eager import Result
+from flash_attention.option_checks import checked_flag, checked_window
 from flash_attention.options import Options
 from flash_attention.redirect import wants_autocast
 from flash_helpers.configs.kernel import ForwardConfig
@@ -65,11 +66,11 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
         arrays = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         return dlpack.exported(call(name, *arrays), q)
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options
-    left, right = checks.checked_window(window)
+    left, right = checked_window(window)
     if backend is not None or config is not None:
         checks.check_choice(backend, config, q)
-    causal = checks.checked_flag("causal", causal)
-    return_lse = checks.checked_flag("return_lse", return_lse)
+    causal = checked_flag("causal", causal)
+    return_lse = checked_flag("return_lse", return_lse)
     scale = None if softmax_scale is None else float(softmax_scale)
     config_name = None if config is None else config.short_form()
     rest = (sinks, causal, scale, left, right, float(softcap), return_lse, config_name)
