@@ -6,8 +6,12 @@ VENV_PYTHON := $(VENV)/bin/python
 JOBS ?= 2
 # Generations that `make wheel` compiles the default kernels for; none: a wheel of sources.
 TARGETS ?=
+# Which of their kernels, by the names that docs/installing.md lists; none: all.
 SETS ?=
 TORCH_VERSIONS ?= 2.5.1 2.13.0
+# Lists may be written with spaces or with commas.
+COMMA := ,
+SPACE := $(subst ,, )
 # Where the gpu-* targets write their JSON.
 OUT ?= benchmarks/results
 
@@ -69,7 +73,9 @@ gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)
 
 wheel: $(VENV)/.installed
-	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist $(addprefix --target ,$(TARGETS)) $(addprefix --sets ,$(SETS))
+	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist \
+		$(addprefix --target ,$(subst $(COMMA), ,$(TARGETS))) \
+		$(addprefix --sets ,$(subst $(SPACE),$(COMMA),$(strip $(SETS))))
 
 # Clean environments: installs the wheel beside each of several torch versions and computes with it.
 test-install: $(VENV)/.installed

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flash_attention import eager, remembered, torch_ops
-from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
+from flash_attention.option_checks import checked_window
 from flash_attention.options import Keywords, Options
 from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel

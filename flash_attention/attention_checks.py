@@ -1,11 +1,7 @@
-"""Checks of ``attention`` and ``attention_varlen``, on top of those that all calls share (``checks``)."""
+"""Checks of the tensors of ``attention`` and its like, on top of those that all calls share (``checks``)."""
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,87 +13,13 @@ from flash_attention.checks import (
     check_output,
     check_tensors,
 )
-from flash_attention.problem import AttentionProblem, Window
+from flash_attention.option_checks import checked_flag, checked_window, given
+from flash_attention.problem import AttentionProblem
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.kernel import ForwardConfig
 
 HEAD_SIZES = range(8, 257, 8)
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
-
-
-FLOAT32_MAX = torch.finfo(torch.float32).max
-
-
-# ---------------------------------------------------------------------- numbers
-def checked_flag(name: str, value: object) -> bool:
-    """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true."""
-    if isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)):
-        return bool(value)
-    raise TypeError(f"{name} is {value!r}; it must be True or False")
-
-
-def checked_scale(softmax_scale: float | None, d_head: int) -> float:
-    """The factor of the scores; None: d_head ** -0.5.
-
-    Raises:
-        TypeError: not a number that the host can read without waiting.
-        ValueError: not finite in float32.
-    """
-    if softmax_scale is None:
-        return d_head**-0.5
-    scale = checked_number("softmax_scale", softmax_scale)
-    if not abs(scale) <= FLOAT32_MAX:
-        raise ValueError(
-            f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
-            "means zero"
-        )
-    return scale
-
-
-def checked_softcap(softcap: float) -> float:
-    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32."""
-    cap = checked_number("softcap", softcap)
-    if not 0 <= cap <= FLOAT32_MAX:
-        raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
-    return cap
-
-
-def checked_window(window: Window) -> Window:
-    """(left, right). Raises TypeError (not two whole numbers or None), ValueError (negative)."""
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"window is {window!r}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
-        ) from None
-    for name, limit in (("left", left), ("right", right)):
-        if limit is None:
-            continue
-        if type(limit) is not int:
-            raise TypeError(f"window's {name} limit is {limit!r}; it must be an int, or None for no limit")
-        if limit < 0:
-            raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
-    return left, right
-
-
-def checked_number(name: str, value: object) -> float:
-    """A real number, or a 0-d CPU tensor of one, of which no gradient is wanted; TypeError: none of these."""
-    if isinstance(value, Tensor) and value.ndim == 0 and value.device.type == "cpu":
-        check_tensors({name: value})
-        if not value.is_complex():
-            return float(value)
-    if isinstance(value, Real):
-        try:
-            return float(value)
-        except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
-            return math.inf
-    given = f"a {type(value).__name__}"
-    if isinstance(value, Tensor):
-        given = f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
-    raise TypeError(
-        f"{name} is {given}; it must be a real number (or a 0-d CPU tensor), which can be read without "
-        "waiting for a device: pass a float"
-    )
 
 
 # ---------------------------------------------------------------------- tensors
@@ -108,14 +30,14 @@ def check_inputs(
     sinks: Tensor | None,
     layout: str,
     paged: bool = False,
-    any_device: bool = False,
+    device_types: tuple[str, ...] = DEVICE_TYPES,
 ) -> None:
     """Types, devices, shapes and head counts.
 
     Args:
         layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
         paged: the first dimension of k and v counts pages, not batch items.
-        any_device: the tensors stand for others, wherever they are.
+        device_types: where the tensors may be.
 
     Raises:
         TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
@@ -125,8 +47,7 @@ def check_inputs(
     if q.dtype not in DTYPES:
         check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
     check_dtypes(inputs, q.dtype, f"q is {q.dtype}")
-    if not any_device:
-        check_devices(inputs)
+    check_devices(inputs, device_types)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
@@ -194,8 +115,8 @@ def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) ->
 def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
     """An explicit backend and an explicit configuration must fit the tensors."""
     check_tensors({"q": q})
-    if backend is not None and backend not in DEVICE_TYPES:
-        raise ValueError(f"backend is {backend!r}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
+    if not (backend is None or (isinstance(backend, str) and backend in DEVICE_TYPES)):
+        raise ValueError(f"backend is {given(backend)}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
     if backend is not None and backend != q.device.type:
         raise ValueError(
             f"backend is {backend!r}, but the tensors are on {q.device}: move them with .to({backend!r}), or "
@@ -217,11 +138,19 @@ def check_problem(problem: AttentionProblem) -> None:
         raise TypeError(f"a problem is {problem!r}; it must be an AttentionProblem")
     if not isinstance(problem.dtype, DType):
         raise TypeError(f"a problem's dtype is {problem.dtype!r}; it must be DType.FP16 or DType.BF16")
-    for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv"):
+    for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv", "d_head", "d_head_v"):
         size = getattr(problem, name)
         if type(size) is not int or size < 0:
             error = ValueError if type(size) is int else TypeError
             raise error(f"a problem's {name} is {size!r}; it must be an int, at least 0")
+    checked_window((problem.left, problem.right))
+    for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse"):
+        checked_flag(f"a problem's {name}", getattr(problem, name))
+    if (problem.paged and not problem.cached) or (problem.cached and not problem.varlen):
+        raise ValueError(
+            f"a problem has paged={problem.paged}, cached={problem.cached}, varlen={problem.varlen}; what is "
+            "paged is cached, and what is cached is varlen: turn these on too"
+        )
     check_head_sizes(problem.d_head, problem.d_head_v)
     check_heads(problem.n_heads, problem.n_heads_kv)
 
@@ -315,7 +244,9 @@ def check_max_seqlen(name: str, value: int) -> None:
     """A host number, since a launch needs it."""
     if type(value) is not int or value < 0:
         error = ValueError if type(value) is int else TypeError
-        raise error(f"{name} is {value!r}; it must be an int, at least 0: the length of the longest sequence")
+        raise error(
+            f"{name} is {given(value)}; it must be an int, at least 0: the length of the longest sequence"
+        )
 
 
 def check_offset_values(

@@ -7,8 +7,8 @@ from torch.compiler import is_dynamo_compiling
 
 from flash_attention import eager, remembered, torch_ops
 from flash_attention.attention import dispatch_modes, is_tracing
-from flash_attention.attention_checks import checked_window
 from flash_attention.eager import Result
+from flash_attention.option_checks import checked_window
 from flash_attention.options import Options
 from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig

@@ -182,14 +182,14 @@ def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) ->
         )
 
 
-def check_devices(tensors: dict[str, Tensor]) -> None:
-    """One device for all, of a type that has a backend."""
+def check_devices(tensors: dict[str, Tensor], device_types: tuple[str, ...] = DEVICE_TYPES) -> None:
+    """One device for all, of one of these types."""
     devices = {name: x.device for name, x in tensors.items()}
     if len(set(devices.values())) > 1:
         given = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"all tensors must be on one device; given {given}: move them with .to(device)")
     name, device = next(iter(devices.items()))
-    if device.type not in DEVICE_TYPES:
+    if device.type not in device_types:
         raise ValueError(
             f"{name} is on device {device}; attention runs on {' and '.join(DEVICE_TYPES)}: move the tensors "
             f"with .to('{DEVICE_TYPES[0]}')"
@@ -227,17 +227,7 @@ def check_output(
     name: str, o: Tensor, shape: tuple[int, ...], dtype: torch.dtype, inputs: dict[str, Tensor]
 ) -> None:
     """An output tensor given by the caller: written in place, so it must be apart from the inputs."""
-    device = next(iter(inputs.values())).device
-    if tuple(o.shape) != shape:
-        raise ValueError(
-            f"{name} has shape {tuple(o.shape)}; the result has {shape}: pass {name}=None to get one"
-        )
-    if o.dtype is not dtype:
-        raise TypeError(f"{name} is {o.dtype}; the result is {dtype}: pass an {name} of this type, or None")
-    if o.device != device:
-        raise ValueError(
-            f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
-        )
+    check_output_kind(name, o, shape, dtype, next(iter(inputs.values())).device)
     check_rows(name, o, is_output=True)
     if overlaps_itself(o):
         raise ValueError(
@@ -250,6 +240,22 @@ def check_output(
                 f"{name} overlaps {other} in memory, which is still read while {name} is written: pass an "
                 f"{name} of its own, or {name}=None"
             )
+
+
+def check_output_kind(
+    name: str, o: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """What is known of an output tensor without its memory."""
+    if tuple(o.shape) != shape:
+        raise ValueError(
+            f"{name} has shape {tuple(o.shape)}; the result has {shape}: pass {name}=None to get one"
+        )
+    if o.dtype is not dtype:
+        raise TypeError(f"{name} is {o.dtype}; the result is {dtype}: pass an {name} of this type, or None")
+    if o.device != device:
+        raise ValueError(
+            f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
+        )
 
 
 def check_fits_device(config: ForwardConfig, device: torch.device) -> None:

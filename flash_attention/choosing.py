@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from flash_attention import attention_checks as checks
 from flash_attention import remembered
-from flash_attention.backends import backend
+from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.candidates import kernel_for, size_reason, unable_reason
 from flash_attention.checks import check_fits_device, check_grid
 from flash_attention.errors import InfeasibleConfigError
+from flash_attention.option_checks import checked_flag, checked_softcap, checked_window, given
 from flash_attention.problem import UNLIMITED, AttentionProblem, Window, visible_limits
 from flash_attention.select import Choice, select
 from flash_attention.tma import page_obstacle, stride_obstacle
@@ -198,8 +200,8 @@ def explain_choice(
     Raises:
         as ``attention``.
     """
-    causal, return_lse = checks.checked_flag("causal", causal), checks.checked_flag("return_lse", return_lse)
-    window, softcap = checks.checked_window(window), checks.checked_softcap(softcap)
+    causal, return_lse = checked_flag("causal", causal), checked_flag("return_lse", return_lse)
+    window, softcap = checked_window(window), checked_softcap(softcap)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     checks.check_inputs(q, k, v, sinks, LAYOUT)
@@ -210,6 +212,15 @@ def explain_choice(
             return select(problem, facts, candidates=[config])
         return select(problem, facts, _tuning_results(environment.tuning_db(), environment.cache_dir()))
     return _choice(problem, q.device, config, explained=True)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    if isinstance(device, str | torch.device):
+        with contextlib.suppress(RuntimeError):  # a name that torch does not know
+            known = torch.device(device)
+            if known.type in DEVICE_TYPES:
+                return known
+    raise ValueError(f"device is {given(device)}; it must be 'cuda', 'cuda:N' or 'cpu'")
 
 
 def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
@@ -229,7 +240,9 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     """
     if isinstance(problems, AttentionProblem):
         raise TypeError("problems is one AttentionProblem; it must be several: pass [problem]")
-    problems, device = list(problems), torch.device(device)
+    if not isinstance(problems, Iterable) or isinstance(problems, Tensor):
+        raise TypeError(f"problems is {given(problems)}; it must be a list of AttentionProblem")
+    problems, device = list(problems), _device(device)
     for problem in problems:
         checks.check_problem(problem)
     if device.type == "cuda":

@@ -12,6 +12,7 @@ from torch import Tensor
 from flash_attention import attention_checks as checks
 from flash_attention import remembered
 from flash_attention.choosing import LAYOUT, choose, problem_of
+from flash_attention.option_checks import checked_flag, checked_scale
 from flash_attention.options import Options
 from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.redirect import not_for_eager
@@ -37,7 +38,7 @@ def attention(
     checks.check_inputs(q, k, v, sinks, LAYOUT)
     problem = problem_of(q, k, v, sinks, options.causal, options.window, softcap, options.return_lse)
     choice = choose(problem, q.device, options.config) if _has_rows(q) else None
-    scale = checks.checked_scale(options.softmax_scale, problem.d_head)
+    scale = checked_scale(options.softmax_scale, problem.d_head)
     out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if choice is not None:
@@ -70,9 +71,9 @@ def attention_varlen(
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap
     checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
-    scale = checks.checked_scale(options.softmax_scale, q.shape[2])
+    scale = checked_scale(options.softmax_scale, q.shape[2])
     checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if checks.checked_flag("validate", validate) or not q.is_cuda:
+    if checked_flag("validate", validate) or not q.is_cuda:
         checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
         checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
     out = _output(options, (*q.shape[:2], v.shape[2]), q, k, v)
@@ -131,14 +132,14 @@ def attention_cached(
     paged = block_table is not None
     checks.check_inputs(q, k, v, sinks, LAYOUT, paged)
     checks.check_seqused("seqused_k", seqused_k, q)
-    validate = checks.checked_flag("validate", validate)
+    validate = checked_flag("validate", validate)
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
-        if validate or not q.is_cuda:
+        if checked_flag("validate", validate) or not q.is_cuda:
             checks.check_pages(block_table, seqused_k, k)
         capacity *= block_table.shape[1] if k.shape[0] else 0
-    scale = checks.checked_scale(options.softmax_scale, q.shape[3])
+    scale = checked_scale(options.softmax_scale, q.shape[3])
     out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if out.numel() and not capacity:

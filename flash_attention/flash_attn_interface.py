@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,6 +19,7 @@ from flash_attention.attention import attention, attention_varlen
 from flash_attention.attention_checks import HEAD_SIZES
 from flash_attention.checks import check_tensors
 from flash_attention.kv_cache import attend_with_cache
+from flash_attention.option_checks import given, refuse
 from flash_attention.problem import Window
 
 __all__ = [
@@ -70,7 +72,7 @@ def flash_attn_func(
         NotImplementedError: dropout_p, alibi_slopes.
         and what ``flash_attention.attention`` raises.
     """
-    _refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
     return _with_probs(_cut(attention(_padded(q), _padded(k), _padded(v), **options), v))
 
@@ -179,9 +181,9 @@ def flash_attn_varlen_func(
         NotImplementedError: dropout_p, alibi_slopes, block_table.
         and what ``flash_attention.attention_varlen`` raises.
     """
-    _refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
     options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    packing = (cu_seqlens_q, cu_seqlens_k, _host_number(max_seqlen_q), _host_number(max_seqlen_k))
     out = attention_varlen(_padded(q), _padded(k), _padded(v), *packing, **options)
     return _with_probs(_cut(out, v))
 
@@ -286,12 +288,13 @@ def flash_attn_with_kvcache(
     Kernels follow ``block_table`` and ``cache_batch_idx`` themselves.
 
     Args:
-        q: (batch, seq_len_q, n_heads, d_head).
-        k_cache: (batch_cache, capacity, n_heads_kv, d_head); with ``block_table`` (n_pages, page_size,
-            n_heads_kv, d_head), page_size a multiple of 16.
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
+        k_cache: (batch_cache, capacity, n_heads_kv, d_head), of the type of q; with ``block_table`` (n_pages,
+            page_size, n_heads_kv, d_head), page_size a multiple of 16. Where k is appended, no elements of
+            the caches may share memory.
         v_cache: like k_cache.
-        k: (batch, seq_len_new, n_heads_kv, d_head), appended behind ``cache_seqlens``. There must be room,
-            which on a CUDA device is not checked before the launch.
+        k: (batch, seq_len_new, n_heads_kv, d_head), of the cache's type, appended behind ``cache_seqlens``.
+            There must be room, which on a CUDA device is not checked before the launch.
         v: like k.
         rotary_cos: (seq_len_rotary, d_rotary / 2), applied to q and k at their positions.
         rotary_sin: like rotary_cos.
@@ -299,15 +302,19 @@ def flash_attn_with_kvcache(
         cache_batch_idx: (batch,) int32 or int64, the item of the cache for each batch item; None: the same.
         block_table: (batch, max_pages) int32, the pages of each batch item.
         rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
+        num_splits: 0, the library chooses how many parts the keys are cut into.
+        cache_leftpad, alibi_slopes: None.
+        return_softmax_lse: also return the log-sum-exp.
+        softmax_scale, causal, window_size, softcap: as in ``flash_attn_func``.
 
     Returns:
-        out like q; with ``return_softmax_lse`` (out, lse (batch, n_heads, seq_len_q)).
+        out like q; with ``return_softmax_lse`` (out, lse (batch, n_heads, seq_len_q) float32).
 
     Raises:
         NotImplementedError: cache_leftpad, alibi_slopes, num_splits other than 0 (the library chooses).
         ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
     """
-    _refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
+    refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
     padded_k, padded_v = _padded(k_cache), _padded(v_cache)
     result = attend_with_cache(
         _padded(q),
@@ -329,17 +336,6 @@ def flash_attn_with_kvcache(
 
 
 # ---------------------------------------------------------------------- between the two libraries' words
-def _refuse(**arguments: Any) -> None:
-    """Raises NotImplementedError for the first argument that is neither None nor 0."""
-    for name, value in arguments.items():
-        if value is not None and (isinstance(value, Tensor) or value != 0):
-            given = "a tensor" if isinstance(value, Tensor) else repr(value)
-            neutral = "0" if name in ("dropout_p", "num_splits") else "None"
-            raise NotImplementedError(
-                f"{name} is {given}; flash-attention-kernels has no such feature: pass {neutral}"
-            )
-
-
 def _options(
     q: Tensor,
     softmax_scale: float | None,
@@ -362,13 +358,18 @@ def _options(
 
 def _window(window_size: tuple[int, int]) -> Window:
     try:
-        left, right = (int(side) if isinstance(side, Tensor) else side for side in window_size)
+        left, right = map(_host_number, window_size)
         return (None if left < 0 else left), (None if right < 0 else right)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise TypeError(
-            f"window_size is {window_size!r}; it must be two whole numbers (left, right), such as (128, 0), "
-            "where -1 means no limit"
+            f"window_size is {given(window_size)}; it must be two whole numbers (left, right), such as "
+            "(128, 0), where -1 means no limit"
         ) from None
+
+
+def _host_number(x: Any) -> Any:
+    """The number in a tensor of one or of NumPy, as flash-attn takes it: that of a device is waited for."""
+    return int(x) if isinstance(x, Tensor | np.integer) and x.ndim == 0 else x
 
 
 def _with_probs(result: Result) -> Result:
@@ -380,7 +381,9 @@ def _with_probs(result: Result) -> Result:
 
 def _missing_columns(x: Any) -> int:
     """Columns up to the next head size that kernels take."""
-    return -x.shape[-1] % HEAD_SIZES.step if isinstance(x, Tensor) and x.ndim else 0
+    if not isinstance(x, Tensor) or x.is_nested or not x.ndim:
+        return 0
+    return -x.shape[-1] % HEAD_SIZES.step
 
 
 def _padded(x: Tensor) -> Tensor:

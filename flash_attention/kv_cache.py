@@ -17,14 +17,16 @@ from flash_attention.attention_checks import (
     check_inputs,
     check_pages,
     check_seqused,
-    checked_scale,
 )
+from flash_attention.backends import DEVICE_TYPES
 from flash_attention.cached import attention_cached
 from flash_attention.checks import check_tensors
 from flash_attention.choosing import LAYOUT
 from flash_attention.eager import Result
+from flash_attention.memory import overlap, overlaps_itself
+from flash_attention.option_checks import checked_flag, checked_scale, given
 from flash_attention.options import Options
-from flash_attention.redirect import wants_autocast
+from flash_attention.redirect import not_for_eager, wants_autocast
 
 PAGE_MULTIPLE = 16  # tokens
 
@@ -50,16 +52,19 @@ def attend_with_cache(
         options: keywords of ``attention``.
     """
     _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx)
+    rotary_interleaved = checked_flag("rotary_interleaved", rotary_interleaved)
     batch = q.shape[0]
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table)
     if rotary is not None and k is None:
         raise ValueError("rotary_cos and rotary_sin are given without k and v: rotate q before the call")
     page_size = k_cache.shape[1]
     capacity = page_size if block_table is None else block_table.shape[1] * page_size
+    _check_items(cache_batch_idx, k_cache, appended=k is not None)
     seqused = _counts(cache_seqlens, capacity, q)
     if k is not None and v is not None:
         n_new = k.shape[1]
         _check_room(seqused, n_new, capacity)
+        _check_apart(k_cache, v_cache)
         places = seqused[:, None].long()  # (batch, 1)
         if n_new != 1:
             places = places + torch.arange(n_new, device=q.device)  # (batch, n_new)
@@ -70,7 +75,6 @@ def attend_with_cache(
             own = torch.arange(q.shape[1], device=q.device) if ordered else q.new_zeros(q.shape[1]).long()
             q = rotated(q, cos, sin, seqused[:, None].long() + own, rotary_interleaved)
             k = rotated(k, cos, sin, places, rotary_interleaved)
-        _check_items(cache_batch_idx, k_cache)
         _check_call(q, k_cache, v_cache, seqused + n_new, cache_batch_idx, block_table, options)
         if block_table is None:
             items = (
@@ -115,10 +119,10 @@ def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Ten
         check_seqused("cache_seqlens", cache_seqlens, q)
         return cache_seqlens
     count = capacity if cache_seqlens is None else cache_seqlens
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
         raise TypeError(
-            f"cache_seqlens is {count!r}; it must be an int32 tensor of shape ({q.shape[0]},) on {q.device}, "
-            "or one int, at least 0, for all batch items"
+            f"cache_seqlens is {given(count)}; it must be an int32 tensor of shape ({q.shape[0]},) on "
+            f"{q.device}, or one int, from 0 to 2^31 - 1, for all batch items"
         )
     return torch.full((q.shape[0],), count, dtype=torch.int32, device=q.device)
 
@@ -137,13 +141,34 @@ def _check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
         )
 
 
-def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor) -> None:
-    """Items that the cache has; on the CPU, as ``_check_room``."""
+def _check_apart(k_cache: Tensor, v_cache: Tensor) -> None:
+    """Caches that are written: no place of theirs may stand for two."""
+    if torch.compiler.is_compiling() or not_for_eager(k_cache, k_cache, v_cache):
+        return
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if overlaps_itself(cache):
+            raise ValueError(
+                f"elements of {name} share memory (shape {tuple(cache.shape)}, strides {cache.stride()}), "
+                f"and k and v are appended: pass {name}.contiguous(), and keep it"
+            )
+    if overlap(k_cache, v_cache):
+        raise ValueError(
+            "k_cache and v_cache overlap in memory, and k and v are appended: each needs memory of its own"
+        )
+
+
+def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:
+    """Items that the cache has, each once if it is written; on the CPU, as ``_check_room``."""
     if cache_batch_idx is None or cache_batch_idx.device.type != "cpu" or torch.compiler.is_compiling():
         return
     for item in cache_batch_idx.tolist():
         if not 0 <= item < k_cache.shape[0]:
-            raise ValueError(f"cache_batch_idx has {item}; k_cache has the items 0 to {k_cache.shape[0] - 1}")
+            there = f"the items 0 to {k_cache.shape[0] - 1}" if k_cache.shape[0] else "no item"
+            raise ValueError(f"cache_batch_idx has {item}; k_cache has {there}")
+    if appended and cache_batch_idx.unique().numel() < cache_batch_idx.numel():
+        raise ValueError(
+            f"cache_batch_idx is {cache_batch_idx.tolist()}, and k and v are appended: name no item twice"
+        )
 
 
 def _check_call(
@@ -161,7 +186,7 @@ def _check_call(
     Options(**options).checked(q)
     checked_scale(options["softmax_scale"], q.shape[3])
     shared = cache_batch_idx is not None or block_table is not None
-    check_inputs(q, k_cache, v_cache, None, LAYOUT, paged=shared, any_device=q.is_meta)
+    check_inputs(q, k_cache, v_cache, None, LAYOUT, shared, ("meta",) if q.is_meta else DEVICE_TYPES)
     if block_table is not None and block_table.device.type == "cpu":
         check_pages(block_table, counts, k_cache)
 
@@ -253,6 +278,11 @@ def _checked_rotary(rotary: tuple[Tensor | None, Tensor | None], q: Tensor) -> t
     if cos is None or sin is None:
         raise ValueError("rotary_cos and rotary_sin must be given together")
     check_tensors({"rotary_cos": cos, "rotary_sin": sin})
+    if not cos.device == sin.device == q.device:
+        raise ValueError(
+            f"rotary_cos is on {cos.device}, rotary_sin on {sin.device}, q on {q.device}: move them with "
+            ".to(q.device)"
+        )
     if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
         raise ValueError(
             f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}; both must be "

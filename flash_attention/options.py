@@ -7,6 +7,7 @@ from typing import NamedTuple, TypedDict
 from torch import Tensor
 
 from flash_attention import attention_checks as checks
+from flash_attention.option_checks import checked_flag, checked_softcap, checked_window
 from flash_attention.problem import UNLIMITED, Window
 from flash_helpers.configs.kernel import ForwardConfig
 
@@ -43,9 +44,9 @@ class Options(NamedTuple):
         Raises:
             TypeError, ValueError, InfeasibleConfigError: what is wrong whatever the other tensors are.
         """
-        causal = checks.checked_flag("causal", self.causal)
-        return_lse = checks.checked_flag("return_lse", self.return_lse)
-        window, softcap = checks.checked_window(self.window), checks.checked_softcap(self.softcap)
+        causal = checked_flag("causal", self.causal)
+        return_lse = checked_flag("return_lse", self.return_lse)
+        window, softcap = checked_window(self.window), checked_softcap(self.softcap)
         if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
             checks.check_choice(self.backend, self.config, q)
         return self._replace(causal=causal, window=window, softcap=softcap, return_lse=return_lse)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention import attention
-from flash_attention.attention_checks import checked_flag
 from flash_attention.checks import check_tensors
+from flash_attention.option_checks import checked_flag, refuse
 from flash_attention.problem import Window
 
 IMPLEMENTATION = "flash_attention_kernels"
@@ -47,8 +47,7 @@ def sdpa(
             "attn_mask is a tensor; the kernels take no mask tensor: pass is_causal=True, or call "
             "flash_attention.attention(window=…), or attention_varlen for padded batches"
         )
-    if dropout_p:
-        raise NotImplementedError(f"dropout_p is {dropout_p}; there is no dropout: pass 0.0")
+    refuse(dropout_p=dropout_p)
     check_tensors({"query": query, "key": key, "value": value})
     if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
         raise ValueError(
@@ -135,9 +134,7 @@ def flash_attention_operator(
     Raises:
         NotImplementedError: dropout_p, return_debug_mask; what ``attention`` raises.
     """
-    for name, given in (("dropout_p", dropout_p), ("return_debug_mask", return_debug_mask)):
-        if given:
-            raise NotImplementedError(f"{name} is {given}; flash-attention-kernels has no such feature")
+    refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
     k, v, window = _top_left(q, k, v, is_causal)

@@ -27,7 +27,9 @@ from torch.compiler import is_dynamo_compiling
 from flash_attention import attention_checks as checks
 from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
+from flash_attention.checks import check_output_kind
 from flash_attention.eager import Result
+from flash_attention.option_checks import checked_flag, checked_number, checked_window
 from flash_attention.options import Options
 from flash_attention.redirect import wants_autocast
 from flash_helpers.configs.kernel import ForwardConfig
@@ -55,22 +57,24 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     Args:
         name: of the operator that returns a new output.
         leading: q, k, v and what packs them. Arrays of other libraries make the result one of q's library.
-        options: the rest.
+        options: the rest. A tracer's numbers are looked at when the call runs.
+
+    Raises:
+        TypeError, ValueError: an option of another type than is promised, which the operator would convert.
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
         arrays, options = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         result = None if _is_traced() else getattr(eager, name)(*arrays, options)
         return dlpack.exported(call(name, arrays, options) if result is None else result, q)
-    causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config, backend = options
-    if backend is not None:
-        checks.check_choice(backend, None, q)
-    causal = checks.checked_flag("causal", causal)
-    return_lse = checks.checked_flag("return_lse", return_lse)
-    scale = None if softmax_scale is None else checks.checked_number("softmax_scale", softmax_scale)
-    softcap = checks.checked_number("softcap", softcap)
-    if config is not None and not isinstance(config, ForwardConfig):
-        checks.check_config(config, "config")
+    causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options
+    left, right = checked_window(window)
+    if backend is not None or config is not None:
+        checks.check_choice(backend, config, q)
+    causal = checked_flag("causal", causal)
+    return_lse = checked_flag("return_lse", return_lse)
+    scale = None if softmax_scale is None else checked_number("softmax_scale", softmax_scale)
+    softcap = checked_number("softcap", softcap)
     config_name = None if config is None else config.short_form()
     rest = (sinks, causal, scale, left, right, softcap, return_lse, config_name)
     operators = torch.ops.flash_attention
@@ -107,7 +111,7 @@ def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = ""
         return _fake(args[:3], args[n_leading:], layout, is_paged(args))
 
     def fake_out(*args: Any) -> Tensor:
-        return _fake(args[:3], args[n_leading:-1], layout, is_paged(args))[1]
+        return _fake(args[:3], args[n_leading:-1], layout, is_paged(args), args[-1])[1]
 
     def is_paged(args: tuple[Any, ...]) -> bool:
         return packing == _CACHE and args[4] is not None
@@ -132,13 +136,21 @@ def _run(
 
 
 def _fake(
-    tensors: tuple[Tensor, ...], options: tuple[Any, ...], layout: str, paged: bool
+    tensors: tuple[Tensor, ...],
+    options: tuple[Any, ...],
+    layout: str,
+    paged: bool,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = tensors
     sinks, return_lse = options[0], options[6]
     # A meta tensor stands for one on any device.
-    checks.check_inputs(q, k, v, sinks, layout, paged, any_device=q.is_meta)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    checks.check_inputs(q, k, v, sinks, layout, paged, ("meta",) if q.is_meta else DEVICE_TYPES)
+    shape = (*q.shape[:-1], v.shape[-1])
+    if out is None:
+        out = q.new_empty(shape)
+    else:
+        check_output_kind("out", out, shape, q.dtype, q.device)
     if not return_lse:
         return out, _no_lse(q)
     *batch, seq_len, n_heads, _ = q.shape

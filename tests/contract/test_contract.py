@@ -189,6 +189,27 @@ def test_c03_flags_are_true_or_false(device, name):
         assert all(torch.equal(x, y) for x, y in zip(expected, found, strict=True))
 
 
+def test_c17_a_scale_that_is_learnt_is_refused(device):
+    given, scale = counted(3, 3, device), torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"softmax_scale requires grad.*softmax_scale\.detach"):
+        attend(*given, softmax_scale=scale)
+    with torch.no_grad():
+        found = attend(*given, softmax_scale=scale)
+    assert all(torch.equal(x, y) for x, y in zip(found, attend(*given, softmax_scale=0.5), strict=True))
+
+
+@pytest.mark.parametrize("bad", [torch.tensor(1j), torch.ones(2), 1j, "1"])
+def test_c02_what_is_no_number_is_refused(device, bad):
+    with pytest.raises(TypeError, match=r"softmax_scale is .*; it must be a real number"):
+        attend(*counted(3, 3, device), softmax_scale=bad)
+
+
+@pytest.mark.parametrize("bad", [{3, 0}, "ab", 3, (1, 2, 3), None])
+def test_c04_a_window_is_two_values_in_order(device, bad):
+    with pytest.raises(TypeError, match=r"window is .*; it must be two values \(left, right\)"):
+        attend(*counted(3, 3, device), window=bad)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_c06_sinks(device, dtype):
     q, k, v = ramps((2, 50, 4, 64), (2, 80, 2, 64), device)

@@ -77,7 +77,7 @@ def test_tensors_and_arrays_may_be_mixed() -> None:
     ("options", "text"),
     [
         ({"causal": "no"}, "causal is 'no'; it must be True or False"),
-        ({"softmax_scale": "0.5"}, "softmax_scale is a str; it must be a real number"),
+        ({"softmax_scale": "0.5"}, "softmax_scale is '0.5'; it must be a real number"),
         ({"config": "(FP16, 64)"}, "config is a str; it must be a FlashForwardKernelConfig"),
         ({"out": [0.0]}, "out is a list; it must be a torch.Tensor"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -332,9 +333,24 @@ def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
             ValueError,
             "cache_batch_idx has 2; k_cache has the items 0",
         ),
+        ({"cache_batch_idx": torch.tensor([0, 2**32])}, ValueError, "cache_batch_idx has 4294967296"),
+        ({"cache_batch_idx": torch.tensor([1, 1])}, ValueError, r"is \[1, 1\], and k and v are appended"),
+        (
+            {"cache_batch_idx": torch.tensor([0, 2**32]), "k": None, "v": None},
+            ValueError,
+            "cache_batch_idx has 4294967296",
+        ),
+        ({"cache_seqlens": 2**40}, TypeError, "cache_seqlens is 1099511627776; it must be"),
+        ({"rotary_interleaved": "False"}, TypeError, "rotary_interleaved is 'False'"),
+        (
+            {"rotary_cos": torch.ones(64, 8, device="meta"), "rotary_sin": torch.ones(64, 8)},
+            ValueError,
+            "rotary_cos is on meta, rotary_sin on cpu, q on cpu",
+        ),
+        ({"num_splits": np.ones(2)}, NotImplementedError, "num_splits is a ndarray"),
         ({"rotary_cos": [1], "rotary_sin": [1]}, TypeError, "rotary_cos is a list"),
         ({"causal": "no"}, TypeError, "causal is 'no'; it must be True or False"),
-        ({"softmax_scale": "0.5"}, TypeError, "softmax_scale is a str"),
+        ({"softmax_scale": "0.5"}, TypeError, "softmax_scale is '0.5'"),
         ({"q": random(2, 1, 3, D_HEAD)}, ValueError, "q has 3 heads"),
         (
             {"rotary_cos": torch.ones(19, 8), "rotary_sin": torch.ones(19, 8)},
@@ -365,6 +381,48 @@ def test_nothing_is_appended_to_a_page_that_is_not_there(page: int) -> None:
             new, cache, cache.clone(), new, new, cache_seqlens=full, block_table=table
         )
     assert (cache == 0).all()
+
+
+@pytest.mark.only_on("cpu")
+def test_caches_that_are_written_have_memory_of_their_own() -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    lengths = torch.tensor(LENGTHS).int()
+    call = flash_attn.flash_attn_with_kvcache
+    with pytest.raises(ValueError, match="k_cache and v_cache overlap"):
+        call(q, k_cache, k_cache, k, v, cache_seqlens=lengths)
+    shared = v_cache[:1].expand(v_cache.shape)
+    with pytest.raises(ValueError, match="elements of v_cache share memory"):
+        call(q, k_cache, shared, k, v, cache_seqlens=lengths)
+    expected = call(q, k_cache, shared.clone(), cache_seqlens=lengths)
+    assert torch.equal(call(q, k_cache, shared, cache_seqlens=lengths), expected)  # read, they may
+    both = torch.stack((k_cache, v_cache), 2)
+    expected = call(q, k_cache, v_cache, k, v, cache_seqlens=lengths)
+    assert torch.equal(call(q, *both.unbind(2), k, v, cache_seqlens=lengths), expected)
+    written = torch.stack((k_cache, v_cache), 2)
+    torch.testing.assert_close(both, written, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.only_on("cpu")
+def test_host_numbers_in_tensors_and_arrays_are_taken() -> None:
+    q, k, v = (x[0] for x in qkv(6, 6))
+    offsets = torch.tensor([0, 2, 6], dtype=torch.int32)
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, offsets, offsets, 4, 4, window_size=(2, 0))
+    for number in (torch.tensor, np.int64):
+        window, longest = (number(2), number(0)), number(4)
+        found = flash_attn.flash_attn_varlen_func(
+            q, k, v, offsets, offsets, longest, longest, window_size=window
+        )
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.only_on("cpu")
+def test_nested_tensors_are_named() -> None:
+    q, k, v = qkv(4, 4)
+    nested = torch.nested.nested_tensor([q[0]])
+    with pytest.raises(TypeError, match="q is a nested tensor"):
+        flash_attn.flash_attn_func(nested, k, v)
+    with pytest.raises(TypeError, match="k_cache is a nested tensor"):
+        flash_attn.flash_attn_with_kvcache(q, nested, v)
 
 
 @pytest.mark.only_on("cpu")

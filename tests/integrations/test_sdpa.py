@@ -77,6 +77,10 @@ def test_what_is_refused_is_named() -> None:
         sdpa(x, x, x, torch.ones(6, 6, dtype=torch.bool))
     with pytest.raises(NotImplementedError, match=r"^dropout_p is 0\.5"):
         sdpa(x, x, x, dropout_p=0.5)
+    with pytest.raises(NotImplementedError, match=r"^dropout_p is a tensor of shape \(2,\)"):
+        sdpa(x, x, x, dropout_p=torch.zeros(2))
+    with pytest.raises(TypeError, match="enable_gqa is 'False'; it must be True or False"):
+        sdpa(x, x[:, :1], x[:, :1], enable_gqa="False")
     with pytest.raises(TypeError, match=r"torch\.float32"):
         sdpa(x.float(), x.float(), x.float())
     with pytest.raises(ValueError, match="query, key and value must be"):

@@ -162,8 +162,8 @@ def test_wrong_arguments_are_refused_while_tracing() -> None:
     [
         ({"causal": "no"}, "causal is 'no'; it must be True or False"),
         ({"return_lse": 2}, "return_lse is 2; it must be True or False"),
-        ({"softmax_scale": "0.5"}, "softmax_scale is a str; it must be a real number"),
-        ({"softcap": "0.5"}, "softcap is a str; it must be a real number"),
+        ({"softmax_scale": "0.5"}, "softmax_scale is '0.5'; it must be a real number"),
+        ({"softcap": "0.5"}, "softcap is '0.5'; it must be a real number"),
         ({"config": "(FP16, 64)"}, "config is a str; it must be a FlashForwardKernelConfig"),
     ],
 )
@@ -225,6 +225,54 @@ def test_fake_results_are_like_real_ones(layout: str, where: str) -> None:
     for got, real in zip(results, attention(x, x, x[..., :32], return_lse=True), strict=True):
         assert described(got) == described(real)
         assert got.device == fake.device
+
+
+@pytest.mark.parametrize("where", ["fake", "meta"])
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"causal": "False"}, TypeError, "causal is 'False'; it must be True or False"),
+        ({"return_lse": None}, TypeError, "return_lse is None"),
+        ({"window": 3}, TypeError, "window is 3; it must be two values"),
+        ({"window": (-1, 0)}, ValueError, "left limit is -1"),
+        ({"config": "fast"}, TypeError, "config is a str"),
+        ({"backend": "gpu"}, ValueError, "backend is 'gpu'"),
+    ],
+)
+def test_options_are_refused_without_numbers_too(where: str, options: dict, error: type, text: str) -> None:
+    x = torch.empty(1, 4, 2, 64, dtype=torch.float16)
+    x = x.to("meta") if where == "meta" else FakeTensorMode().from_tensor(x)
+    with pytest.raises(error, match=text):
+        attention(x, x, x, **options)
+
+
+@pytest.mark.parametrize("where", ["fake", "meta"])
+def test_tensors_are_refused_without_numbers_too(where: str) -> None:
+    def like(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        x = torch.empty(shape, dtype=dtype)
+        return x.to("meta") if where == "meta" else mode.from_tensor(x)
+
+    mode = FakeTensorMode()
+    x = like(1, 4, 2, 64)
+    assert attention(x, x, x, out=like(1, 4, 2, 64)).shape == x.shape
+    with pytest.raises(ValueError, match="head size of q and k is 7"):
+        attention(*[like(1, 4, 2, 7)] * 3)
+    with pytest.raises(ValueError, match="q has 3 heads and k and v have 2"):
+        attention(like(1, 4, 3, 64), x, x)
+    with pytest.raises(TypeError, match=r"the element types are q torch\.float32"):
+        attention(*[like(1, 4, 2, 64, dtype=torch.float32)] * 3)
+    with pytest.raises(ValueError, match=r"out has shape \(3,\); the result has \(1, 4, 2, 64\)"):
+        attention(x, x, x, out=like(3))
+    with pytest.raises(TypeError, match=r"out is torch\.bfloat16"):
+        attention(x, x, x, out=like(1, 4, 2, 64, dtype=torch.bfloat16))
+
+
+def test_compiled_flags_are_true_or_false() -> None:
+    q, k, v = qkv(8)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda flag: attention(q, k, v, causal=flag), backend="eager")
+    with pytest.raises(TypeError, match="causal is 'False'; it must be True or False"):
+        compiled("False")
 
 
 def test_fake_packed_results_are_like_real_ones() -> None:

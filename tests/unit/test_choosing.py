@@ -319,12 +319,23 @@ def test_prepare_builds_each_kernel_once(cuda):
         ([dataclasses.replace(PROBLEM, batch=-1)], ValueError, "batch is -1"),
         ([dataclasses.replace(PROBLEM, seq_len_k=8.0)], TypeError, "seq_len_k is 8.0"),
         ([dataclasses.replace(PROBLEM, d_head=63)], ValueError, "head size of q and k is 63"),
+        (None, TypeError, "problems is None; it must be a list"),
+        ([dataclasses.replace(PROBLEM, d_head="64")], TypeError, "d_head is '64'"),
+        ([dataclasses.replace(PROBLEM, left=-1)], ValueError, "left limit is -1"),
+        ([dataclasses.replace(PROBLEM, softcap=3.0)], TypeError, "softcap is 3.0; it must be True or False"),
+        ([dataclasses.replace(PROBLEM, paged=True)], ValueError, "what is paged is cached"),
         ([dataclasses.replace(PROBLEM, n_heads=5, n_heads_kv=2)], ValueError, "5 heads and k and v have 2"),
     ],
 )
 def test_prepare_refuses_what_no_tensors_have(problems, error, message):
     with pytest.raises(error, match=message):
         prepare(problems, "cpu")
+
+
+@pytest.mark.parametrize("device", ["mps", "bogus", None, 3])
+def test_prepare_refuses_other_devices(device):
+    with pytest.raises(ValueError, match="it must be 'cuda', 'cuda:N' or 'cpu'"):
+        prepare([PROBLEM], device)
 
 
 def test_explanations_are_asked_for_with_the_types_of_attention():

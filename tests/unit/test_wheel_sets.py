@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
 from flash_attention.prediction import predict
 from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.select import GOOD_ENOUGH, select
-from flash_helpers.build import wheel
+from flash_helpers.build import CompilerNotFoundError, wheel
 from flash_helpers.build.families import family_of
 from flash_helpers.build.wheel_sets import NAMES, SETS, device_of, wheel_kernels
 from flash_helpers.configs.dtype import DType
@@ -154,11 +156,44 @@ def test_the_page_on_installing_names_the_sets():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "80", "--sets", "decode,speed"], "named speed; there are prompts, packed"),
+        (["--target", "80", "--sets", "decode,speed"], "named 'speed'; there are prompts, packed"),
         (["--target", "120"], "target 120: no GPU of this generation is described"),
+        (["--target", "80", "--sets", ""], "no set of a wheel's kernels is named ''"),
+        (["--sets", "decode"], "not for which GPUs: add --target"),
+        (["--kernels", "ladder"], "not for which GPUs: add --target"),
+        (["--target", "80", "--sets", "decode", "--kernels", "ladder"], "give one of them"),
+        (["--target", "80", "--kernels", "hopper"], "kernels of the hopper family run on sm_90a only"),
+        (["--out", "/proc/version"], "--out is /proc/version, but /proc/version is no folder"),
     ],
 )
 def test_what_the_command_refuses(arguments, message, capsys):
     with pytest.raises(SystemExit):
         wheel.main(arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [CompilerNotFoundError("no usable nvcc"), CalledProcessError(1, "pip")])
+def test_what_cannot_be_built_ends_with_one_message(error, monkeypatch, tmp_path, capsys):
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(wheel, "build_wheel", fail)
+    assert wheel.main(["--out", str(tmp_path)]) == 1
+    assert str(error) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("targets", "sets", "words"),
+    [
+        ("80 90", "decode paged", "--target 80 --target 90 --sets decode,paged"),
+        ("80,90", "decode,paged", "--target 80 --target 90 --sets decode,paged"),
+        ("80", "", "--target 80"),
+        ("", "", ""),
+    ],
+)
+def test_make_takes_lists_with_spaces_and_commas(targets, sets, words):
+    # -o: what installs the environment counts as done.
+    command = ["make", "--dry-run", "-o", ".venv/.installed", "wheel", f"TARGETS={targets}", f"SETS={sets}"]
+    recipe = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[2])
+    found = recipe.replace("\\\n", " ").split("--out dist")[1].split()
+    assert found == words.split()

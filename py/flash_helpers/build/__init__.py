@@ -91,4 +91,4 @@ def build_kernels(
 
 def build_command(kernel: ForwardKernel, target: int) -> str:
     """The shell command that builds one kernel into the cache."""
-    return f'python -m flash_helpers.build --target {target} "{kernel.short_form()}"'
+    return f'python -m flash_attention build "{kernel.short_form()}" --target {target}'

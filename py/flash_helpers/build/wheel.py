@@ -15,9 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from flash_helpers.build import build_kernels
+from flash_helpers.build import BuildError, build_kernels
 from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.wheel_sets import NAMES, SETS, wheel_kernels
+from flash_helpers.commands.writable import NotWritableError, check_folder
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.kernel_selection import select_kernels
 
@@ -71,30 +72,48 @@ def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Non
             shutil.rmtree(part)
 
 
-def _kernels(target: int, sets: str, kernels: str | None) -> list[ForwardKernel]:
-    return select_kernels(kernels) if kernels else wheel_kernels(target, sets.split(","))
+def _kernels(target: int, sets: str | None, kernels: str | None) -> list[ForwardKernel]:
+    if kernels is not None:
+        return select_kernels(kernels)
+    return wheel_kernels(target, NAMES if sets is None else sets.split(","))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flash_helpers.build.wheel", description="Build a wheel.")
-    parser.add_argument("--out", type=Path, default=Path("dist"), help="folder for the wheel")
+    parser.add_argument("--out", type=Path, default=Path("dist"), help="folder for the wheel (default: dist)")
     parser.add_argument(
-        "--target", type=int, action="append", default=[], help="compile for it, 80 for sm_80"
+        "--target",
+        type=int,
+        action="append",
+        default=[],
+        help="compile for it, 80 for sm_80; may be given several times (default: sources alone)",
     )
     parser.add_argument(
         "--sets",
-        default=",".join(NAMES),
         metavar="NAME,NAME",
         help="what is compiled (default: all of it). " + ". ".join(f"{s.name}: {s.reason}" for s in SETS),
     )
     parser.add_argument("--kernels", help="compile these instead, as kernel_selection names them")
     options = parser.parse_args(arguments)
+    if options.sets is not None and options.kernels is not None:
+        parser.error("--sets and --kernels both say what is compiled: give one of them")
+    if (options.sets is not None or options.kernels is not None) and not options.target:
+        parser.error(
+            "--sets and --kernels say what is compiled, but not for which GPUs: add --target, e.g. 80"
+        )
     begin = time.perf_counter()
     try:
+        check_folder(options.out, "--out")
         prebuilt = {target: _kernels(target, options.sets, options.kernels) for target in options.target}
-    except ValueError as error:
+        wheel = build_wheel(options.out, prebuilt)
+    except (ValueError, NotWritableError) as error:
         parser.error(str(error))
-    wheel = build_wheel(options.out, prebuilt)
+    except BuildError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"{parser.prog}: pip could not build the wheel; it says why above: {error}", file=sys.stderr)
+        return 1
     compiled = ", ".join(f"{len(kernels)} kernels for sm_{target}" for target, kernels in prebuilt.items())
     size, seconds = wheel.stat().st_size / 1e6, time.perf_counter() - begin
     print(f"{wheel}: {size:.1f} MB in {seconds:.0f} s; compiled: {compiled or 'nothing, sources alone'}")

@@ -159,7 +159,8 @@ def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[ForwardKern
     names = list(names)
     if unknown := sorted(set(names) - set(NAMES)):
         raise ValueError(
-            f"no set of a wheel's kernels is named {', '.join(unknown)}; there are {', '.join(NAMES)}"
+            f"no set of a wheel's kernels is named {', '.join(map(repr, unknown))}; there are "
+            f"{', '.join(NAMES)}"
         )
     facts = device_of(target)
     return sorted({k for each in SETS if each.name in names for k in _kernels(each, facts)})

@@ -75,8 +75,11 @@ def device_facts(name: str) -> DeviceFacts:
     """The facts of a known GPU model by a short name in any case, e.g. ``h100``, ``RTX 4090``.
 
     Raises:
+        TypeError: not a text.
         ValueError: no such model; the message lists the known ones.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a device's name is {name!r}; it must be one of {', '.join(KNOWN_DEVICES)}")
     key = name.upper().replace(" ", "").replace("-", "").replace("_", "")
     if key in KNOWN_DEVICES:
         return KNOWN_DEVICES[key]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flash_helpers.report.data import Report, family_label
+from flash_helpers.report.data import Report, family_label, load_report
 from flash_helpers.report.page import facts_line, ratio_rows
 
 _MARKED = re.compile(
@@ -34,15 +34,19 @@ def update_readme(path: Path, report: Report, sources: Sequence[Path] = ()) -> b
 
     Raises:
         ValueError: see ``marked_text``; results that a table can't be made of.
+        ResultFileError: a file whose table is wanted is no result file.
     """
     text = marked_text(path)
-    names = {source.name for source in sources}
+    named = {source.name: source for source in sources}
 
     def replacement(match: re.Match[str]) -> str:
-        if match["file"] is not None and match["file"] not in names:
-            return match[0]
-        table = TABLES[match["name"]](report)
-        return f"{match['begin']}\n{table}\n\n_{facts_line(report)}_\n\n{match['end']}"
+        shown = report
+        if match["file"] is not None:
+            if match["file"] not in named:
+                return match[0]
+            shown = load_report([named[match["file"]]], report.mode)
+        table = TABLES[match["name"]](shown)
+        return f"{match['begin']}\n{table}\n\n_{facts_line(shown)}_\n\n{match['end']}"
 
     new = _MARKED.sub(replacement, text)
     if new != text:

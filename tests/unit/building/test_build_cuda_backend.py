@@ -150,7 +150,7 @@ def test_not_built_names_reason_closest_and_command(device, monkeypatch):
         cuda.get_kernel(kernel, 0)
     error = caught.value
     assert error.closest == (near.short_form(), far.short_form())
-    assert error.command == f'python -m flash_helpers.build --target 90 "{kernel.short_form()}"'
+    assert error.command == f'python -m flash_attention build "{kernel.short_form()}" --target 90'
     for part in (kernel.short_form(), "sm_90", "FLASH_ATTENTION_JIT=0", near.short_form(), error.command):
         assert part in str(error)
 
