@@ -36,7 +36,7 @@ def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
         return False
     if not isinstance(kernel.config, HopperForwardKernelConfig) or not kernel.traits.varlen:
         return True
-    # Ragged copies (tensor_map.cuh) must not ask for columns of which the tensors have none.
+    # Ragged copies (tensor_view.cuh) must not ask for columns of which the tensors have none.
     panels = [tuple(-(-d // PANEL_COLUMNS) for d in sizes) for sizes in (wanted, head_sizes(kernel.config))]
     return panels[0] == panels[1]
 

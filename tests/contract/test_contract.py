@@ -759,20 +759,20 @@ def test_c23_memory():
 LENGTHS_Q, LENGTHS_K = (5, 0, 64, 1, 33), (9, 7, 40, 0, 300)
 
 
-def packed(device, heads=4, heads_kv=2, d=64, d_v=64):
+def packed(device, heads=4, heads_kv=2, d=64, d_v=64, lengths_q=LENGTHS_Q, lengths_k=LENGTHS_K):
     """q, k, v, their offsets, and the same as one (1, seq, heads, d) triple a sequence."""
-    total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
+    total_q, total_k = sum(lengths_q), sum(lengths_k)
     q = ramp((total_q, heads, d), 5, device=device)
     k, v = ramp((total_k, heads_kv, d), 7, device=device), ramp((total_k, heads_kv, d_v), 11, device=device)
     offsets = [
         torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
-        for lengths in (LENGTHS_Q, LENGTHS_K)
+        for lengths in (lengths_q, lengths_k)
     ]
     alone = [
         tuple(x[None] for x in parts)
-        for parts in zip(q.split(LENGTHS_Q), k.split(LENGTHS_K), v.split(LENGTHS_K), strict=True)
+        for parts in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     ]
-    return (q, k, v, *offsets, max(LENGTHS_Q), max(LENGTHS_K)), alone
+    return (q, k, v, *offsets, max(lengths_q), max(lengths_k)), alone
 
 
 def attend_packed(*arguments, **options):
@@ -781,6 +781,17 @@ def attend_packed(*arguments, **options):
     except NoKernelError as error:
         assert arguments[0].is_cuda
         pytest.skip(f"no CUDA kernel yet: {error}")
+
+
+@pytest.mark.parametrize("lengths_k", [(21, 14, 70), (1, 1, 1)])
+@pytest.mark.parametrize(("d", "causal"), [(16, True), (64, False), (128, True)])
+def test_c24_packed_decoding(device, lengths_k, d, causal):
+    """One query of each sequence: the longest has one row, and the tensor has more."""
+    arguments, alone = packed(device, d=d, d_v=d, lengths_q=(1, 1, 1), lengths_k=lengths_k)
+    o, lse = attend_packed(*arguments, causal=causal, return_lse=True)
+    expected = [reference(*one, causal=causal) for one in alone]
+    torch.testing.assert_close(o.double(), torch.cat([e[0] for e, _ in expected]), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), torch.cat([x[0] for _, x in expected], 1), atol=1e-3, rtol=2e-6)
 
 
 @pytest.mark.parametrize(

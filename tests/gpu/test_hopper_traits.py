@@ -58,6 +58,8 @@ PACKED = (
     Case((5,) * 70, tuple(range(70)), heads=(2, 1)),  # more sequences than a warp has lanes
     Case((800, 3), (1500, 3), used=(1300, 2)),
     Case((0, 0, 3), (5, 0, 0)),
+    Case((1, 1, 1, 1), (300, 1, 130, 64)),  # the longest has one query, the tensor more
+    Case((3, 1), (1, 1)),
     Case(33, (5, 300, 0), batch=3),  # padded queries, packed keys
     Case((70, 1, 130), 140, batch=3),  # the other way round
     Case(5, 300, batch=4, used=(300, 1, 0, 129)),

@@ -47,6 +47,7 @@ CASES = (
     Case("packed", (70, 1, 33), (130, 65, 40)),
     Case("packed", (3, 300), (300, 3), d=128, options={"causal": True}),
     Case("packed", (5, 7), (5, 7), d=40),
+    Case("packed", (1, 1, 1), (21, 1, 140), d=128),
     Case("cached", (3, 3), (3, 20), d=32, options={"causal": True}),
     Case("cached", (1, 1), (3000, 1), d=128),
     Case("paged", (3, 3), (3, 3), d=32, options={"causal": True}),

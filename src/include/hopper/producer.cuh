@@ -12,7 +12,7 @@ struct TensorMaps {
 };
 
 // Where a tensor's tiles of one item are, for the tensor map: head, batch item, and of a ragged map
-// (tensor_map.cuh) the row of the sequence's first row and the sequence's end.
+// (tensor_view.cuh) the row of the sequence's first row and the sequence's end.
 struct TilePlace {
     int head, batch;  // paged: the sequence, or the page, as the batch item
     int row, end;

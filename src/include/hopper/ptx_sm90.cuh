@@ -97,7 +97,7 @@ FLASH_DEVICE void tma_load(uint32_t smem, const CUtensorMap *map, uint32_t barri
         : "memory");
 }
 
-// The same of a ragged map (tensor_map.cuh): the box at (column, row, end, head, batch).
+// The same of a ragged map (tensor_view.cuh): the box at (column, row, end, head, batch).
 FLASH_DEVICE void tma_load(uint32_t smem, const CUtensorMap *map, uint32_t barrier, int column, int row,
                            int end, int head, int batch, uint64_t policy) {
     asm volatile(
