@@ -259,7 +259,7 @@ def test_a_table_of_a_named_file_is_filled_from_that_file_only(recorded: Path, t
 
 def test_each_table_of_a_named_file_holds_that_file_alone(tmp_path: Path) -> None:
     results = Path(__file__).parents[2] / "benchmarks" / "results"
-    files = [results / "h100-peers.json", results / "h100-ampere.json"]
+    files = [results / "h100-attention.json", results / "h100-ampere.json"]
     readme, shipped = tmp_path / "README.md", Path(__file__).parents[2] / "README.md"
     readme.write_text(shipped.read_text())
     assert not update_readme(readme, load_report(files), files)

@@ -49,8 +49,9 @@ class Choice:
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot.
-            Figures are those of the files benchmarks/results/h100-hopper-variants-*.json, where they hold the
-            comparison; what steps gain is in the ladder. Where nothing was measured it says so.
+            Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and Q
+            in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was measured
+            it says so.
         d_head_v: head size of V; None: ``d_head``.
     """
 
@@ -137,8 +138,8 @@ CHOICES = (
     Choice(
         256, 1024, True,
         replace(_D256_CAUSAL, extra_k_stages=1, paired_blocks=True),
-        "as for longer items; two blocks load each K and V tile for both: +7 % at 512, +1 % at 1024, with a "
-        "third K slot (+3 % and +1 % of these)",
+        "as for longer items; two blocks load each K and V tile for both, with a third K slot: +7 % at 512, "
+        "+1 % at 1024 (with two: +4 % and nothing)",
     ),
     Choice(
         256, 2048, True,
