@@ -126,6 +126,12 @@ def heads(seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(1, 2, seq_len, 16, generator=generator).half() for _ in range(3))
 
 
+def same(got: Tensor, expected: Tensor) -> None:
+    """Equal bits on the CPU; on a GPU, where packed sequences take another kernel, equal but for rounding."""
+    exact = dict(atol=0, rtol=0) if got.device.type == "cpu" else dict(atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(got, expected, **exact)
+
+
 @pytest.mark.parametrize("by", ["positions", "offsets"])
 def test_packed_sequences_do_not_see_each_other(by: str) -> None:
     q, k, v = heads(9)
@@ -136,7 +142,7 @@ def test_packed_sequences_do_not_see_each_other(by: str) -> None:
     out, _ = kernels.attention_forward(Layer(), q, k, v, None, **options)
     for part in (slice(0, 4), slice(4, 9)):
         alone, _ = kernels.attention_forward(Layer(), q[:, :, part], k[:, :, part], v[:, :, part], None)
-        assert (out[:, part] == alone).all()
+        same(out[:, part], alone)
 
 
 def test_a_static_cache_has_more_rows_than_tokens() -> None:
@@ -144,7 +150,7 @@ def test_a_static_cache_has_more_rows_than_tokens() -> None:
     mask = kernels.padding_mask(1, 1, 9, q_offset=4)
     out, _ = kernels.attention_forward(Layer(), q[:, :, :1], k, v, mask)
     alone, _ = kernels.attention_forward(Layer(), q[:, :, :1], k[:, :, :5], v[:, :, :5], None)
-    assert (out == alone).all()
+    same(out, alone)
 
 
 def test_what_is_refused_is_named() -> None:
