@@ -92,8 +92,8 @@ def checked_number(name: str, value: object) -> float:
         except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
             return math.inf
     raise TypeError(
-        f"{name} is {given(value)}; it must be a real number (or a 0-d CPU tensor of one): reading it must not "
-        "wait for a device"
+        f"{name} is {given(value)}; it must be a real number (or a 0-d CPU tensor of one): reading it must "
+        "not wait for a device"
     )
 
 

@@ -1,17 +1,23 @@
-"""Random calls of ``attention`` against the float64 reference. A failure shrinks to a one-line repeat.
+"""Random calls of ``attention`` and ``attention_varlen`` against the float64 reference.
 
+A failure shrinks to the smallest case; of ``attention`` it has a one-line repeat.
 ``--hypothesis-profile=long`` draws ten times as many.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import torch
 from contract_kernels import FEATURES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flash_attention import attention_varlen
 from flash_helpers.kernel_configs import DType
 from flash_helpers.test.cases import LAYOUTS, Case
+from flash_helpers.test.reference import reference
 
 LENGTHS = st.one_of(
     st.integers(0, 5), st.integers(6, 140), st.sampled_from((63, 64, 65, 127, 128, 129, 255, 256, 257, 513))
@@ -60,6 +66,47 @@ def test_cpu(case):
 @given(cases(cuda=True))
 def test_cuda(case):
     case.check("cuda")
+
+
+# ---------------------------------------------------------------------- packed sequences
+# Queries and keys of each sequence; often one query of each, as in decoding.
+SEQUENCES = st.lists(st.tuples(st.integers(0, 140), st.integers(0, 300)), min_size=1, max_size=6) | st.lists(
+    st.tuples(st.just(1), st.integers(0, 300)), min_size=1, max_size=6
+)
+
+
+def check_packed(device: str, sequences: list[tuple[int, int]], d: int, causal: bool, spare: int) -> None:
+    """Compares each sequence with the reference. ``spare``: by how much the announced maxima are larger."""
+    generator = torch.Generator().manual_seed(d)
+    parts = [
+        [torch.randn(1, n, heads, d, generator=generator).half().to(device) for n, heads in rows]
+        for rows in (((n_q, 4), (n_k, 2), (n_k, 2)) for n_q, n_k in sequences)
+    ]
+    q, k, v = (torch.cat([part[i][0] for part in parts]) for i in range(3))
+    offsets = [
+        torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32, device=device)
+        for n in zip(*sequences, strict=True)
+    ]
+    longest = [max(n) + spare for n in zip(*sequences, strict=True)]
+    out, lse = attention_varlen(q, k, v, *offsets, *longest, causal=causal, return_lse=True, validate=True)
+    first = 0
+    for (n_q, _), tensors in zip(sequences, parts, strict=True):
+        expected, expected_lse = reference(*tensors, causal=causal)
+        rows = slice(first, first + n_q)
+        torch.testing.assert_close(out[rows].double(), expected[0], atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(lse[:, rows].double(), expected_lse[0], atol=1e-3, rtol=2e-6)
+        first += n_q
+
+
+@given(SEQUENCES, st.sampled_from((8, 64, 72)), st.booleans(), st.integers(0, 3))
+def test_packed_cpu(sequences, d, causal, spare):
+    check_packed("cpu", sequences, d, causal, spare)
+
+
+@pytest.mark.gpu
+@given(SEQUENCES, st.sampled_from((16, 64)), st.booleans(), st.integers(0, 3))
+def test_packed_cuda(sequences, d, causal, spare):
+    check_packed("cuda", sequences, d, causal, spare)
 
 
 def test_a_failure_says_how_to_repeat_it(monkeypatch):

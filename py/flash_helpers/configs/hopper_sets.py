@@ -49,9 +49,9 @@ class Choice:
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot.
-            Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and Q
-            in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was measured
-            it says so.
+            Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
+            Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
+            measured it says so.
         d_head_v: head size of V; None: ``d_head``.
     """
 
