@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
