@@ -107,7 +107,7 @@ struct StaticForwardKernelConfig {
         CFG.paired_blocks && !TRAITS.window && !kWarpLoads && (!TRAITS.causal || kCanPassTiles);
     static constexpr bool kPassesTiles = kPaired && TRAITS.causal;
     // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
-    // by the tiles in the K ring at most, each of another item, and by the number it takes in advance.
+    // by the tiles in the K ring at most, each of another item, and by the item whose number it sends.
     static constexpr int kMailSlots = kPaired && CFG.dynamic_schedule ? 16 : 0;
     // Of a copy of K or V with so many columns: paired blocks divide its panels, or its rows.
     FLASH_HOST_DEVICE static constexpr int kv_box_rows(int columns) {

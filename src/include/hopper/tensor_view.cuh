@@ -12,8 +12,8 @@
 //
 // The size of the `end` dimension is the largest end and one, so that the map's last element is the tensor's:
 // whatever the offsets on the device say, nothing behind it is read. The base lies before the tensor, where
-// no memory need be; copies touch it where no row of a box exists, so that every box must have one (a paged
-// kernel on an H100 made an illegal access there).
+// no memory need be. Copies of boxes of which no row, or no column, exists made illegal accesses on an H100,
+// where nothing was mapped before the tensor: every box must have one (tests/gpu/test_unmapped.py).
 #pragma once
 
 #include <algorithm>
