@@ -86,7 +86,7 @@ def explain(
     ] = None,
     diff: Annotated[str | None, typer.Option(help="compare with this short form")] = None,
     device: Annotated[
-        str, typer.Option(help="A100, RTX3090, RTX4090, H100, several by commas, or all")
+        str, typer.Option(help="A100, RTX3090, RTX4090, H100, H200, several by commas, or all")
     ] = "H100",
     batch: int = 16,
     heads: int = 16,

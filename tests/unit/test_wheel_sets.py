@@ -18,7 +18,7 @@ from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.select import GOOD_ENOUGH, select
 from flash_helpers.build import CompilerNotFoundError, wheel
 from flash_helpers.build.families import family_of
-from flash_helpers.build.wheel_sets import NAMES, SETS, device_of, wheel_kernels
+from flash_helpers.build.wheel_sets import NAMES, SETS, devices_of, wheel_kernels
 from flash_helpers.configs.dtype import DType
 from flash_helpers.tune.lookup import TuningResults
 
@@ -82,7 +82,7 @@ def test_no_common_call_needs_a_compiler(target):
     substituted = []
     for _ in range(CALLS):
         kind, problem = next(drawn)
-        facts = device_of(target)
+        facts = draw.choice(devices_of(target))
         facts = replace(facts, sm_count=int(facts.sm_count * draw.choice(SM_SHARES)))
         best = select(problem, facts, shipped, explained=False)
         if best.kernel in brought:
@@ -117,7 +117,8 @@ def test_every_kernel_can_be_compiled_for_its_target_and_runs_there(target):
         family = family_of(kernel)
         assert family.runs_on(target)
         assert not family.missing_traits(kernel.traits)
-        assert kernel.config.infeasible_reason(device_of(target)) is None, kernel.short_form()
+        for facts in devices_of(target):
+            assert kernel.config.infeasible_reason(facts) is None, kernel.short_form()
 
 
 def test_sets_are_named_once_and_each_brings_something_of_its_own():
@@ -128,12 +129,9 @@ def test_sets_are_named_once_and_each_brings_something_of_its_own():
     assert wheel_kernels(90) == sorted({k for name in NAMES for k in wheel_kernels(90, [name])})
 
 
-def test_kernels_of_the_shipped_table_are_brought_beside_those_they_lead():
-    facts, shipped, brought = (
-        device_of(90),
-        TuningResults(shipped_only=True),
-        set(wheel_kernels(90, ["prompts"])),
-    )
+@pytest.mark.parametrize("facts", devices_of(90), ids=lambda facts: facts.name)
+def test_kernels_of_the_shipped_table_are_brought_beside_those_they_lead(facts):
+    shipped, brought = TuningResults(shipped_only=True), set(wheel_kernels(90, ["prompts"]))
     problems = [p for p in SETS[0].problems(90) if (p.dtype, p.d_head, p.lse) == (DType.BF16, 128, False)]
     tuned, chosen = (
         {select(problem, facts, table, explained=False).kernel for problem in problems}

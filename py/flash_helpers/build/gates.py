@@ -38,7 +38,7 @@ from flash_helpers.kernel_configs import (
 )
 
 TARGETS = (80, 86, 89, 90)
-H100 = 90
+HOPPER = 90
 RECORDS = Path(__file__).parents[3] / "tests" / "unit"
 HOPPER_RECORD = RECORDS / "hopper_instruction_counts.json"
 AMPERE_RECORD = RECORDS / "ampere_instruction_counts.json"
@@ -50,7 +50,7 @@ def kernels_of(target: int) -> list[ForwardKernel]:
     """Every kernel that the project builds or chooses for a GPU generation, sorted."""
     kernels = {ForwardKernel(config) for config in get_kernels_to_build()}
     kernels |= set(get_ampere_best_kernels(capability=divmod(target, 10)))
-    if target == H100:
+    if target == HOPPER:
         kernels |= set(get_hopper_kernels_to_build())
         kernels |= {
             ForwardKernel(rung.config, ForwardTraits(causal=causal))
@@ -143,7 +143,7 @@ def record_ampere(jobs: int | None = None) -> dict[str, dict[str, int]]:
     """Kernel to target to ``per_256_products``, for each target's choices: there and on sm_90."""
     counts: dict[str, dict[str, int]] = {}
     for target in TARGETS:
-        others = compared_kernels(target) if target != H100 else []
+        others = compared_kernels(target) if target != HOPPER else []
         kernels = others or sorted({k for t in TARGETS for k in compared_kernels(t)})
         (result,) = build_kernels(kernels, [target], jobs)
         for kernel, body in machine_code(result.path, kernels).items():
@@ -169,7 +169,7 @@ def check(target: int, jobs: int | None, record: bool) -> int:
             for problem in problems:
                 typer.echo(f"sm_{target}  {name}: {problem}")
     typer.echo(f"sm_{target}: {len(kernels)} kernels, {failures} fail")
-    if record and target == H100:
+    if record and target == HOPPER:
         save_record(HOPPER_RECORD, recorded)
     return failures
 

@@ -162,20 +162,19 @@ def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[ForwardKern
             f"no set of a wheel's kernels is named {', '.join(map(repr, unknown))}; there are "
             f"{', '.join(NAMES)}"
         )
-    facts = device_of(target)
-    return sorted({k for each in SETS if each.name in names for k in _kernels(each, facts)})
+    chosen = (_kernels(s, gpu) for s in SETS if s.name in names for gpu in devices_of(target))
+    return sorted(set(chain.from_iterable(chosen)))
 
 
-def device_of(target: int) -> DeviceFacts:
-    """The GPU that kernels of a generation are chosen for.
+def devices_of(target: int) -> list[DeviceFacts]:
+    """The GPUs that kernels of a generation are chosen for.
 
     Raises:
         ValueError: none is known.
     """
-    for facts in KNOWN_DEVICES.values():
-        if facts.target == target:
-            return facts
-    known = ", ".join(str(facts.target) for facts in KNOWN_DEVICES.values())
+    if devices := [facts for facts in KNOWN_DEVICES.values() if facts.target == target]:
+        return devices
+    known = ", ".join(dict.fromkeys(str(facts.target) for facts in KNOWN_DEVICES.values()))
     raise ValueError(
         f"target {target}: no GPU of this generation is described, so nothing can be chosen for it; there "
         f"are {known}. Name the kernels yourself with --kernels"

@@ -67,6 +67,10 @@ KNOWN_DEVICES: dict[str, DeviceFacts] = {
         "NVIDIA H100 80GB HBM3", (9, 0), 132, 228 * KIB, 227 * KIB, 50 * MIB,
         dram_bandwidth=3.35e12, mma_flops=989e12, clock_hz=1.83e9,
     ),
+    "H200": DeviceFacts(
+        "NVIDIA H200", (9, 0), 132, 228 * KIB, 227 * KIB, 60 * MIB,
+        dram_bandwidth=4.8e12, mma_flops=989e12, clock_hz=1.83e9,
+    ),
 }  # fmt: skip
 """GPU models that predictions can be asked for without having one."""
 
