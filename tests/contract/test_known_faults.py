@@ -8,6 +8,7 @@ CPU are the same computation. Right answers are exact, from the float64 referenc
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -386,6 +387,23 @@ def test_addresses_that_are_not_aligned(way: Way, offset: int, causal: bool) -> 
     way.check_layout(*views, causal)
     q, k, v = way.ramps(shape, shape)
     way.check_layout(q, way.full((2, 96, 3, 68), 0.0)[..., :64].copy_(k), v, causal)
+
+
+@pytest.mark.parametrize("d_head", [72, 80, 96, 104, 128, 192, 256])
+def test_nan_beside_the_columns_of_large_heads(device: str, d_head: int) -> None:
+    """On a GPU in one type and without a mask, since each head size has kernels of its own to compile."""
+    cases = itertools.product(DType, (False, True)) if device == "cpu" else [(DType.FP16, False)]
+    for dtype, causal in cases:
+        way = Way("chosen", dtype, device)
+        views = [way.full((2, rows, 2, d_head + 24), math.nan)[..., 8 : 8 + d_head] for rows in (20, 30, 30)]
+        for x, factor in zip(views, (5, 7, 11), strict=True):
+            x.copy_(way.ramp(tuple(x.shape), factor))
+        around = way.full((2, 20, 2, d_head + 24), 77.0)
+        out = around[..., 8 : 8 + d_head]
+        _, lse = attention(*views, causal=causal, out=out, return_lse=True)
+        way.compare(out, lse, *views, causal)
+        out.fill_(77.0)
+        assert (around == 77).all()
 
 
 def in_nan(x: Tensor) -> Tensor:
