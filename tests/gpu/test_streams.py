@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from flash_attention import attention, explain_choice
-from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 
 MS = 1_800_000  # clock cycles of about a millisecond
 SHAPES = {"queries": ((1, 512, 4, 64), (1, 512, 4, 64)), "parts": ((1, 1, 4, 64), (1, 8192, 4, 64))}
@@ -69,46 +64,6 @@ def test_a_captured_call(name: str) -> None:
     graph.replay()
     assert torch.equal(out, attention(q, k, v))
     assert out.data_ptr() == address
-
-
-# Of no set, so that it is built nowhere.
-RARE = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, False, False, 0, 0, 0, False, True)
-NOT_BUILT = f"""
-import os, torch
-from flash_attention import attention
-from flash_attention.errors import KernelNotBuiltError
-from flash_helpers.kernel_configs import parse_kernel_name_into_config
-
-config = parse_kernel_name_into_config({RARE.short_form()!r})
-
-q, v = (torch.full((1, 128, 2, 64), x, dtype=torch.float16, device="cuda") for x in (0.0, 3.0))
-
-def captured():
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = attention(q, q, v, config=config)
-    graph.replay()
-    torch.cuda.synchronize()
-    return out
-
-os.environ["FLASH_ATTENTION_JIT"] = "0"
-try:
-    captured()
-except KernelNotBuiltError:
-    print("refused")
-os.environ["FLASH_ATTENTION_JIT"] = "1"
-assert (captured() == 3).all()
-print("captured")
-"""
-
-
-def test_a_capture_whose_kernel_is_not_built(tmp_path: Path) -> None:
-    """The first call of a process: refused where nothing may be compiled; then compiled in a capture."""
-    environment = {**os.environ, "FLASH_ATTENTION_CACHE_DIR": str(tmp_path)}
-    program = [sys.executable, "-c", NOT_BUILT]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["refused", "captured"]
 
 
 # ---------------------------------------------------------------------- several GPUs
