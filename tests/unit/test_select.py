@@ -87,9 +87,10 @@ def test_kernels_are_compiled_for_the_features():
 # ---------------------------------------------------------------------- who can
 @pytest.mark.parametrize("name", KNOWN_DEVICES)
 @pytest.mark.parametrize("dtype", list(DType))
-@pytest.mark.parametrize("d", [8, 40, 64, 72, 128])
+@pytest.mark.parametrize("d", [8, 40, 64, 72, 128, 136, 192, 256])
 def test_the_choice_fits(name, dtype, d):
     facts = device_facts(name)
+    sizes_of = {True: (64, 96, 128, 192, 256), False: (64, 128, 256)}  # on Hopper, elsewhere
     for sizes in ((1, 1, 1), (2, 333, 77), (1, 1, 131072), (64, 128, 128), (16, 4096, 4096)):
         problem = AttentionProblem(dtype, *sizes, 8, 2, d, d, right=0)
         choice = select(problem, facts)
@@ -97,7 +98,7 @@ def test_the_choice_fits(name, dtype, d):
         assert config.infeasible_reason(facts) is None
         assert config.dtype is dtype
         on_hopper = "Hopper" in type(config).__name__
-        assert config.d_head == min(size for size in (64, 96, 128) if size >= d and (size != 96 or on_hopper))
+        assert config.d_head == min(size for size in sizes_of[on_hopper] if size >= d)
         assert not on_hopper or facts.capability == (9, 0)
         traits = choice.kernel.traits
         assert traits.causal == (problem.right == 0)
