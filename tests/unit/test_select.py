@@ -285,6 +285,22 @@ def test_many_single_queries_need_no_parts_but_the_same_tiles(name):
     assert select(dataclasses.replace(many, seq_len_k=500), facts).kernel.config != config
 
 
+def test_the_family_that_reads_faster_decodes():
+    h200 = device_facts("H200")
+
+    def family(facts, **changes):
+        return family_of(select(dataclasses.replace(DECODE, **changes), facts).kernel).name
+
+    for changes in ({}, {"batch": 32}, {"batch": 32, "seq_len_k": 4096}, {"varlen": True, "cached": True}):
+        assert family(H100, **changes) == "hopper"
+        assert family(h200, **changes) == "ampere"
+    for few in ({"seq_len_k": 4096}, {"batch": 8, "seq_len_k": 1000}, {"seq_len_q": 4096}):
+        assert family(h200, **few) == "hopper"
+    assert family(h200, varlen=True, cached=True, paged=True) == "hopper"
+    choice = select(DECODE, h200)
+    assert choice.n_splits * DECODE.n_heads > h200.sm_count
+
+
 def test_a_last_wave_of_few_blocks_is_filled_by_parts():
     choice = select(dataclasses.replace(DECODE, batch=17), H100)  # 136 kv heads on 132 multiprocessors
     assert choice.n_splits > 1
