@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import pairwise
@@ -257,12 +258,59 @@ def test_a_table_of_a_named_file_is_filled_from_that_file_only(recorded: Path, t
     assert text.count("| best kernel / best peer |") == 1
 
 
-def test_each_table_of_a_named_file_holds_that_file_alone(tmp_path: Path) -> None:
-    results = Path(__file__).parents[2] / "benchmarks" / "results"
-    files = [results / "h100-attention.json", results / "h100-ampere.json"]
-    readme, shipped = tmp_path / "README.md", Path(__file__).parents[2] / "README.md"
-    readme.write_text(shipped.read_text())
-    assert not update_readme(readme, load_report(files), files)
+@pytest.mark.parametrize("page", ["README.md", "docs/measurements.md"])
+def test_each_table_of_a_named_file_holds_that_file_alone(page: str, tmp_path: Path) -> None:
+    """After a new measurement: flash-attention report benchmarks/results/FILE.json … --readme PAGE."""
+    root = Path(__file__).parents[2]
+    copy = tmp_path / "page.md"
+    copy.write_text((root / page).read_text())
+    files = [
+        root / "benchmarks" / "results" / name for name in re.findall(r" of ([\w.-]+json)", copy.read_text())
+    ]
+    assert len(files) > 1
+    assert not update_readme(copy, load_report(files[:1]), files)
+
+
+def test_the_summary_says_mean_and_lowest(recorded: Path, tmp_path: Path) -> None:
+    report = load_report([recorded])
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results: summary -->\n<!-- end results -->\n")
+    assert update_readme(readme, report)
+    ratios = [ratio for row in report.ratios().values() for ratio in row.values()]
+    text = readme.read_text()
+    assert f"geometric mean {statistics.geometric_mean(ratios):.3f}" in text
+    assert f"{sum(r >= 1 for r in ratios)} of {len(ratios)} cells" in text
+    assert f"the lowest {min(ratios):.3f} (" in text
+
+
+def test_a_table_of_features(recorded: Path, tmp_path: Path) -> None:
+    case = {"feature": "decode", "batch": 1, "seq_q": 1, "seq_k": 1024, "heads": 32, "heads_kv": 8,
+            "causal": False, "window": None, "lengths": []}  # fmt: skip
+    prompt = case | {"feature": "causal", "seq_q": 1024, "heads_kv": 32}
+    times = {"ours": {"median": 0.002}, "fa2": {"median": 0.003}}
+    rows = [
+        {"case": case, "label": "one", "milliseconds": times},
+        {"case": prompt, "label": "all", "milliseconds": {"ours": {"median": 1.0}}},
+        {"case": prompt, "label": "wrong", "milliseconds": {}},
+    ]
+    facts = {"gpu": "Card", "driver": "1.2", "git_commit": "abc"}
+    path = tmp_path / "features.json"
+    path.write_text(json.dumps({"environment": facts, "rows": rows, "copy_bytes_per_second": 4e12}))
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results: features of features.json -->\n<!-- end results -->\n")
+    assert update_readme(readme, load_report([recorded]), [path])
+    lines = readme.read_text().splitlines()
+    # 4 MiB in 2 us are 2.10 TB/s; 4 * 32 * 128 * 1024^2 FLOP in 1 ms
+    assert "| decode | one | 2.0 | 52 % of a copy | 1.50 |" in lines
+    assert "| causal | all | 1000.0 | 17 TFLOP/s |  |" in lines
+    assert "_Card; driver 1.2; commit abc; copy 4000 GB/s read and written_" in lines
+    assert not any("wrong" in line for line in lines)
+    path.write_text("{}")
+    with pytest.raises(ResultFileError, match=r"features\.json can't be read as a result file of .*features"):
+        update_readme(readme, load_report([recorded]), [path])
+    readme.write_text("<!-- results: features -->\n<!-- end results -->\n")
+    with pytest.raises(ValueError, match="needs its file: <!-- results: features of FILE"):
+        update_readme(readme, load_report([recorded]), [path])
 
 
 def test_what_cannot_be_filled_is_found_out_before_figures_are_drawn(recorded: Path, tmp_path: Path) -> None:
@@ -290,5 +338,5 @@ def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no '<!-- results"):
         update_readme(readme, report)
     readme.write_text("<!-- results: speed -->\n<!-- end results -->")
-    with pytest.raises(ValueError, match="known: ratio, tflops, ladder"):
+    with pytest.raises(ValueError, match="known: ratio, summary, tflops, ladder, features"):
         update_readme(readme, report)

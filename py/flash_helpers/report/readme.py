@@ -1,8 +1,9 @@
 """Tables between markers of a Markdown file, made anew from result files.
 
-A marker pair is ``<!-- results: NAME -->`` and ``<!-- end results -->``; NAME is ``ratio``, ``tflops``
-or ``ladder``. Everything between the two is replaced. ``<!-- results: NAME of FILE -->`` is filled only from
-the result file of that name, so that one page can show several.
+A marker pair is ``<!-- results: NAME -->`` and ``<!-- end results -->``; NAME is a key of ``TABLES``.
+Everything between the two is replaced. ``<!-- results: NAME of FILE -->`` is filled only from the result file
+of that name, so that one page can show several, ``<!-- results: NAME of FILE in MODE -->`` from its timings
+in one mode. ``features`` is a table of another kind of file, which has to be named.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
 from flash_helpers.report.data import Report, family_label, load_report
+from flash_helpers.report.feature_table import feature_table
 from flash_helpers.report.page import facts_line, ratio_rows
 
 _MARKED = re.compile(
-    r"(?P<begin><!-- results: (?P<name>[\w-]+)(?: of (?P<file>[\w.-]+))? -->\n).*?"
+    r"(?P<begin><!-- results: (?P<name>[\w-]+)(?: of (?P<file>[\w.-]+)(?: in (?P<mode>\w+))?)? -->\n).*?"
     r"(?P<end><!-- end results -->)",
     re.DOTALL,
 )
@@ -44,9 +47,12 @@ def update_readme(path: Path, report: Report, sources: Sequence[Path] = ()) -> b
         if match["file"] is not None:
             if match["file"] not in named:
                 return match[0]
-            shown = load_report([named[match["file"]]], report.mode)
+            if match["name"] == FEATURES:
+                return f"{match['begin']}\n{feature_table(named[match['file']])}\n\n{match['end']}"
+            shown = load_report([named[match["file"]]], match["mode"] or report.mode)
         table = TABLES[match["name"]](shown)
-        return f"{match['begin']}\n{table}\n\n_{facts_line(shown)}_\n\n{match['end']}"
+        facts = "" if match["name"] == SUMMARY else f"_{facts_line(shown)}_\n\n"
+        return f"{match['begin']}\n{table}\n\n{facts}{match['end']}"
 
     new = _MARKED.sub(replacement, text)
     if new != text:
@@ -67,8 +73,13 @@ def marked_text(path: Path) -> str:
     found = list(_MARKED.finditer(text))
     if not found:
         raise ValueError(f"{path} has no '<!-- results: NAME -->' and '<!-- end results -->' to fill")
-    if unknown := [match["name"] for match in found if match["name"] not in TABLES]:
-        raise ValueError(f"{path}: no table is named {unknown[0]!r}; known: {', '.join(TABLES)}")
+    if unknown := [match["name"] for match in found if match["name"] not in (*TABLES, FEATURES)]:
+        known = ", ".join((*TABLES, FEATURES))
+        raise ValueError(f"{path}: no table is named {unknown[0]!r}; known: {known}")
+    if any(match["name"] == FEATURES and match["file"] is None for match in found):
+        raise ValueError(
+            f"{path}: a table of features needs its file: <!-- results: {FEATURES} of FILE.json -->"
+        )
     return text
 
 
@@ -92,6 +103,28 @@ def tflops_table(report: Report) -> str:
     return _markdown(["TFLOP/s", "seq_len", *names], rows)
 
 
+def ratio_summary(report: Report) -> str:
+    """A sentence on the ratios of each element type: the mean, how many are at or above 1, and the lowest.
+
+    Raises:
+        ValueError: no size at which a kernel and a peer were timed.
+    """
+    ratios = report.ratios()
+    if not ratios:
+        raise ValueError("the results hold no size at which both a kernel and a peer were timed")
+    sentences = []
+    for dtype in dict.fromkeys(name for name, _, _ in ratios):
+        rows = ((f, row) for f, row in ratios.items() if f[0] == dtype)
+        cells = {(f, s): ratio for f, row in rows for s, ratio in row.items()}
+        ahead = sum(ratio >= 1 for ratio in cells.values())
+        (family, seq_len), lowest = min(cells.items(), key=lambda item: item[1])
+        sentences.append(
+            f"{dtype.lower()}: geometric mean {geometric_mean(cells.values()):.3f}, {ahead} of {len(cells)} "
+            f"cells at or above 1, the lowest {lowest:.3f} ({family_label(family)}, {seq_len})."
+        )
+    return " ".join(sentences)
+
+
 def ladder_table(report: Report) -> str:
     """The steps of the ladder and what each gained.
 
@@ -110,8 +143,10 @@ def ladder_table(report: Report) -> str:
     return _markdown(["step", problem.label(), "TFLOP/s", "over the step before"], rows)
 
 
+FEATURES, SUMMARY = "features", "summary"
 TABLES: dict[str, Callable[[Report], str]] = {
     "ratio": ratio_table,
+    SUMMARY: ratio_summary,
     "tflops": tflops_table,
     "ladder": ladder_table,
 }
