@@ -43,7 +43,7 @@ def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
 
 def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
-    if "split" not in family_of(kernel).traits or getattr(kernel.config, "tensor_row_sums", False):
+    if "split" not in family_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
         return None
     if getattr(kernel.config, "paired_warps", False):
         return None
@@ -72,7 +72,7 @@ def unable_reason(
         return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
     if problem.paged and not getattr(config, "async_copy", True):
         return "pages are copied asynchronously, which it does not do (async_copy)"
-    if problem.lse and getattr(config, "tensor_row_sums", False):
+    if problem.lse and not config.writes_lse:
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None
 

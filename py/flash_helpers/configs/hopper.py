@@ -217,6 +217,11 @@ class HopperForwardKernelConfig:
         """Scale and log2(e) are always folded into one fused multiply-add before exp2."""
         return True
 
+    @property
+    def writes_lse(self) -> bool:
+        """Whether the kernel can write the log-sum-exp of each row: all of this family can."""
+        return True
+
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""
         q = self.q_stages * self.B_r * _padded(self.d_head)
