@@ -100,7 +100,7 @@ def size_reason(
 
 def head_sizes(config: ForwardConfig) -> tuple[int, int]:
     """Columns of Q and K, and of V and O."""
-    return config.d_head, getattr(config, "d_head_v", config.d_head)
+    return config.d_head, config.d_head_v
 
 
 def holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:

@@ -134,6 +134,11 @@ class FlashForwardKernelConfig:
 
     # ------------------------------------------------------------------ resources
     @property
+    def d_head_v(self) -> int:
+        """Head size of V and O, elements: that of Q and K."""
+        return self.d_head
+
+    @property
     def n_threads(self) -> int:
         """Threads of a block."""
         return WARP_SIZE * self.n_warps

@@ -39,8 +39,7 @@ class Work:
 
 def work(config: ForwardConfig, problem: Problem) -> Work:
     """The work of one problem by one configuration."""
-    B_r, B_c, d_head = config.B_r, config.B_c, config.d_head
-    d_head_v = config.d_head_v if isinstance(config, HopperForwardKernelConfig) else d_head
+    B_r, B_c, d_head, d_head_v = config.B_r, config.B_c, config.d_head, config.d_head_v
     steps = block_steps(problem.seq_len, problem.seq_len_k, B_r, B_c, problem.causal)
     heads = problem.batch * problem.heads
     pairs = heads * steps * B_r * B_c

@@ -148,7 +148,7 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
         d_head_v = d_head if draw(st.booleans()) else 8 * draw(st.integers(1, 32))
     else:
         d_head = kernel.config.d_head
-        d_head_v = getattr(kernel.config, "d_head_v", d_head)
+        d_head_v = kernel.config.d_head_v
         if traits.padded_head:  # not as narrow as the next smaller kernel takes
             d_head = d_head - 8 * draw(st.integers(1, 3))
             d_head_v = 8 * draw(st.integers(1, d_head_v // 8))
