@@ -57,8 +57,8 @@ def doctor() -> list[Check]:
 
 def doctor_command(json_path: Path | None = None, console: Console | None = None) -> list[Check]:
     """Prints what ``doctor`` finds."""
-    checks = doctor()
     check_file(json_path)
+    checks = doctor()
     console = console or console_for(json_path)
     table = Table("", "", "found")
     colours = {OK: "green", LIMITED: "yellow", BROKEN: "red"}
