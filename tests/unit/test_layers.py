@@ -76,6 +76,13 @@ def test_helpers_know_the_library_only_where_they_measure_or_check_it() -> None:
     assert all(any(within(name, (place,)) for name in users) for place in KNOW_THE_LIBRARY)
 
 
+def test_environment_variables_are_read_in_one_module() -> None:
+    read = re.compile(r"os\.environ(?:\.get|\[)|os\.getenv")
+    files = [*HELPERS.rglob("*.py"), *(ROOT / "flash_attention").rglob("*.py")]
+    readers = {path for path in files if read.search(path.read_text(encoding="utf-8"))}
+    assert readers == {HELPERS / "environment.py"}
+
+
 @pytest.mark.parametrize(("backend", "other"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda_kernels", "cpu")])
 def test_backends_do_not_import_each_other(backend: str, other: str) -> None:
     path = ROOT / "flash_attention" / "backends" / f"{backend}.py"
