@@ -52,7 +52,6 @@ from flash_helpers.kernel_configs import (
     parse_kernel_name_into_config,
 )
 
-D_HEAD = 128
 DTYPE = DType.BF16
 CACHES_BYTES = 256 << 20  # of all caches of a cell together, at least: five times an H100's L2 cache
 MOST_CACHES = 32
@@ -86,24 +85,27 @@ class Variant:
     choice: Choice
 
 
-def configurations(facts: DeviceFacts, short_forms: Sequence[str]) -> dict[str, ForwardConfig]:
+def configurations(facts: DeviceFacts, d_head: int, short_forms: Sequence[str]) -> dict[str, ForwardConfig]:
     """The configurations to compare, by name: those of the device's families, and those given."""
     found: dict[str, ForwardConfig] = {}
     if facts.capability == (9, 0):
-        hopper, _ = choose_hopper_kernel(DTYPE, D_HEAD, False, 1, traits=ForwardTraits(split=True))
+        hopper, _ = choose_hopper_kernel(DTYPE, d_head, False, 1, traits=ForwardTraits(split=True))
+        found["wgmma, as chosen"] = hopper.config
         found |= {name: replace(hopper.config, **changes) for name, changes in HOPPER_VARIANTS}
-    ampere = choose_ampere_decode_config(DTYPE, D_HEAD, facts)
+    ampere = choose_ampere_decode_config(DTYPE, d_head, facts)
+    found["mma.sync, as chosen"] = ampere
     found |= {name: replace(ampere, **changes) for name, changes in AMPERE_VARIANTS}
     for text in short_forms:
         config = parse_kernel_name_into_config(text)
         found[config.short_form()] = config
-    return {name: config for name, config in found.items() if not config.infeasible_reason(facts)}
+    able = {config: name for name, config in reversed(found.items()) if not config.infeasible_reason(facts)}
+    return {name: config for config, name in reversed(able.items())}  # each once, under its first name
 
 
 def problem_of(case: Case) -> AttentionProblem:
     """The problem of a row of the benchmark of features."""
     sizes = (case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv)
-    return AttentionProblem(DTYPE, *sizes, D_HEAD, D_HEAD)
+    return AttentionProblem(DTYPE, *sizes, case.d_head, case.d_head)
 
 
 def variants_of(
@@ -152,7 +154,7 @@ def variant_call(variant: Variant, case: Case, x: Inputs) -> Callable[[], Tensor
     out, problem = torch.empty_like(x.q), problem_of(case)
 
     def call() -> Tensor:
-        run_cuda(variant.choice, problem, x.q, x.k, x.v, out, None, D_HEAD**-0.5, 0.0, None)
+        run_cuda(variant.choice, problem, x.q, x.k, x.v, out, None, case.d_head**-0.5, 0.0, None)
         return out
 
     return call
@@ -245,7 +247,13 @@ def measure_cell(
             timing = Timing.of(values)
             us = {quantile: 1e3 * getattr(timing, quantile) for quantile in ("median", "p20", "p80")}
             rows[name].setdefault("us", {})[mode] = us
-    cell = {"batch": case.batch, "keys": case.seq_k, "heads": case.heads, "heads_kv": case.heads_kv}
+    cell = {
+        "batch": case.batch,
+        "keys": case.seq_k,
+        "heads": case.heads,
+        "heads_kv": case.heads_kv,
+        "d_head": case.d_head,
+    }
     return [{**cell, "bytes": case.cache_bytes(), "name": name, **row} for name, row in rows.items()]
 
 
@@ -270,6 +278,7 @@ def main(
     keys: Annotated[str, typer.Option(help="thousands (1024) of keys, by commas")] = "1,2,4,8,16,32,64",
     heads: Annotated[int, typer.Option(help="query heads")] = 32,
     heads_kv: Annotated[int, typer.Option(help="heads of K and V")] = 8,
+    d_head: Annotated[int, typer.Option(help="head size, of a kernel that there is: 64, 128, 256")] = 128,
     parts: Annotated[str, typer.Option(help="more numbers of parts for every variant")] = "",
     kernels: Annotated[str, typer.Option(help="more kernels: short forms joined by ;")] = "",
     only: Annotated[bool, typer.Option(help="only the kernels that are given, and what is chosen")] = False,
@@ -294,12 +303,12 @@ def main(
         device = named_device("cuda:0")
         facts = device_facts_of(device)
     given = [text.strip() for text in kernels.split(";") if text.strip()]
-    configs = configurations(facts, given)
+    configs = configurations(facts, d_head, given)
     if only:
         configs = {name: config for name, config in configs.items() if name in given}
     counts = [int(n) for n in parts.split(",") if n]
     cells = [
-        Case("decode", int(b), 1, int(thousands) * 1024, heads, heads_kv)
+        Case("decode", int(b), 1, int(thousands) * 1024, heads, heads_kv, d_head=d_head)
         for b in batch.split(",")
         for thousands in keys.split(",")
     ]

@@ -277,7 +277,7 @@ def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
     if reason := config.infeasible_reason(facts):
         raise InfeasibleConfigError(
             f"kernel_cfg {config.short_form()} cannot run on {device} ({facts.name}, compute capability "
-            f"{capability}): {reason}; take a smaller tile, or let attention() choose"
+            f"{capability}): {reason}; take a smaller tile or another family, or let attention() choose"
         )
 
 

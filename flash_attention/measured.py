@@ -21,6 +21,13 @@ from flash_helpers.kernel_configs import choose_hopper_kernel
 DECODE_REASON = "few queries over many keys: K and V are read once, and shared memory holds copies under way"
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
 
+# Where memory gives each SM so many bytes a second, and there are so many to be read, several small blocks of
+# the Ampere family read K and V faster than one of the Hopper family's, which takes a row's halves one after
+# the other: by 2 to 6 % on an H200 (36 GB/s an SM), not on an H100 (25 GB/s), head size 128
+# (benchmarks/results/h200-decode.json, h100-decode.json).
+FAST_MEMORY = 30e9
+MANY_KEY_BYTES = 256 << 10
+
 
 @dataclass(frozen=True)
 class MeasuredChoice:
@@ -40,21 +47,43 @@ class MeasuredChoice:
 
 
 def measured_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[MeasuredChoice]:
-    """The choices of each family that runs on the device, the family made for it first.
+    """The choices of each family that runs on the device, the one that is expected to be faster first.
 
-    Of one family, the choice for keys in parts comes first where it makes more than one part. For few queries
-    over many keys its configuration is also the better one for whole rows.
+    That is the family made for the device, but where ``FAST_MEMORY`` says otherwise. Of one family, the
+    choice for keys in parts comes first where it makes more than one part. For few queries over many keys
+    its configuration is also the better one for whole rows.
 
     Args:
         problem: the problem as the kernel is given it.
         facts: the device.
     """
-    found: list[MeasuredChoice] = []
+    hopper: list[MeasuredChoice] = []
+    ampere: list[MeasuredChoice] = []
     if facts.capability == HOPPER_CAPABILITY and (sizes := _size_for(problem, _hopper_sizes())):
-        found += _hopper_choices(problem, facts, sizes)
+        hopper = _hopper_choices(problem, facts, sizes)
     if facts.capability >= (8, 0) and (sizes := _size_for(problem, _ampere_sizes())):
-        found += _ampere_choices(problem, facts, sizes[0])
-    return found
+        ampere = _ampere_choices(problem, facts, sizes[0])
+    return ampere + hopper if _small_blocks_read_faster(problem, facts) else hopper + ampere
+
+
+def _small_blocks_read_faster(problem: AttentionProblem, facts: DeviceFacts) -> bool:
+    """Whether the time goes into reading K and V, from a memory that is fast for its number of SMs.
+
+    Pages were not measured: they stay with the Hopper family.
+    """
+    key_bytes = (
+        2 * problem.batch * problem.n_heads_kv * problem.seq_len_k * (problem.d_head + problem.d_head_v)
+    )
+    return (
+        _is_decoding(problem)
+        and not problem.paged
+        and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
+        and key_bytes >= MANY_KEY_BYTES * facts.sm_count
+    )
+
+
+def _is_decoding(problem: AttentionProblem) -> bool:
+    return problem.seq_len_q <= MAX_DECODE_ROWS and problem.seq_len_k >= MIN_DECODE_KEYS
 
 
 def _hopper_choices(
@@ -106,8 +135,7 @@ def _split_and_whole(
         parts = parts_of_keys(variant, problem, facts)
         if parts > 1:
             found.append(MeasuredChoice(variant, parts, reason, None))
-    few = problem.seq_len_q <= MAX_DECODE_ROWS and problem.seq_len_k >= MIN_DECODE_KEYS
-    for config, reason in (split, whole) if few else (whole,):
+    for config, reason in (split, whole) if _is_decoding(problem) else (whole,):
         obstacle = _obstacle(config, problem, facts)
         found.append(MeasuredChoice(kernel_for(config, problem), 1, reason, obstacle))
     return found

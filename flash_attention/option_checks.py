@@ -14,6 +14,7 @@ from flash_attention.checks import check_tensors
 from flash_attention.problem import Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
+FLOAT32_TINY = torch.finfo(torch.float32).tiny
 
 
 def given(value: object) -> str:
@@ -52,11 +53,14 @@ def checked_scale(softmax_scale: float | None, d_head: int) -> float:
 
 
 def checked_softcap(softcap: float) -> float:
-    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32."""
+    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32.
+
+    A cap below the smallest normal float32 is raised to it: no score differs, and as a float32 it is not 0.
+    """
     cap = checked_number("softcap", softcap)
     if not 0 <= cap <= FLOAT32_MAX:
         raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
-    return cap
+    return max(cap, FLOAT32_TINY) if cap else cap
 
 
 def checked_window(window: Window) -> Window:

@@ -1,4 +1,4 @@
-"""On a GPU: the kernels that contract tests run are built in parallel before the first of them."""
+"""Where contract tests run. On a GPU, their kernels are built in parallel before the first of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from filelock import FileLock
 from flash_helpers import build
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the tensors are."""
+    return request.param
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _built_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not torch.cuda.is_available():
         return
     begin = time.perf_counter()
     major, minor = torch.cuda.get_device_capability()
+    needed = kernels(10 * major + minor)
     # Of several test processes one builds with all cores; the others wait, and find everything built.
     with FileLock(tmp_path_factory.getbasetemp().parent / "kernels.lock"):
-        build.build_kernels(kernels(), [10 * major + minor])
-    print(f"\n{len(kernels())} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+        build.build_kernels(needed, [10 * major + minor])
+    print(f"\n{len(needed)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

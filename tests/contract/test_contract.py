@@ -21,11 +21,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "contract.md"
 HALF, BFLOAT = torch.float16, torch.bfloat16
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
 def attend(q, k, v, **options):
     """``attention``; a test of what no CUDA kernel has yet is skipped there, and nowhere else."""
     try:

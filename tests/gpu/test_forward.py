@@ -1,4 +1,4 @@
-"""``forward`` and ``forward_timed`` on a GPU: streams, graphs, layouts, limits, errors, memory."""
+"""``forward`` on a GPU: streams, graphs, layouts, limits, errors, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from gpu_cases import CONFIG, inputs
 
-from flash_attention import forward, forward_timed
+from flash_attention import forward
 from flash_attention.backends import cuda
 from flash_attention.checks import check_fits_device
 from flash_attention.errors import InfeasibleConfigError, KernelLaunchError
@@ -308,29 +308,3 @@ def test_memory_does_not_grow():
         call(i)
     assert torch.cuda.memory_allocated() == allocated
     assert len(cuda.registered_kernels()) <= kernels + 1
-
-
-def test_timed():
-    def milliseconds(seq_len: int) -> float:
-        q, k, v = inputs(DType.FP16, D, seq_len)
-        times = []
-        for _ in range(5):
-            o, ms = forward_timed(CONFIG, q, k, v)
-            times.append(ms)
-        assert torch.equal(o, forward(CONFIG, q, k, v))
-        return sorted(times)[2]
-
-    # 2 heads and few blocks leave most SMs idle, so that only the ratio of two long runs is sharp
-    ratio = milliseconds(32768) / milliseconds(16384)
-    assert 3 < ratio < 5
-    tiny = milliseconds(128)
-    assert tiny < 0.05, "the host's own time is in the measured time"
-
-
-def test_timed_on_a_side_stream():
-    q, k, v = inputs(DType.FP16, D, 2048)
-    _, here = forward_timed(CONFIG, q, k, v)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(20 * MS)  # work before the kernel on its stream does not count
-        _, there = forward_timed(CONFIG, q, k, v)
-    assert there < 5 * here + 0.1

@@ -1,4 +1,5 @@
-"""The timer against what is known: a sleep, the growth with length, the card's peak, a profiler."""
+"""The timer and ``forward_timed`` against what is known: a sleep, the growth with length, the card's peak, a
+profiler. To be run while nothing else uses the GPU."""
 
 from __future__ import annotations
 
@@ -100,6 +101,28 @@ def test_forward_timed_agrees_with_the_timer() -> None:
     q, k, v = LONG.inputs(torch.device("cuda"))
     single = statistics.median(forward_timed(WIDE, q, k, v)[1] for _ in range(5))
     assert single == pytest.approx(measure(forward_call(WIDE, LONG)), rel=0.15)
+
+
+def test_forward_timed_grows_with_the_square_of_the_length() -> None:
+    def milliseconds(seq_len: int) -> float:
+        q, k, v = Problem(DType.FP16, 1, 2, seq_len, CONFIG.d_head).inputs(torch.device("cuda"))
+        results = [forward_timed(CONFIG, q, k, v) for _ in range(5)]
+        assert torch.equal(results[-1][0], forward(CONFIG, q, k, v))
+        return statistics.median(time for _, time in results)
+
+    # 2 heads and few blocks leave most SMs idle, so that only the ratio of two long runs is sharp
+    assert 3 < milliseconds(32768) / milliseconds(16384) < 5
+    assert milliseconds(128) < 0.05, "the host's own time is in the measured time"
+
+
+def test_forward_timed_leaves_out_what_the_stream_did_before() -> None:
+    q, k, v = Problem(DType.FP16, 1, 2, 2048, CONFIG.d_head).inputs(torch.device("cuda"))
+    cycles = cycles_for(SLEEP_MS)
+    _, here = forward_timed(CONFIG, q, k, v)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(cycles)
+        _, there = forward_timed(CONFIG, q, k, v)
+    assert there < 5 * here + 0.1
 
 
 def test_on_a_side_stream() -> None:

@@ -15,6 +15,7 @@ from flash_helpers.configs.device_facts import device_facts
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
+    choose_hopper_kernel,
     parse_kernel_name_into_config,
 )
 
@@ -310,3 +311,12 @@ def test_shared_memory(cuda_device):
         checks.check_fits_device(config, device)
     assert "8.6" in str(caught.value)
     checks.check_fits_device(config, cuda_device(device_facts("A100")))
+
+
+@pytest.mark.parametrize("name", ["A100", "RTX 4090"])
+def test_configuration_of_another_architecture(cuda_device, name):
+    config = choose_hopper_kernel(DType.FP16, 64, False, 512)[0].config
+    major, minor = device_facts(name).capability
+    with pytest.raises(InfeasibleConfigError, match=rf"{major}\.{minor}.* 9\.0 only.*another family"):
+        checks.check_fits_device(config, cuda_device(device_facts(name)))
+    checks.check_fits_device(config, cuda_device(device_facts("H100")))

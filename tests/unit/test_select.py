@@ -87,9 +87,10 @@ def test_kernels_are_compiled_for_the_features():
 # ---------------------------------------------------------------------- who can
 @pytest.mark.parametrize("name", KNOWN_DEVICES)
 @pytest.mark.parametrize("dtype", list(DType))
-@pytest.mark.parametrize("d", [8, 40, 64, 72, 128])
+@pytest.mark.parametrize("d", [8, 40, 64, 72, 128, 136, 192, 256])
 def test_the_choice_fits(name, dtype, d):
     facts = device_facts(name)
+    sizes_of = {True: (64, 96, 128, 192, 256), False: (64, 128, 256)}  # on Hopper, elsewhere
     for sizes in ((1, 1, 1), (2, 333, 77), (1, 1, 131072), (64, 128, 128), (16, 4096, 4096)):
         problem = AttentionProblem(dtype, *sizes, 8, 2, d, d, right=0)
         choice = select(problem, facts)
@@ -97,7 +98,7 @@ def test_the_choice_fits(name, dtype, d):
         assert config.infeasible_reason(facts) is None
         assert config.dtype is dtype
         on_hopper = "Hopper" in type(config).__name__
-        assert config.d_head == min(size for size in (64, 96, 128) if size >= d and (size != 96 or on_hopper))
+        assert config.d_head == min(size for size in sizes_of[on_hopper] if size >= d)
         assert not on_hopper or facts.capability == (9, 0)
         traits = choice.kernel.traits
         assert traits.causal == (problem.right == 0)
@@ -282,6 +283,22 @@ def test_many_single_queries_need_no_parts_but_the_same_tiles(name):
     many = dataclasses.replace(DECODE, batch=1000)
     assert select(many, facts).kernel == ForwardKernel(config)
     assert select(dataclasses.replace(many, seq_len_k=500), facts).kernel.config != config
+
+
+def test_the_family_that_reads_faster_decodes():
+    h200 = device_facts("H200")
+
+    def family(facts, **changes):
+        return family_of(select(dataclasses.replace(DECODE, **changes), facts).kernel).name
+
+    for changes in ({}, {"batch": 32}, {"batch": 32, "seq_len_k": 4096}, {"varlen": True, "cached": True}):
+        assert family(H100, **changes) == "hopper"
+        assert family(h200, **changes) == "ampere"
+    for few in ({"seq_len_k": 4096}, {"batch": 8, "seq_len_k": 1000}, {"seq_len_q": 4096}):
+        assert family(h200, **few) == "hopper"
+    assert family(h200, varlen=True, cached=True, paged=True) == "hopper"
+    choice = select(DECODE, h200)
+    assert choice.n_splits * DECODE.n_heads > h200.sm_count
 
 
 def test_a_last_wave_of_few_blocks_is_filled_by_parts():

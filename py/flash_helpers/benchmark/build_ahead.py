@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flash_helpers.benchmark.cases import D_HEAD, DTYPE, Case
+from flash_helpers.benchmark.cases import DTYPE, Case
 from flash_helpers.configs.kernel import ForwardKernel
 
 
@@ -38,8 +38,8 @@ def build_ahead(
         left, right = visible_limits(case.causal, case.limits, case.seq_q, case.seq_k)
         problems.append(
             AttentionProblem(
-                DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv, D_HEAD, D_HEAD,
-                left, right, varlen=bool(case.lengths),
+                DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv,
+                case.d_head, case.d_head, left, right, varlen=bool(case.lengths),
             )
         )  # fmt: skip
     chosen = prepare(problems, device)

@@ -18,7 +18,7 @@ D_HEAD = 128
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a benchmark; elements are ``DTYPE``, head sizes ``D_HEAD``.
+    """One row of a benchmark; elements are ``DTYPE``.
 
     Attributes:
         feature: the part of the table that it belongs to.
@@ -26,6 +26,7 @@ class Case:
         causal: the mask, aligned bottom-right.
         window: keys to the left that a query sees, and none to the right: such a window is causal.
         lengths: of packed sequences.
+        d_head: head size.
     """
 
     feature: str
@@ -37,6 +38,7 @@ class Case:
     causal: bool = False
     window: int | None = None
     lengths: tuple[int, ...] = ()
+    d_head: int = D_HEAD
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
@@ -47,20 +49,21 @@ class Case:
         """For tables: ``b2 s8192 h32/8 window 512``."""
         heads = f"h{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads else "")
         seq = f"s{self.seq_q}" + (f"x{self.seq_k}" if self.seq_k != self.seq_q else "")
+        size = f" d{self.d_head}" if self.d_head != D_HEAD else ""
         mask = f" window {self.window}" if self.window is not None else " causal" if self.causal else ""
         if self.lengths:
             seq = f"{len(self.lengths)} sequences, {sum(self.lengths)} tokens"
-        return f"b{self.batch} {seq} {heads}{mask}"
+        return f"b{self.batch} {seq} {heads}{size}{mask}"
 
     def flop(self) -> int:
         """FLOP of the visible pairs."""
         sizes = [(n, n) for n in self.lengths] or [(self.seq_q, self.seq_k)] * self.batch
         pairs = sum(visible_pairs(q, k, self.causal, self.limits) for q, k in sizes)
-        return attention_flop(1, self.heads, D_HEAD, pairs)
+        return attention_flop(1, self.heads, self.d_head, pairs)
 
     def cache_bytes(self) -> int:
         """Bytes of K and V, which a single query reads once."""
-        return 2 * self.batch * self.seq_k * self.heads_kv * D_HEAD * DTYPE.itemsize
+        return 2 * self.batch * self.seq_k * self.heads_kv * self.d_head * DTYPE.itemsize
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
 
     def normal(seq: int, heads: int) -> Tensor:
         shape = (sum(case.lengths),) if case.lengths else (case.batch, seq)
-        return torch.randn(*shape, heads, D_HEAD, device=device, dtype=dtype, generator=generator)
+        return torch.randn(*shape, heads, case.d_head, device=device, dtype=dtype, generator=generator)
 
     ends = None
     if case.lengths:

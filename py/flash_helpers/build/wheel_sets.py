@@ -147,7 +147,7 @@ NAMES = tuple(each.name for each in SETS)
 
 
 def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[ForwardKernel]:
-    """The kernels that some sets need on GPUs of one generation, sorted, each once.
+    """The kernels that some sets need on GPUs of one generation, by short form, each once.
 
     Args:
         target: 80 for sm_80.
@@ -163,7 +163,7 @@ def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[ForwardKern
             f"{', '.join(NAMES)}"
         )
     chosen = (_kernels(s, gpu) for s in SETS if s.name in names for gpu in devices_of(target))
-    return sorted(set(chain.from_iterable(chosen)))
+    return sorted(set(chain.from_iterable(chosen)), key=ForwardKernel.short_form)
 
 
 def devices_of(target: int) -> list[DeviceFacts]:

@@ -114,7 +114,7 @@ class HopperForwardKernelConfig:
             causal mask with next_item unless kv_stages are more than the tiles that are passed on.
         half_tiles: under a causal mask, the scores of an item's first tile are computed for half of its
             columns where a warpgroup sees no other.
-        section_heads: heads of a section; 0: by the length, see ``work_items.cuh``.
+        section_heads: heads of a section at most; 0: by the length, see ``work_items.cuh``.
         prefetch_next: while an item runs, the next one's Q and ``prefetch_next - 1`` tiles of its K and V are
             brought into the L2 cache; 0: nothing is. Not where sequences differ in length, or keys are split.
         extra_k_stages: slots of the K ring beyond those of V's. K's are held longer, by the lagged reference.

@@ -48,7 +48,7 @@ class Choice:
         causal: for causal problems only, for others only, or (None) for both.
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
-            hidden size 2048, cards hot.
+            hidden size 2048, cards hot; "(H200)": on one H200 (h200-head-sizes.json).
             Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
@@ -76,7 +76,9 @@ class Choice:
 _D64_TALL = _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV)
 _D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1)
 _D128 = _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV)
+_D96 = replace(_D128, d_head=96, d_head_v=96)
 _ONE_Q_SLOT = dict(ping_pong=False, forced_overlap=True, direct_store=True)
+_D192_ONE_Q = _config(192, 128, 96, 2, 1, **_ONE_Q_SLOT)
 _D256 = _config(256, 128, 64, 2, 1, **_ONE_Q_SLOT)
 _D256_CAUSAL = replace(_D256, trimmed=True)
 
@@ -177,19 +179,44 @@ CHOICES = (
         "fewer steps than with 64 columns: +2 % at 8192; two blocks load each K and V tile for both: +3 %",
     ),
     Choice(
+        96, 2048, True,
+        replace(_D96, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "as for head size 128: the next item's first product with the last P V, and stores from registers: "
+        "+6 % at 512, +2 % at 1024 and 2048 (H200)",
+    ),
+    Choice(
+        96, 1024, False,
+        replace(_D96, next_item=NextItem.WITH_LAST_PV),
+        "as for head size 128: +4 % at 512, +2 % at 1024 over storing O first (H200)",
+    ),
+    Choice(
         96, None, None,
-        replace(_D128, d_head=96, d_head_v=96),
-        "not measured: head size 128's, whose shared memory it needs, with a quarter less of products",
+        _config(96, 192, 96, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        "three warpgroups read each tile and take turns: +7 to +11 % over 128 x 128 from 2048 on, under a "
+        "causal mask +3 % at 4096, +9 and +10 % beyond (H200)",
+    ),
+    Choice(
+        192, 1024, True,
+        replace(_D192_ONE_Q, B_c=64, kv_stages=3, trimmed=True),
+        "narrow tiles in three stages, and those above the diagonal passed on: +8 % at 512, +3 % at 1024 "
+        "over 80 columns with two Q slots (H200)",
     ),
     Choice(
         192, 2048, None,
         _config(192, 128, 80, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
-        "not measured: the widest tiles that leave room for two Q slots, which count most for short items",
+        "the widest tiles that leave room for two Q slots: +4 to +5 % over one slot and 96 or 112 columns "
+        "(H200)",
     ),
     Choice(
-        192, None, None,
-        _config(192, 128, 112, 2, 1, **_ONE_Q_SLOT),
-        "not measured: head size 256's, with the widest tiles that fit beside one Q slot",
+        192, None, False,
+        replace(_D192_ONE_Q, paired_blocks=True),
+        "two blocks load each K and V tile for both: +1 % at 4096, +3 % at 8192, +2 % at 16384 over 112 "
+        "columns alone (H200)",
+    ),
+    Choice(
+        192, None, True,
+        replace(_D192_ONE_Q, B_c=112),
+        "the widest tiles that fit beside one Q slot; others are within 2 % (H200)",
     ),
     Choice(
         192, 2048, None,
@@ -211,7 +238,12 @@ VARLEN_CHOICES = (
         _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
         "not measured: three and four consumers leave the load warp too few registers to find sequences",
     ),
-    *(choice for choice in CHOICES if choice.d_head != 64),
+    Choice(
+        96, None, None,
+        _D96,
+        "not measured: as for head size 64, three consumers leave the load warp too few registers",
+    ),
+    *(choice for choice in CHOICES if choice.d_head not in (64, 96)),
 )  # fmt: skip
 """For sequences of different lengths."""
 

@@ -52,7 +52,7 @@ struct SequenceFinder {
         WorkShape shape{};
         shape.n_heads = shape.n_head_pairs = args.work.n_heads;
         shape.n_q_blocks = ceil_div(q_rows.n_rows, CFG.B_r);
-        shape.section_heads = min_of(args.work.section_heads, args.work.n_heads);
+        shape.section_heads = args.work.section_heads;
         WorkItem item = work_item<CFG.B_r, CFG.B_c>(
             shape, make_mask<TRAITS>(args, q_rows.n_rows, k_rows.n_rows), parts(args), in_sequence);
         item.batch = sequence;

@@ -107,6 +107,19 @@ static void test_section_width() {
     REQUIRE(section_width(false, 1, 0, 512) == 1, "no keys");
 }
 
+static void test_sections_are_about_as_wide() {
+    REQUIRE(balanced_section(20, 16) == 10 && balanced_section(40, 16) == 14, "no narrow last section");
+    REQUIRE(balanced_section(84, 32) == 28 && balanced_section(33, 32) == 17, "no narrow last section");
+    REQUIRE(balanced_section(64, 16) == 16 && balanced_section(7, 32) == 7, "as wide as it may be");
+    REQUIRE(balanced_section(5, 1) == 1 && balanced_section(0, 8) == 0, "one head; none");
+    WorkShape packed{}, even{};
+    const Mask<ForwardTraits{.causal = true, .varlen = true}> ragged{8192, 8192};
+    REQUIRE(plan_work(2, 20, ragged, 128, 16, 1, packed) && packed.section_heads == 10, "of one sequence");
+    REQUIRE(plan_work(2, 20, Mask<ForwardTraits{.causal = true}>{8192, 8192}, 128, 16, 1, even) &&
+                even.section_heads == 14,
+            "of all sequences");
+}
+
 static bool plan(int batch, int n_heads, int seq_len_q, int seq_len_k, int B_r, int n_parts,
                  WorkShape &shape) {
     return plan_work(batch, n_heads, Mask<ForwardTraits{.split = true}>{seq_len_q, seq_len_k}, B_r, 32,
@@ -129,6 +142,7 @@ int main() {
     check_masks<256, 64>();
     check_masks<128, 80>();
     test_section_width();
+    test_sections_are_about_as_wide();
     test_limits();
     std::puts("work items: ok");
 }

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel built offline from a copy of the checkout, on a machine without a C++ compiler."""
+    """A wheel built offline from the source archive alone, on a machine without a C++ compiler."""
     folder = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(
         "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info"
@@ -23,17 +23,11 @@ def wheel(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, folder)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        folder / "out",
-        folder,
-    ]
+    make_archive = "from setuptools.build_meta import build_sdist; build_sdist('archive')"
+    subprocess.run([sys.executable, "-c", make_archive], cwd=folder, check=True, capture_output=True)
+    (archive,) = (folder / "archive").glob("*.tar.gz")
+    offline = ("--no-deps", "--no-index", "--no-build-isolation")
+    command = [sys.executable, "-m", "pip", "wheel", *offline, "-w", folder / "out", archive]
     without_compiler = {**os.environ, "CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
     subprocess.run(command, env=without_compiler, check=True, capture_output=True)
     (path,) = (folder / "out").glob("*.whl")
@@ -50,7 +44,10 @@ def test_wheel_holds_every_source(wheel):
     sources = [path for path in sources if "generated" not in path.parts]
     assert {f"flash_helpers/csrc/{path}" for path in sources} <= names
     modules = [path.relative_to(ROOT / "py") for path in (ROOT / "py").rglob("*.py")]
+    modules += [path.relative_to(ROOT) for path in (ROOT / "flash_attention").rglob("*.py")]
     assert {str(path) for path in modules} <= names
+    tables = (ROOT / "py" / "flash_helpers" / "tune" / "tables").glob("*.json")
+    assert {str(path.relative_to(ROOT / "py")) for path in tables} <= names
 
 
 def test_installed_package_finds_its_sources_in_a_read_only_folder(wheel, tmp_path):
