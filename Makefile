@@ -63,7 +63,7 @@ gpu-build:
 	$(PYTHON) setup.py --quiet build_ext --inplace
 
 gpu-test: gpu-build
-	FLASH_ATTENTION_REQUIRE_GPU=1 $(PYTHON) -m pytest -q tests/gpu tests/contract tests/models tests/integrations
+	$(PYTHON) -m pytest -q --gpu-run $(OUT)/gpu-tests.json tests/gpu tests/contract tests/models tests/integrations
 
 # FlashAttention's own tests, which its source distribution holds: make gpu-compat TESTS=…/test_flash_attn.py
 gpu-compat: gpu-build

@@ -21,8 +21,9 @@ import typer
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results
-from flash_helpers.benchmark.runner import bench
+from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.build import build_kernels
+from flash_helpers.commands.errors import shown_errors
 from flash_helpers.kernel_configs import DType, ForwardKernel, choose_ampere_kernel
 from flash_helpers.problem import Problem, grid
 
@@ -44,6 +45,7 @@ def ratio_of(results: Results, problem: Problem, mode: str) -> float | None:
     return ours / theirs if ours and theirs else None
 
 
+@shown_errors()
 def main(
     json: Annotated[Path, typer.Option(help="result file")],
     dtypes: Annotated[str, typer.Option(help="names joined by commas")] = "bf16,fp16",
@@ -53,7 +55,8 @@ def main(
 ) -> None:
     """Times the Ampere family's choices beside FlashAttention-2."""
     start = time.monotonic()
-    capability = torch.cuda.get_device_capability()
+    device = named_device("cuda:0")
+    capability = torch.cuda.get_device_capability(device)
     types = [DType.from_string(name) for name in dtypes.split(",")]
     problems = grid(types, LENGTHS, HEAD_SIZES, (False, True), 0, 0)
     kernels = {problem: kernel_of(problem, capability) for problem in problems}
@@ -65,7 +68,7 @@ def main(
             typer.echo(f"time is over; left out: {problem.label()} and what follows")
             break
         bench(
-            [problem], [kernel.config], select_peers("fa2"), device=torch.device("cuda"),
+            [problem], [kernel.config], select_peers("fa2"), device=device,
             plan=Plan(rounds, (mode,)), results=results,
         )  # fmt: skip
         results.save(json)

@@ -39,7 +39,9 @@ from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment
+from flash_helpers.benchmark.runner import named_device
 from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
+from flash_helpers.commands.errors import shown_errors
 from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
@@ -270,6 +272,7 @@ def table_of(rows: Sequence[dict[str, Any]], mode: str, copied: float) -> Table:
     return table
 
 
+@shown_errors()
 def main(
     batch: Annotated[str, typer.Option(help="batch sizes, joined by commas")] = "1,8,32",
     keys: Annotated[str, typer.Option(help="thousands (1024) of keys, by commas")] = "1,2,4,8,16,32,64",
@@ -297,7 +300,7 @@ def main(
     else:
         from flash_attention.backends.cuda import device_facts_of
 
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = named_device("cuda:0")
         facts = device_facts_of(device)
     given = [text.strip() for text in kernels.split(";") if text.strip()]
     configs = configurations(facts, d_head, given)

@@ -35,8 +35,9 @@ from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import measure_problem
+from flash_helpers.benchmark.runner import measure_problem, named_device
 from flash_helpers.benchmark.timing import timer_for
+from flash_helpers.commands.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
@@ -272,6 +273,7 @@ def _cell(row: Row, mode: str, base: float | None, best_peer: float) -> str:
     return text
 
 
+@shown_errors()
 def main(
     d: Annotated[str, typer.Option(help="head sizes, joined by commas")] = "64,128,256",
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "both",
@@ -289,6 +291,7 @@ def main(
 ) -> None:
     """Times variants of the Hopper family's chosen kernels against each other and against the peers."""
     start = time.monotonic()
+    device = named_device("cpu" if build_only else "cuda:0")
     console = Console(width=None if os.isatty(1) else 200)
     problems = cells([int(x) for x in d.split(",")], causal, [int(x) for x in s.split(",")])
     variants = list(read_plan(plan)) if plan else []
@@ -314,7 +317,6 @@ def main(
     if build_only:
         raise typer.Exit(0 if len(good) == len(everything) else 1)
 
-    device = torch.device("cuda", torch.cuda.current_device())
     for kernel, why in check_all(sorted(good)).items():
         console.print(f"wrong  {kernel.short_form()}: {why}", markup=False, highlight=False)
         good.discard(kernel)

@@ -43,7 +43,7 @@ def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
 
 def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
-    if "split" not in family_of(kernel).traits or getattr(kernel.config, "tensor_row_sums", False):
+    if "split" not in family_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
         return None
     if getattr(kernel.config, "paired_warps", False):
         return None
@@ -72,7 +72,7 @@ def unable_reason(
         return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
     if problem.paged and not getattr(config, "async_copy", True):
         return "pages are copied asynchronously, which it does not do (async_copy)"
-    if problem.lse and getattr(config, "tensor_row_sums", False):
+    if problem.lse and not config.writes_lse:
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None
 
@@ -100,7 +100,7 @@ def size_reason(
 
 def head_sizes(config: ForwardConfig) -> tuple[int, int]:
     """Columns of Q and K, and of V and O."""
-    return config.d_head, getattr(config, "d_head_v", config.d_head)
+    return config.d_head, config.d_head_v
 
 
 def holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:

@@ -121,6 +121,11 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     check_tensors(tensors if o is None else {**tensors, "o": o})
     check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
     check_devices(tensors)
+    if config.d_head_v != config.d_head:
+        raise ValueError(
+            f"kernel_cfg has d_head={config.d_head} and d_head_v={config.d_head_v}; forward() takes one head "
+            "size for q, k and v: call attention(q, k, v, config=kernel_cfg)"
+        )
     if not q.shape == k.shape == v.shape or q.ndim != 4:
         raise ValueError(
             "q, k and v must have one shape (batch, seq, heads, d_head); given "

@@ -127,6 +127,17 @@ def nvcc_flags() -> tuple[str, ...]:
     return tuple(flags for flags in (prepended, appended) if flags)
 
 
+def visible_devices() -> str | None:
+    """``CUDA_VISIBLE_DEVICES``, which the CUDA driver reads; ``None`` where it is not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def set_variables() -> dict[str, str]:
+    """Those of ``VARIABLES`` that are set and not empty."""
+    values = {variable.name: os.environ.get(variable.name, "") for variable in VARIABLES}
+    return {name: value for name, value in values.items() if value}
+
+
 def search_path() -> list[Path]:
     """``PATH``: the folders in which programs are looked for."""
     return [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from flash_helpers.configs.kernel import ForwardConfig
+
 REFERENCE_BYTES = 1 << 30  # working memory of the float32 reference, see benchmark/correctness.py
 
 
@@ -52,6 +54,10 @@ class Problem:
         object.__setattr__(self, "seq_len_k", self.seq_len_k or self.seq_len)
         if self.heads % self.heads_kv:
             raise ValueError(f"heads is {self.heads}, no multiple of heads_kv {self.heads_kv}")
+
+    def fits(self, config: ForwardConfig) -> bool:
+        """Whether a kernel is made for tensors of this type and head size."""
+        return (config.dtype, config.d_head, config.d_head_v) == (self.dtype, self.d_head, self.d_head)
 
     def pairs(self) -> int:
         """Visible (query, key) pairs of one head."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from flash_attention.problem import AttentionProblem
+from flash_attention.select import select
 from flash_helpers.configs.ampere_sets import CHOICES
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
@@ -37,6 +40,19 @@ def test_choices_fit_their_gpu(facts: Any) -> None:
         assert kernel.config.infeasible_reason(facts) is None, kernel.short_form()
         warps = kernel.config.n_warps * kernel.config.num_ctas_per_sm(facts.smem_per_sm)
         assert warps >= 8, f"{kernel.short_form()}: {warps} warps hide nothing on {facts.name}"
+
+
+def test_a_small_gpu_of_a_later_generation_gets_kernels_that_fit_it() -> None:
+    facts = replace(device_facts("RTX4090"), name="NVIDIA GeForce RTX 5090", capability=(12, 0), sm_count=170)
+    for dtype, d_head, left, right, lse in itertools.product(
+        DType, (40, 64, 128, 256), (None, 9), (None, 0), (0, 1)
+    ):
+        problem = AttentionProblem(
+            dtype, 4, 4096, 4096, 16, 16, d_head, d_head, left=left, right=right, lse=bool(lse)
+        )
+        choice = select(problem, facts, explained=False)
+        assert choice.reason.startswith("the choice of the ampere family"), choice.reason
+        assert choice.kernel.config.infeasible_reason(facts) is None
 
 
 def test_every_problem_is_answered_and_every_choice_can_be_made() -> None:
@@ -71,7 +87,8 @@ def test_unknown_gpus_take_the_next_lower_choices_and_unknown_heads_are_refused(
         return choose_ampere_kernel(DType.BF16, 128, False, 4096, capability)[0]
 
     assert chosen((8, 7)) == chosen((8, 6))
-    assert chosen((12, 0)) == chosen((9, 0))
+    assert chosen((10, 0)) == chosen((9, 0))
+    assert chosen((12, 0)) == chosen((8, 9))
     with pytest.raises(ValueError, match=r"7.5.*8.0 or newer"):
         chosen((7, 5))
     with pytest.raises(ValueError, match=r"head size 80.*64, 128, 256"):

@@ -9,10 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flash_attention import checks, forward
+from flash_attention import attention, checks, forward
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_helpers.configs.device_facts import device_facts
-from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, choose_hopper_kernel
+from flash_helpers.kernel_configs import (
+    DType,
+    FlashForwardKernelConfig,
+    choose_hopper_kernel,
+    parse_kernel_name_into_config,
+)
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, True)
 SHAPE = (2, 128, 3, 64)
@@ -138,6 +143,14 @@ def test_not_four_dimensions():
 def test_head_size():
     q, k, v = tensors((2, 128, 3, 128))
     refused(ValueError, "128", "d_head=64", q=q, k=k, v=v)
+
+
+def test_head_sizes_that_differ():
+    config = parse_kernel_name_into_config("(FP16, 192/128, 128, 64, 2wg): tma+kv_2+q_1+exact")
+    q = torch.zeros(1, 128, 2, 192, dtype=torch.float16)
+    refused(ValueError, "d_head_v=128", "attention(q, k, v, config=kernel_cfg)", q=q, k=q, v=q, config=config)
+    refused(ValueError, "d_head_v=128", q=q, k=q, v=q[..., :128], config=config)
+    assert attention(q, q, q[..., :128], config=config).shape == (1, 128, 2, 128)
 
 
 @pytest.mark.parametrize(("seq_len", "nearest"), [(1, "0 and 64"), (96, "64 and 128"), (129, "128 and 192")])

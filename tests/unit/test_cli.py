@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,26 +162,50 @@ def test_what_is_named_twice_is_measured_once(tmp_path: Path) -> None:
     assert len(explained) == 1
 
 
+def main_of(module: str) -> Callable[..., None]:
+    """The ``main`` of a module of ``flash_helpers``, or of a file."""
+    if not module.endswith(".py"):
+        return importlib.import_module(f"flash_helpers.{module}").main
+    return runpy.run_path(str(Path(__file__).parents[2] / module))["main"]
+
+
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        ("features", ["--contestants", "fa9"], "unknown contestant 'fa9'; known: ours"),
-        ("features", ["--out", "taken"], "--out is taken, but taken is no folder"),
-        ("call_time", ["--json", "taken/times.json"], "--json is taken/times.json, which can't be written"),
-        ("milestone", ["--out", "taken/below"], "but taken is no folder"),
-        ("milestone", ["--peers", "fa9"], "unknown peer 'fa9'; known: fa2"),
-        ("milestone", ["--rounds", "0"], "rounds is 0; it must be at least 1"),
-        ("milestone", ["--batch", "-1"], "batch is -1; it must be at least 1"),
+        ("benchmark.features", ["--contestants", "fa9"], "unknown contestant 'fa9'; known: ours"),
+        ("benchmark.features", ["--out", "taken"], "--out is taken, but taken is no folder"),
+        (
+            "benchmark.call_time",
+            ["--json", "taken/times.json"],
+            "is taken/times.json, which can't be written",
+        ),
+        ("benchmark.milestone", ["--out", "taken/below"], "but taken is no folder"),
+        ("benchmark.milestone", ["--peers", "fa9"], "unknown peer 'fa9'; known: fa2"),
+        ("benchmark.milestone", ["--rounds", "0"], "rounds is 0; it must be at least 1"),
+        ("benchmark.milestone", ["--batch", "-1"], "batch is -1; it must be at least 1"),
+        ("build.gates", ["--target", "70"], "target is 70; kernels are chosen for 80, 86, 89, 90"),
+        ("test.random_cases", ["--device", "tpu"], "device is 'tpu'; here are: cpu"),
+        ("test.random_cases", ["--device", "cuda"], "no CUDA device can be used here"),
+        ("test.random_cases", ["--cases", "0"], "cases is 0"),
+        ("test.random_cases", ["--share", "2/2"], "share is '2/2'; it must be i/n"),
+        (
+            "test.random_cases",
+            ["--json", "taken/result.json"],
+            "is taken/result.json, which can't be written",
+        ),
+        ("benchmarks/ampere_choices.py", ["--json", "new.json"], "no CUDA device can be used here"),
+        ("benchmarks/decode_variants.py", [], "no CUDA device can be used here"),
+        ("benchmarks/hopper_variants.py", [], "no CUDA device can be used here"),
     ],
 )
-def test_benchmarks_of_their_own_refuse_mistakes_before_they_begin(
+def test_commands_of_their_own_refuse_mistakes_before_they_begin(
     module: str, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
     command = typer.Typer()
-    command.command()(importlib.import_module(f"flash_helpers.benchmark.{module}").main)
+    command.command()(main_of(module))
     result = CliRunner().invoke(command, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr

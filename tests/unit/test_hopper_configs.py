@@ -106,7 +106,12 @@ def test_compiler_names_are_read_back() -> None:
         SHORT.replace("lagged+", ""),  # no softmax
         SHORT.replace("2wg", "3wg"),  # not B_r / 64
         SHORT.replace("next_after_pv", "next_after_pv+next_with_pv"),
+        SHORT + " + trimmed",
+        SHORT + "-trimmed",
+        "x" + SHORT,
+        SHORT.replace("kv_2", "kv_02"),
         "HopperForwardKernelConfig{}",
+        "HopperForwardKernelConfig{DType::FP8, 128}",
     ],
 )
 def test_other_names_are_refused(name: str) -> None:

@@ -49,6 +49,7 @@ def test_short_form() -> None:
     assert CFG.short_form(include_tup=False) == SHORT.split(": ")[1]
     assert ForwardKernel(CFG).short_form() == SHORT
     assert ForwardKernel(CFG, ForwardTraits(causal=True)).short_form() == SHORT + " | causal"
+    assert parse_kernel_name_into_config(SHORT + " | causal+padded_head") == CFG
 
 
 @pytest.mark.parametrize("cfg", get_kernels_to_build(), ids=lambda cfg: cfg.short_form())
@@ -81,7 +82,30 @@ def test_compiler_names_are_read_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "void other<3>(int)", "(FP16, 64, 64, 4): async+load_0_0_0_tiles", SHORT + "+warp"]
+    "name",
+    [
+        "",
+        "void other<3>(int)",
+        "(FP16, 64, 64, 4): async+load_0_0_0_tiles",
+        SHORT + "+warp",
+        SHORT + " + causal",  # nothing behind a name is silently left out
+        SHORT + "-causal",
+        SHORT.replace("+", " + "),
+        "x" + SHORT,
+        SHORT + SHORT,
+        SHORT + "+async",  # twice
+        SHORT + "+kv_stages_2+kv_stages_3",
+        SHORT + "+lagged+anchored",
+        SHORT + "+kv_stages",  # a number without one
+        SHORT + "+mbarrier_0",
+        SHORT + "+softmax_reference_9",
+        SHORT + "+kv_stages_²",
+        SHORT.replace("load_0", "load_00"),
+        "FlashForwardKernelConfig{}",
+        "FlashForwardKernelConfig{DType::FP8, 128}",
+        "FlashForwardKernelConfig{a, b}",
+        f"FlashForwardKernelConfig{{{', '.join(['5'] * 40)}}}",
+    ],
 )
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="names no kernel configuration"):

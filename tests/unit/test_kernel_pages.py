@@ -10,6 +10,8 @@ import pytest
 
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timing import Timing
+from flash_helpers.configs.ampere_sets import CHOICES
+from flash_helpers.configs.hopper import REGISTER_OVERHEAD, REGISTERS, WARPGROUP_ROWS
 from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits
 from flash_helpers.problem import Problem
@@ -65,6 +67,22 @@ def test_every_ladder_has_its_table() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES.glob("*.md"))
     found = re.findall(r"<!-- ladder: (\w+) (\d+) -->", text)
     assert sorted((family, int(d_head)) for family, d_head in found) == sorted(KNOWN)
+
+
+def test_registers_and_choices_are_those_of_the_code() -> None:
+    hopper, ampere = ((PAGES / f"{name}.md").read_text(encoding="utf-8") for name in ("hopper", "ampere"))
+    rows = re.findall(r"^\| (\d) \| (\d+) \| (\d+) / (\d+) \| (\d+) \|$", hopper, re.MULTILINE)
+    assert [tuple(map(int, row)) for row in rows] == [
+        (n, n * WARPGROUP_ROWS, *REGISTERS[n], REGISTERS[n][1] - REGISTER_OVERHEAD[n]) for n in REGISTERS
+    ]
+    rows = dict(re.findall(r"^\| (H100|A100|RTX 3090, 4090) \|(.+)\|$", ampere, re.MULTILINE))
+    for gpu, capability in (("H100", (9, 0)), ("A100", (8, 0)), ("RTX 3090, 4090", (8, 9))):
+        for d_head, cell in zip((128, 256), rows[gpu].split("|")[1:], strict=True):
+            configs = {c.config for c in CHOICES if (c.capability, c.d_head) == (capability, d_head)}
+            tiles = {f"{config.B_r} x {config.B_c}" for config in configs}
+            assert set(re.findall(r"\d+ x \d+", cell)) == tiles
+            assert set(re.findall(r"(\d) stage", cell)) == {str(config.kv_stages) for config in configs}
+            assert ("pairs" in cell) == any(config.paired_warps for config in configs)
 
 
 def test_cells_are_rates_and_gains(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flash_attention.select import select
 from flash_helpers.benchmark.correctness import reference
-from flash_helpers.benchmark.implementations import Prepared
+from flash_helpers.benchmark.implementations import KernelImplementation, Prepared
 from flash_helpers.benchmark.timing import Measure, TimedCall
 from flash_helpers.build.families import family_of
 from flash_helpers.configs.dtype import DType
@@ -25,6 +25,7 @@ from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     device_facts,
     get_autotuning_kernel_configs,
+    parse_kernel_name_into_config,
 )
 from flash_helpers.problem import Problem
 from flash_helpers.tune import (
@@ -42,7 +43,7 @@ from flash_helpers.tune.database import ELIMINATED, FINAL, SCREENED
 from flash_helpers.tune.device import present_sources, sources_digest
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
 from flash_helpers.tune.outcome import TunedProblem, Watcher
-from flash_helpers.tune.space import prune
+from flash_helpers.tune.space import prune, tuning_space
 from flash_helpers.tune.tuner import tune
 
 A100 = device_facts("A100")
@@ -198,6 +199,18 @@ def calls_of(times: dict[str, float]) -> dict[str, TimedCall]:
         return TimedCall(call)
 
     return {name: make(ms) for name, ms in times.items()}
+
+
+def test_kernels_of_other_head_sizes_are_no_candidates() -> None:
+    problem = Problem(DType.BF16, 4, 16, 4096, 192)
+    kept, pruned = prune(tuning_space(), problem, device_facts("H100"))
+    considered = [*kept, *(entry.kernel for entry in pruned)]
+    assert considered
+    assert {(k.config.d_head, k.config.d_head_v) for k in considered} == {(192, 192)}  # and not 192/128
+    mixed = parse_kernel_name_into_config("(BF16, 192/128, 128, 64, 2wg): tma+kv_2+q_1+exact")
+    assert not problem.fits(mixed)
+    reason = KernelImplementation.of(mixed, problem).unavailable_reason(problem, torch.device("cpu"))
+    assert reason == "the configuration is for BF16 and d_head 192/128"
 
 
 def test_halving_spends_its_time_on_the_best() -> None:

@@ -34,7 +34,10 @@ def main() -> int:
     arguments = parser.parse_args()
 
     kernels = [ForwardKernel(config) for config in get_kernels_to_build()]
-    changed = generate(kernels, arguments.folder, arguments.target, arguments.check)
+    try:
+        changed = generate(kernels, arguments.folder, arguments.target, arguments.check)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))  # ends with status 2
     for path in changed:
         print(f"{'would change' if arguments.check else 'changed'}: {path}")
     return 1 if arguments.check and changed else 0

@@ -75,10 +75,11 @@ class KernelImplementation:
     def unavailable_reason(self, problem: Problem, device: torch.device) -> str | None:
         """A configuration is made for one dtype, one head size and whole tiles."""
         config = self.kernel.config
-        if config.dtype != problem.dtype:
-            return f"the configuration is for {config.dtype.name}"
-        if config.d_head != problem.d_head:
-            return f"the configuration is for d_head {config.d_head}"
+        if not problem.fits(config):
+            d_head = (
+                f"{config.d_head}/{config.d_head_v}" if config.d_head_v != config.d_head else config.d_head
+            )
+            return f"the configuration is for {config.dtype.name} and d_head {d_head}"
         if device.type == "cuda":
             from flash_attention.backends.cuda import device_facts_of
 

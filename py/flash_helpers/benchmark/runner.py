@@ -21,12 +21,13 @@ from flash_helpers.benchmark.measuring import DeviceLostError, Measured, measure
 from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timing import Timer, timer_for
+from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.problem import Problem
 
 
 def bench(
     problems: Iterable[Problem],
-    configs: Sequence[object] = (),
+    configs: Sequence[ForwardConfig] = (),
     implementations: Sequence[Implementation] = (),
     *,
     device: torch.device | str | None = None,
@@ -65,7 +66,7 @@ def bench(
         known = ", ".join(name for name, (mode, _) in MODES.items() if mode in timer.modes)
         raise ValueError(f"none of the timings {', '.join(plan.modes)} is known on {device}; known: {known}")
     for problem in problems:
-        fitting = sum(_fits(config, problem) for config in configs)
+        fitting = sum(problem.fits(config) for config in configs)
         problem.check_memory(device, outputs=fitting + len(implementations))
     facts = environment(device)
     for dtype in sorted({p.dtype for p in problems}):
@@ -79,7 +80,7 @@ def bench(
                 on_row(results.rows[-1])
 
     for problem in problems:
-        kernels = [KernelImplementation.of(c, problem) for c in configs if _fits(c, problem)]
+        kernels = [KernelImplementation.of(c, problem) for c in configs if problem.fits(c)]
         everyone = [*implementations, *kernels]
         try:
             keep(measure_problem(problem, everyone, device, plan, timer))
@@ -159,10 +160,3 @@ def named_device(text: str | None) -> torch.device:
     if text not in valid:
         raise ValueError(f"device is {text!r}; here are: {', '.join(valid)}")
     return torch.device(text)
-
-
-def _fits(config: object, problem: Problem) -> bool:
-    return (getattr(config, "dtype", None), getattr(config, "d_head", None)) == (
-        problem.dtype,
-        problem.d_head,
-    )

@@ -23,6 +23,7 @@ from flash_helpers.build.families import family_of
 from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.sass import Instruction, disassemble, hot_path, main_loop, parse_functions
+from flash_helpers.commands.errors import shown_errors
 from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     DType,
@@ -154,7 +155,13 @@ def record_ampere(jobs: int | None = None) -> dict[str, dict[str, int]]:
 
 
 def check(target: int, jobs: int | None, record: bool) -> int:
-    """Checks every kernel for one target, printing what fails; how many do."""
+    """Checks every kernel for one target, printing what fails; how many do.
+
+    Raises:
+        ValueError: another target than those of ``TARGETS``, for which nothing is chosen.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target is {target}; kernels are chosen for {', '.join(map(str, TARGETS))}")
     recorded = load_record(HOPPER_RECORD)
     failures = 0
     kernels = [k for k in kernels_of(target) if family_of(k).runs_on(target)]
@@ -174,6 +181,7 @@ def check(target: int, jobs: int | None, record: bool) -> int:
     return failures
 
 
+@shown_errors()
 def main(
     target: Annotated[list[int] | None, typer.Option(help="80, 86, 89, 90; default: all")] = None,
     jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,

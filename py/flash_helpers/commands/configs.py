@@ -104,8 +104,8 @@ def configs_command(
     console: Console | None = None,
 ) -> list[ConfigEntry]:
     """Prints what ``list_configs`` gives."""
-    entries = list_configs(kernels, causal, dtype, d_head, words, built, device)
     check_file(json_path)
+    entries = list_configs(kernels, causal, dtype, d_head, words, built, device)
     console = console or console_for(json_path)
     table = Table()
     table.add_column("kernel", overflow="fold")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -57,8 +56,8 @@ def doctor() -> list[Check]:
 
 def doctor_command(json_path: Path | None = None, console: Console | None = None) -> list[Check]:
     """Prints what ``doctor`` finds."""
-    checks = doctor()
     check_file(json_path)
+    checks = doctor()
     console = console or console_for(json_path)
     table = Table("", "", "found")
     colours = {OK: "green", LIMITED: "yellow", BROKEN: "red"}
@@ -124,7 +123,7 @@ def _gpu() -> Check:
     if not torch.cuda.is_available():
         if driver_version() is None:
             return Check("GPU", LIMITED, "none", "calls with CPU tensors run on the CPU backend")
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = environment.visible_devices()
         hint = f"CUDA_VISIBLE_DEVICES is {hidden!r}; " if hidden is not None else ""
         advice = f"{hint}see the checks of torch and driver, and nvidia-smi"
         return Check("GPU", BROKEN, "a driver, but no usable GPU", advice)
@@ -221,8 +220,7 @@ def _variables() -> Check:
             read()
         except ValueError as error:
             problems.append(str(error))
-    names = [variable.name for variable in environment.VARIABLES if os.environ.get(variable.name)]
-    found = ", ".join(f"{name}={os.environ[name]}" for name in names) or "none set"
+    found = ", ".join(f"{name}={value}" for name, value in environment.set_variables().items()) or "none set"
     if problems:
         return Check("variables", BROKEN, found, "; ".join(problems))
     return Check("variables", OK, found)

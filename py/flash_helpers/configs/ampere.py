@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from math import lcm
 
+from flash_helpers.configs.cpp_struct import designated_initializer
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
@@ -119,20 +120,15 @@ class FlashForwardKernelConfig:
         return f"flash::flash_forward_kernel<{self.to_cpp_struct()}>"
 
     def to_cpp_struct(self) -> str:
-        """The value as a C++ designated initializer: names and order are checked by the compiler."""
-        values = []
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, (DType, SoftmaxReference)):
-                text = value.to_cpp_str()
-            elif isinstance(value, bool):
-                text = str(value).lower()
-            else:
-                text = str(value)
-            values.append(f".{f.name} = {text}")
-        return f"FlashForwardKernelConfig{{{', '.join(values)}}}"
+        """The value as a C++ designated initializer."""
+        return designated_initializer(self)
 
     # ------------------------------------------------------------------ resources
+    @property
+    def d_head_v(self) -> int:
+        """Head size of V and O, elements: that of Q and K."""
+        return self.d_head
+
     @property
     def n_threads(self) -> int:
         """Threads of a block."""

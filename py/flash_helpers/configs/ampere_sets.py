@@ -145,6 +145,10 @@ CHOICES = (
 )  # fmt: skip
 
 
+SMALL_BLOCKS_FROM, SMALL_BLOCKS = (12, 0), (8, 9)
+"""GPUs of compute capability 12 have the shared memory of 8.9, 99 KiB a block, where 9.0 and 10 have 227."""
+
+
 def choose_ampere_kernel(
     dtype: DType,
     d_head: int,
@@ -161,14 +165,16 @@ def choose_ampere_kernel(
         d_head: head size, one of those in ``CHOICES``.
         causal: whether the mask is causal.
         seq_len: queries a head.
-        capability: compute capability of the GPU; one without choices gets those of the next lower one.
+        capability: compute capability of the GPU; one without choices gets those of the next lower one, and
+            from ``SMALL_BLOCKS_FROM`` on those of ``SMALL_BLOCKS``, which fit every GPU.
         lse: whether the log-sum-exp is asked for; row sums then stay in float32.
         exact: take the row's true maximum as the reference in every step.
 
     Raises:
         ValueError: no choice has this head size, or the GPU is older than the family.
     """
-    known = sorted({choice.capability for choice in CHOICES if choice.capability <= capability})
+    limit = SMALL_BLOCKS if capability >= SMALL_BLOCKS_FROM else capability
+    known = sorted({choice.capability for choice in CHOICES if choice.capability <= limit})
     if not known:
         raise ValueError(
             f"compute capability {capability[0]}.{capability[1]}: this family needs 8.0 or newer"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 
+from flash_helpers.configs.cpp_struct import designated_initializer
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
@@ -179,18 +180,8 @@ class HopperForwardKernelConfig:
         return f"({self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_consumers}wg): {text}"
 
     def to_cpp_struct(self) -> str:
-        """The value as a C++ designated initializer: names and order are checked by the compiler."""
-        values = []
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, (DType, SoftmaxReference, NextItem)):
-                text = value.to_cpp_str()
-            elif isinstance(value, bool):
-                text = str(value).lower()
-            else:
-                text = str(value)
-            values.append(f".{f.name} = {text}")
-        return f"HopperForwardKernelConfig{{{', '.join(values)}}}"
+        """The value as a C++ designated initializer."""
+        return designated_initializer(self)
 
     def kernel_name(self) -> str:
         """The kernel's name as C++ writes it, without its traits."""
@@ -215,6 +206,11 @@ class HopperForwardKernelConfig:
     @property
     def optimized_softmax(self) -> bool:
         """Scale and log2(e) are always folded into one fused multiply-add before exp2."""
+        return True
+
+    @property
+    def writes_lse(self) -> bool:
+        """Whether the kernel can write the log-sum-exp of each row: all of this family can."""
         return True
 
     def smem_bytes(self, elem_size: int = 2) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import Field, fields
 from typing import Any
 
+from flash_helpers.configs.cpp_names import config_in_cpp_name
 from flash_helpers.configs.dtype import DType
 from flash_helpers.configs.hopper import (
     FLAG_WORDS,
@@ -15,22 +15,13 @@ from flash_helpers.configs.hopper import (
     HopperForwardKernelConfig,
     NextItem,
 )
-from flash_helpers.configs.softmax import SOFTMAX_WORDS, SoftmaxReference
+from flash_helpers.configs.softmax import SOFTMAX_WORDS
 
 _SHORT_FORM = re.compile(
-    r"\((?P<dtype>\w+), (?P<d>\d+)(?:/(?P<d_v>\d+))?, (?P<B_r>\d+), (?P<B_c>\d+), (?P<n>\d)wg\):\s*"
-    r"tma\+kv_(?P<kv>\d+)\+q_(?P<q>\d+)(?P<words>(?:\+\w+)*)"
+    r"\s*\((?P<dtype>\w+), *(?P<d>\d+)(?:/(?P<d_v>\d+))?, *(?P<B_r>\d+), *(?P<B_c>\d+), *(?P<n>\d)wg\): *"
+    r"tma\+kv_(?P<kv>[1-9]\d*)\+q_(?P<q>[1-9]\d*)(?P<words>(?:\+\w+)*)(?: \| [\w+]+)?\s*",
+    re.ASCII,
 )
-_DEMANGLED = re.compile(r"HopperForwardKernelConfig\s*\{(?P<values>[^{}]*)\}")
-_MANGLED = re.compile(r"25HopperForwardKernelConfig(?P<values>(?:L\w+?E)*)E")
-_MANGLED_VALUE = re.compile(r"L(?:5DType|16SoftmaxReference|8NextItem|i|b)(?P<number>\d+)E")
-_TYPES: dict[str, Any] = {
-    "DType": DType,
-    "SoftmaxReference": SoftmaxReference,
-    "NextItem": NextItem,
-    "bool": bool,
-    "int": int,
-}
 
 
 def names_hopper_kernel(name: str) -> bool:
@@ -49,35 +40,15 @@ def parse_hopper_kernel_name(name: str) -> HopperForwardKernelConfig:
     Raises:
         ValueError: the name holds no configuration of this family.
     """
-    if match := _DEMANGLED.search(name):
-        return _from_values([_number(text) for text in match["values"].split(",") if text.strip()], name)
-    if match := _MANGLED.search(name):
-        return _from_values([int(v["number"]) for v in _MANGLED_VALUE.finditer(match["values"])], name)
-    if match := _SHORT_FORM.search(name):
+    try:
+        config = config_in_cpp_name(HopperForwardKernelConfig, name)
+    except ValueError as error:
+        raise _not_a_name(name) from error
+    if config is not None:
+        return config
+    if match := _SHORT_FORM.fullmatch(name):
         return _from_short_form(match, name)
     raise _not_a_name(name)
-
-
-def _number(text: str) -> int:
-    """One value of a printed struct: ``.B_r = 64``, ``(int)64``, ``DType::FP16``, ``true`` …"""
-    text = re.sub(r"^\((?:\w|::)+\)", "", text.split("=")[-1].strip())
-    if text in ("true", "false"):
-        return int(text == "true")
-    enum, _, enumerator = text.rpartition("::")
-    return int(_TYPES[enum][enumerator]) if enum in _TYPES else int(text)
-
-
-def _typed(f: Field[Any], value: int) -> Any:
-    return _TYPES[str(f.type)](value)
-
-
-def _from_values(values: list[int], name: str) -> HopperForwardKernelConfig:
-    """Values by position. Compilers leave out trailing zeros when they print a struct."""
-    all_fields = fields(HopperForwardKernelConfig)
-    if not 1 <= len(values) <= len(all_fields):
-        raise _not_a_name(name)
-    values = values + [0] * (len(all_fields) - len(values))
-    return HopperForwardKernelConfig(*(_typed(f, v) for f, v in zip(all_fields, values, strict=True)))
 
 
 def _from_short_form(match: re.Match[str], name: str) -> HopperForwardKernelConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+
+from flash_helpers.configs.cpp_struct import designated_initializer
 
 
 @dataclass(frozen=True, order=True)
@@ -38,10 +40,7 @@ class ForwardTraits:
 
     def to_cpp_struct(self) -> str:
         """The value as a C++ designated initializer."""
-        values = ", ".join(
-            f".{f.name} = {str(value).lower()}" for f, value in zip(fields(self), astuple(self), strict=True)
-        )
-        return f"ForwardTraits{{{values}}}"
+        return designated_initializer(self)
 
 
 PLAIN = ForwardTraits()

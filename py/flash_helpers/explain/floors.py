@@ -38,19 +38,18 @@ class Work:
 
 
 def work(config: ForwardConfig, problem: Problem) -> Work:
-    """The work of one problem by one configuration."""
-    B_r, B_c, d_head = config.B_r, config.B_c, config.d_head
-    d_head_v = config.d_head_v if isinstance(config, HopperForwardKernelConfig) else d_head
+    """The work of one problem by one configuration, whose head size of V and O counts for both."""
+    B_r, B_c, columns = config.B_r, config.B_c, config.d_head + config.d_head_v  # of Q and O, of K and V
     steps = block_steps(problem.seq_len, problem.seq_len_k, B_r, B_c, problem.causal)
-    heads = problem.batch * problem.heads
+    heads, heads_kv = problem.batch * problem.heads, problem.batch * problem.heads_kv
     pairs = heads * steps * B_r * B_c
     itemsize = problem.dtype.itemsize
     return Work(
-        flop=problem.flop(),
-        executed_flop=2 * pairs * (d_head + d_head_v),
+        flop=2 * heads * problem.pairs() * columns,
+        executed_flop=2 * pairs * columns,
         exponentials=pairs,
-        min_bytes=problem.min_bytes(),
-        l2_bytes=heads * (d_head + d_head_v) * itemsize * (problem.seq_len + steps * B_c),
+        min_bytes=columns * itemsize * (heads * problem.seq_len + heads_kv * problem.seq_len_k),
+        l2_bytes=heads * columns * itemsize * (problem.seq_len + steps * B_c),
     )
 
 

@@ -30,6 +30,11 @@ CHOICES: dict[str, tuple[int | bool, ...]] = {
     "K_mma_load_K_tiles": (0, 2),
     "V_mma_load_K_tiles": (0, 2),
     "mma_double_buffer_loads": (False, True),
+    "kv_stages": tuple(range(1, 9)),
+    "mbarrier": (False, True),
+    "softmax_reference": tuple(SoftmaxReference),
+    "fragments_ahead": (0, 1, 2),
+    "paired_warps": (False, True),
 }
 """What a neighbour may differ in. Values next to the present one in this order count as near."""
 

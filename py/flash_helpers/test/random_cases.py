@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
+from flash_helpers.benchmark.runner import named_device
+from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.writable import check_file
 from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.configs.ampere_sets import choose_ampere_kernel
 from flash_helpers.kernel_configs import (
@@ -144,7 +148,7 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
         d_head_v = d_head if draw(st.booleans()) else 8 * draw(st.integers(1, 32))
     else:
         d_head = kernel.config.d_head
-        d_head_v = getattr(kernel.config, "d_head_v", d_head)
+        d_head_v = kernel.config.d_head_v
         if traits.padded_head:  # not as narrow as the next smaller kernel takes
             d_head = d_head - 8 * draw(st.integers(1, 3))
             d_head_v = 8 * draw(st.integers(1, d_head_v // 8))
@@ -300,6 +304,19 @@ def run_workers(device: str, n: int, seed: int, workers: int, timeout: float) ->
     return results
 
 
+def read_share(text: str) -> tuple[int, int]:
+    """i and n of ``i/n``.
+
+    Raises:
+        ValueError: no such text, or an i outside of 0 to n - 1.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ValueError(f"share is {text!r}; it must be i/n with i from 0 to n - 1, such as 0/1")
+    return int(match[1]), int(match[2])
+
+
+@shown_errors()
 def main(
     cases: Annotated[int, typer.Option(help="calls to check")] = 2000,
     device: Annotated[str, typer.Option(help="cuda or cpu")] = "cuda" if torch.cuda.is_available() else "cpu",
@@ -311,11 +328,15 @@ def main(
 ) -> None:
     """Random calls of attention against the float64 reference."""
     begin = time.perf_counter()
+    if cases < 1 or workers < 0:
+        raise ValueError(f"cases is {cases} and workers {workers}; they must be at least 1 and 0")
+    named_device(device)
+    check_file(json_file)
+    first, step = read_share(share)
     kernels, build_seconds = build_all(device)
     if workers:
         parts = run_workers(device, cases, seed, min(workers, max(1, cases)), timeout)
     else:
-        first, step = map(int, share.split("/"))
         chosen = KernelSet(kernels, kernels[first::step]) if kernels else None
         parts = [run_cases(chosen, device, cases, seed)]
     ran = sum((Counter(part["kernels"]) for part in parts), Counter[str]())

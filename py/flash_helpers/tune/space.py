@@ -52,7 +52,7 @@ def prune(
     """The kernels to measure, the most promising first, and those left out.
 
     Args:
-        configs: those of another dtype or head size than the problem's are no candidates.
+        configs: those that are made for another dtype or head size are no candidates.
         problem: the sizes.
         facts: the device.
     """
@@ -60,7 +60,7 @@ def prune(
     kept: list[tuple[float, ForwardKernel]] = []
     pruned: list[Pruned] = []
     for config in configs:
-        if (config.dtype, config.d_head) != (problem.dtype, problem.d_head):
+        if not problem.fits(config):
             continue
         kernel = ForwardKernel(config, traits)
         if reason := config.infeasible_reason(facts):

@@ -84,5 +84,5 @@ def test_every_variable_that_is_read_is_listed():
     listed = {variable.name for variable in environment.VARIABLES}
     for name in listed:
         assert f'environ.get("{name}"' in text
-    others = {"XDG_CACHE_HOME", "PATH"}
+    others = {"XDG_CACHE_HOME", "PATH", "CUDA_VISIBLE_DEVICES"}
     assert {part.split('"')[0] for part in text.split('environ.get("')[1:]} == listed | others
