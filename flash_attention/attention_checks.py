@@ -241,7 +241,9 @@ def check_packing(
 
 
 def check_max_seqlen(name: str, value: int) -> None:
-    """A host number, since a launch needs it."""
+    """A host number, since a launch needs it. That of a tracer is known when the call runs."""
+    if isinstance(value, torch.SymInt):
+        return
     if type(value) is not int or value < 0:
         error = ValueError if type(value) is int else TypeError
         raise error(

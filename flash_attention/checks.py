@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
-from flash_attention.memory import ALIGNMENT, misalignment, overlap, overlaps_itself
+from flash_attention.memory import ALIGNMENT, misaligned_stride, misalignment, overlap, overlaps_itself
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
 
@@ -196,14 +196,14 @@ def check_devices(tensors: dict[str, Tensor], device_types: tuple[str, ...] = DE
         )
 
 
-def check_rows(name: str, x: Tensor, is_output: bool = False) -> None:
+def check_rows(name: str, x: Tensor, is_output: bool = False, has_address: bool = True) -> None:
     """Rows along the head size: contiguous, and each at a multiple of 16 bytes."""
     if not x.numel():
         return
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         remedy = f"pass {name}.contiguous()"
         reason = f"{name}'s last stride is {x.stride(-1)} (strides {tuple(x.stride())}); it must be 1"
-    elif why := misalignment(x):
+    elif why := misalignment(x) if has_address else misaligned_stride(x):
         remedy = f"pass {name}.clone(memory_format=torch.contiguous_format)"
         reason = f"every row of {name} must start at a multiple of {ALIGNMENT} bytes, but {why}"
     else:
@@ -228,12 +228,7 @@ def check_output(
 ) -> None:
     """An output tensor given by the caller: written in place, so it must be apart from the inputs."""
     check_output_kind(name, o, shape, dtype, next(iter(inputs.values())).device)
-    check_rows(name, o, is_output=True)
-    if overlaps_itself(o):
-        raise ValueError(
-            f"elements of {name} share memory (shape {shape}, strides {tuple(o.stride())}); each needs its "
-            f"own: pass {name}=None to get a new tensor"
-        )
+    check_output_strides(name, o)
     for other, x in inputs.items():
         if overlap(o, x):
             raise ValueError(
@@ -255,6 +250,16 @@ def check_output_kind(
     if o.device != device:
         raise ValueError(
             f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
+        )
+
+
+def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None:
+    """Rows that a kernel can write, and no element in another's place."""
+    check_rows(name, o, is_output=True, has_address=has_address)
+    if overlaps_itself(o):
+        raise ValueError(
+            f"elements of {name} share memory (shape {tuple(o.shape)}, strides {tuple(o.stride())}); each "
+            f"needs its own: pass {name}=None to get a new tensor"
         )
 
 

@@ -69,6 +69,8 @@ def checked_window(window: Window) -> Window:
     for name, limit in (("left", left), ("right", right)):
         if limit is None:
             continue
+        if isinstance(limit, torch.SymInt):  # of a tracer; the call that runs has a number
+            continue
         if type(limit) is not int:
             raise TypeError(f"window's {name} limit is {limit!r}; it must be an int, or None for no limit")
         if limit < 0:
@@ -86,7 +88,7 @@ def checked_number(name: str, value: object) -> float:
     ):
         check_tensors({name: value})  # a factor that is learnt needs a gradient
         return float(value.detach())
-    if isinstance(value, Real):
+    if isinstance(value, Real | torch.SymFloat | torch.SymInt):
         try:
             return float(value)
         except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
