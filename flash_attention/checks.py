@@ -149,13 +149,19 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
 
 
 def check_tensors(tensors: dict[str, Tensor]) -> None:
-    """Dense tensors that need no gradient."""
+    """Dense tensors, whose memory holds their values, that need no gradient."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
         if x.layout is not torch.strided or x.is_nested:
             kind = "nested" if x.is_nested else str(x.layout)
             raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided)")
+        # Operators, which a compiler calls, get such tensors with their values in memory.
+        if not torch.compiler.is_compiling() and x.is_neg():
+            raise ValueError(
+                f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of its "
+                f"values. Pass a tensor like {name}.resolve_neg()"
+            )
     if torch.is_grad_enabled():
         asking = [name for name, x in tensors.items() if x.requires_grad]
         if asking:
