@@ -159,8 +159,8 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         # Operators, which a compiler calls, get such tensors with their values in memory.
         if not torch.compiler.is_compiling() and x.is_neg():
             raise ValueError(
-                f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of its "
-                f"values. Pass a tensor like {name}.resolve_neg()"
+                f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
+                f"its values. Pass a tensor like {name}.resolve_neg()"
             )
     if torch.is_grad_enabled():
         asking = [name for name, x in tensors.items() if x.requires_grad]
