@@ -72,7 +72,9 @@ def checked_window(window: Window) -> Window:
         if isinstance(limit, torch.SymInt):  # of a tracer; the call that runs has a number
             continue
         if type(limit) is not int:
-            raise TypeError(f"window's {name} limit is {limit!r}; it must be an int, or None for no limit")
+            raise TypeError(
+                f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
+            )
         if limit < 0:
             raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
     return left, right
