@@ -19,6 +19,8 @@ from flash_attention.memory import ALIGNMENT, misaligned_stride, misalignment, o
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
 
+is_batched = torch._C._functorch.is_batchedtensor
+
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
 FIELD_TYPES = {
@@ -156,8 +158,14 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         if x.layout is not torch.strided or x.is_nested:
             kind = "nested" if x.is_nested else str(x.layout)
             raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided)")
-        # Operators, which a compiler calls, get such tensors with their values in memory.
-        if not torch.compiler.is_compiling() and x.is_neg():
+        if torch.compiler.is_compiling():
+            continue  # operators get tensors whose memory holds their values
+        if is_batched(x):
+            raise NotImplementedError(
+                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all of "
+                "them in the batch dimension instead"
+            )
+        if x.is_neg():
             raise ValueError(
                 f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
                 f"its values. Pass a tensor like {name}.resolve_neg()"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flash_attention import checks, forward
+from flash_attention import attention, checks, forward
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_helpers.configs.device_facts import device_facts
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
@@ -70,6 +71,13 @@ def test_configuration_that_no_gpu_can_run():
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_not_a_tensor(name):
     refused(TypeError, name, "list", "torch.Tensor", **{name: [1.0]})
+
+
+def test_tensors_of_vmap():
+    q = torch.zeros(3, 1, 64, 2, 64, dtype=torch.float16)
+    for call in (attention, functools.partial(forward, CONFIG)):
+        with pytest.raises(NotImplementedError, match=r"q is one of the tensors of torch\.vmap"):
+            torch.vmap(call)(q, q, q)
 
 
 def test_sparse_and_nested():
