@@ -162,8 +162,8 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
             continue  # operators get tensors whose memory holds their values
         if is_batched(x):
             raise NotImplementedError(
-                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all of "
-                "them in the batch dimension instead"
+                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all "
+                "of them in the batch dimension instead"
             )
         if x.is_neg():
             raise ValueError(
