@@ -4,9 +4,9 @@
     kernels.register()
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation=kernels.NAME, dtype="bfloat16")
 
-Padded batches run as packed sequences, so that padded keys cost nothing and no result depends on them. What is
-applied is causality, the sliding window and the padding. Masks that a model makes beyond these (image blocks
-that see each other, for instance) do not reach any flash attention of Transformers: use "eager" there.
+Padded batches run as packed sequences, so that padded keys cost nothing and no result depends on them. What
+is applied is causality, the sliding window and the padding. Masks that a model makes beyond these (image
+blocks that see each other, for instance) do not reach any flash attention of Transformers: use "eager" there.
 """
 
 from __future__ import annotations
