@@ -70,6 +70,7 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
+        dlpack.check_writable("out", options.out)
         arrays, options = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         result = None if _is_traced() else getattr(eager, name)(*arrays, options)
         return dlpack.exported(call(name, arrays, options) if result is None else result, q)
