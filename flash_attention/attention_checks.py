@@ -262,6 +262,7 @@ def check_offset_values(
     Raises:
         ValueError: they do not start at 0, decrease, do not end at ``total``, or pass the longest length.
     """
+    offsets = offsets.long()  # differences of 32-bit numbers need 33
     lengths = offsets.diff()
     first, last = offsets[0], offsets[-1]
     shortest = lengths.min() if lengths.numel() else first.new_zeros(())

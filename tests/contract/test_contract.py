@@ -890,6 +890,9 @@ def test_c25_offset_values(device):
         wrong = torch.tensor(values, dtype=torch.int32, device=device)
         with pytest.raises(ValueError, match=text):
             attend_packed(*with_argument(arguments, index, wrong), validate=True)
+    far = torch.tensor([0, 2**31 - 1, -2, 69, 70, 103], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=f"cu_seqlens_q decreases by {2**31 + 1}"):
+        attend_packed(*with_argument(with_argument(arguments, 3, far), 5, 2**31 - 1), validate=True)
 
 
 @pytest.mark.parametrize("longest", [0, 1, 64, 299])
