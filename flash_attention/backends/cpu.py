@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.backends.full_precision import full_precision
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
@@ -142,7 +143,8 @@ def attention(
     for items, heads_kv, queries in _chunks(batch, n_heads_kv, seq_len_q, group):
         heads = slice(heads_kv.start * group, heads_kv.stop * group)
         chunk = _Chunk(config, q[items, queries, heads], v.shape[3], group, softmax_scale, softcap)
-        chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
+        with full_precision:
+            chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
         chunk.finish(
             o[items, queries, heads],
             None if lse is None else lse[items, heads, queries],

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flash_attention import forward
-from flash_attention.backends import cpu
+from flash_attention.backends import cpu, full_precision
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -266,6 +266,35 @@ def test_two_seconds_for_a_real_size():
         return time.perf_counter() - begin
 
     assert min(seconds() for _ in range(3)) < 2
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_the_callers_precision_of_float32_changes_nothing(precision):
+    """ "medium" lets PyTorch round the factors of products to bfloat16."""
+    q, k, v = (3 * x for x in generate_qkv(QKVConfig(1, 512, 2, 64, DType.FP16)))
+    expected = run(CONFIG, q, k, v)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        torch.testing.assert_close(run(CONFIG, q, k, v), expected, atol=0, rtol=0)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_full_precision_lasts_until_the_last_thread_has_left():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        medium = full_precision._precision()
+        context = full_precision.FullPrecision()
+        with context:
+            with context:
+                assert full_precision._precision() in full_precision._EXACT
+            assert full_precision._precision() in full_precision._EXACT
+        assert full_precision._precision() == medium
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
