@@ -27,7 +27,7 @@ from flash_attention.eager import Result
 from flash_attention.memory import overlap, overlaps_itself
 from flash_attention.option_checks import checked_flag, checked_scale, given
 from flash_attention.options import Options
-from flash_attention.redirect import not_for_eager, wants_autocast
+from flash_attention.redirect import is_readable, not_for_eager, wants_autocast
 
 PAGE_MULTIPLE = 16  # tokens
 MAX_INT64 = 2**63 - 1
@@ -144,8 +144,8 @@ def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Ten
 
 
 def _check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
-    """On the CPU, where counts can be read; those of a CUDA device must not be waited for."""
-    if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
+    """Where counts can be read (``is_readable``); those of a CUDA device must not be waited for."""
+    if not is_readable(seqused) or not seqused.numel():
         return
     shortest, longest = int(seqused.min()), int(seqused.max())
     if shortest < 0:
@@ -174,8 +174,8 @@ def _check_apart(k_cache: Tensor, v_cache: Tensor) -> None:
 
 
 def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:
-    """Items that the cache has, each once if it is written; on the CPU, as ``_check_room``."""
-    if cache_batch_idx is None or cache_batch_idx.device.type != "cpu" or torch.compiler.is_compiling():
+    """Items that the cache has, each once if it is written, as far as ``_check_room`` can see it."""
+    if cache_batch_idx is None or not is_readable(cache_batch_idx):
         return
     for item in cache_batch_idx.tolist():
         if not 0 <= item < k_cache.shape[0]:
@@ -188,8 +188,8 @@ def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool
 
 
 def _check_one_owner(pages: Tensor, rows: Tensor) -> None:
-    """Places that are written, (batch, seq_len_new): each is one item's; on the CPU, as ``_check_room``."""
-    if pages.device.type != "cpu" or torch.compiler.is_compiling():
+    """Places that are written, (batch, seq_len_new): none twice, as far as ``_check_room`` can see it."""
+    if not is_readable(pages):
         return
     places = torch.stack((pages, rows), -1).flatten(0, 1)
     kinds, counts = places.unique(dim=0, return_counts=True)
@@ -218,7 +218,7 @@ def _check_call(
     checked_scale(options["softmax_scale"], q.shape[3])
     shared = cache_batch_idx is not None or block_table is not None
     check_inputs(q, k_cache, v_cache, None, LAYOUT, shared, ("meta",) if q.is_meta else DEVICE_TYPES)
-    if block_table is not None and block_table.device.type == "cpu":
+    if block_table is not None and is_readable(block_table):
         check_pages(block_table, counts, k_cache)
 
 
@@ -298,8 +298,8 @@ def _check_cache(
 
 
 def _check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
-    """Rotary rows for n positions behind each count; on the CPU, as ``_check_room``."""
-    if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
+    """Rotary rows for n positions behind each count, as far as ``_check_room`` can see it."""
+    if not is_readable(seqused) or not seqused.numel():
         return
     last = int(seqused.max()) + n
     if last > cos.shape[0]:

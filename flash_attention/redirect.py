@@ -29,6 +29,17 @@ def not_for_eager(q: object, k: object, v: object) -> bool:
     )
 
 
+def is_readable(x: Tensor) -> bool:
+    """Whether the host may read numbers of x: on the CPU, while nobody records what is done with them."""
+    return not (
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_tracing()
+        or type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH
+    )
+
+
 def wants_autocast(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether autocast is on and has to convert: inputs that are of one 16-bit type stay as they are."""
     if q.dtype is k.dtype is v.dtype and q.dtype in DTYPES:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from flash_attention import flash_attn_interface as flash_attn
 from flash_attention.kv_cache import rotated
@@ -412,6 +414,30 @@ def test_compiled_calls_append_nothing_from_the_end(place: dict) -> None:
     with pytest.raises(Exception, match="out of bounds"):
         compiled(q, k_cache, v_cache, k, v, **{"cache_seqlens": torch.tensor([4, 5]).int()} | place)
     unchanged((k_cache, v_cache), before)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(
+    "place",
+    [{}, {"cache_batch_idx": torch.tensor([1, 0])}, {"block_table": torch.tensor([[1], [0]]).int()}],
+    ids=str,
+)
+def test_a_call_that_is_recorded_reads_no_numbers(place: dict) -> None:
+    def call(*tensors: Tensor) -> Tensor:
+        q, k_cache, v_cache, k, v, lengths, *where = tensors
+        return flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, **dict(zip(place, where, strict=True))
+        )
+
+    given = [*cache_call(), torch.tensor([0, 17]).int() if place else torch.tensor(LENGTHS).int()]
+    given += place.values()
+    expected = call(*(x.clone() for x in given))
+    with FakeTensorMode() as mode:
+        fake = call(*map(mode.from_tensor, given))
+        assert (fake.shape, fake.stride(), fake.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    for tracing_mode in ("real", "symbolic"):
+        graph = make_fx(call, tracing_mode=tracing_mode)(*(x.clone() for x in given))
+        assert (graph(*(x.clone() for x in given)) == expected).all()
 
 
 @pytest.mark.only_on("cpu")
