@@ -20,6 +20,7 @@ from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
 
 is_batched = torch._C._functorch.is_batchedtensor
+ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
@@ -121,6 +122,12 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     config = plan.kernel.config
     tensors = {"q": q, "k": k, "v": v}
     check_tensors(tensors if o is None else {**tensors, "o": o})
+    for name, x in tensors.items():
+        if has_own_dispatch(x):
+            raise TypeError(
+                f"{name} is a {_type_name(x)}; forward runs at once, on plain tensors: call attention(…, "
+                "config=kernel_cfg), which is an operator to those who trace"
+            )
     check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
     check_devices(tensors)
     if not q.shape == k.shape == v.shape or q.ndim != 4:
@@ -148,6 +155,11 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     if q.device not in plan.devices:
         check_fits_device(config, q.device)
         plan.devices.add(q.device)
+
+
+def has_own_dispatch(x: Tensor) -> bool:
+    """Whether x is of a class that answers operators itself, as fake tensors do, which have no memory."""
+    return type(x).__torch_dispatch__ is not ORDINARY_DISPATCH
 
 
 def check_tensors(tensors: dict[str, Tensor]) -> None:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention_checks import DTYPES
+from flash_attention.checks import has_own_dispatch
 from flash_attention.dlpack import is_foreign
-
-_ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 
 def not_for_eager(q: object, k: object, v: object) -> bool:
@@ -22,11 +21,7 @@ def not_for_eager(q: object, k: object, v: object) -> bool:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if len(tensors) < len(inputs):
         return False
-    return (
-        all(x.is_meta for x in tensors)
-        or any(type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH for x in tensors)
-        or wants_autocast(*tensors)
-    )
+    return all(x.is_meta for x in tensors) or any(map(has_own_dispatch, tensors)) or wants_autocast(*tensors)
 
 
 def is_readable(x: Tensor) -> bool:
@@ -36,7 +31,7 @@ def is_readable(x: Tensor) -> bool:
         or x.device.type != "cpu"
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._is_tracing()
-        or type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH
+        or has_own_dispatch(x)
     )
 
 

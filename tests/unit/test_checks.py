@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_attention import attention, checks, forward
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
@@ -78,6 +79,12 @@ def test_tensors_of_vmap():
     for call in (attention, functools.partial(forward, CONFIG)):
         with pytest.raises(NotImplementedError, match=r"q is one of the tensors of torch\.vmap"):
             torch.vmap(call)(q, q, q)
+
+
+def test_fake_tensors():
+    """They have no memory that a kernel could be launched on, on whatever device they say they are."""
+    fake = FakeTensorMode().from_tensor(tensors()[0])
+    refused(TypeError, "q is a FakeTensor", "attention(…, config=kernel_cfg)", q=fake)
 
 
 def test_sparse_and_nested():
