@@ -10,8 +10,11 @@ from flash_attention.checks import has_own_dispatch
 from flash_attention.dlpack import is_foreign
 
 
-def not_for_eager(q: object, k: object, v: object) -> bool:
+def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
     """Whether an operator of ``torch_ops`` or an import by DLPack has to come first.
+
+    Args:
+        others: what else the call was given that may be a tensor.
 
     False for what is no array at all, so that the checks refuse it by name.
     """
@@ -21,7 +24,9 @@ def not_for_eager(q: object, k: object, v: object) -> bool:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if len(tensors) < len(inputs):
         return False
-    return all(x.is_meta for x in tensors) or any(map(has_own_dispatch, tensors)) or wants_autocast(*tensors)
+    if any(has_own_dispatch(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
+        return True
+    return all(x.is_meta for x in tensors) or wants_autocast(*tensors)
 
 
 def is_readable(x: Tensor) -> bool:

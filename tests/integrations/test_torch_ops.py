@@ -378,6 +378,25 @@ def test_a_fake_tensor_among_real_ones_is_refused() -> None:
         attention(q, FakeTensorMode().from_tensor(k), v)
 
 
+@pytest.mark.parametrize("name", ["sinks", "out", "cu_seqlens_k", "seqused_k", "block_table"])
+def test_a_fake_tensor_beside_real_ones_is_refused(name: str) -> None:
+    """It has no address that a kernel could read."""
+    q, k, v = qkv(16)
+    numbers = torch.tensor([0, 16], dtype=torch.int32)
+    others = {"sinks": torch.zeros(HEADS), "out": torch.empty_like(q), "cu_seqlens_k": numbers}
+    others |= {"seqused_k": numbers, "block_table": numbers[:, None]}
+    fake = FakeTensorMode().from_tensor(others[name])
+    calls = {
+        "sinks": lambda: attention(q, k, v, sinks=fake),
+        "out": lambda: attention(q, k, v, out=fake),
+        "cu_seqlens_k": lambda: attention_varlen(q[0], k[0], v[0], numbers, fake, 16, 16),
+        "seqused_k": lambda: attention_cached(q, k, v, fake),
+        "block_table": lambda: attention_cached(q, k, v, numbers, block_table=fake),
+    }
+    with pytest.raises(Exception, match="FakeTensor"):
+        calls[name]()
+
+
 # ---------------------------------------------------------------------- autocast
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
