@@ -201,9 +201,9 @@ def test_diff_shows_only_what_differs() -> None:
 def test_command_on_all_devices_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "explain.json"
     found = explain_command(TUNED.short_form(), device="all", json_path=path)
-    assert len(found) == 4
+    assert len(found) == 5
     written = json.loads(path.read_text())
-    assert [e["device"]["capability"] for e in written] == [[8, 0], [8, 6], [8, 9], [9, 0]]
+    assert [e["device"]["capability"] for e in written] == [[8, 0], [8, 6], [8, 9], [9, 0], [9, 0]]
     assert "NVIDIA A100" in capsys.readouterr().out
 
 
