@@ -46,7 +46,8 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
         return result
     if (result := remembered.repeat_forward(kernel_cfg, q, k, v, o)) is not None:
         return result
-    if dlpack.is_foreign(q):
+    if any(map(dlpack.is_foreign, (q, k, v, o))):
+        dlpack.check_writable("o", o)
         tensors = map(dlpack.imported, (q, k, v, o))
         return dlpack.exported(forward(kernel_cfg, *tensors), q)
     plan = checks.forward_plan(kernel_cfg)

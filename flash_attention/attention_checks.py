@@ -135,14 +135,17 @@ def check_problem(problem: AttentionProblem) -> None:
         TypeError, ValueError: as for the tensors.
     """
     if not isinstance(problem, AttentionProblem):
-        raise TypeError(f"a problem is {problem!r}; it must be an AttentionProblem")
+        raise TypeError(
+            f"a problem is {given(problem)}; it must be an AttentionProblem, which has the call's sizes and "
+            "features, e.g. AttentionProblem(DType.BF16, 1, 4096, 4096, 16, 16, 128, 128, right=0)"
+        )
     if not isinstance(problem.dtype, DType):
-        raise TypeError(f"a problem's dtype is {problem.dtype!r}; it must be DType.FP16 or DType.BF16")
+        raise TypeError(f"a problem's dtype is {given(problem.dtype)}; it must be DType.FP16 or DType.BF16")
     for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv", "d_head", "d_head_v"):
         size = getattr(problem, name)
         if type(size) is not int or size < 0:
             error = ValueError if type(size) is int else TypeError
-            raise error(f"a problem's {name} is {size!r}; it must be an int, at least 0")
+            raise error(f"a problem's {name} is {given(size)}; it must be an int, at least 0")
     checked_window((problem.left, problem.right))
     for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse"):
         checked_flag(f"a problem's {name}", getattr(problem, name))
@@ -241,7 +244,9 @@ def check_packing(
 
 
 def check_max_seqlen(name: str, value: int) -> None:
-    """A host number, since a launch needs it."""
+    """A host number, since a launch needs it. That of a tracer is known when the call runs."""
+    if isinstance(value, torch.SymInt):
+        return
     if type(value) is not int or value < 0:
         error = ValueError if type(value) is int else TypeError
         raise error(
@@ -257,6 +262,7 @@ def check_offset_values(
     Raises:
         ValueError: they do not start at 0, decrease, do not end at ``total``, or pass the longest length.
     """
+    offsets = offsets.long()  # differences of 32-bit numbers need 33
     lengths = offsets.diff()
     first, last = offsets[0], offsets[-1]
     shortest = lengths.min() if lengths.numel() else first.new_zeros(())

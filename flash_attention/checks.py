@@ -15,9 +15,12 @@ from torch.autograd import forward_ad
 
 from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
-from flash_attention.memory import ALIGNMENT, misalignment, overlap, overlaps_itself
+from flash_attention.memory import ALIGNMENT, misaligned_stride, misalignment, overlap, overlaps_itself
 from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
+
+is_batched = torch._C._functorch.is_batchedtensor
+ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
@@ -119,6 +122,12 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     config = plan.kernel.config
     tensors = {"q": q, "k": k, "v": v}
     check_tensors(tensors if o is None else {**tensors, "o": o})
+    for name, x in tensors.items():
+        if has_own_dispatch(x):
+            raise TypeError(
+                f"{name} is a {_type_name(x)}; forward runs at once, on plain tensors: call attention(…, "
+                "config=kernel_cfg), which is an operator to those who trace"
+            )
     check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
     check_devices(tensors)
     if config.d_head_v != config.d_head:
@@ -153,14 +162,31 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
         plan.devices.add(q.device)
 
 
+def has_own_dispatch(x: Tensor) -> bool:
+    """Whether x is of a class that answers operators itself, as fake tensors do, which have no memory."""
+    return type(x).__torch_dispatch__ is not ORDINARY_DISPATCH
+
+
 def check_tensors(tensors: dict[str, Tensor]) -> None:
-    """Dense tensors that need no gradient."""
+    """Dense tensors, whose memory holds their values, that need no gradient."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
         if x.layout is not torch.strided or x.is_nested:
             kind = "nested" if x.is_nested else str(x.layout)
             raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided)")
+        if torch.compiler.is_compiling():
+            continue  # operators get tensors whose memory holds their values
+        if is_batched(x):
+            raise NotImplementedError(
+                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all "
+                "of them in the batch dimension instead"
+            )
+        if x.is_neg():
+            raise ValueError(
+                f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
+                f"its values. Pass a tensor like {name}.resolve_neg()"
+            )
     if torch.is_grad_enabled():
         asking = [name for name, x in tensors.items() if x.requires_grad]
         if asking:
@@ -201,14 +227,14 @@ def check_devices(tensors: dict[str, Tensor], device_types: tuple[str, ...] = DE
         )
 
 
-def check_rows(name: str, x: Tensor, is_output: bool = False) -> None:
+def check_rows(name: str, x: Tensor, is_output: bool = False, has_address: bool = True) -> None:
     """Rows along the head size: contiguous, and each at a multiple of 16 bytes."""
     if not x.numel():
         return
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         remedy = f"pass {name}.contiguous()"
         reason = f"{name}'s last stride is {x.stride(-1)} (strides {tuple(x.stride())}); it must be 1"
-    elif why := misalignment(x):
+    elif why := misalignment(x) if has_address else misaligned_stride(x):
         remedy = f"pass {name}.clone(memory_format=torch.contiguous_format)"
         reason = f"every row of {name} must start at a multiple of {ALIGNMENT} bytes, but {why}"
     else:
@@ -233,12 +259,7 @@ def check_output(
 ) -> None:
     """An output tensor given by the caller: written in place, so it must be apart from the inputs."""
     check_output_kind(name, o, shape, dtype, next(iter(inputs.values())).device)
-    check_rows(name, o, is_output=True)
-    if overlaps_itself(o):
-        raise ValueError(
-            f"elements of {name} share memory (shape {shape}, strides {tuple(o.stride())}); each needs its "
-            f"own: pass {name}=None to get a new tensor"
-        )
+    check_output_strides(name, o)
     for other, x in inputs.items():
         if overlap(o, x):
             raise ValueError(
@@ -260,6 +281,16 @@ def check_output_kind(
     if o.device != device:
         raise ValueError(
             f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
+        )
+
+
+def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None:
+    """Rows that a kernel can write, and no element in another's place."""
+    check_rows(name, o, is_output=True, has_address=has_address)
+    if overlaps_itself(o):
+        raise ValueError(
+            f"elements of {name} share memory (shape {tuple(o.shape)}, strides {tuple(o.stride())}); each "
+            f"needs its own: pass {name}=None to get a new tensor"
         )
 
 

@@ -14,9 +14,10 @@ from flash_attention import attention_checks as checks
 from flash_attention import remembered
 from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.candidates import kernel_for, size_reason, unable_reason
-from flash_attention.checks import check_fits_device, check_grid
+from flash_attention.checks import check_fits_device, check_grid, check_output_kind
 from flash_attention.errors import InfeasibleConfigError
-from flash_attention.option_checks import checked_flag, checked_softcap, checked_window, given
+from flash_attention.option_checks import checked_scale, given
+from flash_attention.options import Options
 from flash_attention.problem import UNLIMITED, AttentionProblem, Window, visible_limits
 from flash_attention.select import Choice, select
 from flash_attention.tma import page_obstacle, stride_obstacle
@@ -183,30 +184,36 @@ def explain_choice(
     v: Tensor,
     *,
     causal: bool = False,
+    softmax_scale: float | None = None,
     window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     return_lse: bool = False,
+    out: Tensor | None = None,
     config: ForwardConfig | None = None,
+    backend: str | None = None,
     facts: DeviceFacts | None = None,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
     Args:
         facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
-            results as there; None: for the device of the tensors.
-        q, k, v, causal, window, softcap, sinks, return_lse, config: as in ``attention``.
+            results as there; the tensors may be meta tensors then. None: for the device of the tensors.
+        q, k, v and the others: as in ``attention``. The factor of the scores has no influence.
 
     Raises:
         as ``attention``.
     """
-    causal, return_lse = checked_flag("causal", causal), checked_flag("return_lse", return_lse)
-    window, softcap = checked_window(window), checked_softcap(softcap)
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = options.checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
-    checks.check_inputs(q, k, v, sinks, LAYOUT)
-    checks.check_choice(None, config, q)
-    problem = problem_of(q, k, v, sinks, causal, window, softcap, return_lse)
+    device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
+    checks.check_inputs(q, k, v, sinks, LAYOUT, device_types=device_types)
+    checked_scale(softmax_scale, q.shape[3])
+    if out is not None:
+        check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
+    problem = problem_of(q, k, v, sinks, options.causal, options.window, options.softcap, options.return_lse)
     if facts is not None:
         if config is not None:
             return select(problem, facts, candidates=[config])
@@ -245,6 +252,7 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     problems, device = list(problems), _device(device)
     for problem in problems:
         checks.check_problem(problem)
+    problems = [problem.without_idle_limits() for problem in problems]  # as calls ask for them
     if device.type == "cuda":
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)

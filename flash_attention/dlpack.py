@@ -42,6 +42,21 @@ def imported(x: Any) -> Any:
         ) from error
 
 
+def check_writable(name: str, x: object) -> None:
+    """An output, which torch would write whatever its library says.
+
+    Raises:
+        ValueError: a foreign array that nobody may write.
+    """
+    if not is_foreign(x):
+        return
+    writable = getattr(getattr(x, "flags", None), "writeable", True)
+    if not writable or _package(type(x)) == "jax":
+        raise ValueError(
+            f"{name} is a {_name(type(x))} that may not be written: pass {name}=None and take the result"
+        )
+
+
 def exported(x: Tensor | tuple[Tensor, ...], like: object) -> Any:
     """Results as arrays of the library that ``like`` comes from, on the same memory; tensors, if it is torch.
 
@@ -55,9 +70,7 @@ def exported(x: Tensor | tuple[Tensor, ...], like: object) -> Any:
 
 
 def _importer(kind: type) -> Callable[[Tensor], Any]:
-    # Where an array's class is defined differs between libraries and their versions; its package does not.
-    package = kind.__module__.partition(".")[0]
-    package = {"jaxlib": "jax", "cupy_backends": "cupy"}.get(package, package)
+    package = _package(kind)
     for name in (package, f"{package}.dlpack"):
         importer = getattr(sys.modules.get(name), "from_dlpack", None)
         if importer is not None:
@@ -65,6 +78,12 @@ def _importer(kind: type) -> Callable[[Tensor], Any]:
     raise TypeError(
         f"{package} has no from_dlpack, so that the result cannot become a {_name(kind)}: pass torch tensors"
     )
+
+
+def _package(kind: type) -> str:
+    # Where an array's class is defined differs between libraries and their versions; its package does not.
+    package = kind.__module__.partition(".")[0]
+    return {"jaxlib": "jax", "cupy_backends": "cupy"}.get(package, package)
 
 
 def _name(kind: type) -> str:

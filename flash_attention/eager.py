@@ -31,7 +31,7 @@ def attention(
     key: Key | None = None,
 ) -> Result | None:
     """``flash_attention.attention``; None: these tensors are not for eager work (``not_for_eager``)."""
-    if not_for_eager(q, k, v):
+    if not_for_eager(q, k, v, options.sinks, options.out):
         return None
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap
@@ -66,7 +66,7 @@ def attention_varlen(
     key: Key | None = None,
 ) -> Result | None:
     """``flash_attention.attention_varlen``; None: as for ``attention``."""
-    if not_for_eager(q, k, v):
+    if not_for_eager(q, k, v, options.sinks, options.out, cu_seqlens_q, cu_seqlens_k):
         return None
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap
@@ -125,7 +125,7 @@ def attention_cached(
     key: Key | None = None,
 ) -> Result | None:
     """``flash_attention.cached.attention_cached``; None: as for ``attention``."""
-    if not_for_eager(q, k, v):
+    if not_for_eager(q, k, v, options.sinks, options.out, seqused_k, block_table):
         return None
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap

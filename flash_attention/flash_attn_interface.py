@@ -289,17 +289,18 @@ def flash_attn_with_kvcache(
 
     Args:
         q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
-        k_cache: (batch_cache, capacity, n_heads_kv, d_head), of the type of q; with ``block_table`` (n_pages,
-            page_size, n_heads_kv, d_head), page_size a multiple of 16. Where k is appended, no elements of
-            the caches may share memory.
+        k_cache: (batch_cache, capacity, n_heads_kv, d_head), of the type of q, with at least as many items as
+            q; with ``block_table`` (n_pages, page_size, n_heads_kv, d_head), page_size a multiple of 16.
+            Where k is appended, no elements of the caches may share memory.
         v_cache: like k_cache.
         k: (batch, seq_len_new, n_heads_kv, d_head), of the cache's type, appended behind ``cache_seqlens``.
-            There must be room, which on a CUDA device is not checked before the launch.
+            There must be room, and item and page must be there, which on a CUDA device is not checked before
+            the launch: what is not there is an error of the device.
         v: like k.
         rotary_cos: (seq_len_rotary, d_rotary / 2), applied to q and k at their positions.
         rotary_sin: like rotary_cos.
         cache_seqlens: keys in the cache before the call, (batch,) int32 or one int; None: the capacity.
-        cache_batch_idx: (batch,) int32 or int64, the item of the cache for each batch item; None: the same.
+        cache_batch_idx: (batch,) int32 or int64, the item of the cache for each batch item; None: the first.
         block_table: (batch, max_pages) int32, the pages of each batch item.
         rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
         num_splits: 0, the library chooses how many parts the keys are cut into.

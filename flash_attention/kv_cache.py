@@ -2,7 +2,8 @@
 
 On a CUDA device no length is read on the host. Appending one token takes 5 small launches of PyTorch's, in
 pages 8; a CUDA graph replays them without any host time. Flat indices into the cache would save one or two,
-but a place beyond an item's cache would then be another item's, where now it is an error.
+but a place beyond an item's cache would then be another item's, where now it is an error: on the CPU before
+anything is written, on a CUDA device by PyTorch's assertion there.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from flash_attention.eager import Result
 from flash_attention.memory import overlap, overlaps_itself
 from flash_attention.option_checks import checked_flag, checked_scale, given
 from flash_attention.options import Options
-from flash_attention.redirect import not_for_eager, wants_autocast
+from flash_attention.redirect import is_readable, not_for_eager, wants_autocast
 
 PAGE_MULTIPLE = 16  # tokens
+MAX_INT64 = 2**63 - 1
 
 
 def attend_with_cache(
@@ -59,13 +61,15 @@ def attend_with_cache(
         raise ValueError("rotary_cos and rotary_sin are given without k and v: rotate q before the call")
     page_size = k_cache.shape[1]
     capacity = page_size if block_table is None else block_table.shape[1] * page_size
+    if block_table is None and cache_batch_idx is None and k_cache.shape[0] > batch:
+        k_cache, v_cache = k_cache[:batch], v_cache[:batch]  # a cache may have room for more items
     _check_items(cache_batch_idx, k_cache, appended=k is not None)
     seqused = _counts(cache_seqlens, capacity, q)
     if k is not None and v is not None:
         n_new = k.shape[1]
         _check_room(seqused, n_new, capacity)
         _check_apart(k_cache, v_cache)
-        places = seqused[:, None].long()  # (batch, 1)
+        places = _from_the_start(seqused)[:, None]  # (batch, 1)
         if n_new != 1:
             places = places + torch.arange(n_new, device=q.device)  # (batch, n_new)
         if rotary is not None:
@@ -78,17 +82,27 @@ def attend_with_cache(
         _check_call(q, k_cache, v_cache, seqused + n_new, cache_batch_idx, block_table, options)
         if block_table is None:
             items = (
-                torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx.long()
+                torch.arange(batch, device=q.device)
+                if cache_batch_idx is None
+                else _from_the_start(cache_batch_idx)
             )
             index = (items[:, None], places)
         else:
-            index = (block_table.gather(1, places // page_size).long(), places % page_size)
+            pages = _from_the_start(block_table.gather(1, places // page_size))
+            index = (pages, places % page_size)
+            _check_one_owner(*index)
         k_cache.index_put_(index, k)
         v_cache.index_put_(index, v)
         seqused = seqused + n_new
     if cache_batch_idx is not None:
         block_table = cache_batch_idx.int()[:, None]  # each item's cache is one page
     return attention_cached(q, k_cache, v_cache, seqused, block_table=block_table, **options)
+
+
+def _from_the_start(index: Tensor) -> Tensor:
+    """int32 or int64 as int64. A negative one becomes too large for any cache, else it would count from the
+    end, and what is there be overwritten."""
+    return index.view(torch.uint32).long() if index.dtype is torch.int32 else index & MAX_INT64
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bool) -> Tensor:
@@ -116,6 +130,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bo
 def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Tensor:
     """Keys in the cache, (batch,) int32 on the device of q."""
     if isinstance(cache_seqlens, Tensor):
+        check_tensors({"cache_seqlens": cache_seqlens})
+        cache_seqlens = cache_seqlens.contiguous()
         check_seqused("cache_seqlens", cache_seqlens, q)
         return cache_seqlens
     count = capacity if cache_seqlens is None else cache_seqlens
@@ -128,8 +144,8 @@ def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Ten
 
 
 def _check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
-    """On the CPU, where counts can be read; those of a CUDA device must not be waited for."""
-    if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
+    """Where counts can be read (``is_readable``); those of a CUDA device must not be waited for."""
+    if not is_readable(seqused) or not seqused.numel():
         return
     shortest, longest = int(seqused.min()), int(seqused.max())
     if shortest < 0:
@@ -158,8 +174,8 @@ def _check_apart(k_cache: Tensor, v_cache: Tensor) -> None:
 
 
 def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:
-    """Items that the cache has, each once if it is written; on the CPU, as ``_check_room``."""
-    if cache_batch_idx is None or cache_batch_idx.device.type != "cpu" or torch.compiler.is_compiling():
+    """Items that the cache has, each once if it is written, as far as ``_check_room`` can see it."""
+    if cache_batch_idx is None or not is_readable(cache_batch_idx):
         return
     for item in cache_batch_idx.tolist():
         if not 0 <= item < k_cache.shape[0]:
@@ -168,6 +184,21 @@ def _check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool
     if appended and cache_batch_idx.unique().numel() < cache_batch_idx.numel():
         raise ValueError(
             f"cache_batch_idx is {cache_batch_idx.tolist()}, and k and v are appended: name no item twice"
+        )
+
+
+def _check_one_owner(pages: Tensor, rows: Tensor) -> None:
+    """Places that are written, (batch, seq_len_new): none twice, as far as ``_check_room`` can see it."""
+    if not is_readable(pages):
+        return
+    places = torch.stack((pages, rows), -1).flatten(0, 1)
+    kinds, counts = places.unique(dim=0, return_counts=True)
+    shared = kinds[counts > 1]
+    if len(shared):
+        page, row = shared[0].tolist()
+        raise ValueError(
+            f"block_table has page {page} for two batch items that both append to its row {row}: give each "
+            "item a page of its own for what it appends"
         )
 
 
@@ -187,7 +218,7 @@ def _check_call(
     checked_scale(options["softmax_scale"], q.shape[3])
     shared = cache_batch_idx is not None or block_table is not None
     check_inputs(q, k_cache, v_cache, None, LAYOUT, shared, ("meta",) if q.is_meta else DEVICE_TYPES)
-    if block_table is not None and block_table.device.type == "cpu":
+    if block_table is not None and is_readable(block_table):
         check_pages(block_table, counts, k_cache)
 
 
@@ -222,6 +253,11 @@ def _check_cache(
         raise ValueError(
             f"k_cache and v_cache must be (batch or pages, tokens, n_heads_kv, d) and agree; given "
             f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    if block_table is None and cache_batch_idx is None and k_cache.shape[0] < batch:
+        raise ValueError(
+            f"q has {batch} batch items, k_cache and v_cache {k_cache.shape[0]}; they need at least as many: "
+            "pass larger ones, or cache_batch_idx, the cache's item for each of q's"
         )
     if (k is None) != (v is None):
         raise ValueError("k and v must be given together: both are appended to the cache, or neither")
@@ -262,8 +298,8 @@ def _check_cache(
 
 
 def _check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
-    """Rotary rows for n positions behind each count; on the CPU, as ``_check_room``."""
-    if seqused.device.type != "cpu" or torch.compiler.is_compiling() or not seqused.numel():
+    """Rotary rows for n positions behind each count, as far as ``_check_room`` can see it."""
+    if not is_readable(seqused) or not seqused.numel():
         return
     last = int(seqused.max()) + n
     if last > cos.shape[0]:

@@ -15,6 +15,11 @@ def misalignment(x: Tensor) -> str | None:
     """Why some row of x does not start at a multiple of 16 bytes, or None."""
     if offset := x.data_ptr() % ALIGNMENT:
         return f"its first element is {offset} bytes past a multiple of {ALIGNMENT} bytes"
+    return misaligned_stride(x)
+
+
+def misaligned_stride(x: Tensor) -> str | None:
+    """As ``misalignment``, of the strides alone."""
     for dim in range(x.ndim - 1):
         stride = x.stride(dim)
         if x.shape[dim] > 1 and stride * x.element_size() % ALIGNMENT:

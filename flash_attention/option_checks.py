@@ -73,8 +73,12 @@ def checked_window(window: Window) -> Window:
     for name, limit in (("left", left), ("right", right)):
         if limit is None:
             continue
+        if isinstance(limit, torch.SymInt):  # of a tracer; the call that runs has a number
+            continue
         if type(limit) is not int:
-            raise TypeError(f"window's {name} limit is {limit!r}; it must be an int, or None for no limit")
+            raise TypeError(
+                f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
+            )
         if limit < 0:
             raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
     return left, right
@@ -90,7 +94,7 @@ def checked_number(name: str, value: object) -> float:
     ):
         check_tensors({name: value})  # a factor that is learnt needs a gradient
         return float(value.detach())
-    if isinstance(value, Real):
+    if isinstance(value, Real | torch.SymFloat | torch.SymInt):
         try:
             return float(value)
         except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it

@@ -83,6 +83,11 @@ class AttentionProblem:
             return self if keys == self.seq_len_k else replace(self, seq_len_k=keys, left=None)
         return replace(self, seq_len_q=group, n_heads=self.n_heads_kv, seq_len_k=keys, left=None)
 
+    def without_idle_limits(self) -> AttentionProblem:
+        """The same without limits that hide nothing, as that of a single causal query."""
+        left, right = visible_limits(False, (self.left, self.right), self.seq_len_q, self.seq_len_k)
+        return replace(self, left=left, right=right)
+
     def keys_of_block(self, B_r: int) -> int:
         """The most keys that a block of B_r neighbouring queries visits."""
         if self.left is None:

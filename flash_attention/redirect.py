@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention_checks import DTYPES
+from flash_attention.checks import has_own_dispatch
 from flash_attention.dlpack import is_foreign
 
-_ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
-
-def not_for_eager(q: object, k: object, v: object) -> bool:
+def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
     """Whether an operator of ``torch_ops`` or an import by DLPack has to come first.
+
+    Args:
+        others: what else the call was given that may be a tensor.
 
     False for what is no array at all, so that the checks refuse it by name.
     """
@@ -22,10 +24,19 @@ def not_for_eager(q: object, k: object, v: object) -> bool:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if len(tensors) < len(inputs):
         return False
-    return (
-        all(x.is_meta for x in tensors)
-        or any(type(x).__torch_dispatch__ is not _ORDINARY_DISPATCH for x in tensors)
-        or wants_autocast(*tensors)
+    if any(has_own_dispatch(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
+        return True
+    return all(x.is_meta for x in tensors) or wants_autocast(*tensors)
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether the host may read numbers of x: on the CPU, while nobody records what is done with them."""
+    return not (
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_tracing()
+        or has_own_dispatch(x)
     )
 
 

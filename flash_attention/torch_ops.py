@@ -27,9 +27,15 @@ from torch.compiler import is_dynamo_compiling
 from flash_attention import attention_checks as checks
 from flash_attention import dlpack, eager
 from flash_attention.backends import DEVICE_TYPES
-from flash_attention.checks import check_output_kind
+from flash_attention.checks import check_output_kind, check_output_strides
 from flash_attention.eager import Result
-from flash_attention.option_checks import checked_flag, checked_number, checked_window
+from flash_attention.option_checks import (
+    checked_flag,
+    checked_number,
+    checked_scale,
+    checked_softcap,
+    checked_window,
+)
 from flash_attention.options import Options
 from flash_attention.redirect import wants_autocast
 from flash_helpers.configs.kernel import ForwardConfig
@@ -64,6 +70,7 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     """
     q = leading[0]
     if any(dlpack.is_foreign(x) for x in leading[:3]):
+        dlpack.check_writable("out", options.out)
         arrays, options = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         result = None if _is_traced() else getattr(eager, name)(*arrays, options)
         return dlpack.exported(call(name, arrays, options) if result is None else result, q)
@@ -71,6 +78,7 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     left, right = checked_window(window)
     if backend is not None or config is not None:
         checks.check_choice(backend, config, q)
+    _check_leading(name, leading)
     causal = checked_flag("causal", causal)
     return_lse = checked_flag("return_lse", return_lse)
     scale = None if softmax_scale is None else checked_number("softmax_scale", softmax_scale)
@@ -85,18 +93,35 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     return (out, lse) if return_lse else out
 
 
+def _check_leading(name: str, leading: tuple[Any, ...]) -> None:
+    """What is no tensor among the arguments between v and the options."""
+    if name == "attention_varlen":
+        checks.check_max_seqlen("max_seqlen_q", leading[5])
+        checks.check_max_seqlen("max_seqlen_k", leading[6])
+    if len(leading) > 3:
+        checked_flag("validate", leading[-1])
+
+
 def _is_traced() -> bool:
     """Whether somebody records operators: then even what could run at once has to be one."""
     return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
 
 
 # ---------------------------------------------------------------------- the operators
-def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = "") -> None:
+def _define(
+    name: str,
+    eager: Callable[..., Any],
+    layout: str,
+    packing: str = "",
+    check_packing: Callable[..., None] | None = None,
+) -> None:
     """Defines operators ``name`` and ``name``_out, which call ``eager``.
 
     Args:
         layout: of q, for messages.
         packing: schema of the arguments between v and the options.
+        check_packing: refuses what is wrong with q, k, v and those arguments, as far as it is known without
+            reading a tensor.
     """
     n_leading = 3 + packing.count(",")
     schema = f"Tensor q, Tensor k, Tensor v, {packing}{_OPTIONS}"
@@ -108,13 +133,20 @@ def _define(name: str, eager: Callable[..., Any], layout: str, packing: str = ""
         return _run(eager, args[:n_leading], args[n_leading:-1], args[-1])[1]
 
     def fake(*args: Any) -> tuple[Tensor, Tensor]:
-        return _fake(args[:3], args[n_leading:], layout, is_paged(args))
+        check_call(args[:n_leading], args[n_leading])
+        return _fake(args[:3], args[n_leading:])
 
     def fake_out(*args: Any) -> Tensor:
-        return _fake(args[:3], args[n_leading:-1], layout, is_paged(args), args[-1])[1]
+        check_call(args[:n_leading], args[n_leading])
+        return _fake(args[:3], args[n_leading:-1], args[-1])[1]
 
-    def is_paged(args: tuple[Any, ...]) -> bool:
-        return packing == _CACHE and args[4] is not None
+    def check_call(leading: tuple[Any, ...], sinks: Tensor | None) -> None:
+        q, k, v = leading[:3]
+        paged = packing == _CACHE and leading[4] is not None
+        # A meta tensor stands for one on any device.
+        checks.check_inputs(q, k, v, sinks, layout, paged, ("meta",) if q.is_meta else DEVICE_TYPES)
+        if check_packing is not None:
+            check_packing(*leading)
 
     _library.define(f"{name}({schema}) -> (Tensor, Tensor)", tags=_TAGS)
     _library.define(f"{name}_out({schema}, Tensor(a!) out) -> Tensor", tags=_TAGS)
@@ -136,25 +168,44 @@ def _run(
 
 
 def _fake(
-    tensors: tuple[Tensor, ...],
-    options: tuple[Any, ...],
-    layout: str,
-    paged: bool,
-    out: Tensor | None = None,
+    tensors: tuple[Tensor, ...], options: tuple[Any, ...], out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    q, k, v = tensors
-    sinks, return_lse = options[0], options[6]
-    # A meta tensor stands for one on any device.
-    checks.check_inputs(q, k, v, sinks, layout, paged, ("meta",) if q.is_meta else DEVICE_TYPES)
+    q, _, v = tensors
+    _, _, softmax_scale, _, _, softcap, return_lse, _ = options
+    checked_scale(softmax_scale, q.shape[-1])
+    checked_softcap(softcap)
     shape = (*q.shape[:-1], v.shape[-1])
     if out is None:
         out = q.new_empty(shape)
     else:
         check_output_kind("out", out, shape, q.dtype, q.device)
+        if all(type(n) is int for n in (*out.shape, *out.stride())):  # a tracer's sizes get no guards here
+            check_output_strides("out", out, has_address=False)
     if not return_lse:
         return out, _no_lse(q)
     *batch, seq_len, n_heads, _ = q.shape
     return out, q.new_empty((*batch, n_heads, seq_len), dtype=torch.float32)
+
+
+def _check_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    validate: bool,
+) -> None:
+    checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+
+
+def _check_cache(
+    q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, block_table: Tensor | None, validate: bool
+) -> None:
+    checks.check_seqused("seqused_k", seqused_k, q)
+    if block_table is not None:
+        checks.check_block_table(block_table, q)
 
 
 def _no_lse(q: Tensor) -> Tensor:
@@ -186,5 +237,5 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _define("attention", eager.attention, "(batch, seq, heads, d)")
-_define("attention_varlen", eager.attention_varlen, "(total, heads, d)", _PACKING)
-_define("attention_cached", eager.attention_cached, "(batch, seq, heads, d)", _CACHE)
+_define("attention_varlen", eager.attention_varlen, "(total, heads, d)", _PACKING, _check_packed)
+_define("attention_cached", eager.attention_cached, "(batch, seq, heads, d)", _CACHE, _check_cache)

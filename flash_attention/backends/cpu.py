@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flash_attention.backends.full_precision import full_precision
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
@@ -62,8 +64,8 @@ class Visibility:
     def hide(self, scores: Tensor, first_query: int, first_key: int) -> None:
         """Sets scores (n, queries, group, keys) of hidden keys to -inf, touching only rows that have any."""
         queries, keys = scores.shape[1], scores.shape[3]
-        own = torch.arange(first_query, first_query + queries)[:, None] + self.offset  # (queries, 1)
-        key = torch.arange(first_key, first_key + keys)  # (keys,)
+        own = torch.arange(queries, device="cpu")[:, None] + (first_query + self.offset)  # (queries, 1)
+        key = torch.arange(first_key, first_key + keys, device="cpu")  # (keys,)
         if self.right is not None:
             end = min(queries, first_key + keys - 1 - self.offset - self.right - first_query)
             if end > 0:
@@ -75,6 +77,10 @@ class Visibility:
 
 
 _FAR = 1 << 62
+_FLOAT32: dict[str, Any] = {
+    "dtype": torch.float32,
+    "device": "cpu",
+}  # whatever the caller has made the defaults
 
 
 def _hide(scores: Tensor, hidden: Tensor) -> None:
@@ -137,7 +143,8 @@ def attention(
     for items, heads_kv, queries in _chunks(batch, n_heads_kv, seq_len_q, group):
         heads = slice(heads_kv.start * group, heads_kv.stop * group)
         chunk = _Chunk(config, q[items, queries, heads], v.shape[3], group, softmax_scale, softcap)
-        chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
+        with full_precision:
+            chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
         chunk.finish(
             o[items, queries, heads],
             None if lse is None else lse[items, heads, queries],
@@ -190,16 +197,16 @@ class _Chunk:
         self.to_log2 = min(self.unit * LOG2_E, LARGEST / 2)
 
         n, rows = items * (n_heads // group), queries * group
-        self.q = torch.empty(*self.shape, d_head)
+        self.q = torch.empty(*self.shape, d_head, **_FLOAT32)
         self.q.copy_(q.unflatten(2, (-1, group)).transpose(1, 2))
         self.q = self.q.view(n, rows, d_head)
         if folded and softmax_scale < 0:
             self.q.neg_()
-        self.o = torch.zeros(n, rows, d_head_v)  # sum of P V, relative to the running maximum
-        self.row_max = torch.full((n, rows, 1), -math.inf)  # of the scores so far
-        self.row_sum = torch.zeros(n, rows, 1)  # of exp(score - row_max) so far
-        self._scores = torch.empty(n * rows * self.B_c)
-        self._p = torch.empty(n * rows * self.B_c, dtype=self.dtype)
+        self.o = torch.zeros(n, rows, d_head_v, **_FLOAT32)  # sum of P V, relative to the running maximum
+        self.row_max = torch.full((n, rows, 1), -math.inf, **_FLOAT32)  # of the scores so far
+        self.row_sum = torch.zeros(n, rows, 1, **_FLOAT32)  # of exp(score - row_max) so far
+        self._scores = torch.empty(n * rows * self.B_c, **_FLOAT32)
+        self._p = torch.empty(n * rows * self.B_c, dtype=self.dtype, device="cpu")
 
     def attend(self, k: Tensor, v: Tensor, visibility: Visibility, first_query: int) -> None:
         """Takes all visible keys, block by block: k, v (items, keys, kv heads, d)."""
@@ -278,4 +285,5 @@ def _finite(row_max: Tensor) -> Tensor:
 def _rows_of(x: Tensor) -> Tensor:
     """(items, keys, kv heads, d) in 16 bit as (n, keys, d) in float32."""
     items, keys, heads, d = x.shape
-    return torch.empty(items, heads, keys, d).copy_(x.transpose(1, 2)).view(items * heads, keys, d)
+    rows = torch.empty(items, heads, keys, d, **_FLOAT32).copy_(x.transpose(1, 2))
+    return rows.view(items * heads, keys, d)

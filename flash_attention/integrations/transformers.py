@@ -4,9 +4,9 @@
     kernels.register()
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation=kernels.NAME, dtype="bfloat16")
 
-Padded batches run as packed sequences, so that padding costs nothing and no result depends on it. What is
-applied is causality, the sliding window and the padding. Masks that a model makes beyond these (image blocks
-that see each other, for instance) do not reach any flash attention of Transformers: use "eager" there.
+Padded batches run as packed sequences, so that padded keys cost nothing and no result depends on them. What
+is applied is causality, the sliding window and the padding. Masks that a model makes beyond these (image
+blocks that see each other, for instance) do not reach any flash attention of Transformers: use "eager" there.
 """
 
 from __future__ import annotations
@@ -203,14 +203,16 @@ def _packing_of_positions(
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, options: dict[str, Any]) -> Tensor:
-    """Attention of the rows that are tokens; out is 0 where q is padding.
+    """Attention of the rows that are tokens. Where they have an order, out is 0 where q is padding.
 
     Args:
-        tokens: (batch, seq_len_k) bool; the queries are the last seq_len_q of them.
+        tokens: (batch, seq_len_k) bool; where there is an order, the queries are the last seq_len_q of them.
+            Without one they may be other tokens altogether, those of a decoder, and all of them are taken.
     """
     seq_len_q, seq_len_k = q.shape[1], tokens.shape[1]
     k, v = k[:, :seq_len_k], v[:, :seq_len_k]  # a static cache has more rows than there are tokens
-    q_tokens = tokens[:, -seq_len_q:]
+    is_ordered = options["causal"] or options["window"] != (None, None)
+    q_tokens = tokens[:, -seq_len_q:] if is_ordered else tokens.new_ones(q.shape[:2])
     rows: Any = attention_varlen(
         q[q_tokens],
         k[tokens],

@@ -84,6 +84,7 @@ struct GivenCall {
                 continue;
             }
             if (!tensor_reader().read(args[slot], tensors[slot])) return false;
+            if (slot <= kSinks && tensor_reader().is_negated(args[slot])) return false;
             is_given[slot] = true;
             layout.add(tensors[slot]);
         }

@@ -107,6 +107,15 @@ class TensorReader {
         return true;
     }
 
+    // Whether what lies in a tensor's memory is the negative of its values, as of the imaginary part of a
+    // conjugate view; true also where the question fails. Only tensors of real numbers ever are.
+    bool is_negated(PyObject *object) const {
+        static PyObject *const kIsNeg = PyUnicode_InternFromString("is_neg");
+        const Reference negated(PyObject_CallMethodNoArgs(object, kIsNeg));
+        if (!negated) PyErr_Clear();
+        return negated.get() != Py_False;
+    }
+
     // The address of a tensor that this library has made itself; nullptr with a Python error.
     char *address_of(PyObject *object) const {
         TensorFacts facts;

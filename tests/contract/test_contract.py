@@ -540,6 +540,38 @@ def test_c14_storage_offsets(device, offset):
     same_in_any_layout(q, wide, v)
 
 
+def test_c14_lazy_negation_is_refused(device):
+    """Such as parts of ``x.conj()``: their memory holds the negative of their values."""
+
+    def calls(tensors):
+        q, k, v, out, sinks = tensors
+        ends = torch.tensor([0, 128], dtype=torch.int32, device=device)
+        used = torch.tensor([64, 64], dtype=torch.int32, device=device)
+        yield "attention", lambda: flash_attention.attention(q, k, v, sinks=sinks, out=out)
+        rows = [x.flatten(0, 1) for x in (q, k, v, out)]
+        yield (
+            "varlen",
+            lambda: flash_attention.attention_varlen(
+                *rows[:3], ends, ends, 128, 128, sinks=sinks, out=rows[3]
+            ),
+        )
+        yield "cached", lambda: attention_cached(q, k, v, used, sinks=sinks, out=out)
+        yield "forward", lambda: flash_attention.forward(CONFIG, q, k, v, out)
+
+    shape = (2, 64, 2, 64)
+    tensors = [*ramps(shape, shape, device), torch.empty(shape, dtype=HALF, device=device)]
+    tensors.append(torch.zeros(2, device=device))
+    for _, call in calls(tensors):
+        call()  # from now on it is remembered
+    for i, x in enumerate(tensors):
+        negated = [*tensors]
+        negated[i] = torch._neg_view(x)
+        for name, call in calls(negated):
+            if name != "forward" or i < 4:
+                with pytest.raises(ValueError, match=r"is negated lazily \(is_neg\)"):
+                    call()
+
+
 def test_c15_64_bit_offsets(device):
     base = torch.empty(2**31 + 16384, dtype=HALF, device=device)
     shape = (2, 64, 1, 64)
@@ -853,6 +885,9 @@ def test_c25_offset_values(device):
         wrong = torch.tensor(values, dtype=torch.int32, device=device)
         with pytest.raises(ValueError, match=text):
             attend_packed(*with_argument(arguments, index, wrong), validate=True)
+    far = torch.tensor([0, 2**31 - 1, -2, 69, 70, 103], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=f"cu_seqlens_q decreases by {2**31 + 1}"):
+        attend_packed(*with_argument(with_argument(arguments, 3, far), 5, 2**31 - 1), validate=True)
 
 
 @pytest.mark.parametrize("longest", [0, 1, 64, 299])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -65,3 +68,42 @@ def test_lengths_and_pages_change_between_replays(page_size: int) -> None:
             )
             expected, _ = reference(q[b : b + 1], keys, values)
             torch.testing.assert_close(out[b : b + 1].double(), expected, atol=1.6e-2, rtol=1.6e-2)
+
+
+APPENDING = """
+import torch
+from flash_attention.flash_attn_interface import flash_attn_with_kvcache
+
+def row(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+x = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device="cuda")
+cache = torch.zeros(2, 16, 1, 64, dtype=torch.float16, device="cuda")
+place = {place}
+flash_attn_with_kvcache(x, cache, cache.clone(), x, x, **{{"cache_seqlens": row(4)}} | place)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        '{"block_table": row(-1)[:, None]}',
+        '{"cache_batch_idx": row(-1)}',
+        '{"cache_batch_idx": row(-1).long()}',
+        '{"cache_seqlens": row(-1)}',
+        '{"cache_seqlens": row(16)}',
+    ],
+)
+def test_a_place_that_is_not_there_is_an_error_of_the_device(place: str) -> None:
+    """In a process of its own, which an assertion on the device leaves without one."""
+    command = [sys.executable, "-c", APPENDING.format(place=place)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "device-side assert" in done.stderr
+
+
+def test_a_place_that_is_there_is_none() -> None:
+    command = [sys.executable, "-c", APPENDING.format(place='{"block_table": row(1)[:, None]}')]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -70,6 +70,24 @@ def test_tensors_and_arrays_may_be_mixed() -> None:
     q = array(1, 5, 2, 16)
     assert isinstance(attention(q, tensor(q), q), np.ndarray)
     assert isinstance(attention(tensor(q), q, q), torch.Tensor)
+    q = array(1, 64, 2, 64)
+    given = np.zeros_like(q)
+    assert isinstance(forward(CONFIG, q, tensor(q), q), np.ndarray)
+    assert isinstance(forward(CONFIG, tensor(q), tensor(q), tensor(q), given), torch.Tensor)
+    assert (tensor(given) == forward(CONFIG, tensor(q), q, tensor(q))).all()
+
+
+@pytest.mark.only_on("cpu")
+def test_what_nobody_may_write_is_no_output() -> None:
+    """torch would: it does not ask."""
+    q = array(1, 64, 2, 64)
+    out = np.zeros_like(q)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match=r"out is a numpy\.ndarray that may not be written: pass out=None"):
+        attention(q, q, q, out=out)
+    with pytest.raises(ValueError, match=r"o is a numpy\.ndarray that may not be written: pass o=None"):
+        forward(CONFIG, q, q, q, out)
+    assert (out == 0).all()
 
 
 @pytest.mark.only_on("cpu")

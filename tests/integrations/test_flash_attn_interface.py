@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from flash_attention import flash_attn_interface as flash_attn
 from flash_attention.kv_cache import rotated
@@ -127,6 +129,10 @@ def cache_call(**options):
         v_cache[i, length:] = torch.nan
     _, k, v = qkv(NEW, NEW)
     return q, k_cache, v_cache, k, v
+
+
+def unchanged(cache: Tensor | tuple[Tensor, ...], before: Tensor | tuple[Tensor, ...]) -> None:
+    torch.testing.assert_close(cache, before, atol=0, rtol=0, equal_nan=True)
 
 
 def grown(cache: Tensor, new: Tensor) -> list[Tensor]:
@@ -327,6 +333,11 @@ def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
         ({"cache_seqlens": 1.5}, TypeError, "cache_seqlens is 1.5"),
         ({"cache_seqlens": -1}, TypeError, "cache_seqlens is -1"),
         ({"cache_seqlens": torch.tensor([3, -2]).int()}, ValueError, "cache_seqlens has -2"),
+        (
+            {"k_cache": random(1, 64, HEADS_KV, D_HEAD), "v_cache": random(1, 64, HEADS_KV, D_HEAD)},
+            ValueError,
+            "q has 2 batch items, k_cache and v_cache 1; they need at least as many",
+        ),
         ({"cache_batch_idx": [0, 1]}, TypeError, "cache_batch_idx is a list"),
         (
             {"cache_batch_idx": torch.tensor([0, 2])},
@@ -362,13 +373,12 @@ def test_arguments_that_do_not_fit(change: dict, text: str) -> None:
 def test_what_is_no_cache_is_named(change: dict, error: type[Exception], text: str) -> None:
     q, k_cache, v_cache, k, v = cache_call()
     arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
-    before = [x.clone() for x in (k_cache, v_cache)]
+    before = k_cache.clone(), v_cache.clone()
     with pytest.raises(error, match=text):
         flash_attn.flash_attn_with_kvcache(
             **{**arguments, "cache_seqlens": torch.tensor(LENGTHS).int(), **change}
         )
-    for cache, wanted in zip((k_cache, v_cache), before, strict=True):
-        assert torch.equal(cache.nan_to_num(7.0), wanted.nan_to_num(7.0))  # refused before it is appended to
+    unchanged((k_cache, v_cache), before)  # refused before it is appended to
 
 
 @pytest.mark.only_on("cpu")
@@ -381,6 +391,92 @@ def test_nothing_is_appended_to_a_page_that_is_not_there(page: int) -> None:
             new, cache, cache.clone(), new, new, cache_seqlens=full, block_table=table
         )
     assert (cache == 0).all()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"cache_seqlens": torch.tensor([4, -1]).int()},
+        {"cache_batch_idx": torch.tensor([0, -1]).int()},
+        {"cache_batch_idx": torch.tensor([0, -1])},
+        {"cache_batch_idx": torch.tensor([0, 2**32])},
+        {"block_table": torch.tensor([[0, 1], [2, -1]]).int(), "cache_seqlens": torch.tensor([4, 70]).int()},
+        {"block_table": torch.tensor([[0, 1], [-1, 2]]).int()},
+    ],
+    ids=str,
+)
+@pytest.mark.only_on("cpu")
+def test_compiled_calls_append_nothing_from_the_end(place: dict) -> None:
+    """They check no numbers; PyTorch takes -1 for the last one."""
+    q, k_cache, v_cache, k, v = cache_call()
+    before = k_cache.clone(), v_cache.clone()
+    compiled = torch.compile(flash_attn.flash_attn_with_kvcache, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="out of bounds"):
+        compiled(q, k_cache, v_cache, k, v, **{"cache_seqlens": torch.tensor([4, 5]).int()} | place)
+    unchanged((k_cache, v_cache), before)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(
+    "place",
+    [{}, {"cache_batch_idx": torch.tensor([1, 0])}, {"block_table": torch.tensor([[1], [0]]).int()}],
+    ids=str,
+)
+def test_a_call_that_is_recorded_reads_no_numbers(place: dict) -> None:
+    def call(*tensors: Tensor) -> Tensor:
+        q, k_cache, v_cache, k, v, lengths, *where = tensors
+        return flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, **dict(zip(place, where, strict=True))
+        )
+
+    given = [*cache_call(), torch.tensor([0, 17]).int() if place else torch.tensor(LENGTHS).int()]
+    given += place.values()
+    expected = call(*(x.clone() for x in given))
+    with FakeTensorMode() as mode:
+        fake = call(*map(mode.from_tensor, given))
+        assert (fake.shape, fake.stride(), fake.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    for tracing_mode in ("real", "symbolic"):
+        graph = make_fx(call, tracing_mode=tracing_mode)(*(x.clone() for x in given))
+        assert (graph(*(x.clone() for x in given)) == expected).all()
+
+
+@pytest.mark.only_on("cpu")
+def test_a_place_in_a_page_is_written_for_one_item_only() -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    table = torch.tensor([[1], [1]]).int()
+    lengths = torch.tensor([5, 7]).int()
+    with pytest.raises(ValueError, match="has page 1 for two batch items that both append to its row 7"):
+        flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table
+        )
+    lengths = torch.tensor([5, 5 + NEW]).int()
+    flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table)
+    assert (k_cache[1, 5 : 5 + 2 * NEW] == k.flatten(0, 1)).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_cache_has_room_for_more_items_than_a_call_has(compiled: bool) -> None:
+    q, k_cache, v_cache, k, v = cache_call()
+    call = flash_attn.flash_attn_with_kvcache
+    if compiled:
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    lengths = torch.tensor(LENGTHS).int()
+    expected_caches = k_cache.clone(), v_cache.clone()
+    expected = call(q, *expected_caches, k, v, cache_seqlens=lengths)
+    larger = [torch.cat((cache, torch.full_like(cache, 7))) for cache in (k_cache, v_cache)]
+    assert (call(q, *larger, k, v, cache_seqlens=lengths) == expected).all()
+    for cache, expected_cache in zip(larger, expected_caches, strict=True):
+        unchanged(cache[:2], expected_cache)
+        assert (cache[2:] == 7).all()
+
+
+def test_lengths_of_any_stride() -> None:
+    q, k_cache, v_cache, _, _ = cache_call()
+    lengths = torch.tensor([LENGTHS, LENGTHS]).int().T.contiguous()[:, 0]
+    assert lengths.stride() == (2,)
+    got = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths)
+    contiguous = lengths.contiguous()
+    assert (got == flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=contiguous)).all()
 
 
 @pytest.mark.only_on("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import flash_attention
 from flash_attention import attention, attention_varlen
+from flash_attention.cached import attention_cached
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
 
 BATCH, HEADS, HEADS_KV, D_HEAD = 2, 4, 2, 64
@@ -198,6 +200,19 @@ def test_export_with_a_dynamic_length(strict: bool) -> None:
     assert (program.module()(q, k, v) == attention(q, k, v, causal=True) * 2).all()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_a_window_that_depends_on_the_length(strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, window=(q.shape[1] // 2, 0))
+
+    seq_len = torch.export.Dim("seq_len", min=2, max=4096)
+    shapes = {name: {1: seq_len} for name in "qkv"}
+    program = torch.export.export(Layer(), qkv(64), dynamic_shapes=shapes, strict=strict)
+    q, k, v = qkv(93)
+    assert (program.module()(q, k, v) == attention(q, k, v, window=(46, 0))).all()
+
+
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx_records_the_call(mode: str) -> None:
     q, k, v = qkv(64)
@@ -235,6 +250,10 @@ def test_fake_results_are_like_real_ones(layout: str, where: str) -> None:
         ({"return_lse": None}, TypeError, "return_lse is None"),
         ({"window": 3}, TypeError, "window is 3; it must be two values"),
         ({"window": (-1, 0)}, ValueError, "left limit is -1"),
+        ({"softcap": -1.0}, ValueError, "softcap is -1.0; it must be finite"),
+        ({"softcap": math.nan}, ValueError, "softcap is nan"),
+        ({"softmax_scale": math.inf}, ValueError, "softmax_scale is inf; it must be finite"),
+        ({"softmax_scale": 1e39}, ValueError, r"softmax_scale is 1e\+39"),
         ({"config": "fast"}, TypeError, "config is a str"),
         ({"backend": "gpu"}, ValueError, "backend is 'gpu'"),
     ],
@@ -265,6 +284,75 @@ def test_tensors_are_refused_without_numbers_too(where: str) -> None:
         attention(x, x, x, out=like(3))
     with pytest.raises(TypeError, match=r"out is torch\.bfloat16"):
         attention(x, x, x, out=like(1, 4, 2, 64, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="out's last stride is 2"):
+        attention(x, x, x, out=like(1, 4, 2, 128)[..., ::2])
+    with pytest.raises(ValueError, match="stride of dimension 1 is 130 elements"):
+        attention(x, x, x, out=like(1, 4, 2, 65)[..., :64])
+    with pytest.raises(ValueError, match="elements of out share memory"):
+        attention(x, x, x, out=like(1, 1, 2, 64).expand(1, 4, 2, 64))
+
+
+@pytest.mark.parametrize("where", ["fake", "meta"])
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"cu_seqlens_q": torch.zeros(3, dtype=torch.int64)}, TypeError, r"cu_seqlens_q is torch\.int64"),
+        (
+            {"cu_seqlens_k": torch.zeros(3, 1, dtype=torch.int32)},
+            ValueError,
+            r"cu_seqlens_k has shape \(3, 1\)",
+        ),
+        ({"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}, ValueError, "3 entries, cu_seqlens_k 2"),
+        ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q is -1"),
+        ({"max_seqlen_k": 4.0}, TypeError, r"max_seqlen_k is 4\.0; it must be an int"),
+        ({"max_seqlen_k": True}, TypeError, "max_seqlen_k is True; it must be an int"),
+        ({"validate": "no"}, TypeError, "validate is 'no'; it must be True or False"),
+    ],
+)
+def test_packing_is_refused_without_numbers_too(where: str, change: dict, error: type, text: str) -> None:
+    mode = FakeTensorMode()
+    offsets = torch.zeros(3, dtype=torch.int32)
+    given: dict = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 4, "max_seqlen_k": 4}
+    given = dict.fromkeys("qkv", torch.empty(8, 2, 64, dtype=torch.float16)) | given | change
+    for name, x in given.items():
+        if isinstance(x, Tensor):
+            given[name] = x.to("meta") if where == "meta" else mode.from_tensor(x)
+    with pytest.raises(error, match=text):
+        attention_varlen(**given)
+
+
+@pytest.mark.parametrize("where", ["fake", "meta"])
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"seqused_k": torch.zeros(2, dtype=torch.int64)}, TypeError, r"seqused_k is torch\.int64"),
+        ({"seqused_k": torch.zeros(3, dtype=torch.int32)}, ValueError, r"seqused_k has shape \(3,\)"),
+        ({"block_table": torch.zeros(2, 1)}, TypeError, r"block_table is torch\.float32"),
+        (
+            {"block_table": torch.zeros(1, 1, dtype=torch.int32)},
+            ValueError,
+            r"block_table has shape \(1, 1\)",
+        ),
+        ({"validate": 2}, TypeError, "validate is 2; it must be True or False"),
+    ],
+)
+def test_caches_are_refused_without_numbers_too(where: str, change: dict, error: type, text: str) -> None:
+    mode = FakeTensorMode()
+    given: dict = dict.fromkeys("qkv", torch.empty(2, 4, 2, 64, dtype=torch.float16))
+    given |= {"seqused_k": torch.zeros(2, dtype=torch.int32)} | change
+    for name, x in given.items():
+        if isinstance(x, Tensor):
+            given[name] = x.to("meta") if where == "meta" else mode.from_tensor(x)
+    with pytest.raises(error, match=text):
+        attention_cached(**given)
+
+
+@pytest.mark.parametrize("options", [{"softcap": -1.0}, {"softmax_scale": math.inf}], ids=str)
+def test_compiled_numbers_are_looked_at(options: dict) -> None:
+    (name,) = options
+    compiled = torch.compile(lambda x: attention(x, x, x, **options), backend="aot_eager")
+    with pytest.raises(Exception, match=f"{name} is "):
+        compiled(torch.ones(1, 4, 2, 64, dtype=torch.float16))
 
 
 def test_compiled_flags_are_true_or_false() -> None:
@@ -288,6 +376,25 @@ def test_a_fake_tensor_among_real_ones_is_refused() -> None:
     q, k, v = qkv(16)
     with pytest.raises(Exception, match="FakeTensor"):
         attention(q, FakeTensorMode().from_tensor(k), v)
+
+
+@pytest.mark.parametrize("name", ["sinks", "out", "cu_seqlens_k", "seqused_k", "block_table"])
+def test_a_fake_tensor_beside_real_ones_is_refused(name: str) -> None:
+    """It has no address that a kernel could read."""
+    q, k, v = qkv(16)
+    numbers = torch.tensor([0, 16], dtype=torch.int32)
+    others = {"sinks": torch.zeros(HEADS), "out": torch.empty_like(q), "cu_seqlens_k": numbers}
+    others |= {"seqused_k": numbers, "block_table": numbers[:, None]}
+    fake = FakeTensorMode().from_tensor(others[name])
+    calls = {
+        "sinks": lambda: attention(q, k, v, sinks=fake),
+        "out": lambda: attention(q, k, v, out=fake),
+        "cu_seqlens_k": lambda: attention_varlen(q[0], k[0], v[0], numbers, fake, 16, 16),
+        "seqused_k": lambda: attention_cached(q, k, v, fake),
+        "block_table": lambda: attention_cached(q, k, v, numbers, block_table=fake),
+    }
+    with pytest.raises(Exception, match="FakeTensor"):
+        calls[name]()
 
 
 # ---------------------------------------------------------------------- autocast

@@ -153,6 +153,45 @@ def test_a_static_cache_has_more_rows_than_tokens() -> None:
     same(out, alone)
 
 
+@pytest.mark.parametrize("seq_len_q", [1, 4, 9, 12])
+def test_queries_of_a_decoder_see_the_tokens_of_an_encoder(seq_len_q: int) -> None:
+    """The mask is that of the keys, and says nothing of the queries."""
+    q, _, _ = heads(seq_len_q)
+    _, k, v = heads(9)
+    q, k, v = (x.expand(2, -1, -1, -1) for x in (q, k, v))
+    mask = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
+    out, _ = kernels.attention_forward(Layer(), q, k, v, mask, is_causal=False)
+    for item, n in enumerate((9, 5)):
+        one = slice(item, item + 1)
+        alone, _ = kernels.attention_forward(
+            Layer(), q[one], k[one, :, :n], v[one, :, :n], None, is_causal=False
+        )
+        same(out[one], alone)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(transformers.__version__ < "5", reason="Bart makes masks of four dimensions")
+def test_an_encoder_with_padding_and_its_decoder() -> None:
+    kernels.register()
+    config = transformers.BartConfig(
+        vocab_size=128, d_model=64, max_position_embeddings=64, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    exact = transformers.BartForConditionalGeneration(config).eval()
+    for parameter in exact.parameters():
+        parameter.mul_(4)
+    theirs, ours = copy.deepcopy(exact).bfloat16(), copy.deepcopy(exact).bfloat16()
+    exact.load_state_dict({key: value.float() for key, value in theirs.state_dict().items()})
+    ours.set_attn_implementation(kernels.NAME)
+    theirs.set_attn_implementation("eager")
+    tokens = torch.arange(2 * 9).view(2, 9) * 7 % 120 + 4
+    mask = torch.ones_like(tokens)
+    mask[1, 5:] = 0
+    logits = [model(tokens, attention_mask=mask).logits for model in (ours, theirs, exact)]
+    no_worse(*logits)
+
+
 def test_what_is_refused_is_named() -> None:
     q, k, v = heads(9)
     for options, name in (({"dropout": 0.1}, "dropout"), ({"output_attentions": True}, "output_attentions")):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_attention import attention, checks, forward
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
@@ -75,6 +77,19 @@ def test_configuration_that_no_gpu_can_run():
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_not_a_tensor(name):
     refused(TypeError, name, "list", "torch.Tensor", **{name: [1.0]})
+
+
+def test_tensors_of_vmap():
+    q = torch.zeros(3, 1, 64, 2, 64, dtype=torch.float16)
+    for call in (attention, functools.partial(forward, CONFIG)):
+        with pytest.raises(NotImplementedError, match=r"q is one of the tensors of torch\.vmap"):
+            torch.vmap(call)(q, q, q)
+
+
+def test_fake_tensors():
+    """They have no memory that a kernel could be launched on, on whatever device they say they are."""
+    fake = FakeTensorMode().from_tensor(tensors()[0])
+    refused(TypeError, "q is a FakeTensor", "attention(…, config=kernel_cfg)", q=fake)
 
 
 def test_sparse_and_nested():

@@ -332,6 +332,25 @@ def test_prepare_refuses_what_no_tensors_have(problems, error, message):
         prepare(problems, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("sizes", "options", "limits"),
+    [
+        ((1, 4096), {"causal": True}, {"right": 0}),
+        ((64, 64), {"causal": True, "window": (64, 0)}, {"left": 64, "right": 0}),
+        ((64, 80), {"window": (79, 63)}, {"left": 79, "right": 63}),
+        ((64, 80), {"window": (78, 62)}, {"left": 78, "right": 62}),
+    ],
+)
+def test_prepared_is_what_runs_where_limits_hide_nothing(cuda, sizes, options, limits):
+    """A single causal query needs no mask, for instance."""
+    queries, keys = sizes
+    problem = AttentionProblem(DType.FP16, 1, queries, keys, 4, 4, 64, 64, **limits)
+    q, k = torch.empty(1, queries, 4, 64).half(), torch.empty(1, keys, 4, 64).half()
+    (prepared,) = prepare([problem], CUDA)
+    assert prepared.kernel == explain_choice(q, k, k, facts=H100, **options).kernel
+    assert cuda.loaded == [prepared.kernel]
+
+
 @pytest.mark.parametrize("device", ["mps", "bogus", None, 3])
 def test_prepare_refuses_other_devices(device):
     with pytest.raises(ValueError, match="it must be 'cuda', 'cuda:N' or 'cpu'"):
@@ -344,6 +363,28 @@ def test_explanations_are_asked_for_with_the_types_of_attention():
         explain_choice(q, q, q, causal="False")
     with pytest.raises(TypeError, match="facts is 'H100'"):
         explain_choice(q, q, q, facts="H100")
+
+
+def test_explained_with_all_that_attention_takes():
+    q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    options = {"causal": True, "softmax_scale": 0.1, "window": (5, None), "softcap": 3.0}
+    options |= {"sinks": torch.zeros(2), "return_lse": True, "out": torch.empty_like(q), "backend": "cpu"}
+    attention(q, q, q, **options)
+    assert explain_choice(q, q, q, **options).kernel == last_kernel()
+    for wrong in ({"softmax_scale": math.nan}, {"backend": "cuda"}, {"out": q[:, 1:]}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            explain_choice(q, q, q, **options | wrong)
+
+
+def test_explained_without_memory():
+    """For a GPU that is not there the tensors need not be there either."""
+    q = torch.empty(1, 65536, 16, 128, dtype=torch.float16, device="meta")
+    choice = explain_choice(q, q, q, facts=H100)
+    assert (
+        choice.kernel == select(choosing.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False), H100).kernel
+    )
+    with pytest.raises(ValueError, match="q is on device meta"):
+        explain_choice(q, q, q)
 
 
 def test_prepare_on_the_cpu_builds_nothing():

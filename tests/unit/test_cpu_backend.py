@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flash_attention import forward
-from flash_attention.backends import cpu
+from flash_attention.backends import cpu, full_precision
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -266,3 +266,62 @@ def test_two_seconds_for_a_real_size():
         return time.perf_counter() - begin
 
     assert min(seconds() for _ in range(3)) < 2
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_the_callers_precision_of_float32_changes_nothing(precision):
+    """ "medium" lets PyTorch round the factors of products to bfloat16."""
+    q, k, v = (3 * x for x in generate_qkv(QKVConfig(1, 512, 2, 64, DType.FP16)))
+    expected = run(CONFIG, q, k, v)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        torch.testing.assert_close(run(CONFIG, q, k, v), expected, atol=0, rtol=0)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_full_precision_lasts_until_the_last_thread_has_left():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        medium = full_precision._precision()
+        context = full_precision.FullPrecision()
+        with context:
+            with context:
+                assert full_precision._precision() in full_precision._EXACT
+            assert full_precision._precision() in full_precision._EXACT
+        assert full_precision._precision() == medium
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def defaults():
+    """Sets PyTorch's default element type and device, for the rest of the test."""
+    before = torch.get_default_dtype()
+
+    def set_defaults(dtype: torch.dtype, device: str) -> None:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
+
+    yield set_defaults
+    torch.set_default_device(None)
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"),
+    [(torch.bfloat16, "cpu"), (torch.float16, "cpu"), (torch.float64, "cpu"), (torch.float32, "meta")],
+    ids=str,
+)
+@pytest.mark.parametrize("features", [{}, {"right": 0, "left": 90}, {"softcap": 5.0}], ids=str)
+def test_the_callers_defaults_change_nothing(dtype, device, features, defaults):
+    q, k, v = generate_qkv(QKVConfig(1, 256, 2, 64, DType.FP16))
+    o, lse = torch.empty_like(q), torch.empty(1, 2, 256)
+    cpu.attention(CONFIG, q, k, v, o, lse, 0.125, **features)
+    expected = o.clone(), lse.clone()
+    defaults(dtype, device)
+    cpu.attention(CONFIG, q, k, v, o.zero_(), lse.zero_(), 0.125, **features)
+    torch.testing.assert_close((o, lse), expected, atol=0, rtol=0)

@@ -170,6 +170,7 @@ def misaligned(x):
         lambda x: x.to("meta"),
         lambda x: x.to_sparse(),
         lambda x: torch.nn.Parameter(x, requires_grad=False),
+        torch._neg_view,
         lambda x: x.clone().requires_grad_(),
         lambda x: None,
         lambda x: x.numpy(),
