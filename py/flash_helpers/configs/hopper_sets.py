@@ -48,7 +48,8 @@ class Choice:
         causal: for causal problems only, for others only, or (None) for both.
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
-            hidden size 2048, cards hot; "(H200)": on one H200 (h200-head-sizes.json).
+            hidden size 2048, cards hot; "(H200)": on one H200,
+            h200-head-sizes.json and h200-long.json.
             Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
@@ -132,10 +133,16 @@ CHOICES = (
         "blocks load each K and V tile for both: +1 to +3 %",
     ),
     Choice(
-        128, None, True,
+        128, 4096, True,
         _D128,
         "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; "
         "128 x 128 beats wider tiles at every length, which only tie at 16384",
+    ),
+    Choice(
+        128, None, True,
+        replace(_D128, section_heads=8),
+        "as for shorter items; sections of 8 heads instead of 16: +2 % at 8192 and 16384 with pauses, "
+        "0 and -1 % at the card's power limit (H200)",
     ),
     Choice(
         256, 1024, True,
@@ -162,9 +169,10 @@ CHOICES = (
     ),
     Choice(
         256, None, True,
-        replace(_D256_CAUSAL, B_c=80, section_heads=8),
+        replace(_D256_CAUSAL, B_c=80, section_heads=8, paired_blocks=True),
         "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above "
-        "the diagonal passed on: +2 % at 16384, where pairs lose 0.3 %",
+        "the diagonal passed on: +2 % at 16384; in pairs +3 % with pauses, -1 % at the card's power limit "
+        "(H200)",
     ),
     Choice(
         256, 4096, False,
