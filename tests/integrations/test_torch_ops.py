@@ -316,7 +316,7 @@ def test_packing_is_refused_without_numbers_too(where: str, change: dict, error:
     given = dict.fromkeys("qkv", torch.empty(8, 2, 64, dtype=torch.float16)) | given | change
     for name, x in given.items():
         if isinstance(x, Tensor):
-            given[name] = x.to("meta") if where == "meta" else mode.from_tensor(x)
+            given[name] = x.to("meta") if where == "meta" else mode.from_tensor(x.to(offsets.device))
     with pytest.raises(error, match=text):
         attention_varlen(**given)
 
