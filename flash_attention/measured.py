@@ -13,7 +13,7 @@ from flash_helpers.configs.ampere_sets import CHOICES as AMPERE_CHOICES
 from flash_helpers.configs.ampere_sets import choose_ampere_kernel
 from flash_helpers.configs.device_facts import DeviceFacts
 from flash_helpers.configs.hopper import CAPABILITY as HOPPER_CAPABILITY
-from flash_helpers.configs.hopper_sets import CHOICES as HOPPER_CHOICES
+from flash_helpers.configs.hopper_choices import CHOICES as HOPPER_CHOICES
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import choose_hopper_kernel

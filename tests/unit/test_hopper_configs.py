@@ -14,7 +14,7 @@ import pytest
 
 from flash_helpers.build.sources import include_root
 from flash_helpers.configs.hopper import PRODUCT_WIDTHS
-from flash_helpers.configs.hopper_sets import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES, Choice
+from flash_helpers.configs.hopper_choices import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES, HopperChoice
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
@@ -126,7 +126,7 @@ HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)
 @pytest.mark.parametrize("d_heads", HEAD_SIZES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_choices_cover_every_length_and_mask_once(
-    choices: tuple[Choice, ...], d_heads: tuple[int, int], causal: bool
+    choices: tuple[HopperChoice, ...], d_heads: tuple[int, int], causal: bool
 ) -> None:
     limits = [choice.max_seq_len for choice in choices if choice.fits(*d_heads, causal, seq_len=1)]
     assert limits[-1] is None

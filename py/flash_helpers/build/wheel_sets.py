@@ -18,7 +18,7 @@ from flash_attention.select import select
 from flash_helpers.configs.ampere_sets import CHOICES as AMPERE_CHOICES
 from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.hopper_sets import CHOICES as HOPPER_CHOICES
+from flash_helpers.configs.hopper_choices import CHOICES as HOPPER_CHOICES
 from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.tune.lookup import TuningResults
 

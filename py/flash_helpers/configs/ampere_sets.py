@@ -41,7 +41,7 @@ def _config(
 
 
 @dataclass(frozen=True)
-class Choice:
+class AmpereChoice:
     """The best known configuration of a range of problems on one generation of GPUs.
 
     Attributes:
@@ -75,50 +75,50 @@ _D64_REASON = (
 
 CHOICES = (
     # ------------------------------------------------------------------ H100: 227 KiB
-    Choice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), _D64_REASON),
-    Choice(
+    AmpereChoice((9, 0), 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q), _D64_REASON),
+    AmpereChoice(
         (9, 0), 128, 1024, None, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
         "two blocks of 4 warps per SM instead of one of 8: blocks end often here, and one computes meanwhile",
     ),
-    Choice(
+    AmpereChoice(
         (9, 0), 128, 4096, True, _config(128, 128, 64, 4, 2, tensor_row_sums=True),
         "short blocks balance the triangle",
     ),
-    Choice(
+    AmpereChoice(
         (9, 0), 128, None, None, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
         "8 warps share each K and V block, half of the copies and L2 reads; 4 warps where registers run out",
         otherwise=dict(B_r=128, n_warps=4, kv_stages=2),
     ),
-    Choice(
+    AmpereChoice(
         (9, 0), 256, 512, True, _config(256, 128, 32, 8, 4, tensor_row_sums=True, paired_warps=True),
         "pairs of warps, as for longer sequences; blocks of 32 keys waste less of the diagonal, +1.5 %",
         otherwise=_UNPAIRED | dict(B_c=64, kv_stages=2),
     ),
-    Choice(
+    AmpereChoice(
         (9, 0), 256, None, True, _config(256, 128, 64, 8, 2, paired_warps=True),
         "pairs of warps share 32 rows and halve d_head: shared memory, the limit of 16 rows a warp, is read "
         "for 28 % less, +4 to +9 %; row sums in float32 are 1.5 % ahead of the tensor cores' here",
         otherwise=_UNPAIRED,
     ),
-    Choice(
+    AmpereChoice(
         (9, 0), 256, None, False, _config(256, 128, 64, 8, 2, tensor_row_sums=True, paired_warps=True),
         "pairs of warps share 32 rows and halve d_head: shared memory, the limit of 16 rows a warp, is read "
         "for 28 % less, +4 to +6 %; row sums in float32 would spill",
         otherwise=_UNPAIRED,
     ),
     # ------------------------------------------------------------------ A100: 163 KiB a block
-    Choice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),
-    Choice(
+    AmpereChoice((8, 0), 64, None, None, _config(64, 128, 64, 4, 3, **_HELD_Q), _D64_REASON),
+    AmpereChoice(
         (8, 0), 128, None, False, _config(128, 256, 64, 8, 3, tensor_row_sums=True),
         "two blocks of 96 KiB do not fit an SM; 8 warps with three stages take 160 KiB and keep two warps "
         "per scheduler; blocks of 32 keys where 64 would spill registers",
         otherwise=dict(B_c=32, kv_stages=4),
     ),
-    Choice(
+    AmpereChoice(
         (8, 0), 128, None, True, _config(128, 128, 32, 4, 2, tensor_row_sums=True),
         "blocks of 32 keys let two thread blocks of 64 KiB share an SM; short ones balance the triangle",
     ),
-    Choice(
+    AmpereChoice(
         (8, 0), 256, None, None, _config(256, 128, 32, 8, 2, tensor_row_sums=True, paired_warps=True),
         "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB. Pairs of warps as on the H100",
         otherwise=_UNPAIRED,
@@ -128,15 +128,15 @@ CHOICES = (
         choice
         for capability in ((8, 6), (8, 9))
         for choice in (
-            Choice(
+            AmpereChoice(
                 capability, 64, None, None, _config(64, 128, 64, 4, 2, **_HELD_Q),
                 _D64_REASON + "; two blocks of 48 KiB just fit an SM",
             ),
-            Choice(
+            AmpereChoice(
                 capability, 128, None, None, _config(128, 256, 32, 8, 2, tensor_row_sums=True),
                 "8 warps, two per scheduler, and two stages fit 96 KiB with blocks of 32 keys",
             ),
-            Choice(
+            AmpereChoice(
                 capability, 256, None, None, _config(256, 128, 32, 8, 1, mbarrier=False),
                 "one stage of 32 keys next to Q takes 96 KiB: K and V still load under the other's product",
             ),
@@ -188,7 +188,7 @@ def choose_ampere_kernel(
     raise ValueError(f"no Ampere kernel is chosen for head size {d_head}; there are choices for {heads}")
 
 
-def _kernel(choice: Choice, dtype: DType, causal: bool, lse: bool, exact: bool) -> ForwardKernel:
+def _kernel(choice: AmpereChoice, dtype: DType, causal: bool, lse: bool, exact: bool) -> ForwardKernel:
     """The kernel of a choice for one dtype, mask and accuracy."""
     if exact:
         reference = SoftmaxReference.EXACT_SKIP_RESCALE
