@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_PYTHON := $(VENV)/bin/python
 JOBS ?= 2
-# Generations that `make wheel` compiles the default kernels for; none: a wheel of sources.
-TARGETS ?=
+# Generations that `make wheel` compiles the default kernels for; TARGETS=: none, a wheel of sources.
+TARGETS ?= 80 86 89 90
 # Which of their kernels, by the names that docs/installing.md lists; none: all.
 SETS ?=
 TORCH_VERSIONS ?= 2.5.1 2.13.0
@@ -22,7 +22,8 @@ help:
 	@echo "make test       run the tests (no GPU needed)"
 	@echo "make lint       formatter, linter and type checker"
 	@echo "make docs       build the documentation site"
-	@echo "make wheel      build a wheel; TARGETS=\"80 90\" adds kernels compiled for these generations,"
+	@echo "make wheel      build a wheel with the usual kernels for sm_80, 86, 89 and 90, or for those of"
+	@echo "                TARGETS=\"80 90\"; TARGETS= makes one of sources alone, in seconds;"
 	@echo "                SETS=decode,paged only some of them"
 	@echo "make gpu-test   build every kernel and run the GPU tests, offline, with the Python that is there"
 	@echo "make gpu-compat run FlashAttention's own forward tests, TESTS=…/test_flash_attn.py, on this library"
@@ -72,7 +73,7 @@ gpu-compat: gpu-build
 gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)
 
-wheel: $(VENV)/.installed
+wheel: $(VENV)/$(if $(strip $(TARGETS)),.compiler,.installed)
 	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist \
 		$(addprefix --target ,$(subst $(COMMA), ,$(TARGETS))) \
 		$(addprefix --sets ,$(subst $(SPACE),$(COMMA),$(strip $(SETS))))

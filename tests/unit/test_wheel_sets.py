@@ -191,12 +191,18 @@ def test_what_cannot_be_built_ends_with_one_message(error, monkeypatch, tmp_path
     ],
 )
 def test_make_takes_lists_with_spaces_and_commas(targets, sets, words):
+    assert wheel_words(f"TARGETS={targets}", f"SETS={sets}") == words.split()
+
+
+def test_make_takes_the_usual_generations_by_itself():
+    assert wheel_words() == [word for target in TARGETS for word in ("--target", str(target))]
+
+
+def wheel_words(*variables: str) -> list[str]:
+    """What ``make wheel`` gives the builder behind the folder."""
     # -o: what installs the environment counts as done. The tests may be run by make themselves.
-    command = [
-        "make", "--no-print-directory", "--dry-run", "-o", ".venv/.installed", "wheel",
-        f"TARGETS={targets}", f"SETS={sets}",
-    ]  # fmt: skip
+    done = [word for mark in (".installed", ".compiler") for word in ("-o", f".venv/{mark}")]
+    command = ["make", "--no-print-directory", "--dry-run", *done, "wheel", *variables]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     recipe = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[2], env=environment)
-    found = recipe.replace("\\\n", " ").split("--out dist")[1].split()
-    assert found == words.split()
+    return recipe.replace("\\\n", " ").split("--out dist")[1].split()
