@@ -17,6 +17,7 @@ from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import Report, load_report
 from flash_helpers.report.kernel_pages import (
+    ATTENTION_FILES,
     FIGURES,
     MISSING,
     PAGES,
@@ -24,6 +25,7 @@ from flash_helpers.report.kernel_pages import (
     figure_name,
     filled,
     ladder_section,
+    write_attention_figures,
     write_figures,
 )
 
@@ -127,3 +129,14 @@ def test_kept_figures_are_those_of_the_result_file(tmp_path: Path) -> None:
     for made in write_figures(load_report([RESULT_FILE]), tmp_path):
         kept = ElementTree.parse(FIGURES / made.name).getroot()
         assert list(kept.itertext()) == list(ElementTree.parse(made).getroot().itertext()), made.name
+
+
+def test_attention_and_its_peers_are_drawn_for_each_card(tmp_path: Path) -> None:
+    written = write_attention_figures(ATTENTION_FILES, tmp_path)
+    assert [path.name for path in written] == ["attention-h100.svg", "attention-h200.svg"]
+    for path in written:
+        drawn = ElementTree.parse(path).getroot()
+        assert "TFLOP/s over sequence length" in drawn.attrib["aria-label"]
+        assert (FIGURES / path.name).exists()
+    page = (PAGES.parent / "measurements.md").read_text(encoding="utf-8")
+    assert all(f"(kernels/figures/{path.name})" in page for path in written)

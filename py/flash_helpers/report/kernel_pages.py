@@ -1,10 +1,11 @@
-"""The tables and figures of ``docs/kernels/``, made from measured ladders and recorded instruction counts.
+"""The tables of ``docs/kernels/``, made from measured ladders and recorded instruction counts; the figures.
 
 ``python -m flash_helpers.report.kernel_pages`` writes them; with ``--check`` it says whether pages are up
 to date. Where a page has ``<!-- ladder: FAMILY D_HEAD -->`` and ``<!-- end ladder -->``, what stands
 between is replaced: each step of the family's ladder of today with its reason, and what it reached and
 gained in the result file; a step that the file does not hold is shown as such. ``<!-- instructions: ampere
--->`` is followed by what ``python -m flash_helpers.build.gates --record`` kept.
+-->`` is followed by what ``python -m flash_helpers.build.gates --record`` kept. ``docs/measurements.md``
+shows ``attention()`` and its peers as curves.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from flash_helpers.report.page import facts_line
 
 ROOT = Path(__file__).parents[3]
 RESULT_FILE = ROOT / "benchmarks" / "results" / "h100-ladders.json"
+ATTENTION_FILES = {card: RESULT_FILE.with_name(f"{card}-attention.json") for card in ("h100", "h200")}
 PAGES = ROOT / "docs" / "kernels"
 FIGURES = PAGES / "figures"
 
@@ -123,6 +125,33 @@ def write_figures(report: Report, folder: Path = FIGURES) -> list[Path]:
     return written
 
 
+def write_attention_figures(files: Mapping[str, Path], folder: Path = FIGURES) -> list[Path]:
+    """TFLOP/s of ``attention()`` and its peers over the length, as ``attention-CARD.svg``; the files written.
+
+    Args:
+        files: short name of a card to the result file.
+        folder: where to.
+
+    Raises:
+        ModuleNotFoundError: no matplotlib.
+        ResultFileError: a file that can't be read.
+    """
+    import matplotlib
+
+    from flash_helpers.report.figures import tflops_over_length
+    from flash_helpers.report.style import RC, standalone, to_svg
+
+    written = []
+    for card, path in files.items():
+        with matplotlib.rc_context(RC):
+            figure = tflops_over_length(load_report([path]))
+            assert figure is not None  # a report has a timed row at least
+            svg = to_svg(figure, f"TFLOP/s over sequence length, {card.upper()}")
+        written.append(folder / f"attention-{card}.svg")
+        written[-1].write_text(standalone(svg), encoding="utf-8")
+    return written
+
+
 def figure_name(family: str, d_head: int, causal: bool) -> str:
     """The file of a ladder's waterfall."""
     return f"ladder-{family}-{d_head}{'-causal' if causal else ''}.svg"
@@ -170,7 +199,7 @@ def main(
     results: Annotated[Path, typer.Option(help="result file of flash-attention ladder")] = RESULT_FILE,
     check: Annotated[bool, typer.Option("--check", help="write nothing; exit 1 if a page differs")] = False,
 ) -> None:
-    """Fills the ladder tables of docs/kernels/ and draws their figures."""
+    """Fills the ladder tables of docs/kernels/ and draws the figures."""
     report = load_report([results]) if results.exists() else None
     stale = []
     for page in sorted(PAGES.glob("*.md")):
@@ -187,7 +216,7 @@ def main(
     if check and stale:
         raise typer.Exit(1)
     if report is not None and not check:
-        for path in write_figures(report):
+        for path in [*write_figures(report), *write_attention_figures(ATTENTION_FILES)]:
             typer.echo(path)
 
 
