@@ -136,7 +136,7 @@ def attention_cached(
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
-        if checked_flag("validate", validate) or not q.is_cuda:
+        if validate or not q.is_cuda:
             checks.check_pages(block_table, seqused_k, k)
         capacity *= block_table.shape[1] if k.shape[0] else 0
     scale = checked_scale(options.softmax_scale, q.shape[3])

@@ -187,21 +187,12 @@ def _fake(
     return out, q.new_empty((*batch, n_heads, seq_len), dtype=torch.float32)
 
 
-def _check_packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    validate: bool,
-) -> None:
-    checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+def _check_packed(q: Tensor, k: Tensor, _v: Tensor, *packing: Any) -> None:
+    checks.check_packing(q, k, *packing[:-1])  # without `validate`: a tensor's numbers are not known yet
 
 
 def _check_cache(
-    q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, block_table: Tensor | None, validate: bool
+    q: Tensor, _k: Tensor, _v: Tensor, seqused_k: Tensor, block_table: Tensor | None, _validate: bool
 ) -> None:
     checks.check_seqused("seqused_k", seqused_k, q)
     if block_table is not None:

@@ -77,10 +77,8 @@ class Visibility:
 
 
 _FAR = 1 << 62
-_FLOAT32: dict[str, Any] = {
-    "dtype": torch.float32,
-    "device": "cpu",
-}  # whatever the caller has made the defaults
+# Whatever the caller has made the defaults.
+_FLOAT32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 
 
 def _hide(scores: Tensor, hidden: Tensor) -> None:
