@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -13,6 +14,24 @@ from flash_helpers.test.utils import ErrorStats, QKVConfig, error_stats, generat
 # Tests of everything but the kernels themselves run with this one.
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
 HEADS = 2
+MS = 1_800_000  # clock cycles of about a millisecond
+
+
+def check_the_callers_stream(call: Callable[[], object], v: torch.Tensor, out: torch.Tensor) -> None:
+    """``call`` writes to ``out`` what ``v`` holds everywhere; what its stream did before is waited for."""
+    call()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    for _ in range(20):
+        v.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50 * MS)
+            v.fill_(3)
+            call()
+            seen = out + 0
+        stream.synchronize()
+        assert (seen == 3).all()
 
 
 @cache
