@@ -208,8 +208,8 @@ CHOICES = (
     HopperChoice(
         192, 2048, None,
         _config(192, 128, 80, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
-        "the widest tiles that leave room for two Q slots: +4 to +5 % over one slot and 96 or 112 columns "
-        "(H200)",
+        "the widest tiles that leave room for two Q slots: over one slot and 96 or 112 columns +4 to +10 % "
+        "without a mask, +1 to +4 % at 2048 with one (H200)",
     ),
     HopperChoice(
         192, None, False,
@@ -220,7 +220,8 @@ CHOICES = (
     HopperChoice(
         192, None, True,
         replace(_D192_ONE_Q, B_c=112),
-        "the widest tiles that fit beside one Q slot; others are within 2 % (H200)",
+        "the widest tiles that fit beside one Q slot; others are ahead by at most 2 % at 4096 and 8192, "
+        "level or behind at 16384 (H200)",
     ),
     HopperChoice(
         192, 2048, None,

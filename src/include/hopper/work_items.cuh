@@ -111,9 +111,9 @@ constexpr int section_width(bool causal, int seq_len_q, int seq_len_k, int key_b
     return heads;
 }
 
-// Heads of a section where `heads` are cut into as few sections as `most` allows, all about as wide. The
-// items of a narrow last section are too few to fill the GPU: on an H200, causal, 20 heads of 8192 queries
-// in 10 and 10 are +13 % over 16 and 4, 40 heads of 4096 in 14, 14 and 12 +4 % over 16, 16 and 8 (d 192).
+// Heads of a section where `heads` are cut into as few sections as `most` allows, all about as wide. A narrow
+// last section costs time: on an H200, causal, 20 heads of 8192 queries in 10 and 10 are +13 % over 16 and 4,
+// 40 heads of 4096 in 14, 14 and 12 +4 % over 16, 16 and 8 (d 192, benchmarks/results/h200-sections.json).
 constexpr int balanced_section(int heads, int most) {
     return heads < 1 ? 0 : ceil_div(heads, ceil_div(heads, most));
 }
