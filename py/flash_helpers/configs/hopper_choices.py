@@ -138,7 +138,7 @@ CHOICES = (
         128, None, True,
         replace(_D128, section_heads=8),
         "as for shorter items; sections of 8 heads instead of 16: +2 % at 8192 and 16384 with pauses, "
-        "0 and -1 % at the card's power limit (H200)",
+        "0 and -1 % back to back (H200)",
     ),
     HopperChoice(
         256, 1024, True,
@@ -167,8 +167,7 @@ CHOICES = (
         256, None, True,
         replace(_D256_CAUSAL, B_c=80, section_heads=8, paired_blocks=True),
         "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above "
-        "the diagonal passed on: +2 % at 16384; in pairs +3 % with pauses, -1 % at the card's power limit "
-        "(H200)",
+        "the diagonal passed on: +2 % at 16384; in pairs +3 % with pauses, -1 % back to back (H200)",
     ),
     HopperChoice(
         256, 4096, False,
