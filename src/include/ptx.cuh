@@ -37,7 +37,7 @@ FLASH_DEVICE void divide_schedule(int size, int place) {
 // wait for the end of the one before it to be set up.
 
 // Thread blocks of the next kernel may take the room that this one's leave, once all of its blocks have
-// begun.
+// called this, one thread each, or have ended.
 FLASH_DEVICE void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -188,7 +188,11 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     const int lane = threadIdx.x % kWarpSize;
 
     constexpr ForwardTraits traits = Kernel::traits;
-    const auto [part, batch, head, q_block, q_seq, k_seq] = find_place<traits>(args, blockIdx.x);
+    // Addresses are worked out while the kernel before this one ends, if they follow from no memory.
+    constexpr bool begins_early = traits.split && !traits.varlen && !traits.paged;
+    if constexpr (traits.split && !begins_early) wait_for_prerequisites();
+    const Place place = find_place<traits>(args, blockIdx.x);
+    const auto &[part, batch, head, q_block, q_seq, k_seq] = place;
     const int kv_head = uniform(head / args.heads_per_kv_head);
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
     const int d_head_v = traits.padded_head ? args.d_head_v : Kernel::d_head;
@@ -224,10 +228,13 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
     const int warp_row = group * Kernel::warp_rows;
     const int panel = half * (Kernel::QTile::panels / 2);  // the first of the warp's columns
 
-    if (blocks.begin < blocks.end) {
-        TileLoader<Kernel, typename Kernel::QTile> Q_loader(gmem_Q, q_row, smem + Kernel::smem_Q);
-        Q_loader.template load<true>(q_rows);
-    }
+    const auto load_Q = [&] {
+        if (blocks.begin < blocks.end) {
+            TileLoader<Kernel, typename Kernel::QTile> Q_loader(gmem_Q, q_row, smem + Kernel::smem_Q);
+            Q_loader.template load<true>(q_rows);
+        }
+    };
+    if constexpr (!begins_early) load_Q();
     const KVSource<Kernel> source{
         .K =
             kv_loader<Kernel>(gmem_K, args, args.K_strides, k_seq.batch, last_key_row, smem + Kernel::smem_K),
@@ -248,6 +255,10 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         .pair = {smem + Kernel::smem_boxes + group * (2 * Kernel::box_bytes), half},
     };
     state.O.clear();
+    if constexpr (begins_early) {
+        wait_for_prerequisites();
+        load_Q();
+    }
 
     if (blocks.begin < blocks.end) {
         int kv_block = blocks.end - 1;
@@ -264,8 +275,11 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         state.complete_sums();
     }
 
-    // What block this is is found out again, so that the loops need no registers for it.
-    const Place at = find_place<traits>(args, computed_here(blockIdx.x));
+    if constexpr (traits.split) launch_dependents();  // the kernel that combines the parts
+
+    // What block this is is found out again, so that the loops need no registers for it; not where few
+    // queries leave enough of them.
+    const Place at = traits.split ? place : find_place<traits>(args, computed_here(blockIdx.x));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it
     if (lse != nullptr) {
@@ -309,10 +323,6 @@ template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
-    if constexpr (TRAITS.split) {
-        launch_dependents();  // the kernel that combines the parts
-        wait_for_prerequisites();
-    }
     const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
     if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
         // Nobody reads shared memory any more, and what was stored is overwritten after it was written.

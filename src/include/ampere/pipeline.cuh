@@ -13,9 +13,10 @@
 //                     | S = Q K(j)^T   softmax   O += P V(j) | …
 //
 //   mbarrier            the same without making warps wait for each other: a slot has a barrier that its
-//                       copies complete (full) and one that its readers complete (empty). A warp waits for
-//                       the first before it reads, for the second only when it wants to fill the slot, so the
-//                       warps of a thread block drift apart by up to n - 1 blocks.
+//                       copies complete (full; with split keys V has one of its own) and one that its
+//                       readers complete (empty). A warp waits for the first before it reads, for the second
+//                       only when it wants to fill the slot, so the warps of a thread block drift apart by up
+//                       to n - 1 blocks.
 #pragma once
 
 #include "ampere/load_store.cuh"
@@ -147,8 +148,10 @@ struct BarrierRing : SlotRing<Kernel> {
 template <typename Kernel>
 struct MbarrierRing : SlotRing<Kernel> {
     using Ring = SlotRing<Kernel>;
+    // Where copies are what takes the time, scores do not wait for V.
+    static constexpr bool separate_V = Kernel::traits.split && 3 * 8 * Ring::slots <= kBarrierBytes;
 
-    uint32_t barriers;    // shared memory: full[slots], empty[slots], 8 bytes each
+    uint32_t barriers;    // shared memory: full[slots], empty[slots], full_V[slots], 8 bytes each
     uint32_t parity = 0;  // how often the ring was gone through
 
     FLASH_DEVICE MbarrierRing(const KVSource<Kernel> &kv, uint32_t smem_barriers)
@@ -158,6 +161,7 @@ struct MbarrierRing : SlotRing<Kernel> {
             for (int i = 0; i < Ring::slots; ++i) {
                 mbarrier_init(full(i), Kernel::n_threads);
                 mbarrier_init(empty(i), Kernel::cfg.n_warps * kArrivalsOfWarp);
+                if constexpr (separate_V) mbarrier_init(full_V(i), Kernel::n_threads);
             }
         }
         __syncthreads();  // the barriers can be used
@@ -178,7 +182,7 @@ struct MbarrierRing : SlotRing<Kernel> {
 
     template <bool kEdge>
     FLASH_DEVICE void before_scores(int) {
-        mbarrier_wait(full(this->slot), parity);  // K and V are complete
+        mbarrier_wait(full(this->slot), parity);  // K is complete, and V, if it has no barrier of its own
     }
 
     template <bool kEdge>
@@ -188,6 +192,7 @@ struct MbarrierRing : SlotRing<Kernel> {
         // barrier lets pass whoever waits for the phase before its first, of parity 1.
         if (this->source.blocks_left > 0) mbarrier_wait(empty(behind), parity ^ uint32_t(this->slot == 0));
         load<false>(behind, Kernel::B_c);
+        if constexpr (separate_V) mbarrier_wait(full_V(this->slot), parity);
     }
 
     FLASH_DEVICE void after_output() {
@@ -200,11 +205,20 @@ struct MbarrierRing : SlotRing<Kernel> {
   private:
     FLASH_DEVICE uint32_t full(uint32_t i) const { return barriers + 8 * i; }
     FLASH_DEVICE uint32_t empty(uint32_t i) const { return barriers + 8 * (Ring::slots + i); }
+    FLASH_DEVICE uint32_t full_V(uint32_t i) const { return barriers + 8 * (2 * Ring::slots + i); }
 
     template <bool kEdge>
     FLASH_DEVICE void load(uint32_t into, int valid_keys) {
-        Ring::template load_block<kEdge>(into, valid_keys);
-        mbarrier_arrive_after_copies(full(into));
+        if constexpr (separate_V) {
+            const bool exists = this->source.blocks_left-- > 0;
+            if (exists) this->source.K.template load<kEdge>(valid_keys, into * Ring::slot_bytes);
+            mbarrier_arrive_after_copies(full(into));
+            if (exists) this->source.V.template load<kEdge>(valid_keys, into * Ring::slot_bytes);
+            mbarrier_arrive_after_copies(full_V(into));
+        } else {
+            Ring::template load_block<kEdge>(into, valid_keys);
+            mbarrier_arrive_after_copies(full(into));
+        }
     }
 };
 

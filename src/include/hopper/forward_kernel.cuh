@@ -31,10 +31,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         prefetch_tensor_map(&v_map);
     }
     smem.initialise();
-    if (TRAITS.split) {
-        launch_dependents();  // the kernel that combines the parts
-        wait_for_prerequisites();
-    }
+    if (TRAITS.split) wait_for_prerequisites();
 
     if (warpgroup == 0) {
         release_registers<Static::kRegisters.producer>();

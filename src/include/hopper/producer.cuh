@@ -64,6 +64,7 @@ struct LoadThread {
         }
         if (!loads) return;
         load_pending_v();
+        if (TRAITS.split) launch_dependents();  // the kernel that combines the parts
         announce_end();
         scheduler.finish();
     }
