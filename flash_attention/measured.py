@@ -26,7 +26,6 @@ MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than i
 # SM), not on an H100 (25 GB/s), head size 128 (benchmarks/results/h200-decode.json, h100-decode.json); at
 # head sizes 64 and 256 mostly by as much, but for two of 15 cells (h200-decode-64.json, -256.json).
 FAST_MEMORY = 30e9
-MANY_KEY_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,8 @@ def _small_blocks_read_faster(problem: AttentionProblem, facts: DeviceFacts) -> 
 
     Pages were not measured: they stay with the Hopper family.
     """
-    key_bytes = (
-        2 * problem.batch * problem.n_heads_kv * problem.seq_len_k * (problem.d_head + problem.d_head_v)
-    )
-    return (
-        _is_decoding(problem)
-        and not problem.paged
-        and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
-        and key_bytes >= MANY_KEY_BYTES * facts.sm_count
-    )
+    fast = facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
+    return fast and _is_decoding(problem) and not problem.paged
 
 
 def _is_decoding(problem: AttentionProblem) -> bool:
