@@ -21,10 +21,10 @@ from flash_helpers.kernel_configs import choose_hopper_kernel
 DECODE_REASON = "few queries over many keys: K and V are read once, and shared memory holds copies under way"
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
 
-# Where memory gives each SM so many bytes a second, and there are so many to be read, two small blocks of the
-# Ampere family on an SM read K and V faster than one of the Hopper family: by 3 to 9 % on an H200 (36 GB/s an
-# SM), not on an H100 (25 GB/s), head size 128 (benchmarks/results/h200-decode.json, h100-decode.json); at
-# head sizes 64 and 256 mostly by as much, but for two of 15 cells (h200-decode-64.json, -256.json).
+# Where memory gives each SM so many bytes a second, two small blocks of the Ampere family on an SM are faster
+# than one of the Hopper family: by 4 to 19 % on an H200 (36 GB/s an SM), not on an H100 (25 GB/s; of older
+# kernels), head size 128 (benchmarks/results/h200-decode.json, h100-decode.json); at head sizes 64 and 256
+# mostly by as much, but for two of 24 cells (h200-decode-64.json, -256.json).
 FAST_MEMORY = 30e9
 
 
