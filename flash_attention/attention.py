@@ -241,5 +241,9 @@ def attention_varlen(
 
 
 def last_kernel() -> ForwardKernel | None:
-    """The kernel that the latest ``attention`` or ``attention_varlen`` ran; None: there was none."""
+    """The kernel that the latest ``attention`` or ``attention_varlen`` ran; None: there was none.
+
+    On the CPU it is the one whose steps the CPU backend takes; ``explain_choice`` says where PyTorch's own
+    attention runs in their place.
+    """
     return remembered.last_kernel()

@@ -165,10 +165,16 @@ def _cpu_choice(problem: AttentionProblem, config: ForwardConfig | None) -> Choi
     config = FlashForwardKernelConfig(
         problem.dtype, problem.d_head, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True
     )
-    return Choice(
-        kernel_for(config, problem),
-        f"the CPU backend takes every problem, and blocks of {CPU_B_C} keys suit its matrix products",
+    against = backend("cpu_fused").reason_against(
+        problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse
     )
+    own = f"the CPU backend takes every problem, and blocks of {CPU_B_C} keys suit its matrix products"
+    if against:
+        return Choice(kernel_for(config, problem), f"{own}; PyTorch's own attention is faster, but {against}")
+    reason = (
+        f"PyTorch's own attention on the CPU computes the same, faster; where a score is not finite, {own}"
+    )
+    return Choice(kernel_for(config, problem), reason, fused=True)
 
 
 def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | None) -> None:

@@ -42,7 +42,10 @@ def run_cpu(
     softcap: float,
     sinks: Tensor | None,
 ) -> None:
-    """Computes with the CPU backend, which takes every layout and feature as it is."""
+    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature."""
+    left, right = problem.left, problem.right
+    if choice.fused and backend("cpu_fused").attention(q, k, v, out, scale, left, right):
+        return
     backend("cpu").attention(
         choice.kernel.config,
         q,
@@ -51,8 +54,8 @@ def run_cpu(
         out,
         lse,
         scale,
-        left=problem.left,
-        right=problem.right,
+        left=left,
+        right=right,
         softcap=softcap,
         sinks=sinks,
     )

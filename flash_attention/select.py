@@ -61,6 +61,7 @@ class Choice:
         n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
         problem: what the kernel computes, where a single query's heads have become rows or its hidden keys
             are left out; None: the problem as it was given.
+        fused: on the CPU, PyTorch's own fused attention runs in the kernel's place, where scores are finite.
     """
 
     kernel: ForwardKernel
@@ -68,6 +69,7 @@ class Choice:
     rejected: tuple[Rejected, ...] = ()
     n_splits: int = 1
     problem: AttentionProblem | None = None
+    fused: bool = False
 
     @cached_property
     def is_plain(self) -> bool:

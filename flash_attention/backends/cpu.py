@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_attention.backends.full_precision import full_precision
+from flash_attention.backends.visibility import Visibility
 from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
@@ -30,59 +30,8 @@ LARGEST_CAP = 2.0**100  # no finite score is near it
 ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB: the L2 caches of a few cores
 
 
-@dataclass(frozen=True)
-class Visibility:
-    """Which keys a query sees: key j when ``i + offset - left <= j <= i + offset + right``.
-
-    Attributes:
-        left: keys before the query's own place that it sees; None: all of them.
-        right: keys after the query's own place that it sees; None: all of them. Causal is 0.
-        offset: seq_len_k - seq_len_q, which aligns the last query with the last key.
-    """
-
-    left: int | None
-    right: int | None
-    offset: int
-
-    @property
-    def unlimited(self) -> bool:
-        """Every query sees every key."""
-        return self.left is None and self.right is None
-
-    def keys_of(self, first: int, last: int) -> tuple[int, int]:
-        """The range [begin, end) of keys that some query of [first, last) sees, not clipped to the tensor."""
-        begin = 0 if self.left is None else first + self.offset - self.left
-        end = _FAR if self.right is None else last + self.offset + self.right
-        return begin, end
-
-    def queries_of(self, first: int, last: int) -> tuple[int, int]:
-        """The range [begin, end) of queries that see some key of [first, last), not clipped."""
-        begin = 0 if self.right is None else first - self.offset - self.right
-        end = _FAR if self.left is None else last - self.offset + self.left
-        return begin, end
-
-    def hide(self, scores: Tensor, first_query: int, first_key: int) -> None:
-        """Sets scores (n, queries, group, keys) of hidden keys to -inf, touching only rows that have any."""
-        queries, keys = scores.shape[1], scores.shape[3]
-        own = torch.arange(queries, device="cpu")[:, None] + (first_query + self.offset)  # (queries, 1)
-        key = torch.arange(first_key, first_key + keys, device="cpu")  # (keys,)
-        if self.right is not None:
-            end = min(queries, first_key + keys - 1 - self.offset - self.right - first_query)
-            if end > 0:
-                _hide(scores[:, :end], key > own[:end] + self.right)
-        if self.left is not None:
-            begin = max(0, first_key - self.offset + self.left + 1 - first_query)
-            if begin < queries:
-                _hide(scores[:, begin:], key < own[begin:] - self.left)
-
-
-_FAR = 1 << 62
 # Whatever the caller has made the defaults.
 _FLOAT32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-
-
-def _hide(scores: Tensor, hidden: Tensor) -> None:
-    scores.masked_fill_(hidden[:, None, :], -math.inf)
 
 
 def forward(

@@ -291,12 +291,13 @@ def test_the_family_that_reads_faster_decodes():
     def family(facts, **changes):
         return family_of(select(dataclasses.replace(DECODE, **changes), facts).kernel).name
 
-    for changes in ({}, {"seq_len_k": 1024}, {"batch": 32, "seq_len_k": 4096}, {"varlen": True, "cached": True}):
+    cache = {"varlen": True, "cached": True}
+    for changes in ({}, {"seq_len_k": 1024}, {"batch": 32, "seq_len_k": 4096}, cache):
         assert family(H100, **changes) == "hopper"
         assert family(h200, **changes) == "ampere"
     for few in ({"batch": 8, "seq_len_k": 1000}, {"seq_len_q": 4096}):
         assert family(h200, **few) == "hopper"
-    assert family(h200, varlen=True, cached=True, paged=True) == "hopper"
+    assert family(h200, **cache, paged=True) == "hopper"
     choice = select(DECODE, h200)
     assert choice.n_splits * DECODE.n_heads > h200.sm_count
 

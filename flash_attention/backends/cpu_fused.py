@@ -1,0 +1,139 @@
+"""PyTorch's own fused attention on the CPU, for calls of which it computes the same as ``cpu.attention``.
+
+It rounds where a kernel rounds, too: scores and softmax in float32, P to the input type before P V, float32
+accumulation, one final rounding. On processors with matrix units for 16-bit numbers it is several times as
+fast as products of float32 tensors, which are all that PyTorch has besides that have a float32 result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends.visibility import Visibility
+
+QUERIES_PER_CALL = 512  # under a mask, which costs memory, and whose hidden keys cost time
+
+_fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def reason_against(d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: bool) -> str | None:
+    """Why PyTorch's fused attention does not compute such calls, or None."""
+    if _fused is None:
+        return f"torch {torch.__version__} does not have it"
+    if softcap or sinks:
+        return f"it has no {'soft cap' if softcap else 'sinks'}"
+    if d_head != d_head_v:
+        return "it takes one head size for all tensors"
+    if lse:
+        return "its log-sum-exp is off by up to 1e-4"
+    return None
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    softmax_scale: float,
+    left: int | None,
+    right: int | None,
+) -> bool:
+    """Attention without further features; arguments as in ``cpu.attention``.
+
+    Returns:
+        Whether o is written. False where a score is NaN or infinite, or a scale of 0 meets a causal
+        mask: such rows are for ``cpu.attention``.
+    """
+    seq_len_q, seq_len_k = q.shape[1], k.shape[1]
+    visibility = Visibility(left, right, seq_len_k - seq_len_q)
+    begin, end = visibility.queries_of(0, seq_len_k)  # the queries that see any key
+    begin = min(max(begin, 0), seq_len_q)
+    end = max(min(end, seq_len_q), begin) if seq_len_k else begin
+    for blind in (slice(0, begin), slice(end, seq_len_q)):
+        o[:, blind].zero_()
+    if softmax_scale < 0:  # it scales what it has hidden, too
+        q, softmax_scale = -q, -softmax_scale
+    k, v = _usable(k), _usable(v)
+    for queries, keys in _calls(visibility, slice(begin, end), seq_len_k):
+        inputs = _usable(q[:, queries]), k[:, keys], v[:, keys]
+        options: dict[str, Any] = {"scale": softmax_scale}
+        if _is_triangle(visibility, queries, keys):
+            options["is_causal"] = True
+        elif not visibility.unlimited:
+            options["attn_mask"] = _mask(visibility, queries, keys, q.dtype)
+        for part, target in _heads_as_batch(*inputs, o[:, queries]):
+            result, lse = _fused(*part, **options)
+            if not lse.isfinite().all():
+                return False
+            target.copy_(result)
+    return True
+
+
+def _calls(visibility: Visibility, seeing: slice, seq_len_k: int) -> Iterator[tuple[slice, slice]]:
+    """The queries of each call and the keys that they see: one call where that needs no mask of its own."""
+
+    def keys_of(queries: slice) -> slice:
+        first, last = visibility.keys_of(queries.start, queries.stop)
+        return slice(max(first, 0), min(last, seq_len_k))
+
+    whole = visibility.unlimited or _is_triangle(visibility, seeing, keys_of(seeing))
+    step = max(seeing.stop - seeing.start, 1) if whole else QUERIES_PER_CALL
+    for first in range(seeing.start, seeing.stop, step):
+        queries = slice(first, min(first + step, seeing.stop))
+        yield queries, keys_of(queries)
+
+
+def _is_triangle(visibility: Visibility, queries: slice, keys: slice) -> bool:
+    """Whether these are as many keys as queries, and query i sees keys 0 … i."""
+    return (
+        visibility.left is None
+        and visibility.right is not None
+        and visibility.keys_of(queries.start, queries.start + 1)[1] == keys.start + 1
+        and keys.stop - keys.start == queries.stop - queries.start
+    )
+
+
+def _mask(visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the scores (queries, keys); None: nothing is hidden."""
+    n_queries, n_keys = queries.stop - queries.start, keys.stop - keys.start
+    if n_queries == 1:  # it sees all of its range
+        return None
+    mask = torch.zeros(1, n_queries, 1, n_keys, dtype=dtype, device="cpu")
+    visibility.hide(mask, queries.start, keys.start)
+    return mask.view(n_queries, n_keys)
+
+
+def _heads_as_batch(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
+    """Inputs of calls that know no groups of heads, (batch, heads, seq, d), and where their outputs belong.
+
+    The query heads of a group share a head of K and V without a copy: those of one batch item are a batch of
+    their own, or every call takes one head of each group, whichever makes fewer calls.
+    """
+    batch, seq_len_q, n_heads, _ = q.shape
+    n_heads_kv = k.shape[2]
+    group = n_heads // n_heads_kv
+    # (batch, kv heads, group, seq, d)
+    q, o = (x.unflatten(2, (n_heads_kv, group)).permute(0, 2, 3, 1, 4) for x in (q, o))
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if seq_len_q == 1:  # the heads of a group are rows of one head
+        yield (q[..., 0, :], k, v), o[..., 0, :]
+    elif batch < group:
+        for i in range(batch):
+            one_k, one_v = (x[i, :, None].expand(-1, group, -1, -1) for x in (k, v))
+            yield (q[i], one_k, one_v), o[i]
+    else:
+        for i in range(group):
+            yield (q[:, :, i], k, v), o[:, :, i]
+
+
+def _usable(x: Tensor) -> Tensor:
+    """The tensor with strides that matrix products take: rows follow each other, of elements side by side."""
+    if x.stride(-1) == 1 and x.stride(1) >= x.shape[-1]:
+        return x
+    return x.contiguous()

@@ -1,0 +1,178 @@
+"""PyTorch's own attention in the place of the CPU backend's steps: where it computes the same."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from flash_attention import attention, attention_varlen, explain_choice
+from flash_attention.backends import cpu, cpu_fused
+from flash_helpers.configs.dtype import DType
+from flash_helpers.kernel_configs import FlashForwardKernelConfig
+from flash_helpers.test.utils import reference
+
+STEPS = FlashForwardKernelConfig(DType.BF16, 64, 64, 256, 4, False, False, False, 0, 0, 0, False, True)
+WINDOWS = [(None, None), (None, 0), (None, 7), (40, 0), (300, None), (0, 0), (5, 90)]
+LENGTHS = [(1, 1), (1, 700), (37, 512), (600, 600), (900, 130), (130, 900)]
+
+
+def inputs(
+    seq_len_q: int, seq_len_k: int, batch: int = 2, heads: int = 4, heads_kv: int = 2, dtype=torch.bfloat16
+) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(seq_len_q + seq_len_k)
+    sizes = ((seq_len_q, heads), (seq_len_k, heads_kv), (seq_len_k, heads_kv))
+    q, k, v = (torch.randn(batch, s, h, 64).to(dtype) for s, h in sizes)
+    return q, k, v
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[bool]:
+    """What ``cpu_fused.attention`` has returned, call by call."""
+    found: list[bool] = []
+    original = cpu_fused.attention
+
+    def recorded(*args: object) -> bool:
+        found.append(original(*args))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(cpu_fused, "attention", recorded)
+    return found
+
+
+@pytest.mark.parametrize(("batch", "heads", "heads_kv"), [(1, 4, 1), (2, 4, 2), (3, 2, 2), (4, 4, 2)])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_it_computes_the_same(lengths, window, batch, heads, heads_kv, calls):
+    q, k, v = inputs(*lengths, batch, heads, heads_kv)
+    out = attention(q, k, v, window=window)
+    assert calls == [True]
+    expected, _ = reference(q, k, v, window=window)
+    steps = attention(q, k, v, window=window, config=STEPS)
+    assert len(calls) == 1
+    error, own_error = ((x.double() - expected).abs().max() for x in (out, steps))
+    assert error <= 2 * own_error + 1e-5
+    assert attention(q, k, v, window=window).equal(out)
+
+
+def test_float16_and_scales(calls):
+    q, k, v = inputs(300, 300, dtype=torch.float16)
+    for scale in (0.0, -0.3, 1.0):
+        expected, _ = reference(q, k, v, causal=True, softmax_scale=scale)
+        out = attention(q, k, v, causal=True, softmax_scale=scale)
+        torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=1e-3)
+    assert calls == [False, True, True]  # 0 times a hidden score of -inf is NaN
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, :1].expand(-1, 200, -1, -1),  # one row for all
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.as_strided(x.shape, (*x.stride()[:1], 32, *x.stride()[2:])),  # rows overlap
+        lambda x: torch.cat([x, x], -1)[..., 32:96],
+    ],
+    ids=["broadcast", "heads first", "overlapping", "part of wider rows"],
+)
+def test_any_strides(view, calls):
+    q, k, v = inputs(200, 200, heads_kv=4)
+    views = [view(x) for x in (q, k, v)]
+    out = attention(*views, causal=True)
+    assert out.equal(attention(*(x.clone(memory_format=torch.contiguous_format) for x in views), causal=True))
+    assert calls == [True, True]
+
+
+@pytest.mark.parametrize("place", [3, 250], ids=["visible", "hidden"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_not_finite_are_for_the_steps(value, place, calls):
+    q, k, v = inputs(256, 256)
+    q[..., 0] = 1.0
+    k[:, place, :, 0] = value
+    ours, steps = attention(q, k, v, window=(8, 0)), attention(q, k, v, window=(8, 0), config=STEPS)
+    assert calls == [value == -math.inf]  # that hides its key in both
+    if calls == [False]:
+        torch.testing.assert_close(ours, steps, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(ours, steps, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_rows_of_minus_infinity_alone(calls):
+    q, k, v = inputs(8, 16)
+    q[..., 0], k[..., 0] = 1.0, -math.inf
+    out = attention(q, k, v)
+    assert len(calls) == 1
+    assert not out.any()
+    assert (attention(q, k, v, return_lse=True)[1] == -math.inf).all()
+
+
+def test_packed_sequences_take_it_one_by_one(calls):
+    q, k, v = (x.flatten(0, 1) for x in inputs(100, 100))
+    offsets = torch.tensor([0, 30, 30, 200], dtype=torch.int32)
+    out = attention_varlen(q, k, v, offsets, offsets, 170, 170, causal=True)
+    assert calls == [True, True, True]
+    assert out[30:].equal(attention(q[None, 30:], k[None, 30:], v[None, 30:], causal=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"softcap": 5.0}, "no soft cap"),
+        ({"sinks": torch.zeros(4)}, "no sinks"),
+        ({"return_lse": True}, "log-sum-exp"),
+        ({"config": STEPS}, "insists"),
+    ],
+    ids=["softcap", "sinks", "lse", "config"],
+)
+def test_what_it_does_not_compute(changes, why, calls):
+    q, k, v = inputs(64, 64)
+    attention(q, k, v, **changes)
+    assert calls == []
+    choice = explain_choice(q, k, v, **changes)
+    assert not choice.fused
+    assert why in choice.reason
+
+
+def test_two_head_sizes_and_a_torch_without_it(monkeypatch, calls):
+    q, k, v = inputs(64, 64)
+    attention(q, k, v[..., :32])
+    assert "one head size" in explain_choice(q, k, v[..., :32]).reason
+    monkeypatch.setattr(cpu_fused, "_fused", None)
+    assert "does not have it" in cpu_fused.reason_against(64, 64, False, False, False)
+    assert calls == []
+
+
+def test_the_choice_says_that_it_runs():
+    q, k, v = inputs(64, 64)
+    choice = explain_choice(q, k, v, causal=True)
+    assert choice.fused
+    assert "PyTorch's own attention" in choice.reason
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_quarter_of_the_speed_of_pytorch_at_least(dtype, causal):
+    q, k, v = inputs(512, 512, batch=1, heads=8, heads_kv=8, dtype=dtype)
+    theirs = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def seconds(call: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    own, pytorch = math.inf, math.inf
+    for _ in range(12):  # in turn: whatever else runs here slows both
+        own = min(own, seconds(lambda: attention(q, k, v, causal=causal)))
+        pytorch = min(pytorch, seconds(lambda: scaled_dot_product_attention(*theirs, is_causal=causal)))
+    assert pytorch >= 0.25 * own
+
+
+def test_the_steps_are_what_forward_and_configurations_run(calls):
+    q, k, v = inputs(64, 64)
+    out = torch.empty_like(q)
+    cpu.attention(STEPS, q, k, v, out, None, 64**-0.5)
+    assert attention(q, k, v, config=STEPS).equal(out)
+    assert calls == []
