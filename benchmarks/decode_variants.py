@@ -2,6 +2,7 @@
 
     python benchmarks/decode_variants.py --json decode_variants.json
     python benchmarks/decode_variants.py --batch 1 --keys 16 --parts 8,16,32 --kernels "(BF16, 128, 64, …"
+    python benchmarks/decode_variants.py --page-size 64 --peers none
 
 The variants of ``VARIANTS`` and those given by short form are compiled first, in parallel; one that spills is
 left out, as is one whose result is wrong, or has other bits when it runs a second time. The others, what the
@@ -29,11 +30,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from flash_attention.candidates import kernel_for, split_variant
+from flash_attention.candidates import kernel_for, split_variant, unable_reason
 from flash_attention.prediction import parts_of_keys
 from flash_attention.problem import AttentionProblem
-from flash_attention.running import run_cuda
+from flash_attention.running import Cache, run_cuda
 from flash_attention.select import Choice, select
+from flash_attention.tma import page_obstacle
 from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate
@@ -102,14 +104,22 @@ def configurations(facts: DeviceFacts, d_head: int, short_forms: Sequence[str]) 
     return {name: config for config, name in reversed(able.items())}  # each once, under its first name
 
 
-def problem_of(case: Case) -> AttentionProblem:
-    """The problem of a row of the benchmark of features."""
+def problem_of(case: Case, page_size: int = 0) -> AttentionProblem:
+    """The problem of a row of the benchmark of features, with a cache in pages if they have a size."""
     sizes = (case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv)
-    return AttentionProblem(DTYPE, *sizes, case.d_head, case.d_head)
+    problem = AttentionProblem(DTYPE, *sizes, case.d_head, case.d_head)
+    if not page_size:
+        return problem
+    obstacle = page_obstacle(page_size)
+    return replace(problem, varlen=True, cached=True, paged=True, tma_obstacle=obstacle)
 
 
 def variants_of(
-    case: Case, configs: dict[str, ForwardConfig], parts: Sequence[int], facts: DeviceFacts
+    case: Case,
+    configs: dict[str, ForwardConfig],
+    parts: Sequence[int],
+    facts: DeviceFacts,
+    page_size: int = 0,
 ) -> list[Variant]:
     """Every configuration with the parts that ``n_splits`` says and those given, and the library's choice.
 
@@ -118,11 +128,14 @@ def variants_of(
         configs: by name.
         parts: further numbers of parts; more than there are tiles of keys are left out.
         facts: the device.
+        page_size: keys of a page; 0: the cache is in one piece.
     """
-    given = problem_of(case)
+    given = problem_of(case, page_size)
     packed = given.with_rows_packed()
     found = [Variant(CHOSEN, select(given, facts, explained=False))]
     for name, config in configs.items():
+        if unable_reason(config, packed, [config]):
+            continue
         kernel = kernel_for(config, packed)
         split = split_variant(kernel)
         assert split is not None
@@ -143,18 +156,34 @@ def caches(case: Case, device: torch.device) -> list[Inputs]:
     return [first, *(Inputs(first.q.clone(), first.k.clone(), first.v.clone(), None) for _ in range(n - 1))]
 
 
+def in_pages(x: Inputs, page_size: int) -> tuple[Inputs, Cache]:
+    """The same keys and values in pages of a random order, and what finds them."""
+    batch, seq_len_k = x.k.shape[:2]
+    n_pages = batch * seq_len_k // page_size
+    generator = torch.Generator(x.k.device).manual_seed(0)
+    places = torch.randperm(n_pages, generator=generator, device=x.k.device)
+    k, v = (torch.empty_like(t).view(n_pages, page_size, *t.shape[2:]) for t in (x.k, x.v))
+    for pages, t in ((k, x.k), (v, x.v)):
+        pages[places] = t.reshape(pages.shape)
+    table = places.int().view(batch, -1)
+    return Inputs(x.q, k, v, None), Cache(torch.full_like(table[:, 0], seq_len_k), table)
+
+
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """A call that makes one of ``calls`` after the other."""
     order = itertools.cycle(calls)
     return lambda: next(order)()
 
 
-def variant_call(variant: Variant, case: Case, x: Inputs) -> Callable[[], Tensor]:
+def variant_call(variant: Variant, case: Case, x: Inputs, page_size: int) -> Callable[[], Tensor]:
     """Runs a variant on one cache."""
-    out, problem = torch.empty_like(x.q), problem_of(case)
+    out, problem, cache = torch.empty_like(x.q), problem_of(case, page_size), None
+    if page_size:
+        x, cache = in_pages(x, page_size)
 
     def call() -> Tensor:
-        run_cuda(variant.choice, problem, x.q, x.k, x.v, out, None, case.d_head**-0.5, 0.0, None)
+        scale = case.d_head**-0.5
+        run_cuda(variant.choice, problem, x.q, x.k, x.v, out, None, scale, 0.0, None, cache=cache)
         return out
 
     return call
@@ -207,6 +236,7 @@ def measure_cell(
     modes: Sequence[str],
     rounds: int,
     device: torch.device,
+    page_size: int = 0,
 ) -> list[dict[str, Any]]:
     """Times of all that are right, one row each; the others with the reason."""
     layers, timer = caches(case, device), timer_for(device)
@@ -216,7 +246,7 @@ def measure_cell(
     for variant in variants:
         choice = variant.choice
         rows[variant.name] = {"kernel": choice.kernel.short_form(), "parts": choice.n_splits}
-        own = [variant_call(variant, case, x) for x in layers]
+        own = [variant_call(variant, case, x, page_size) for x in layers]
         calls[variant.name] = TimedCall(in_turn(own))
     for contestant in CONTESTANTS:
         if contestant.name in peers:
@@ -253,6 +283,7 @@ def measure_cell(
         "heads": case.heads,
         "heads_kv": case.heads_kv,
         "d_head": case.d_head,
+        **({"page_size": page_size} if page_size else {}),
     }
     return [{**cell, "bytes": case.cache_bytes(), "name": name, **row} for name, row in rows.items()]
 
@@ -279,6 +310,7 @@ def main(
     heads: Annotated[int, typer.Option(help="query heads")] = 32,
     heads_kv: Annotated[int, typer.Option(help="heads of K and V")] = 8,
     d_head: Annotated[int, typer.Option(help="head size, of a kernel that there is: 64, 128, 256")] = 128,
+    page_size: Annotated[int, typer.Option(help="keys of a page; 0: caches in one piece, as peers want")] = 0,
     parts: Annotated[str, typer.Option(help="more numbers of parts for every variant")] = "",
     kernels: Annotated[str, typer.Option(help="more kernels: short forms joined by ;")] = "",
     only: Annotated[bool, typer.Option(help="only the kernels that are given, and what is chosen")] = False,
@@ -312,7 +344,7 @@ def main(
         for b in batch.split(",")
         for thousands in keys.split(",")
     ]
-    of_cell = {case: variants_of(case, configs, counts, facts) for case in cells}
+    of_cell = {case: variants_of(case, configs, counts, facts, page_size) for case in cells}
     everything = {variant.choice.kernel for variants in of_cell.values() for variant in variants}
     good = build(
         sorted(everything, key=ForwardKernel.short_form), facts, jobs or os.cpu_count() or 1, console
@@ -328,7 +360,8 @@ def main(
             document["skipped"].append(case.label())
             continue
         usable = [v for v in variants if v.choice.kernel in good]
-        rows = measure_cell(case, usable, peers.split(","), modes.split(","), rounds, device)
+        them = [] if page_size else peers.split(",")
+        rows = measure_cell(case, usable, them, modes.split(","), rounds, device, page_size)
         document["rows"] += rows
         if json_file is not None:
             json_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
