@@ -297,7 +297,8 @@ def test_the_family_that_reads_faster_decodes():
         assert family(h200, **changes) == "ampere"
     for few in ({"batch": 8, "seq_len_k": 1000}, {"seq_len_q": 4096}):
         assert family(h200, **few) == "hopper"
-    assert family(h200, **cache, paged=True) == "hopper"
+    assert family(h200, **cache, paged=True) == "ampere"
+    assert family(H100, **cache, paged=True) == "hopper"
     choice = select(DECODE, h200)
     assert choice.n_splits * DECODE.n_heads > h200.sm_count
 

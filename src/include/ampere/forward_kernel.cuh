@@ -277,9 +277,9 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 
     if constexpr (traits.split) launch_dependents();  // the kernel that combines the parts
 
-    // What block this is is found out again, so that the loops need no registers for it; not where few
-    // queries leave enough of them.
-    const Place at = traits.split ? place : find_place<traits>(args, computed_here(blockIdx.x));
+    // What block this is is found out again, so that the loops need no registers for it; not where that is
+    // little and time is short.
+    const Place at = begins_early ? place : find_place<traits>(args, computed_here(blockIdx.x));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it
     if (lse != nullptr) {
