@@ -44,21 +44,23 @@ def run_cpu(
 ) -> None:
     """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature."""
     left, right = problem.left, problem.right
-    if choice.fused and backend("cpu_fused").attention(q, k, v, out, scale, left, right):
-        return
-    backend("cpu").attention(
-        choice.kernel.config,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        scale,
-        left=left,
-        right=right,
-        softcap=softcap,
-        sinks=sinks,
-    )
+    open_items = [slice(None)]
+    if choice.fused:
+        open_items = backend("cpu_fused").attention(q, k, v, out, scale, left, right)
+    for items in open_items:
+        backend("cpu").attention(
+            choice.kernel.config,
+            q[items],
+            k[items],
+            v[items],
+            out[items],
+            None if lse is None else lse[items],
+            scale,
+            left=left,
+            right=right,
+            softcap=softcap,
+            sinks=sinks,
+        )
 
 
 class Cache(NamedTuple):

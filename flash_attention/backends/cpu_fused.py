@@ -8,6 +8,7 @@ fast as products of float32 tensors, which are all that PyTorch has besides that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -41,12 +42,12 @@ def attention(
     softmax_scale: float,
     left: int | None,
     right: int | None,
-) -> bool:
+) -> list[slice]:
     """Attention without further features; arguments as in ``cpu.attention``.
 
     Returns:
-        Whether o is written. False where a score is NaN or infinite, or a scale of 0 meets a causal
-        mask: such rows are for ``cpu.attention``.
+        Batch items that are left for ``cpu.attention``, as ranges: those in which a score is NaN or infinite,
+        or all where a scale of 0 meets a mask. The others are written, and feel nothing of these.
     """
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
@@ -58,6 +59,7 @@ def attention(
     if softmax_scale < 0:  # it scales what it has hidden, too
         q, softmax_scale = -q, -softmax_scale
     k, v = _usable(k), _usable(v)
+    done = torch.ones(q.shape[0], dtype=torch.bool, device="cpu")
     for queries, keys in _calls(visibility, slice(begin, end), seq_len_k):
         inputs = _usable(q[:, queries]), k[:, keys], v[:, keys]
         options: dict[str, Any] = {"scale": softmax_scale}
@@ -65,12 +67,23 @@ def attention(
             options["is_causal"] = True
         elif not visibility.unlimited:
             options["attn_mask"] = _mask(visibility, queries, keys, q.dtype)
-        for part, target in _heads_as_batch(*inputs, o[:, queries]):
+        for items, part, target in _heads_as_batch(*inputs, o[:, queries]):
             result, lse = _fused(*part, **options)
-            if not lse.isfinite().all():
-                return False
+            done[items] &= lse.isfinite().reshape(done[items].numel(), -1).all(1)
             target.copy_(result)
-    return True
+        if not done.any():
+            break
+    return _ranges_of_false(done)
+
+
+def _ranges_of_false(flags: Tensor) -> list[slice]:
+    ranges, first = [], 0
+    for flag, run in groupby(flags.tolist()):
+        last = first + len(list(run))
+        if not flag:
+            ranges.append(slice(first, last))
+        first = last
+    return ranges
 
 
 def _calls(visibility: Visibility, seeing: slice, seq_len_k: int) -> Iterator[tuple[slice, slice]]:
@@ -109,8 +122,8 @@ def _mask(visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtyp
 
 def _heads_as_batch(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor
-) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
-    """Inputs of calls that know no groups of heads, (batch, heads, seq, d), and where their outputs belong.
+) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
+    """Calls that know no groups of heads: batch items, inputs (batch, heads, seq, d), where outputs belong.
 
     The query heads of a group share a head of K and V without a copy: those of one batch item are a batch of
     their own, or every call takes one head of each group, whichever makes fewer calls.
@@ -122,14 +135,14 @@ def _heads_as_batch(
     q, o = (x.unflatten(2, (n_heads_kv, group)).permute(0, 2, 3, 1, 4) for x in (q, o))
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if seq_len_q == 1:  # the heads of a group are rows of one head
-        yield (q[..., 0, :], k, v), o[..., 0, :]
+        yield slice(None), (q[..., 0, :], k, v), o[..., 0, :]
     elif batch < group:
         for i in range(batch):
             one_k, one_v = (x[i, :, None].expand(-1, group, -1, -1) for x in (k, v))
-            yield (q[i], one_k, one_v), o[i]
+            yield slice(i, i + 1), (q[i], one_k, one_v), o[i]
     else:
         for i in range(group):
-            yield (q[:, :, i], k, v), o[:, :, i]
+            yield slice(None), (q[:, :, i], k, v), o[:, :, i]
 
 
 def _usable(x: Tensor) -> Tensor:

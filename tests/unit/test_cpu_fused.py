@@ -33,13 +33,14 @@ def inputs(
 
 @pytest.fixture
 def calls(monkeypatch) -> list[bool]:
-    """What ``cpu_fused.attention`` has returned, call by call."""
+    """Whether ``cpu_fused.attention`` has left no batch item to the steps, call by call."""
     found: list[bool] = []
     original = cpu_fused.attention
 
-    def recorded(*args: object) -> bool:
-        found.append(original(*args))  # type: ignore[arg-type]
-        return found[-1]
+    def recorded(*args: object) -> list[slice]:
+        left = original(*args)  # type: ignore[arg-type]
+        found.append(not left)
+        return left
 
     monkeypatch.setattr(cpu_fused, "attention", recorded)
     return found
@@ -98,6 +99,24 @@ def test_scores_that_are_not_finite_are_for_the_steps(value, place, calls):
     if calls == [False]:
         torch.testing.assert_close(ours, steps, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(ours, steps, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("seq_len_q", [1, 77], ids=["one query", "queries"])
+@pytest.mark.parametrize(("heads", "heads_kv"), [(4, 4), (4, 2), (8, 1)])
+def test_other_batch_items_feel_nothing_of_scores_that_are_not_finite(heads, heads_kv, seq_len_q, calls):
+    q, k, v = inputs(seq_len_q, 77, 5, heads, heads_kv)
+    finite = attention(q, k, v, causal=True)
+    for item in (1, 2, 4):
+        k[item, 3, 0, 5] = math.nan
+    out = attention(q, k, v, causal=True)
+    assert calls == [True, False]
+    steps = attention(q, k, v, causal=True, config=STEPS)
+    for item in range(5):
+        if item in (1, 2, 4):
+            assert out[item].isnan().any()
+            torch.testing.assert_close(out[item], steps[item], rtol=0, atol=0, equal_nan=True)
+        else:
+            assert out[item].equal(finite[item])
 
 
 def test_rows_of_minus_infinity_alone(calls):
