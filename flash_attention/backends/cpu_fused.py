@@ -46,8 +46,9 @@ def attention(
     """Attention without further features; arguments as in ``cpu.attention``.
 
     Returns:
-        Batch items that are left for ``cpu.attention``, as ranges: those in which a score is NaN or infinite,
-        or all where a scale of 0 meets a mask. The others are written, and feel nothing of these.
+        Batch items that are left for ``cpu.attention``, as ranges: those in which a score is NaN or infinite
+        or a log-sum-exp exactly 0, or all where a scale of 0 meets a mask. The others are written, and feel
+        nothing of these.
     """
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
@@ -69,7 +70,10 @@ def attention(
             options["attn_mask"] = _mask(visibility, queries, keys, q.dtype)
         for items, part, target in _heads_as_batch(*inputs, o[:, queries]):
             result, lse = _fused(*part, **options)
-            done[items] &= lse.isfinite().reshape(done[items].numel(), -1).all(1)
+            # 0 is what it says of a row without scores, too, and it takes a row for one where up to 15 are all
+            # NaN.
+            known = lse.isfinite() & (lse != 0)
+            done[items] &= known.reshape(done[items].numel(), -1).all(1)
             target.copy_(result)
         if not done.any():
             break

@@ -119,6 +119,32 @@ def test_other_batch_items_feel_nothing_of_scores_that_are_not_finite(heads, hea
             assert out[item].equal(finite[item])
 
 
+@pytest.mark.parametrize("seq_len_k", [1, 2, 7, 8, 9, 15, 16, 17, 513])
+@pytest.mark.parametrize("seq_len_q", [1, 5])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_all_of_whose_scores_are_nan_shows_it(causal, seq_len_q, seq_len_k):
+    q, k, v = inputs(seq_len_q, seq_len_k)
+    q[0, -1, 1, 7] = math.nan
+    out = attention(q, k, v, causal=causal)
+    nan = torch.zeros_like(out, dtype=torch.bool)
+    nan[0, -1, 1] = True
+    assert out.isnan().equal(nan)
+    q[0, -1, 1, 7], k[0, ..., 7] = 0.5, math.nan
+    out = attention(q, k, v, causal=causal)
+    blind = max(seq_len_q - seq_len_k, 0) if causal else 0
+    assert out[0, blind:].isnan().all()
+    assert not out[0, :blind].any()
+    assert out[1].isfinite().all()
+
+
+def test_scores_of_minus_infinity_beside_nan(calls):
+    """One vector of scores that hide their keys, and behind it NaN."""
+    q, k, v = inputs(3, 17)
+    q[..., 0], k[:, :16, :, 0], k[:, 16, :, 0] = 1.0, -math.inf, math.nan
+    assert attention(q, k, v).isnan().all()
+    assert calls == [False]
+
+
 def test_rows_of_minus_infinity_alone(calls):
     q, k, v = inputs(8, 16)
     q[..., 0], k[..., 0] = 1.0, -math.inf
