@@ -7,6 +7,7 @@ fast as products of float32 tensors, which are all that PyTorch has besides that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from flash_attention.backends.visibility import Visibility
 
-QUERIES_PER_CALL = 512  # under a mask, which costs memory, and whose hidden keys cost time
+QUERIES_PER_CALL = 512  # under a mask, whose hidden keys cost time
 
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -62,19 +63,15 @@ def attention(
     k, v = _usable(k), _usable(v)
     done = torch.ones(q.shape[0], dtype=torch.bool, device="cpu")
     for queries, keys in _calls(visibility, slice(begin, end), seq_len_k):
-        inputs = _usable(q[:, queries]), k[:, keys], v[:, keys]
-        options: dict[str, Any] = {"scale": softmax_scale}
-        if _is_triangle(visibility, queries, keys):
-            options["is_causal"] = True
-        elif not visibility.unlimited:
-            options["attn_mask"] = _mask(visibility, queries, keys, q.dtype)
-        for items, part, target in _heads_as_batch(*inputs, o[:, queries]):
-            result, lse = _fused(*part, **options)
-            # 0 is what it says of a row without scores, too, and it takes a row for one where up to 15 are all
-            # NaN.
+        causal = _is_triangle(visibility, queries, keys)
+        mask = None if causal else _mask_of_reversed(visibility, queries, keys, q.dtype)
+        q_part = _usable(q[:, queries] if mask is None else q[:, queries].flip(1))
+        for items, part, target in _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries]):
+            result, lse = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
+            # It says 0 of a row without scores, too; and up to 15 scores that are all NaN are none to it.
             known = lse.isfinite() & (lse != 0)
             done[items] &= known.reshape(done[items].numel(), -1).all(1)
-            target.copy_(result)
+            target.copy_(result if mask is None else result.flip(-2))
         if not done.any():
             break
     return _ranges_of_false(done)
@@ -114,14 +111,26 @@ def _is_triangle(visibility: Visibility, queries: slice, keys: slice) -> bool:
     )
 
 
-def _mask(visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores (queries, keys); None: nothing is hidden."""
+def _mask_of_reversed(
+    visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtype
+) -> Tensor | None:
+    """What is added to the scores of the queries, last one first: (queries, keys); None: nothing is hidden.
+
+    What a query sees depends on the key's distance from it alone. With the queries reversed, distances grow
+    from query to query as from key to key, so that one row of numbers, a step further for each query, is the
+    mask: it takes no memory to speak of.
+    """
     n_queries, n_keys = queries.stop - queries.start, keys.stop - keys.start
-    if n_queries == 1:  # it sees all of its range
+    if visibility.unlimited or n_queries == 1:  # one query sees all of its range
         return None
-    mask = torch.zeros(1, n_queries, 1, n_keys, dtype=dtype, device="cpu")
-    visibility.hide(mask, queries.start, keys.start)
-    return mask.view(n_queries, n_keys)
+    last_place = queries.stop - 1 + visibility.offset
+    distance = torch.arange(n_queries + n_keys - 1, device="cpu") + (keys.start - last_place)
+    row = torch.zeros(distance.shape, dtype=dtype, device="cpu")
+    if visibility.left is not None:
+        row.masked_fill_(distance < -visibility.left, -math.inf)
+    if visibility.right is not None:
+        row.masked_fill_(distance > visibility.right, -math.inf)
+    return row.as_strided((n_queries, n_keys), (1, 1))
 
 
 def _heads_as_batch(

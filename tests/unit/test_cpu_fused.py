@@ -77,15 +77,37 @@ def test_float16_and_scales(calls):
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
         lambda x: x.as_strided(x.shape, (*x.stride()[:1], 32, *x.stride()[2:])),  # rows overlap
         lambda x: torch.cat([x, x], -1)[..., 32:96],
+        lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
     ],
-    ids=["broadcast", "heads first", "overlapping", "part of wider rows"],
+    ids=["broadcast", "heads first", "overlapping", "part of wider rows", "rows side by side"],
 )
-def test_any_strides(view, calls):
+@pytest.mark.parametrize("left", [None, 30])
+def test_any_strides(view, left, calls):
     q, k, v = inputs(200, 200, heads_kv=4)
     views = [view(x) for x in (q, k, v)]
-    out = attention(*views, causal=True)
-    assert out.equal(attention(*(x.clone(memory_format=torch.contiguous_format) for x in views), causal=True))
+    copies = [x.clone(memory_format=torch.contiguous_format) for x in views]
+    out = attention(*views, causal=True, window=(left, None))
+    assert out.equal(attention(*copies, causal=True, window=(left, None)))
     assert calls == [True, True]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_masks_take_the_memory_of_one_row(window, monkeypatch):
+    masks: list[Tensor] = []
+    original = cpu_fused._mask_of_reversed
+
+    def recorded(*args):
+        masks.append(original(*args))
+        return masks[-1]
+
+    monkeypatch.setattr(cpu_fused, "_mask_of_reversed", recorded)
+    q, k, v = inputs(600, 1000)
+    out = attention(q, k, v, window=window)
+    expected, _ = reference(q, k, v, window=window)
+    torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=1e-2)
+    for mask in masks:
+        assert (mask is None) == (window == (None, None))
+        assert mask is None or mask.untyped_storage().nbytes() <= 2 * (512 + 1000)
 
 
 @pytest.mark.parametrize("place", [3, 250], ids=["visible", "hidden"])
