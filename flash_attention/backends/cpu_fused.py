@@ -48,8 +48,8 @@ def attention(
 
     Returns:
         Batch items that are left for ``cpu.attention``, as ranges: those in which a score is NaN or infinite
-        or a log-sum-exp exactly 0, or all where a scale of 0 meets a mask. The others are written, and feel
-        nothing of these.
+        or a log-sum-exp exactly 0; all where a scale of 0 meets a mask, or where PyTorch raises. The others
+        are written, and feel nothing of these.
     """
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
@@ -67,7 +67,10 @@ def attention(
         mask = None if causal else _mask_of_reversed(visibility, queries, keys, q.dtype)
         q_part = _usable(q[:, queries] if mask is None else q[:, queries].flip(1))
         for items, part, target in _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries]):
-            result, lse = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
+            try:
+                result, lse = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
+            except RuntimeError:  # as with matrix units under ATEN_CPU_CAPABILITY=avx2, of torch 2.13
+                return [slice(0, q.shape[0])]
             # It says 0 of a row without scores, too; and up to 15 scores that are all NaN are none to it.
             known = lse.isfinite() & (lse != 0)
             done[items] &= known.reshape(done[items].numel(), -1).all(1)

@@ -212,6 +212,16 @@ def test_two_head_sizes_and_a_torch_without_it(monkeypatch, calls):
     assert calls == []
 
 
+def test_where_pytorch_raises_the_steps_are_taken(monkeypatch, calls):
+    def refuses(*args, **options):
+        raise RuntimeError("pack_vnni2 is only supported when avx512 is supported")
+
+    q, k, v = inputs(64, 64)
+    monkeypatch.setattr(cpu_fused, "_fused", refuses)
+    assert attention(q, k, v, causal=True).equal(attention(q, k, v, causal=True, config=STEPS))
+    assert calls == [False]
+
+
 def test_the_choice_says_that_it_runs():
     q, k, v = inputs(64, 64)
     choice = explain_choice(q, k, v, causal=True)
