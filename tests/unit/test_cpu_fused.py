@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -182,6 +183,19 @@ def test_packed_sequences_take_it_one_by_one(calls):
     out = attention_varlen(q, k, v, offsets, offsets, 170, 170, causal=True)
     assert calls == [True, True, True]
     assert out[30:].equal(attention(q[None, 30:], k[None, 30:], v[None, 30:], causal=True)[0])
+
+
+@pytest.mark.parametrize("window", [(None, 150), (150, 150), (450, None)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_limits_that_hide_nothing_of_a_packed_sequence_change_no_bit_of_it(window, dtype):
+    lengths = [(100, 129), (100, 100), (600, 600), (64, 400)]
+    total_q, total_k = (sum(n) for n in zip(*lengths, strict=True))
+    q, k, v = (torch.cat([x[0], x[0]], -1) for x in inputs(total_q, total_k, batch=1, dtype=dtype))
+    ends = torch.tensor([(0, 0), *lengths]).cumsum(0).int()
+    packed = attention_varlen(q, k, v, *ends.T.contiguous(), 600, 600, window=window)
+    for (first_q, first_k), (last_q, last_k) in pairwise(ends.tolist()):
+        alone = (q[None, first_q:last_q], k[None, first_k:last_k], v[None, first_k:last_k])
+        assert packed[first_q:last_q].equal(attention(*alone, window=window)[0])
 
 
 @pytest.mark.parametrize(
