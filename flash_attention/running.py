@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from flash_attention.backends import backend
 from flash_attention.memory import misalignment
-from flash_attention.problem import AttentionProblem
+from flash_attention.problem import AttentionProblem, visible_limits
 from flash_attention.select import Choice
 from flash_helpers.configs.kernel import ForwardKernel
 
@@ -43,22 +43,25 @@ def run_cpu(
     sinks: Tensor | None,
 ) -> None:
     """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature."""
-    left, right = problem.left, problem.right
-    if choice.fused and backend("cpu_fused").attention(q, k, v, out, scale, left, right):
-        return
-    backend("cpu").attention(
-        choice.kernel.config,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        scale,
-        left=left,
-        right=right,
-        softcap=softcap,
-        sinks=sinks,
-    )
+    # Of a packed sequence or a cache, limits may hide nothing although they do of the longest.
+    left, right = visible_limits(False, (problem.left, problem.right), q.shape[1], k.shape[1])
+    open_items = [slice(None)]
+    if choice.fused:
+        open_items = backend("cpu_fused").attention(q, k, v, out, scale, left, right)
+    for items in open_items:
+        backend("cpu").attention(
+            choice.kernel.config,
+            q[items],
+            k[items],
+            v[items],
+            out[items],
+            None if lse is None else lse[items],
+            scale,
+            left=left,
+            right=right,
+            softcap=softcap,
+            sinks=sinks,
+        )
 
 
 class Cache(NamedTuple):

@@ -7,7 +7,9 @@ fast as products of float32 tensors, which are all that PyTorch has besides that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from flash_attention.backends.visibility import Visibility
 
-QUERIES_PER_CALL = 512  # under a mask, which costs memory, and whose hidden keys cost time
+QUERIES_PER_CALL = 512  # under a mask, whose hidden keys cost time
 
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -41,12 +43,13 @@ def attention(
     softmax_scale: float,
     left: int | None,
     right: int | None,
-) -> bool:
+) -> list[slice]:
     """Attention without further features; arguments as in ``cpu.attention``.
 
     Returns:
-        Whether o is written. False where a score is NaN or infinite, or a scale of 0 meets a causal
-        mask: such rows are for ``cpu.attention``.
+        Batch items that are left for ``cpu.attention``, as ranges: those in which a score is NaN or infinite
+        or a log-sum-exp exactly 0; all where a scale of 0 meets a mask, or where PyTorch raises. The others
+        are written, and feel nothing of these.
     """
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
@@ -58,19 +61,33 @@ def attention(
     if softmax_scale < 0:  # it scales what it has hidden, too
         q, softmax_scale = -q, -softmax_scale
     k, v = _usable(k), _usable(v)
+    done = torch.ones(q.shape[0], dtype=torch.bool, device="cpu")
     for queries, keys in _calls(visibility, slice(begin, end), seq_len_k):
-        inputs = _usable(q[:, queries]), k[:, keys], v[:, keys]
-        options: dict[str, Any] = {"scale": softmax_scale}
-        if _is_triangle(visibility, queries, keys):
-            options["is_causal"] = True
-        elif not visibility.unlimited:
-            options["attn_mask"] = _mask(visibility, queries, keys, q.dtype)
-        for part, target in _heads_as_batch(*inputs, o[:, queries]):
-            result, lse = _fused(*part, **options)
-            if not lse.isfinite().all():
-                return False
-            target.copy_(result)
-    return True
+        causal = _is_triangle(visibility, queries, keys)
+        mask = None if causal else _mask_of_reversed(visibility, queries, keys, q.dtype)
+        q_part = _usable(q[:, queries] if mask is None else q[:, queries].flip(1))
+        for items, part, target in _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries]):
+            try:
+                result, lse = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
+            except RuntimeError:  # as with matrix units under ATEN_CPU_CAPABILITY=avx2, of torch 2.13
+                return [slice(0, q.shape[0])]
+            # It says 0 of a row without scores, too; and up to 15 scores that are all NaN are none to it.
+            known = lse.isfinite() & (lse != 0)
+            done[items] &= known.reshape(done[items].numel(), -1).all(1)
+            target.copy_(result if mask is None else result.flip(-2))
+        if not done.any():
+            break
+    return _ranges_of_false(done)
+
+
+def _ranges_of_false(flags: Tensor) -> list[slice]:
+    ranges, first = [], 0
+    for flag, run in groupby(flags.tolist()):
+        last = first + len(list(run))
+        if not flag:
+            ranges.append(slice(first, last))
+        first = last
+    return ranges
 
 
 def _calls(visibility: Visibility, seeing: slice, seq_len_k: int) -> Iterator[tuple[slice, slice]]:
@@ -97,20 +114,32 @@ def _is_triangle(visibility: Visibility, queries: slice, keys: slice) -> bool:
     )
 
 
-def _mask(visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores (queries, keys); None: nothing is hidden."""
+def _mask_of_reversed(
+    visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtype
+) -> Tensor | None:
+    """What is added to the scores of the queries, last one first: (queries, keys); None: nothing is hidden.
+
+    What a query sees depends on the key's distance from it alone. With the queries reversed, distances grow
+    from query to query as from key to key, so that one row of numbers, a step further for each query, is the
+    mask: it takes no memory to speak of.
+    """
     n_queries, n_keys = queries.stop - queries.start, keys.stop - keys.start
-    if n_queries == 1:  # it sees all of its range
+    if visibility.unlimited or n_queries == 1:  # one query sees all of its range
         return None
-    mask = torch.zeros(1, n_queries, 1, n_keys, dtype=dtype, device="cpu")
-    visibility.hide(mask, queries.start, keys.start)
-    return mask.view(n_queries, n_keys)
+    last_place = queries.stop - 1 + visibility.offset
+    distance = torch.arange(n_queries + n_keys - 1, device="cpu") + (keys.start - last_place)
+    row = torch.zeros(distance.shape, dtype=dtype, device="cpu")
+    if visibility.left is not None:
+        row.masked_fill_(distance < -visibility.left, -math.inf)
+    if visibility.right is not None:
+        row.masked_fill_(distance > visibility.right, -math.inf)
+    return row.as_strided((n_queries, n_keys), (1, 1))
 
 
 def _heads_as_batch(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor
-) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
-    """Inputs of calls that know no groups of heads, (batch, heads, seq, d), and where their outputs belong.
+) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
+    """Calls that know no groups of heads: batch items, inputs (batch, heads, seq, d), where outputs belong.
 
     The query heads of a group share a head of K and V without a copy: those of one batch item are a batch of
     their own, or every call takes one head of each group, whichever makes fewer calls.
@@ -122,14 +151,14 @@ def _heads_as_batch(
     q, o = (x.unflatten(2, (n_heads_kv, group)).permute(0, 2, 3, 1, 4) for x in (q, o))
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if seq_len_q == 1:  # the heads of a group are rows of one head
-        yield (q[..., 0, :], k, v), o[..., 0, :]
+        yield slice(None), (q[..., 0, :], k, v), o[..., 0, :]
     elif batch < group:
         for i in range(batch):
             one_k, one_v = (x[i, :, None].expand(-1, group, -1, -1) for x in (k, v))
-            yield (q[i], one_k, one_v), o[i]
+            yield slice(i, i + 1), (q[i], one_k, one_v), o[i]
     else:
         for i in range(group):
-            yield (q[:, :, i], k, v), o[:, :, i]
+            yield slice(None), (q[:, :, i], k, v), o[:, :, i]
 
 
 def _usable(x: Tensor) -> Tensor:

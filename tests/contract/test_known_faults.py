@@ -73,12 +73,17 @@ class Way:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, d_head: int = 64, **options
     ) -> tuple[Tensor, Tensor]:
-        """Output and LSE. Without the LSE another kernel may be chosen: its output is as right."""
+        """Output and LSE. Without the LSE another kernel may be chosen: its output is as right.
+
+        On the CPU that is the output that is returned: PyTorch's own attention has no LSE.
+        """
         options |= {"causal": causal, "config": self.config(causal, d_head)}
         o, lse = attention(q, k, v, return_lse=True, **options)
         if self.name == "chosen":
             again = attention(q, k, v, **(options | {"out": None}))
             torch.testing.assert_close(again, o, **self.tolerance)
+            if self.device == "cpu" and options.get("out") is None:
+                return again, lse
         return o, lse
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, Tensor]:
@@ -100,6 +105,8 @@ class Way:
         kernel = last_kernel()
         copies = [x.contiguous() for x in (q, k, v)]
         again, lse_again = attention(*copies, causal=causal, config=kernel.config, return_lse=True)
+        if self.device == "cpu" and self.name == "chosen":
+            again = attention(*copies, causal=causal)
         if last_kernel() == kernel:  # else the keys of one of the calls are cut into parts
             assert torch.equal(o, again)
             assert torch.equal(lse, lse_again)
