@@ -9,11 +9,10 @@
 // whatever their O holds. All others do, also with a weight of 0: NaN in their O must show.
 //
 // This kernel takes little more than latencies. From sm_90 on it is set up while the first one ends (ptx.cuh:
-// kernels of one stream): when all of that one's blocks have their last keys under way, not before, for early
-// blocks crowd the few SMs that have room. One query over 4096 keys then takes 9.4 us instead of 10.4, over
-// 16384 keys 21.1 instead of 22.4 (H200, bf16, head size 128, 32 query heads on 8). The parts are on their
-// way while their weights are worked out, by each warp for itself, so that none waits for another before its
-// sums are complete.
+// kernels of one stream): when all of that one's blocks have asked for their last keys (Hopper family) or
+// have worked on them (Ampere family), not before, for early blocks crowd the few SMs that have room. The
+// parts are on their way while their weights are worked out, by each warp for itself, so that none waits for
+// another before its sums are complete.
 #pragma once
 
 #include <cuda_runtime.h>

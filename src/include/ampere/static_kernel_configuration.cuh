@@ -21,7 +21,8 @@ namespace flash::ampere {
 inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxRegisters = 255;   // of a thread
 inline constexpr int kOtherRegisters = 24;  // addresses, row references and sums, temporaries
-inline constexpr int kBarrierBytes = 128;   // full[8] and empty[8], 8 bytes each
+// full[8] and empty[8], or, up to 5 of each, full_V too; 8 bytes each
+inline constexpr int kBarrierBytes = 128;
 
 // What an ANCHORED kernel runs again where scores have left its range: the same with every block's maximum as
 // its reference, in smaller steps, for which no registers need to be spilled. It has the launch's threads and
