@@ -30,12 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from flash_attention.candidates import kernel_for, split_variant, unable_reason
-from flash_attention.prediction import parts_of_keys
-from flash_attention.problem import AttentionProblem
-from flash_attention.running import Cache, run_cuda
-from flash_attention.select import Choice, select
-from flash_attention.tma import page_obstacle
+from flash_attention.checks.tma import page_obstacle
+from flash_attention.run.launch import Cache, run_cuda
 from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate
@@ -44,15 +40,19 @@ from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.runner import named_device
 from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
 from flash_helpers.commands.errors import shown_errors
-from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     DType,
     choose_hopper_kernel,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
+from flash_helpers.select.prediction import parts_of_keys
+from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.select.select import Choice, select
 
 DTYPE = DType.BF16
 CACHES_BYTES = 256 << 20  # of all caches of a cell together, at least: five times an H100's L2 cache

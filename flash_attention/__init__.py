@@ -7,9 +7,9 @@ configuration describes (``flash_helpers.kernel_configs``). All run where the te
 
 from flash_attention.api import forward, forward_timed
 from flash_attention.attention import attention, attention_varlen, last_kernel
-from flash_attention.choosing import explain_choice, prepare
-from flash_attention.problem import AttentionProblem
-from flash_attention.scaled_dot_product import sdpa
+from flash_attention.compat.sdpa import sdpa
+from flash_attention.run.choices import explain_choice, prepare
+from flash_helpers.select.problem import AttentionProblem
 
 __all__ = [
     "AttentionProblem",

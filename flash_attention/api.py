@@ -7,10 +7,11 @@ import time
 import torch
 from torch import Tensor
 
-from flash_attention import checks, dlpack, remembered, torch_ops
 from flash_attention.backends import backend
+from flash_attention.checks import tensors as checks
 from flash_attention.options import Options
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_attention.run import dlpack, launch_cache, torch_ops
+from flash_helpers.kernels.kernel import ForwardConfig
 
 is_tracing = torch._C._is_tracing  # by torch.jit.trace, which sees operators only
 
@@ -35,7 +36,7 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
 
     Raises:
         TypeError, ValueError, NotImplementedError, DeviceNotSupportedError, InfeasibleConfigError:
-            see ``flash_attention.checks``.
+            see ``flash_attention.checks.tensors``.
 
     Arrays of other libraries that have ``__dlpack__`` are taken for tensors; o is then of q's library.
     """
@@ -44,7 +45,7 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
         result = torch_ops.call("attention", (q, k, v), Options(out=o, config=kernel_cfg))
         assert isinstance(result, Tensor)  # there is no LSE beside it
         return result
-    if (result := remembered.repeat_forward(kernel_cfg, q, k, v, o)) is not None:
+    if (result := launch_cache.repeat_forward(kernel_cfg, q, k, v, o)) is not None:
         return result
     if any(map(dlpack.is_foreign, (q, k, v, o))):
         dlpack.check_writable("o", o)
@@ -59,7 +60,7 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
         )
         if q.is_cuda:
             made = (o if given[3] is None else None, None, None)
-            remembered.remember((id(kernel_cfg),), given, kernel_cfg, plan.kernel, launched, made)
+            launch_cache.remember((id(kernel_cfg),), given, kernel_cfg, plan.kernel, launched, made)
     return o
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention import eager, remembered, torch_ops
-from flash_attention.eager import Result
-from flash_attention.option_checks import checked_window
+from flash_attention.checks.options import checked_window
 from flash_attention.options import Keywords, Options
-from flash_attention.problem import UNLIMITED, Window
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_attention.run import eager, launch_cache, torch_ops
+from flash_attention.run.eager import Result
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.select.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -108,7 +108,7 @@ def attention(
         if window is not UNLIMITED:
             window = checked_window(window)
         key = ("attention", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
-        result = remembered.repeat(key, q, k, v, out, sinks)
+        result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
@@ -226,7 +226,7 @@ def attention_varlen(
                 backend,
             )
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-            result = remembered.repeat(key, q, k, v, out, sinks, *packing)
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
@@ -246,4 +246,4 @@ def last_kernel() -> ForwardKernel | None:
     On the CPU it is the one whose steps the CPU backend takes; ``explain_choice`` says where PyTorch's own
     attention runs in their place.
     """
-    return remembered.last_kernel()
+    return launch_cache.last_kernel()

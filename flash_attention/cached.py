@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention import eager, remembered, torch_ops
 from flash_attention.attention import dispatch_modes, is_tracing
-from flash_attention.eager import Result
-from flash_attention.option_checks import checked_window
+from flash_attention.checks.options import checked_window
 from flash_attention.options import Options
-from flash_attention.problem import UNLIMITED, Window
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_attention.run import eager, launch_cache, torch_ops
+from flash_attention.run.eager import Result
+from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.select.problem import UNLIMITED, Window
 
 
 def attention_cached(
@@ -66,7 +66,7 @@ def attention_cached(
         if not validate:
             name = "attention_cached"
             key = (name, causal, softmax_scale, window, softcap, return_lse, id(config), backend)
-            result = remembered.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
+            result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)

@@ -11,6 +11,7 @@ from flash_helpers.build.errors import (
     KernelCompileError,
     SourcesNotFoundError,
 )
+from flash_helpers.select.errors import NoKernelError
 
 __all__ = [
     "BindingNotBuiltError",
@@ -37,10 +38,6 @@ class DeviceNotSupportedError(RuntimeError):
 
 class InfeasibleConfigError(ValueError):
     """The configuration cannot run: on any device, or on the one that holds the tensors."""
-
-
-class NoKernelError(NotImplementedError):
-    """No kernel computes the problem on this device: a feature or a head size that none is made for."""
 
 
 class BindingNotBuiltError(ImportError):

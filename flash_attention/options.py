@@ -6,10 +6,10 @@ from typing import NamedTuple, TypedDict
 
 from torch import Tensor
 
-from flash_attention import attention_checks as checks
-from flash_attention.option_checks import checked_flag, checked_softcap, checked_window
-from flash_attention.problem import UNLIMITED, Window
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_attention.checks import calls as checks
+from flash_attention.checks.options import checked_flag, checked_softcap, checked_window
+from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.select.problem import UNLIMITED, Window
 
 
 class Keywords(TypedDict, total=False):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.visibility import Visibility
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 
 LOG2_E = math.log2(math.e)
 SMALLEST_NORMAL = 2.0**-126  # of float32

@@ -108,7 +108,7 @@ def forward(
 ) -> Launched:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
-    The arguments are those that ``flash_attention.checks`` has let pass: nothing is checked here.
+    The arguments are those that ``flash_attention.checks.tensors`` has let pass: nothing is checked here.
 
     Args:
         kernel: the kernel, built or not.

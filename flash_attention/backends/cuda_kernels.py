@@ -23,8 +23,8 @@ from flash_attention.errors import (
     NoCudaDeviceError,
 )
 from flash_helpers import build, environment
-from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
+from flash_helpers.kernels.families import FAMILIES, family_of
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
 # guide, "Technical Specifications per Compute Capability").

@@ -6,15 +6,15 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import fields
 
-from flash_helpers.configs.hopper_ladder import get_hopper_progression_configs
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     get_hopper_kernels_to_build,
     get_kernel_configs,
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.hopper.forward.ladder import get_hopper_progression_configs
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 
 CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 """What ``--causal`` may say."""

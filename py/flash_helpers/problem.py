@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from flash_helpers.configs.dtype import DType
 from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
+from flash_helpers.kernels.dtype import DType
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from flash_helpers.configs.kernel import ForwardConfig
+    from flash_helpers.kernels.kernel import ForwardConfig
 
 REFERENCE_BYTES = 1 << 30  # working memory of the float32 reference, see benchmark/correctness.py
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 import flash_attention
-from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.test.utils import QKVConfig, error_stats, generate_qkv, py_flash_attention, reference
 
 KERNEL = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"

@@ -85,7 +85,7 @@ struct HopperForwardKernelConfig {
 };
 
 // What a kernel is compiled to be able to do; each feature's run-time part is in ForwardProblem. Names and
-// order: flash_helpers.configs.traits.
+// order: flash_helpers.kernels.traits.
 struct ForwardTraits {
     bool causal = false;       // key j is visible to query i when j <= i + (seq_len_k - seq_len_q)
     bool window = false;       // ... only near the diagonal; takes care of causal too, as window_right = 0

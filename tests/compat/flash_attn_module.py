@@ -1,6 +1,6 @@
 """Modules named ``flash_attn`` whose functions are this library's, for programs that import that package.
 
-Beside the functions of ``flash_attention.flash_attn_interface`` there are the helpers that flash-attn's tests
+Beside the functions of ``flash_attention.compat.flash_attn`` there are the helpers that flash-attn's tests
 import: packing of padded batches and the rotary embedding. They are written here, apart from the library,
 whose results they judge.
 """

@@ -41,7 +41,7 @@ from torch.overrides import TorchFunctionMode
 
 from flash_attention.backends import backend
 from flash_helpers.build import build_kernels
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import ForwardKernel
 
 # Functions that assert nothing but gradients.
 BACKWARD_ONLY = (

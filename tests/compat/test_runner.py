@@ -11,7 +11,7 @@ from flash_attn_module import apply_rotary_emb, pad_input, unpad_input
 from parameter_grid import grid, sample
 from run_flash_attn_tests import main
 
-from flash_attention.kv_cache import rotated
+from flash_attention.compat.kv_cache import rotated
 
 TESTS = """
 import pytest, torch

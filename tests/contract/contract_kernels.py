@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flash_helpers.build.families import family_of
-from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -18,6 +16,8 @@ from flash_helpers.kernel_configs import (
     choose_ampere_kernel,
     choose_hopper_kernel,
 )
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.kernel import ForwardConfig
 
 FEATURES: tuple[tuple[str, ...], ...] = (
     (),

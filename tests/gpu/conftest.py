@@ -11,8 +11,8 @@ from filelock import FileLock
 from gpu_cases import CONFIG
 
 from flash_helpers import build
-from flash_helpers.build.families import FAMILIES, family_of
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 
 _named: set[ForwardKernel] = {ForwardKernel(CONFIG)}
 

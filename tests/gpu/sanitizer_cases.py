@@ -27,9 +27,9 @@ import torch
 from flash_attention.backends import cuda
 from flash_attention.backends.cuda import UNBOUNDED, Features
 from flash_helpers import build
-from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
-from flash_helpers.configs.ampere_sets import choose_ampere_kernel
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, choose_hopper_kernel
+from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.test.reference import reference
 
 KINDS = (

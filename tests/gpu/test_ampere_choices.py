@@ -11,8 +11,8 @@ from test_shapes import SHAPES, Shape, expected, inputs
 
 from flash_attention.backends import cuda
 from flash_attention.errors import KernelLaunchError
-from flash_helpers.configs.ampere_sets import choose_ampere_kernel, get_ampere_best_kernels
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, SoftmaxReference, get_ladder
+from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel, get_ampere_best_kernels
 from flash_helpers.test.utils import error_stats
 
 # Those of all GPUs that fit this one: with other block sizes and stages, they are right here too.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import last_kernel
-from flash_attention.flash_attn_interface import flash_attn_with_kvcache
+from flash_attention.compat.flash_attn import flash_attn_with_kvcache
 from flash_helpers.test.utils import reference
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +72,7 @@ def test_lengths_and_pages_change_between_replays(page_size: int) -> None:
 
 APPENDING = """
 import torch
-from flash_attention.flash_attn_interface import flash_attn_with_kvcache
+from flash_attention.compat.flash_attn import flash_attn_with_kvcache
 
 def row(*numbers):
     return torch.tensor(numbers, dtype=torch.int32, device="cuda")

@@ -12,8 +12,6 @@ import pytest
 
 from flash_attention.backends.cuda import device_facts_of, get_kernel
 from flash_helpers.build import build_library
-from flash_helpers.build.families import family_of
-from flash_helpers.configs.ampere_sets import get_ampere_best_kernels
 from flash_helpers.explain import explain
 from flash_helpers.explain.explanation import Compiled, compile_facts
 from flash_helpers.kernel_configs import (
@@ -21,6 +19,8 @@ from flash_helpers.kernel_configs import (
     get_hopper_kernels_to_build,
     get_kernel_progression_configs,
 )
+from flash_helpers.kernels.ampere.forward.choices import get_ampere_best_kernels
+from flash_helpers.kernels.families import family_of
 from flash_helpers.problem import Problem
 
 KERNELS = [

@@ -16,7 +16,6 @@ from trait_calls import TOLERANCE, Call, Case
 
 from flash_attention import forward
 from flash_attention.backends import cuda
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -27,6 +26,7 @@ from flash_helpers.kernel_configs import (
     get_ladder,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.test.utils import reference
 
 FP16, BF16 = DType.FP16, DType.BF16

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gpu_cases import CONFIG
 
-from flash_attention import api, attention, attention_varlen, eager, forward, last_kernel, remembered
+from flash_attention import api, attention, attention_varlen, forward, last_kernel
 from flash_attention.cached import attention_cached
+from flash_attention.run import eager, launch_cache
 
 D = 128
 
@@ -73,10 +74,10 @@ def test_short_way_gives_the_bits_of_the_long_way(name: str, monkeypatch: pytest
     call, inputs = CALLS[name]
     expected = []
     for seed in range(3):
-        remembered.forget()
+        launch_cache.forget()
         expected.append(call(*inputs(seed)))
     kernel = last_kernel()
-    remembered.forget()
+    launch_cache.forget()
     call(*inputs(9))
     for module, function in ((eager, "run_cuda"), (api.checks, "check_forward")):
         monkeypatch.setattr(module, function, lambda *a, **kw: pytest.fail("the long way"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flash_attention import attention, attention_varlen, explain_choice, prepare
-from flash_attention.choosing import problem_of
+from flash_attention.run.choices import problem_of
 from flash_helpers import build
 
 RUNS = 100
@@ -81,7 +81,7 @@ def test_equal_bits_of_packed_sequences_beside_other_work() -> None:
 FIRST_CALL_IN_A_CAPTURE = """
 import sys, torch
 from flash_attention import attention, prepare
-from flash_attention.problem import AttentionProblem
+from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.kernel_configs import DType
 
 seq_q, seq_k, heads, heads_kv = map(int, sys.argv[1:5])
@@ -144,7 +144,7 @@ def test_nothing_grows_over_2000_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         [problem_of(q, k[:, :n], v[:, :n], None, False, (None, None), 0.0, False) for n in range(1, 1001)]
     )
     built = []
-    monkeypatch.setattr("flash_attention.choosing.build_kernels", lambda *a: built.append(a))
+    monkeypatch.setattr("flash_attention.run.choices.build_kernels", lambda *a: built.append(a))
     monkeypatch.setattr(build, "build_kernels", lambda *a: built.append(a))
     scales = (float, np.float64, torch.tensor)
     after: dict[int, tuple[int, int]] = {}

@@ -16,8 +16,8 @@ from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.cuda_timer import CudaTimer
 from flash_helpers.benchmark.matrix_rate import matrix_tflops
 from flash_helpers.benchmark.timing import TimedCall, alternate
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import FlashForwardKernelConfig
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
 WIDE = FlashForwardKernelConfig(DType.FP16, 128, 64, 64, 4, True, True, True, 0, 2, 2, False, True)

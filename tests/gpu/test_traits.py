@@ -12,7 +12,6 @@ from trait_calls import Call, Case
 from flash_attention.backends import cuda
 from flash_attention.backends.cuda import Features
 from flash_attention.errors import KernelLaunchError
-from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     DType,
@@ -21,6 +20,7 @@ from flash_helpers.kernel_configs import (
     ForwardTraits,
     SoftmaxReference,
 )
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.test.utils import reference
 
 FP16, BF16 = DType.FP16, DType.BF16

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from flash_attention.backends.cuda import device_facts_of
-from flash_attention.select import select
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
+from flash_helpers.results.tables import export_table, load_table
+from flash_helpers.select.choice import attention_problem, chosen_kernels
+from flash_helpers.select.select import select
 from flash_helpers.tune import Bucket, TunedDevice, TuningDatabase, TuningResults, lookup
-from flash_helpers.tune.choice import attention_problem, chosen_kernels
 from flash_helpers.tune.space import tuning_space
-from flash_helpers.tune.tables import export_table, load_table
 from flash_helpers.tune.tuner import tune
 
 PROBLEM = Problem(DType.FP16, 2, 16, 1024, 64)

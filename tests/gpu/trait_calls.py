@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_attention.backends import cuda
 from flash_attention.backends.cuda import UNBOUNDED, Features
 from flash_helpers.kernel_configs import DType, ForwardKernel
-from flash_helpers.splits import n_splits
+from flash_helpers.select.splits import n_splits
 from flash_helpers.test.utils import error_stats, reference
 
 GUARD = 16  # rows and columns around every tensor

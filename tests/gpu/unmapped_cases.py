@@ -18,9 +18,9 @@ from torch import Tensor
 from unmapped import at_an_edge
 
 from flash_attention import attention, attention_varlen, last_kernel
-from flash_attention.flash_attn_interface import flash_attn_with_kvcache
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_attention.compat.flash_attn import flash_attn_with_kvcache
 from flash_helpers.kernel_configs import DType, ForwardTraits, choose_ampere_kernel, choose_hopper_kernel
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.test.reference import reference
 
 HEADS, HEADS_KV, PAGE = 4, 2, 16

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from flash_attention import flash_attn_interface as flash_attn
-from flash_attention.kv_cache import rotated
+from flash_attention.compat import flash_attn
+from flash_attention.compat.kv_cache import rotated
 from flash_helpers.test.reference import reference
 
 TOLERANCE = {"atol": 2e-3, "rtol": 2e-3}

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_attention import sdpa
-from flash_attention.scaled_dot_product import IMPLEMENTATION, flash_attention_operator, register_with_torch
+from flash_attention.compat.sdpa import IMPLEMENTATION, flash_attention_operator, register_with_torch
 
 
 def random(*shape: int) -> Tensor:

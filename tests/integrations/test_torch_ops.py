@@ -447,7 +447,7 @@ def test_eager_calls_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch)
     def fail(*args: object) -> None:
         raise AssertionError("an eager call went through the operator")
 
-    monkeypatch.setattr(flash_attention.torch_ops, "call", fail)
+    monkeypatch.setattr(flash_attention.run.torch_ops, "call", fail)
     q, k, v, offsets, longest = packed([3, 5])
     attention(q[None], k[None], v[None])
     attention_varlen(q, k, v, offsets, offsets, longest, longest)

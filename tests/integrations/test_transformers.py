@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
-kernels = pytest.importorskip("flash_attention.integrations.transformers")
+kernels = pytest.importorskip("flash_attention.compat.transformers")
 
 SIZES = dict(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

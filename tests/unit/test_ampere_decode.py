@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from flash_helpers.configs.ampere import D_HEADS
-from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType
+from flash_helpers.kernels.ampere.forward.config import D_HEADS
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 
 H100 = KNOWN_DEVICES["H100"]
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from flash_attention.problem import AttentionProblem
-from flash_attention.select import select
-from flash_helpers.configs.ampere_sets import CHOICES
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     DType,
@@ -23,6 +20,9 @@ from flash_helpers.kernel_configs import (
     get_ladder,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.ampere.forward.choices import CHOICES
+from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.select.select import select
 
 LADDER = [rung.config for rung in get_ladder("ampere", DType.BF16, 128, False)]
 FAST = LADDER[-2]  # 4 warps, everything on

@@ -28,8 +28,8 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import bench
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.benchmark.timing import CpuTimer, Timing
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import get_kernel_progression_configs
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 from flash_helpers.report import write_report
 from flash_helpers.test.reference import reference as float64_reference
@@ -146,7 +146,7 @@ def test_a_row_of_attention_says_which_kernel_ran(tmp_path: Path) -> None:
 def test_what_attention_chooses_is_built_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     x = SimpleNamespace(is_cuda=True, device="cuda:0")
-    monkeypatch.setattr("flash_attention.choosing.problem_of", lambda *a: "the problem")
+    monkeypatch.setattr("flash_attention.run.choices.problem_of", lambda *a: "the problem")
     monkeypatch.setattr(flash_attention, "prepare", lambda problems, where: seen.append(f"{problems}"))
     monkeypatch.setattr(flash_attention, "attention", lambda *x, **options: seen.append("call"))
     AttentionImplementation().prepare(SMALL, x, x, x).call()  # type: ignore[arg-type]

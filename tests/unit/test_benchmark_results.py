@@ -33,10 +33,10 @@ from flash_helpers.benchmark.results import (
 from flash_helpers.benchmark.runner import bench
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table
 from flash_helpers.benchmark.timing import CpuTimer, Timing
-from flash_helpers.configs.dtype import DType
 from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
 from flash_helpers.kernel_configs import get_kernel_progression_configs, get_kernels_to_build
 from flash_helpers.kernel_selection import closest_short_forms, select_configs
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import NotEnoughMemoryError, Problem, grid
 
 CPU = torch.device("cpu")

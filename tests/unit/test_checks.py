@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flash_attention import attention, checks, forward
+from flash_attention import attention, forward
+from flash_attention.checks import tensors as checks
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
-from flash_helpers.configs.device_facts import device_facts
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
     choose_hopper_kernel,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.device_facts import device_facts
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, True)
 SHAPE = (2, 128, 3, 64)

@@ -15,20 +15,19 @@ import torch
 from flash_attention import (
     attention,
     attention_varlen,
-    choosing,
     explain_choice,
     last_kernel,
     prepare,
-    running,
 )
 from flash_attention.backends import backend, cpu
 from flash_attention.errors import NoKernelError
-from flash_attention.problem import UNLIMITED, AttentionProblem, visible_limits
-from flash_attention.running import Cache, fill_without_keys, run_cuda
-from flash_attention.select import select
+from flash_attention.run import choices, launch
+from flash_attention.run.launch import Cache, fill_without_keys, run_cuda
 from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.results.lookup import TuningResults
+from flash_helpers.select.problem import UNLIMITED, AttentionProblem, visible_limits
+from flash_helpers.select.select import select
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
-from flash_helpers.tune.lookup import TuningResults
 
 H100 = device_facts("H100")
 CUDA = torch.device("cuda", 0)
@@ -36,7 +35,7 @@ PROBLEM = AttentionProblem(DType.FP16, 2, 100, 90, 4, 2, 64, 64)
 
 
 class ActedCuda:
-    """The functions of the CUDA backend that choosing calls; kernels compute on the CPU."""
+    """The functions of the CUDA backend that choices calls; kernels compute on the CPU."""
 
     def __init__(self) -> None:
         self.built: set = set()
@@ -139,13 +138,13 @@ def packed_rows(x, begin, end):
 def cuda(monkeypatch):
     acted = ActedCuda()
     acted.build = lambda kernels, targets: acted.built.update(kernels)
-    monkeypatch.setattr(choosing, "backend", lambda name: acted)
-    monkeypatch.setattr(running, "backend", lambda name: acted)
-    monkeypatch.setattr(choosing, "build_kernels", acted.build)
-    for remembered in (choosing.choose.cache_clear, choosing._built.clear):
+    monkeypatch.setattr(choices, "backend", lambda name: acted)
+    monkeypatch.setattr(launch, "backend", lambda name: acted)
+    monkeypatch.setattr(choices, "build_kernels", acted.build)
+    for remembered in (choices.choose.cache_clear, choices._built.clear):
         remembered()
     yield acted
-    for remembered in (choosing.choose.cache_clear, choosing._built.clear):
+    for remembered in (choices.choose.cache_clear, choices._built.clear):
         remembered()
 
 
@@ -156,7 +155,7 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
     k = k.transpose(2, 3).contiguous().transpose(2, 3)  # last stride is not 1
     v = torch.cat((v.new_zeros(1), v.flatten()))[1:].view(v.shape)  # not at a multiple of 16 bytes
     problem = AttentionProblem(DType.FP16, 2, 50, 70, 4, 2, d, d_v, right=0)
-    choice = choosing.choose(problem, CUDA, None)
+    choice = choices.choose(problem, CUDA, None)
     out = torch.full((2, 50, 4, d_v), math.nan, dtype=torch.float16)
     lse = torch.empty(2, 4, 50)
     run_cuda(choice, problem, q, k, v, out, lse, scale, 0.0, None)
@@ -169,7 +168,7 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
 def all_features(monkeypatch):
     """Families that have every feature."""
     family = SimpleNamespace(name="acted", traits=("split",), missing_traits=lambda traits: ())
-    monkeypatch.setattr("flash_attention.candidates.family_of", lambda kernel: family)
+    monkeypatch.setattr("flash_helpers.select.candidates.family_of", lambda kernel: family)
 
 
 @pytest.mark.parametrize("d", [64, 40])
@@ -192,7 +191,7 @@ def test_features_reach_the_kernel(cuda, all_features, d, options):
         softcap > 0, sinks is not None,
     )  # fmt: skip
     out, lse = torch.full_like(q, math.nan), torch.empty(2, 4, 50)
-    run_cuda(choosing.choose(problem, CUDA, None), problem, q, k, v, out, lse, 0.1, softcap, sinks)
+    run_cuda(choices.choose(problem, CUDA, None), problem, q, k, v, out, lse, 0.1, softcap, sinks)
     expected, expected_lse = reference(q, k, v, softmax_scale=0.1, **options)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
@@ -202,7 +201,7 @@ def test_features_reach_the_kernel(cuda, all_features, d, options):
 def test_split_keys_get_a_workspace(cuda):
     q, k, v = generate_qkv(QKVConfig(1, 1, 4, 64, DType.FP16, seq_len_k=3000, n_heads_kv=2))
     problem = AttentionProblem(DType.FP16, 1, 1, 3000, 4, 2, 64, 64)
-    choice = choosing.choose(problem, CUDA, None)
+    choice = choices.choose(problem, CUDA, None)
     assert choice.n_splits > 1
     out, lse = torch.full_like(q, math.nan), torch.empty(1, 4, 1)
     run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None)
@@ -216,7 +215,7 @@ def test_one_query_with_a_window_reads_its_keys_alone(cuda, sinks):
     q, k, v = generate_qkv(QKVConfig(3, 1, 4, 64, DType.FP16, seq_len_k=300, n_heads_kv=2))
     problem = AttentionProblem(DType.FP16, 3, 1, 300, 4, 2, 64, 64, left=40, sinks=sinks is not None)
     out = torch.full_like(q, math.nan)
-    run_cuda(choosing.choose(problem, CUDA, None), problem, q, k, v, out, None, 0.1, 0.0, sinks)
+    run_cuda(choices.choose(problem, CUDA, None), problem, q, k, v, out, None, 0.1, 0.0, sinks)
     expected, _ = reference(q, k, v, softmax_scale=0.1, window=(40, None), sinks=sinks)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     assert not cuda.launches[-1].traits.window
@@ -230,7 +229,7 @@ def test_packed_sequences_reach_the_kernel(cuda, all_features, d):
     offsets = [torch.tensor((0, *itertools.accumulate(n)), dtype=torch.int32) for n in (lengths_q, lengths_k)]
     problem = AttentionProblem(DType.FP16, 4, 30, 40, 4, 2, d, d, right=0, varlen=True)
     out, lse = torch.full_like(q, math.nan), torch.empty(4, sum(lengths_q))
-    choice = choosing.choose(problem, CUDA, None)
+    choice = choices.choose(problem, CUDA, None)
     run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None, (offsets[0], offsets[1]))
     alone = [
         reference(*(x[None] for x in parts), causal=True, softmax_scale=0.1)
@@ -255,7 +254,7 @@ def test_a_cache_reaches_the_kernel(cuda, seq_len_q, paged):
         DType.FP16, 4, seq_len_q, k.shape[1], 4, 2, 64, 64, varlen=True, cached=True, paged=paged
     )
     out, lse = torch.full_like(q, math.nan), torch.empty(4, 4, seq_len_q)
-    choice = choosing.choose(problem, CUDA, None)
+    choice = choices.choose(problem, CUDA, None)
     assert choice.kernel.traits.paged == paged
     cache = Cache(torch.tensor(lengths, dtype=torch.int32), table)
     run_cuda(choice, problem, q, *pages, out, lse, 0.1, 0.0, None, cache=cache)
@@ -272,7 +271,7 @@ def test_fitting_tensors_are_not_copied(cuda):
     cuda.forward = lambda kernel, *tensors_and_scale: seen.extend(tensors_and_scale)
     out = torch.empty_like(q)
     packed = torch.stack((q, k, v), 2).unbind(2)
-    run_cuda(choosing.choose(PROBLEM, CUDA, None), PROBLEM, *packed, out, None, 0.1, 0.0, None)
+    run_cuda(choices.choose(PROBLEM, CUDA, None), PROBLEM, *packed, out, None, 0.1, 0.0, None)
     assert [x.data_ptr() for x in seen[:4]] == [x.data_ptr() for x in (*packed, out)]
 
 
@@ -289,16 +288,16 @@ def test_built_kernels_are_preferred_until_prepared(cuda):
     best = select(PROBLEM, H100).kernel
     near = select(PROBLEM, H100).rejected[0].kernel
     cuda.built.add(near)
-    assert choosing.choose(PROBLEM, CUDA, None).kernel == near
+    assert choices.choose(PROBLEM, CUDA, None).kernel == near
     (choice,) = prepare([PROBLEM], CUDA)
     assert choice.kernel == best
     assert cuda.loaded == [best]
-    assert choosing.choose(PROBLEM, CUDA, None).kernel == best
+    assert choices.choose(PROBLEM, CUDA, None).kernel == best
 
 
 def test_prepare_builds_each_kernel_once(cuda):
     builds = []
-    choosing.build_kernels = lambda kernels, targets: (
+    choices.build_kernels = lambda kernels, targets: (
         builds.append((list(kernels), targets)),
         cuda.built.update(kernels),
     )
@@ -381,7 +380,7 @@ def test_explained_without_memory():
     q = torch.empty(1, 65536, 16, 128, dtype=torch.float16, device="meta")
     choice = explain_choice(q, q, q, facts=H100)
     assert (
-        choice.kernel == select(choosing.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False), H100).kernel
+        choice.kernel == select(choices.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False), H100).kernel
     )
     with pytest.raises(ValueError, match="q is on device meta"):
         explain_choice(q, q, q)
@@ -395,13 +394,13 @@ def test_prepare_on_the_cpu_builds_nothing():
 def test_grid_limit_of_the_chosen_kernel(cuda):
     huge = AttentionProblem(DType.FP16, 1 << 16, 64, 64, 1 << 16, 1 << 16, 64, 64)
     with pytest.raises(ValueError, match="thread blocks"):
-        choosing.choose(huge, CUDA, None)
+        choices.choose(huge, CUDA, None)
 
 
 def test_choices_are_remembered_by_shape(monkeypatch):
     calls = []
-    real = choosing._choice
-    monkeypatch.setattr(choosing, "_choice", lambda *a, **kw: (calls.append(a), real(*a, **kw))[1])
+    real = choices._choice
+    monkeypatch.setattr(choices, "_choice", lambda *a, **kw: (calls.append(a), real(*a, **kw))[1])
     shape = (1, 23, 2, 24)
     for _ in range(3):
         q, k, v = (ramp(shape, a) for a in (5, 7, 11))
@@ -450,7 +449,7 @@ def test_explained_for_a_device_that_is_not_there_as_its_calls_choose(monkeypatc
     assert (
         choice.kernel
         == select(
-            choosing.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False),
+            choices.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False),
             H100,
             TuningResults(tmp_path / "none.sqlite3"),
         ).kernel

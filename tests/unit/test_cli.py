@@ -22,7 +22,6 @@ from flash_helpers.build.nvcc import Nvcc
 from flash_helpers.cli import app
 from flash_helpers.commands.cache import cached_objects, clear_cache
 from flash_helpers.commands.configs import list_configs
-from flash_helpers.configs.hopper_ladder import get_hopper_progression_configs
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
@@ -30,8 +29,9 @@ from flash_helpers.kernel_configs import (
     get_ladder,
 )
 from flash_helpers.kernel_selection import select_kernels
+from flash_helpers.kernels.hopper.forward.ladder import get_hopper_progression_configs
+from flash_helpers.results import tables
 from flash_helpers.tune import compile as tune_compile
-from flash_helpers.tune import tables
 
 LADDER = get_kernel_progression_configs()
 SHORT_FORM = LADDER[-1].short_form()
@@ -396,7 +396,7 @@ def test_compiling_goes_on_past_a_refused_kernel_and_stops_in_time(
 
 def test_tables_ship_with_the_package() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '"flash_helpers.tune" = ["tables/*.json"]' in text
+    assert '"flash_helpers.results" = ["tables/*.json"]' in text
     assert tables.FOLDER.name == "tables"
 
 

@@ -14,8 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flash_attention import attention, attention_varlen, explain_choice
 from flash_attention.backends import cpu, cpu_fused
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import FlashForwardKernelConfig
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.test.utils import reference
 
 STEPS = FlashForwardKernelConfig(DType.BF16, 64, 64, 256, 4, False, False, False, 0, 0, 0, False, True)

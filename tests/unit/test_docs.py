@@ -28,7 +28,12 @@ BASES = (
         "py/flash_helpers",
         "py/flash_helpers/tune",
     ),
-    *("src", "src/include", "src/include/hopper", "src/include/ampere"),
+    *("src", "src/include", "src/include/common", "src/include/tma"),
+    *(
+        f"src/include/{family}{direction}"
+        for family in ("ampere", "hopper")
+        for direction in ("", "/forward")
+    ),
 )
 FILE = re.compile(r"`([\w./-]+\.(?:py|cuh|cpp|hpp|md|json|toml|txt|cu)|[\w./-]+/)`")
 MADE_WHERE_USED = {"flash_kernels.cuh", "ladder/ladder.json"}  # generated, not kept

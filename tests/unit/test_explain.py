@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from flash_helpers.build.families import family_of
-from flash_helpers.configs.dtype import DType
 from flash_helpers.explain import explain
 from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
 from flash_helpers.explain.command import explain_command, explain_problem_command
@@ -27,10 +25,12 @@ from flash_helpers.kernel_configs import (
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import family_of
 from flash_helpers.problem import Problem
+from flash_helpers.results.database import FINAL
+from flash_helpers.results.device import sources_digest
 from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase
-from flash_helpers.tune.database import FINAL
-from flash_helpers.tune.device import sources_digest
 
 TUNED = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -157,7 +157,7 @@ def test_python_layout_equals_the_headers(tmp_path: Path) -> None:
     include = Path(__file__).parents[2] / "src" / "include"
     source = tmp_path / "offsets.cpp"
     source.write_text(
-        '#include <cstdio>\n#include "swizzling.cuh"\n'
+        '#include <cstdio>\n#include "common/swizzling.cuh"\n'
         "template <bool S> void print() {\n"
         "    for (int row = 0; row < 64; ++row)\n"
         "        for (int chunk = 0; chunk < 16; ++chunk)\n"

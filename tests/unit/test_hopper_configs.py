@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from flash_helpers.build.sources import include_root
-from flash_helpers.configs.hopper import PRODUCT_WIDTHS
-from flash_helpers.configs.hopper_choices import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES, HopperChoice
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
@@ -28,6 +26,8 @@ from flash_helpers.kernel_configs import (
     get_hopper_kernels_to_build,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.hopper.forward.choices import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES, HopperChoice
+from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
 
 CFG = HopperForwardKernelConfig(
     DType.BF16, 128, 128, 128, 128, 2, 2, True, True, SoftmaxReference.LAGGED, True,
@@ -241,7 +241,7 @@ def host_compile(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_cpp_derives_the_same_resources(tmp_path: Path) -> None:
-    lines = ['#include "hopper/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
+    lines = ['#include "hopper/forward/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
     for kernel in get_hopper_kernels_to_build():
         config = kernel.config
         assert isinstance(config, HopperForwardKernelConfig)
@@ -260,7 +260,7 @@ def test_cpp_derives_the_same_resources(tmp_path: Path) -> None:
 def test_cpp_refuses_what_python_refuses(change: dict[str, Any], tmp_path: Path) -> None:
     config = replace(CFG, **change)
     source = (
-        '#include "hopper/static_kernel_configuration.cuh"\n'
+        '#include "hopper/forward/static_kernel_configuration.cuh"\n'
         f"constexpr int bytes = flash::hopper::StaticForwardKernelConfig<{config.to_cpp_struct()}, "
         "ForwardTraits{}>::smem_bytes;"
     )

@@ -12,14 +12,14 @@ from flash_helpers.build.gates import HOPPER_RECORD, load_record, machine_code
 from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
 from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
 from flash_helpers.build.sass import Instruction, find_tool, hot_path
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.softmax import SoftmaxReference
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
     ForwardTraits,
     choose_hopper_kernel,
 )
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.softmax import SoftmaxReference
 
 
 def with_traits(dtype: DType, d_head: int, seq_len: int, *traits: str) -> ForwardKernel:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     DType,
     choose_ampere_kernel,
@@ -15,6 +14,7 @@ from flash_helpers.kernel_configs import (
     device_facts,
     get_kernel_progression_configs,
 )
+from flash_helpers.kernels.ladders import LADDERS, get_ladder
 
 CHOOSE = {"ampere": choose_ampere_kernel, "hopper": choose_hopper_kernel}
 ALL = [(f, d, causal) for f, d_heads in LADDERS.items() for d in d_heads for causal in (False, True)]

@@ -15,9 +15,9 @@ HELPERS = ROOT / "py" / "flash_helpers"
 
 NEED_TORCH = (  # folders and modules of flash_helpers that compute, measure, or read measurements
     "test", "benchmark", "report", "run", "commands.ladder", "tune.command", "tune.halving", "tune.session",
-    "tune.tuner", "build.wheel", "build.wheel_sets",
+    "tune.tuner",
 )  # fmt: skip
-KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "build.wheel_sets", "commands.doctor")
+KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "commands.doctor")
 
 IMPORT_EACH_WITHOUT_TORCH = """
 import importlib, sys
@@ -91,7 +91,7 @@ def test_backends_do_not_import_each_other(backend: str, other: str) -> None:
 
 @pytest.mark.parametrize(("family", "other"), [("ampere", "hopper"), ("hopper", "ampere")])
 def test_families_do_not_include_each_other(family: str, other: str) -> None:
-    headers = list((ROOT / "src" / "include" / family).glob("*.cuh"))
+    headers = list((ROOT / "src" / "include" / family).rglob("*.cuh"))
     assert headers
     assert [h.name for h in headers if f'#include "{other}/' in h.read_text(encoding="utf-8")] == []
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flash_attention.memory import misalignment, overlap, overlaps_itself, span_bytes
+from flash_attention.checks.memory import misalignment, overlap, overlaps_itself, span_bytes
 
 
 def addresses(x: torch.Tensor) -> list[int]:

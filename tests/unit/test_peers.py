@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.peers import DEFAULT_PEERS, PEERS, select_peers
-from flash_helpers.configs.dtype import DType
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

@@ -10,9 +10,9 @@ import typer
 from hypothesis import HealthCheck, find, settings
 from typer.testing import CliRunner
 
-from flash_helpers.build.families import FAMILIES, family_of
-from flash_helpers.configs.parsing import parse_kernel_name_into_config
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType, device_facts
+from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.test import random_cases
 from flash_helpers.test.cases import Case
 from flash_helpers.test.random_cases import KernelSet, cases, kernels_for, run_cases, run_workers

@@ -13,8 +13,6 @@ import subprocess
 from pathlib import Path
 
 from flash_helpers.build.sources import include_root
-from flash_helpers.configs.hopper import D_HEADS as HOPPER_D_HEADS
-from flash_helpers.configs.hopper import PRODUCT_WIDTHS
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -23,6 +21,8 @@ from flash_helpers.kernel_configs import (
     SoftmaxReference,
     device_facts,
 )
+from flash_helpers.kernels.hopper.forward.config import D_HEADS as HOPPER_D_HEADS
+from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
 
 COUNT = 150  # feasible ones of each family; 1 of 40 draws is
 H100 = device_facts("H100")
@@ -63,7 +63,7 @@ def host_errors(source: str, folder: Path) -> str:
 
 def test_ampere(tmp_path: Path) -> None:
     rng = random.Random(5)
-    lines = ['#include "ampere/static_kernel_configuration.cuh"', "using namespace flash::ampere;"]
+    lines = ['#include "ampere/forward/static_kernel_configuration.cuh"', "using namespace flash::ampere;"]
     anchored = 0
     for i in range(COUNT):
         while (config := draw_ampere(rng)).infeasible_reason(H100):
@@ -81,7 +81,7 @@ def test_ampere(tmp_path: Path) -> None:
 
 def test_hopper(tmp_path: Path) -> None:
     rng = random.Random(6)
-    lines = ['#include "hopper/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
+    lines = ['#include "hopper/forward/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
     for i in range(COUNT):
         while (config := draw_hopper(rng)).infeasible_reason(H100):
             pass

@@ -1,4 +1,4 @@
-"""How calls are remembered, with tables that a test can look into."""
+"""How calls are launch_cache, with tables that a test can look into."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from flash_attention import attention, forward, last_kernel, prepare, remembered
+from flash_attention import attention, forward, last_kernel, prepare
+from flash_attention.run import launch_cache
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
@@ -32,25 +33,25 @@ class Table:
 @pytest.fixture(autouse=True)
 def tables(monkeypatch):
     backend = SimpleNamespace(call_table=Table, maker_like=lambda x: x.clone)
-    monkeypatch.setattr(remembered, "backend", lambda name: backend)
-    remembered.forget()
+    monkeypatch.setattr(launch_cache, "backend", lambda name: backend)
+    launch_cache.forget()
     yield
-    remembered.forget()
+    launch_cache.forget()
 
 
 def remember(q, key=KEY, config=None, kernel=KERNEL):
-    remembered.remember(key, (q, q, q, None, None), config, kernel, LAUNCHED, (q, None, None))
+    launch_cache.remember(key, (q, q, q, None, None), config, kernel, LAUNCHED, (q, None, None))
 
 
 def test_a_call_like_an_earlier_one_is_repeated():
     q = torch.zeros(1, 8, 2, 64)
-    assert remembered.repeat(KEY, q, q, q) is None
+    assert launch_cache.repeat(KEY, q, q, q) is None
     remember(q)
-    assert remembered.repeat(KEY, q, q, q).sum() == q.numel()
-    assert remembered.repeat(("attention_varlen", *KEY[1:]), q, q, q) is None
-    assert remembered.repeat(KEY, q[:, 1:], q, q) is None
-    remembered.forget()
-    assert remembered.repeat(KEY, q, q, q) is None
+    assert launch_cache.repeat(KEY, q, q, q).sum() == q.numel()
+    assert launch_cache.repeat(("attention_varlen", *KEY[1:]), q, q, q) is None
+    assert launch_cache.repeat(KEY, q[:, 1:], q, q) is None
+    launch_cache.forget()
+    assert launch_cache.repeat(KEY, q, q, q) is None
 
 
 @pytest.mark.parametrize("place", range(1, len(KEY)))
@@ -59,23 +60,23 @@ def test_every_option_tells_calls_apart(place):
     remember(q)
     other = [*KEY]
     other[place] = ["text", True, 0.5, (3, None), 30.0, True, id(CONFIG), "cuda"][place]
-    assert remembered.repeat(tuple(other), q, q, q) is None
+    assert launch_cache.repeat(tuple(other), q, q, q) is None
 
 
 def test_options_that_may_change_are_not_remembered():
     q, scale = torch.zeros(1, 8, 2, 64), torch.tensor(0.5)
     key = (*KEY[:2], scale, *KEY[3:])
     remember(q, key)
-    assert remembered.repeat(key, q, q, q) is None
-    assert remembered.repeat((*KEY[:3], [None, None], *KEY[4:]), q, q, q) is None  # cannot be hashed
+    assert launch_cache.repeat(key, q, q, q) is None
+    assert launch_cache.repeat((*KEY[:3], [None, None], *KEY[4:]), q, q, q) is None  # cannot be hashed
 
 
 def test_tables_are_bounded_and_hold_their_configurations():
     q = torch.zeros(1, 8, 2, 64)
-    for n in range(3 * remembered.MAX_TABLES):
+    for n in range(3 * launch_cache.MAX_TABLES):
         remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
-        assert len(remembered._tables) <= remembered.MAX_TABLES
-    assert all(config is CONFIG for _, config in remembered._tables.values())
+        assert len(launch_cache._tables) <= launch_cache.MAX_TABLES
+    assert all(config is CONFIG for _, config in launch_cache._tables.values())
 
 
 def test_no_other_configuration_gets_the_id_of_a_remembered_one():
@@ -86,7 +87,7 @@ def test_no_other_configuration_gets_the_id_of_a_remembered_one():
 
     for _ in range(20):  # each would take the place of the one before, were that gone
         config = new_config()
-        assert remembered.repeat_forward(config, q, q, q, None) is None
+        assert launch_cache.repeat_forward(config, q, q, q, None) is None
         remember(q, (id(config),), config)
         del config
 
@@ -97,9 +98,9 @@ def test_tangents_are_not_repeated():
     remember(q, (id(CONFIG),), CONFIG)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, torch.ones_like(q))
-        assert remembered.repeat(KEY, dual, q, q) is None
-        assert remembered.repeat_forward(CONFIG, dual, q, q, None) is None
-    assert remembered.repeat(KEY, q, q, q) is not None
+        assert launch_cache.repeat(KEY, dual, q, q) is None
+        assert launch_cache.repeat_forward(CONFIG, dual, q, q, None) is None
+    assert launch_cache.repeat(KEY, q, q, q) is not None
 
 
 def test_a_trace_holds_the_operator_and_not_a_repeated_call():
@@ -109,7 +110,7 @@ def test_a_trace_holds_the_operator_and_not_a_repeated_call():
     assert attention(q, q, q, causal=True)[0, 0, 0, 0] == q[0, 0, 0, 0] + 1  # what the table gives
     traced = torch.jit.trace(lambda x: attention(x, x, x, causal=True), q, check_trace=False)
     assert "flash_attention::attention" in str(traced.graph)
-    remembered.forget()
+    launch_cache.forget()
     torch.testing.assert_close(traced(2 * q), attention(2 * q, 2 * q, 2 * q, causal=True), atol=0, rtol=0)
 
 
@@ -120,7 +121,7 @@ def test_a_trace_of_forward_holds_the_operator():
     traced = torch.jit.trace(lambda x: forward(CONFIG, x, x, x), q, check_trace=False)
     assert "flash_attention::attention" in str(traced.graph)
     assert CONFIG.short_form() in str(traced.graph)
-    remembered.forget()
+    launch_cache.forget()
     assert torch.equal(traced(2 * q), forward(CONFIG, 2 * q, 2 * q, 2 * q))
     with pytest.raises(ValueError, match="multiple of B_r"):
         torch.jit.trace(lambda x: forward(CONFIG, x, x, x), q[:, :60], check_trace=False)
@@ -132,14 +133,14 @@ def test_last_kernel_is_that_of_the_latest_call():
     remember(q)
     remember(q[:, 1:], kernel=other)
     for x, kernel in ((q, KERNEL), (q[:, 1:], other), (q, KERNEL)):
-        remembered.repeat(KEY, x, x, x)
+        launch_cache.repeat(KEY, x, x, x)
         assert last_kernel() is kernel
     half = q[:, 2:].half()
     attention(half, half, half)
     assert last_kernel() not in (KERNEL, other)
-    table, _ = remembered._tables[KEY]
+    table, _ = launch_cache._tables[KEY]
     table.told[half.shape] = KERNEL
-    remembered.repeat(KEY, half, half, half)
+    launch_cache.repeat(KEY, half, half, half)
     assert last_kernel() is KERNEL
 
 
@@ -148,16 +149,16 @@ def test_forward_is_found_by_its_configuration_alone():
     twin = FlashForwardKernelConfig(*(getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__))
     remember(q, (id(CONFIG),), CONFIG)
     latest = last_kernel()
-    assert remembered.repeat_forward(CONFIG, q, q, q, None) is not None
+    assert launch_cache.repeat_forward(CONFIG, q, q, q, None) is not None
     assert (
-        remembered.repeat_forward(twin, q, q, q, None) is None
+        launch_cache.repeat_forward(twin, q, q, q, None) is None
     )  # equal, but its fields' types are not checked
     assert last_kernel() is latest
 
 
 def test_prepare_forgets(monkeypatch):
-    from flash_attention import choosing
-    from flash_attention.problem import AttentionProblem
+    from flash_attention.run import choices
+    from flash_helpers.select.problem import AttentionProblem
 
     q = torch.zeros(1, 8, 2, 64)
     remember(q)
@@ -166,19 +167,19 @@ def test_prepare_forgets(monkeypatch):
         load_kernel=lambda *a: 1,
         get_kernel=lambda *a: 1,
     )
-    monkeypatch.setattr(choosing, "backend", lambda name: acted)
-    monkeypatch.setattr(choosing, "select", lambda *a, **kw: SimpleNamespace(kernel=KERNEL))
-    monkeypatch.setattr(choosing, "_choice", lambda *a, **kw: None)
+    monkeypatch.setattr(choices, "backend", lambda name: acted)
+    monkeypatch.setattr(choices, "select", lambda *a, **kw: SimpleNamespace(kernel=KERNEL))
+    monkeypatch.setattr(choices, "_choice", lambda *a, **kw: None)
     prepare([AttentionProblem(DType.FP16, 1, 8, 8, 2, 2, 64, 64)])
-    assert remembered.repeat(KEY, q, q, q) is None
-    choosing.choose.cache_clear()
+    assert launch_cache.repeat(KEY, q, q, q) is None
+    choices.choose.cache_clear()
 
 
 def test_a_cpu_call_is_never_remembered():
     q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
     for _ in range(2):
         attention(q, q, q)
-    assert not remembered._tables
+    assert not launch_cache._tables
 
 
 def test_windows_are_checked_in_every_call():

@@ -14,8 +14,8 @@ import pytest
 
 from flash_helpers.benchmark.results import DifferentCardsError, ResultFileError, Results, Row
 from flash_helpers.benchmark.timing import Timing
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_kernel_progression_configs
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 from flash_helpers.report import update_readme, write_report
 from flash_helpers.report.command import report_command

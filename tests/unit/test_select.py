@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flash_attention.candidates import default_candidates, kernel_for, size_reason, unable_reason
+from flash_attention.checks.tma import PAGE_ROWS, page_obstacle, stride_obstacle
 from flash_attention.errors import NoKernelError
-from flash_attention.prediction import predict
-from flash_attention.problem import AttentionProblem, visible_limits
-from flash_attention.select import GOOD_ENOUGH, select
-from flash_attention.tma import PAGE_ROWS, page_obstacle, stride_obstacle
 from flash_helpers.build import build_kernels
-from flash_helpers.build.families import FAMILIES, family_of
-from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
-from flash_helpers.configs.ampere_sets import choose_ampere_kernel
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     DType,
@@ -30,6 +21,15 @@ from flash_helpers.kernel_configs import (
     device_facts,
     get_kernels_to_build,
 )
+from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
+from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
+from flash_helpers.select.prediction import predict
+from flash_helpers.select.problem import AttentionProblem, visible_limits
+from flash_helpers.select.select import GOOD_ENOUGH, select
 from flash_helpers.test.reference import visible_keys
 
 AMPERE = get_kernels_to_build()[0]
@@ -328,7 +328,7 @@ def test_pages_that_bulk_copies_cannot_reach_go_to_the_ampere_family():
     choice = select(problem, H100)
     assert not isinstance(choice.kernel.config, HopperForwardKernelConfig)
     assert "pages have 100 rows; they must have a multiple of 16" in choice.reason
-    text = (INCLUDE / "hopper" / "forward_launcher.cuh").read_text()
+    text = (INCLUDE / "hopper" / "forward" / "launcher.cuh").read_text()
     assert f"kPageAlignment = {PAGE_ROWS};" in text
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flash_helpers.splits import MAX_SPLITS, WORKSPACE_BYTES, n_splits, workspace_bytes
+from flash_helpers.select.splits import MAX_SPLITS, WORKSPACE_BYTES, n_splits, workspace_bytes
 
 INCLUDE = Path(__file__).parents[2] / "src" / "include"
 H100 = {"sm_count": 132, "blocks_per_sm": 2}
 
 
 def test_the_combining_kernel_takes_as_many() -> None:
-    text = (INCLUDE / "split_combine.cuh").read_text()
+    text = (INCLUDE / "common" / "split_combine.cuh").read_text()
     assert re.findall(r"kMaxSplits = (\d+);", text) == [str(MAX_SPLITS)]
 
 

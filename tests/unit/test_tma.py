@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flash_attention.tma import stride_obstacle
+from flash_attention.checks.tma import stride_obstacle
 
 X = torch.zeros(2, 64, 4, 128, dtype=torch.float16)
 QKV = torch.zeros(2, 64, 3, 4, 128, dtype=torch.float16)

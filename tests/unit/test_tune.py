@@ -14,20 +14,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attention.select import select
 from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.implementations import KernelImplementation, Prepared
 from flash_helpers.benchmark.timing import Measure, TimedCall
-from flash_helpers.build.families import family_of
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import (
     device_facts,
     get_autotuning_kernel_configs,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
+from flash_helpers.results import tables
+from flash_helpers.results.database import ELIMINATED, FINAL, SCREENED
+from flash_helpers.results.device import present_sources, sources_digest
+from flash_helpers.select.choice import attention_problem, chosen_kernels
+from flash_helpers.select.select import select
 from flash_helpers.tune import (
     Bucket,
     Measurement,
@@ -35,12 +39,8 @@ from flash_helpers.tune import (
     TuningDatabase,
     TuningResults,
     lookup,
-    tables,
     tuned_configs,
 )
-from flash_helpers.tune.choice import attention_problem, chosen_kernels
-from flash_helpers.tune.database import ELIMINATED, FINAL, SCREENED
-from flash_helpers.tune.device import present_sources, sources_digest
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
 from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import prune, tuning_space

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from flash_attention.select import select
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_configs import device_facts
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
-from flash_helpers.tune import Bucket, TuningDatabase, TuningResults, tables
-from flash_helpers.tune.choice import attention_problem, chosen_kernels
+from flash_helpers.results import tables
+from flash_helpers.select.choice import attention_problem, chosen_kernels
+from flash_helpers.select.select import select
+from flash_helpers.tune import Bucket, TuningDatabase, TuningResults
 
 H100 = device_facts("H100")
 ARGUMENTS = ("tune", "64,128", "64", "--dtype", "bf16", "--batch", "2", "--heads", "2", "--device", "cpu")
@@ -32,7 +33,8 @@ from flash_helpers import cli
 from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.kernel_configs import device_facts
-from flash_helpers.tune import command, device, tuner
+from flash_helpers.results import device
+from flash_helpers.tune import command, tuner
 
 H100, limit, measured = device_facts("H100"), int(sys.argv.pop(1)), 0
 outputs = {}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import device_facts
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
+from flash_helpers.results.database import FINAL, SCREENED, NotATuningDatabaseError, default_path
 from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase, TuningResults
-from flash_helpers.tune.database import FINAL, SCREENED, NotATuningDatabaseError, default_path
 
 PROBLEM = Problem(DType.BF16, 2, 8, 1024, 128, True)
 BUCKET = Bucket.of_problem(PROBLEM, 132)

@@ -13,14 +13,14 @@ from subprocess import CalledProcessError
 
 import pytest
 
-from flash_attention.prediction import predict
-from flash_attention.problem import AttentionProblem, visible_limits
-from flash_attention.select import GOOD_ENOUGH, select
 from flash_helpers.build import CompilerNotFoundError, wheel
-from flash_helpers.build.families import family_of
 from flash_helpers.build.wheel_sets import NAMES, SETS, devices_of, wheel_kernels
-from flash_helpers.configs.dtype import DType
-from flash_helpers.tune.lookup import TuningResults
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import family_of
+from flash_helpers.results.lookup import TuningResults
+from flash_helpers.select.prediction import predict
+from flash_helpers.select.problem import AttentionProblem, visible_limits
+from flash_helpers.select.select import GOOD_ENOUGH, select
 
 TARGETS = (80, 86, 89, 90)
 SM_SHARES = (0.5, 0.8, 1.0, 1.1)  # smaller and larger cards of a generation

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flash_helpers.benchmark.cases import DTYPE, Case
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import ForwardKernel
 
 
 def build_ahead(
@@ -30,8 +30,8 @@ def build_ahead(
         return 0.0
     from flash_attention import prepare
     from flash_attention.backends.cuda import device_facts_of
-    from flash_attention.problem import AttentionProblem, visible_limits
     from flash_helpers.build import build_kernels
+    from flash_helpers.select.problem import AttentionProblem, visible_limits
 
     begin, problems = time.perf_counter(), []
     for case in cases:

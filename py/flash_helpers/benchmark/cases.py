@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flash_helpers.benchmark.correctness import reference
-from flash_helpers.configs.dtype import DType
 from flash_helpers.flops import attention_flop, visible_pairs
+from flash_helpers.kernels.dtype import DType
 
 DTYPE = DType.BF16
 D_HEAD = 128

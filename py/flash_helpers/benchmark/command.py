@@ -17,12 +17,12 @@ from flash_helpers.benchmark.table import results_table
 from flash_helpers.commands.output import STDOUT, console_for, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.writable import check_file
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardConfig
 from flash_helpers.kernel_selection import CAUSAL, select_configs
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.problem import Problem, grid
-from flash_helpers.tune.device import TunedDevice
-from flash_helpers.tune.lookup import tuned_configs
+from flash_helpers.results.device import TunedDevice
+from flash_helpers.results.lookup import tuned_configs
 
 CPU_WORK = (4096, 512)  # tokens and hidden size: a sixteenth of a GPU's grid, so that it ends in minutes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_helpers.configs.dtype import DType
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import REFERENCE_BYTES
 
 # Relative error of a whole output with standard normal inputs. Rounding P and O once to the input

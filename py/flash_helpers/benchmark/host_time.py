@@ -10,7 +10,7 @@ from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.runner import measure_problem
 from flash_helpers.benchmark.timing import Timer, Timing, timer_for
-from flash_helpers.configs.dtype import DType
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
 SMALL = Problem(DType.FP16, batch=1, heads=8, seq_len=128, d_head=128)

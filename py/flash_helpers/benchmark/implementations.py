@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
 
 
@@ -118,7 +118,7 @@ class AttentionImplementation:
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call as a user writes it, its choice built: a kernel that is not gives way to one that is."""
         import flash_attention
-        from flash_attention.choosing import problem_of
+        from flash_attention.run.choices import problem_of
 
         if q.is_cuda:
             wanted = problem_of(q, k, v, None, problem.causal, (None, None), 0.0, False)

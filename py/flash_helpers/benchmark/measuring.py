@@ -17,7 +17,7 @@ from flash_helpers.benchmark.correctness import OutputError, output_error
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError
 from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate
-from flash_helpers.configs.dtype import DType
+from flash_helpers.kernels.dtype import DType
 
 
 @dataclass

@@ -32,13 +32,13 @@ from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, sho
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.commands.errors import shown_errors
 from flash_helpers.commands.writable import check_folder
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     ForwardKernel,
     get_kernel_progression_configs,
     get_kernels_to_build,
 )
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
 BATCH, HEADS, SEQ_LEN, D_HEAD = 16, 16, 4096, 128

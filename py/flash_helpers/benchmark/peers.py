@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_helpers.benchmark.implementations import Implementation, Prepared
-from flash_helpers.configs.dtype import DType
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
 

@@ -21,7 +21,7 @@ from flash_helpers.benchmark.measuring import DeviceLostError, Measured, measure
 from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timing import Timer, timer_for
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.problem import Problem
 
 

@@ -15,7 +15,7 @@ from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.measuring import measure_checked
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.timing import timer_for
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import ForwardKernel
 
 PLAIN = Case("plain", 4, 4096, 4096, 16, 16)
 

@@ -17,9 +17,9 @@ from flash_helpers.build.errors import (
     KernelCompileError,
     SourcesNotFoundError,
 )
-from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.build.index import built_kernels, find_library, remember
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.kernel import ForwardKernel
 
 __all__ = [
     "BuildError",

@@ -21,7 +21,6 @@ from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import Artifact, KernelCache, digest_of
 from flash_helpers.build.errors import KernelCompileError
-from flash_helpers.build.families import KernelFamily, common_family
 from flash_helpers.build.instantiations import (
     LIBRARY_FILE,
     TABLE_FILE,
@@ -32,7 +31,8 @@ from flash_helpers.build.instantiations import (
 )
 from flash_helpers.build.nvcc import Nvcc, find_nvcc
 from flash_helpers.build.ptxas import parse_ptxas
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.families import KernelFamily, common_family
+from flash_helpers.kernels.kernel import ForwardKernel
 
 # No fast-math: what a kernel approximates it says in its own code.
 COMPILE_FLAGS = ("-std=c++20", "-O3", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden")

@@ -19,12 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from flash_helpers.build import CompiledKernel, build_kernels
-from flash_helpers.build.families import family_of
 from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.sass import Instruction, disassemble, hot_path, main_loop, parse_functions
 from flash_helpers.commands.errors import shown_errors
-from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -37,6 +35,8 @@ from flash_helpers.kernel_configs import (
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.ladders import LADDERS, get_ladder
 
 TARGETS = (80, 86, 89, 90)
 HOPPER = 90

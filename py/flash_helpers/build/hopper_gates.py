@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flash_helpers.build.ptxas import PtxasReport
 from flash_helpers.build.sass import Instruction, hot_path, main_loop
-from flash_helpers.configs.hopper import MMA_K, HopperForwardKernelConfig
-from flash_helpers.configs.softmax import SoftmaxReference
+from flash_helpers.kernels.hopper.forward.config import MMA_K, HopperForwardKernelConfig
+from flash_helpers.kernels.softmax import SoftmaxReference
 
 MAX_DESCRIPTOR_MOVES = 4  # R2UR in the steady loop: the slots of K, V and Q, and one address
 MAX_DRIFT = 0.05  # of a recorded count

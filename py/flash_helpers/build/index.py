@@ -16,9 +16,9 @@ from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import KernelCache, digest_of
 from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult
-from flash_helpers.build.families import FAMILIES, KernelFamily, family_of
 from flash_helpers.build.instantiations import kernel_id, kernel_source
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.families import FAMILIES, KernelFamily, family_of
+from flash_helpers.kernels.kernel import ForwardKernel
 
 
 def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flash_helpers.build.families import FAMILIES, common_family, family_of
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.families import FAMILIES, common_family, family_of
+from flash_helpers.kernels.kernel import ForwardKernel
 
 TABLE_FILE = "flash_kernels.cuh"
 LIBRARY_FILE = "library.cpp"

@@ -19,8 +19,8 @@ from flash_helpers.build import BuildError, build_kernels
 from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.wheel_sets import NAMES, SETS, wheel_kernels
 from flash_helpers.commands.writable import NotWritableError, check_folder
-from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.kernel_selection import select_kernels
+from flash_helpers.kernels.kernel import ForwardKernel
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 INPUTS = ("flash_attention", "py", "src", "pyproject.toml", "setup.py", "README.md", "LICENSE")

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
 
-from flash_attention.candidates import head_sizes
-from flash_attention.problem import AttentionProblem
-from flash_attention.select import select
-from flash_helpers.configs.ampere_sets import CHOICES as AMPERE_CHOICES
-from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.hopper_choices import CHOICES as HOPPER_CHOICES
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.tune.lookup import TuningResults
+from flash_helpers.kernels.ampere.forward.choices import CHOICES as AMPERE_CHOICES
+from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.forward.choices import CHOICES as HOPPER_CHOICES
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.results.lookup import TuningResults
+from flash_helpers.select.candidates import head_sizes
+from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.select.select import select
 
 Sizes = tuple[int, int]
 Mask = tuple[int | None, int | None]

@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.build import BuildResult, CompiledKernel, KernelCache, build_kernels
-from flash_helpers.build.families import FAMILIES, family_of
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.targets import select_targets
 from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
+from flash_helpers.kernels.families import FAMILIES, family_of
 
 
 @dataclass(frozen=True)

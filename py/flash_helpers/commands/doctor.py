@@ -17,15 +17,15 @@ from rich.text import Text
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import CompilerNotFoundError, KernelCache, SourcesNotFoundError, built_kernels
-from flash_helpers.build.families import FAMILIES
 from flash_helpers.build.nvcc import PIP_PACKAGES, find_nvcc
 from flash_helpers.build.sass import find_tool
 from flash_helpers.build.sources import include_root
 from flash_helpers.commands.cache import cache_parts
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.writable import check_file
-from flash_helpers.tune.database import TuningDatabase, default_path
-from flash_helpers.tune.device import driver_version
+from flash_helpers.kernels.families import FAMILIES
+from flash_helpers.results.database import TuningDatabase, default_path
+from flash_helpers.results.device import driver_version
 
 OK, LIMITED, BROKEN = "ok", "limited", "broken"
 MIN_CUDA_DRIVER = {12: 525, 13: 580}

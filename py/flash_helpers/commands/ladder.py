@@ -17,17 +17,17 @@ from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.build import build_kernels
-from flash_helpers.build.families import family_of
 from flash_helpers.commands.build import compile_progress
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.targets import present_targets
 from flash_helpers.commands.writable import check_file, check_folder
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.configs.ladder import Rung
-from flash_helpers.configs.ladders import LADDERS, get_ladder
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.kernel_selection import CAUSAL
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.ladder import Rung
+from flash_helpers.kernels.ladders import LADDERS, get_ladder
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem, grid
 from flash_helpers.report.command import write_report
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flash_helpers.build.families import FAMILIES
+from flash_helpers.kernels.families import FAMILIES
 
 
 def present_targets() -> list[int]:

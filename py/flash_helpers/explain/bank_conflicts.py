@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from flash_helpers.configs.ampere import WARP_SIZE
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernels.ampere.forward.config import WARP_SIZE
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.kernel import ForwardConfig
 
 BANKS = 32
 BANK_BYTES = 4

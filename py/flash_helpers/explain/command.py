@@ -8,10 +8,6 @@ from rich.console import Console
 
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.writable import check_file
-from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain
 from flash_helpers.explain.problem_explanation import (
     ProblemExplanation,
@@ -21,6 +17,10 @@ from flash_helpers.explain.problem_explanation import (
 )
 from flash_helpers.explain.render import diff_table, explanation_table
 from flash_helpers.kernel_selection import parse_kernel
+from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
 
 
@@ -87,8 +87,8 @@ def explain_problem_command(
         flash_attention.errors.NoKernelError: no kernel computes the problem.
         NotWritableError: ``json_path`` can't be written.
     """
-    from flash_helpers.tune.choice import attention_problem, check_head_size, choose
-    from flash_helpers.tune.lookup import TuningResults
+    from flash_helpers.results.lookup import TuningResults
+    from flash_helpers.select.choice import attention_problem, check_head_size, choose
 
     check_file(json_path)
     console = console or console_for(json_path)

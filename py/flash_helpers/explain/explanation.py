@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.explain.bank_conflicts import SharedAccess, shared_accesses
 from flash_helpers.explain.floors import Floors, Work, floors, matrix_share, work
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
 from flash_helpers.explain.resources import Occupancy, Registers, Waves, occupancy, predict_registers
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.problem import Problem
 
 # exp2 results of one SM in a clock: 16 on every GPU from compute capability 8.0 to 9.0

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardKernel
 from flash_helpers.explain.floors import Floors, floors, matrix_share, work
 from flash_helpers.explain.resources import Occupancy, occupancy, predict_registers
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.problem import Problem
-from flash_helpers.tune.choice import able_kernels
-from flash_helpers.tune.lookup import TunedBucket, TunedKernel
+from flash_helpers.results.lookup import TunedBucket, TunedKernel
+from flash_helpers.select.choice import able_kernels
 
 SHOWN = 6  # candidates of the table; --json has all
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-from flash_helpers.configs.ampere import FlashForwardKernelConfig
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.hopper import (
+from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.hopper.forward.config import (
     PRODUCT_WIDTHS,
     REGISTERS,
     WARPGROUP_ROWS,
@@ -17,8 +17,8 @@ from flash_helpers.configs.hopper import (
     NextItem,
     SoftmaxReference,
 )
-from flash_helpers.configs.kernel import ForwardConfig
-from flash_helpers.configs.sets import skip_autotune_reason
+from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.sets import skip_autotune_reason
 
 CHOICES: dict[str, tuple[int | bool, ...]] = {
     "B_r": (32, 64, 128, 256),

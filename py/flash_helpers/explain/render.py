@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
 from flash_helpers.explain.explanation import Explanation
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 
 Line = tuple[str, str]
 

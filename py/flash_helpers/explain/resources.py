@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flash_helpers.configs import hopper
-from flash_helpers.configs.ampere import WARP_SIZE
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.hopper import HopperForwardKernelConfig
-from flash_helpers.configs.kernel import ForwardConfig
-from flash_helpers.configs.sets import MAX_REGISTERS, REGISTER_OVERHEAD
+from flash_helpers.kernels.ampere.forward.config import WARP_SIZE
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.hopper.forward import config as hopper
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.sets import MAX_REGISTERS, REGISTER_OVERHEAD
 
 # How the hardware hands out an SM's resources (CUDA occupancy calculator, compute capability 8.0 to 9.0).
 REGISTER_UNIT = 8  # a thread's registers are rounded up to this

@@ -15,12 +15,12 @@ from flash_helpers.benchmark.results import (
     broken_rows,
     check_same_card,
 )
-from flash_helpers.configs.ladders import LADDERS, get_ladder
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     get_kernel_progression_configs,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 
 OURS = "this library"  # the fastest configuration of each size

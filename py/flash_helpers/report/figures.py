@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import matplotlib
 from matplotlib.figure import Figure
 
-from flash_helpers.configs.device_facts import KNOWN_DEVICES, DeviceFacts
+from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import OURS, Report, family_label, seq_lens_of
 from flash_helpers.report.style import FAINT, INK, PALETTE, RC, series_style

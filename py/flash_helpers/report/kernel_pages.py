@@ -18,8 +18,8 @@ from typing import Annotated
 import typer
 
 from flash_helpers.build.gates import AMPERE_RECORD, TARGETS, load_record
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.ladders import LADDERS, get_ladder
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import Report, load_report
 from flash_helpers.report.page import facts_line

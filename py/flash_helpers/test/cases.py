@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.parsing import parse_kernel_name_into_config
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.test.reference import reference
 
 LAYOUTS = ("contiguous", "transposed", "strided", "packed", "offset", "last_stride", "one_batch", "one_head")

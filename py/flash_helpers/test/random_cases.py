@@ -32,8 +32,6 @@ from hypothesis import strategies as st
 from flash_helpers.benchmark.runner import named_device
 from flash_helpers.commands.errors import shown_errors
 from flash_helpers.commands.writable import check_file
-from flash_helpers.configs.ampere_decode import choose_ampere_decode_config
-from flash_helpers.configs.ampere_sets import choose_ampere_kernel
 from flash_helpers.kernel_configs import (
     DeviceFacts,
     DType,
@@ -42,6 +40,8 @@ from flash_helpers.kernel_configs import (
     ForwardTraits,
     choose_hopper_kernel,
 )
+from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.test.cases import LAYOUTS, Case
 
 FEATURES = (
@@ -200,8 +200,8 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
         named: the kernel whose configuration it names; None: any will do.
         kernels: all that are built.
     """
-    from flash_attention.candidates import kernel_for, unable_reason
-    from flash_attention.problem import AttentionProblem, visible_limits
+    from flash_helpers.select.candidates import kernel_for, unable_reason
+    from flash_helpers.select.problem import AttentionProblem, visible_limits
 
     left, right = visible_limits(case.causal, case.window, case.seq_len_q, case.seq_len_k)
     problem = AttentionProblem(

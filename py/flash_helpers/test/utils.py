@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_helpers.configs.dtype import DType
-from flash_helpers.configs.kernel import ForwardConfig
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.test.reference import reference
 
 __all__ = [

@@ -4,10 +4,10 @@
 a GPU; measuring does.
 """
 
-from flash_helpers.tune.bucket import Bucket
-from flash_helpers.tune.database import Measurement, TuningDatabase
-from flash_helpers.tune.device import TunedDevice
-from flash_helpers.tune.lookup import TunedBucket, TunedKernel, TuningResults, lookup, tuned_configs
+from flash_helpers.results.bucket import Bucket
+from flash_helpers.results.database import Measurement, TuningDatabase
+from flash_helpers.results.device import TunedDevice
+from flash_helpers.results.lookup import TunedBucket, TunedKernel, TuningResults, lookup, tuned_configs
 
 __all__ = [
     "Bucket",

@@ -18,13 +18,13 @@ from flash_helpers.build import CompiledKernel
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.writable import check_file, check_folder
-from flash_helpers.configs.dtype import DType
 from flash_helpers.kernel_selection import CAUSAL, select_configs
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import grid
-from flash_helpers.tune.bucket import Bucket
+from flash_helpers.results.bucket import Bucket
+from flash_helpers.results.tables import export_table
 from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import tuning_space
-from flash_helpers.tune.tables import export_table
 from flash_helpers.tune.tuner import tune
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from flash_helpers.build import CompiledKernel, KernelCompileError, build_kernels
-from flash_helpers.configs.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import ForwardKernel
 
 OnKernel = Callable[[CompiledKernel, int, int], None]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flash_helpers.problem import Problem
-from flash_helpers.tune.bucket import Bucket
+from flash_helpers.results.bucket import Bucket
+from flash_helpers.results.database import Measurement
 from flash_helpers.tune.compile import OnKernel
-from flash_helpers.tune.database import Measurement
 from flash_helpers.tune.space import Pruned
 
 

@@ -17,13 +17,13 @@ from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.measuring import DeviceLostError, compared, failure_text
 from flash_helpers.benchmark.results import Row
 from flash_helpers.benchmark.timing import TimedCall, Timer
-from flash_helpers.build.families import family_of
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem
-from flash_helpers.tune.bucket import Bucket
-from flash_helpers.tune.database import FINAL, Measurement, TuningDatabase
-from flash_helpers.tune.device import TunedDevice, present_sources, sources_digest
+from flash_helpers.results.bucket import Bucket
+from flash_helpers.results.database import FINAL, Measurement, TuningDatabase
+from flash_helpers.results.device import TunedDevice, present_sources, sources_digest
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
 from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import prune

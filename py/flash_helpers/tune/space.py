@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.configs.traits import ForwardTraits
 from flash_helpers.explain.floors import floors, matrix_share, work
 from flash_helpers.explain.resources import Waves, occupancy, predict_registers
 from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_hopper_kernels_to_build
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
 
 PRUNE_FACTOR = 2.0  # a candidate that the model expects to take this much longer than the best is left out

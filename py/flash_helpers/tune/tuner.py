@@ -15,13 +15,13 @@ import torch
 
 from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
 from flash_helpers.benchmark.timing import Timer, timer_for
-from flash_helpers.configs.device_facts import DeviceFacts
-from flash_helpers.configs.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem
-from flash_helpers.tune.choice import chosen_kernels
+from flash_helpers.results.database import TuningDatabase
+from flash_helpers.results.device import TunedDevice
+from flash_helpers.select.choice import chosen_kernels
 from flash_helpers.tune.compile import OnKernel, compile_candidates
-from flash_helpers.tune.database import TuningDatabase
-from flash_helpers.tune.device import TunedDevice
 from flash_helpers.tune.halving import Plan
 from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.session import Session

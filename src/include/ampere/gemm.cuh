@@ -11,9 +11,9 @@
 // large accumulators leave registers for.
 #pragma once
 
+#include "ampere/forward/static_kernel_configuration.cuh"
 #include "ampere/load_store.cuh"
-#include "ampere/static_kernel_configuration.cuh"
-#include "ptx.cuh"
+#include "common/ptx.cuh"
 
 namespace flash::ampere {
 

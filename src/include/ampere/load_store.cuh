@@ -6,8 +6,8 @@
 
 #include <utility>
 
-#include "ampere/static_kernel_configuration.cuh"
-#include "ptx.cuh"
+#include "ampere/forward/static_kernel_configuration.cuh"
+#include "common/ptx.cuh"
 
 namespace flash::ampere {
 

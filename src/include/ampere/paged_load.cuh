@@ -5,9 +5,9 @@
 
 #include <type_traits>
 
-#include "ampere/forward_kernel_args.cuh"
+#include "ampere/forward/kernel_args.cuh"
 #include "ampere/load_store.cuh"
-#include "page_table.cuh"
+#include "common/page_table.cuh"
 
 namespace flash::ampere {
 

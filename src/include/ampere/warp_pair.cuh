@@ -20,9 +20,9 @@
 // there next. So one barrier of the pair for each message is enough.
 #pragma once
 
+#include "ampere/forward/static_kernel_configuration.cuh"
 #include "ampere/gemm.cuh"
-#include "ampere/static_kernel_configuration.cuh"
-#include "ptx.cuh"
+#include "common/ptx.cuh"
 
 namespace flash::ampere {
 

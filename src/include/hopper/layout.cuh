@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "cuda_utils.cuh"
+#include "common/cuda_utils.cuh"
 
 namespace flash::hopper {
 

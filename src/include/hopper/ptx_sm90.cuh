@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "ptx.cuh"
+#include "common/ptx.cuh"
 
 namespace flash::hopper {
 

@@ -6,8 +6,8 @@
 // numbers from the counter, and sends them to the second.
 #pragma once
 
-#include "hopper/forward_kernel_args.cuh"
-#include "hopper/pipeline.cuh"
+#include "hopper/forward/kernel_args.cuh"
+#include "hopper/forward/pipeline.cuh"
 #include "hopper/sequence_finder.cuh"
 
 namespace flash::hopper {

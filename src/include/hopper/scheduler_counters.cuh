@@ -22,7 +22,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "hopper/forward_kernel_args.cuh"
+#include "hopper/forward/kernel_args.cuh"
 
 namespace flash::hopper {
 

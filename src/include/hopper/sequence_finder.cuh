@@ -3,9 +3,9 @@
 // sequence is looked at once.
 #pragma once
 
-#include "hopper/forward_kernel_args.cuh"
-#include "hopper/static_kernel_configuration.cuh"
-#include "sequence_rows.cuh"
+#include "common/sequence_rows.cuh"
+#include "hopper/forward/kernel_args.cuh"
+#include "hopper/forward/static_kernel_configuration.cuh"
 
 namespace flash::hopper {
 

@@ -15,9 +15,9 @@
 
 #include <cstdint>
 
+#include "common/mask.cuh"
 #include "flash_attention.cuh"
 #include "hopper/layout.cuh"
-#include "mask.cuh"
 
 namespace flash::hopper {
 

@@ -46,10 +46,10 @@ template <int D> __global__ void do_nothing(float scale) { if (scale > D) __trap
 
 def make_small_root(root: Path) -> Path:
     """Writes an include root whose ampere kernel does nothing."""
-    (root / "ampere").mkdir(parents=True)
+    (root / "ampere" / "forward").mkdir(parents=True)
     shutil.copy(include_root() / "flash_attention.cuh", root)
-    (root / "ampere" / "forward_launcher.cuh").write_text(_SMALL_LAUNCHER)
+    (root / "ampere" / "forward" / "launcher.cuh").write_text(_SMALL_LAUNCHER)
     (root / "ampere" / "inner.cuh").write_text(_SMALL_KERNEL)
-    (root / "hopper").mkdir()
-    (root / "hopper" / "forward_launcher.cuh").write_text("#pragma once\n")
+    (root / "hopper" / "forward").mkdir(parents=True)
+    (root / "hopper" / "forward" / "launcher.cuh").write_text("#pragma once\n")
     return root

@@ -13,7 +13,6 @@ from echo_kernel import Problem, compile_library, find_echo
 
 from flash_attention.backends import cuda
 from flash_helpers.build import KernelCache, build_kernels
-from flash_helpers.build.families import FAMILIES
 from flash_helpers.build.sources import include_root
 from flash_helpers.kernel_configs import (
     PLAIN,
@@ -23,6 +22,7 @@ from flash_helpers.kernel_configs import (
     ForwardTraits,
     HopperForwardKernelConfig,
 )
+from flash_helpers.kernels.families import FAMILIES
 
 CONFIG = FlashForwardKernelConfig(DType.BF16, 64, 128, 32, 8, True, False, True, 2, 2, 0, False, True)
 FIELDS = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}

@@ -60,7 +60,7 @@ def test_ids_of_all_kernels_differ():
 
 def test_unit_defines_the_record_the_table_names(kernel):
     unit, table = kernel_source(kernel, 86), table_source([kernel])
-    assert '#include "ampere/forward_launcher.cuh"' in unit
+    assert '#include "ampere/forward/launcher.cuh"' in unit
     assert (
         f"flash::ampere::make_record<{kernel.config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}, 86>()"
         in unit

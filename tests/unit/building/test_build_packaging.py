@@ -46,7 +46,7 @@ def test_wheel_holds_every_source(wheel):
     modules = [path.relative_to(ROOT / "py") for path in (ROOT / "py").rglob("*.py")]
     modules += [path.relative_to(ROOT) for path in (ROOT / "flash_attention").rglob("*.py")]
     assert {str(path) for path in modules} <= names
-    tables = (ROOT / "py" / "flash_helpers" / "tune" / "tables").glob("*.json")
+    tables = (ROOT / "py" / "flash_helpers" / "results" / "tables").glob("*.json")
     assert {str(path.relative_to(ROOT / "py")) for path in tables} <= names
 
 

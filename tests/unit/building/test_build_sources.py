@@ -21,13 +21,13 @@ def test_include_root_missing(monkeypatch, tmp_path):
 def test_headers_are_found_transitively(small_root):
     names = {
         str(path.relative_to(small_root))
-        for path in sources.headers_of("ampere/forward_launcher.cuh", small_root)
+        for path in sources.headers_of("ampere/forward/launcher.cuh", small_root)
     }
-    assert names == {"ampere/forward_launcher.cuh", "ampere/inner.cuh", "flash_attention.cuh"}
+    assert names == {"ampere/forward/launcher.cuh", "ampere/inner.cuh", "flash_attention.cuh"}
 
 
 def test_digest_follows_every_header_and_not_the_place(small_root, tmp_path):
-    header = "ampere/forward_launcher.cuh"
+    header = "ampere/forward/launcher.cuh"
     before = sources.digest_of_headers(header, small_root)
     inner = small_root / "ampere" / "inner.cuh"
     inner.write_text(inner.read_text() + "// more\n")

@@ -1,0 +1,1 @@
+"""What is refused before anything runs."""

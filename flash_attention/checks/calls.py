@@ -1,0 +1,281 @@
+"""Checks of the tensors of ``attention`` and its like, on top of those that all calls share (``checks``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends import DEVICE_TYPES
+from flash_attention.checks.options import checked_flag, checked_window, given
+from flash_attention.checks.tensors import (
+    check_config,
+    check_devices,
+    check_dtypes,
+    check_output,
+    check_tensors,
+)
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.select.problem import HEAD_SIZES, AttentionProblem
+
+DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
+
+
+# ---------------------------------------------------------------------- tensors
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layout: str,
+    paged: bool = False,
+    device_types: tuple[str, ...] = DEVICE_TYPES,
+) -> None:
+    """Types, devices, shapes and head counts.
+
+    Args:
+        layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
+        paged: the first dimension of k and v counts pages, not batch items.
+        device_types: where the tensors may be.
+
+    Raises:
+        TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
+    """
+    inputs = {"q": q, "k": k, "v": v}
+    check_tensors(inputs if sinks is None else {**inputs, "sinks": sinks})
+    if q.dtype not in DTYPES:
+        check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
+    check_dtypes(inputs, q.dtype, f"q is {q.dtype}")
+    check_devices(inputs, device_types)
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    rank = layout.count(",") + 1
+    if not q.ndim == k.ndim == v.ndim == rank:
+        other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
+        raise ValueError(f"q, k and v must be {layout}; given {shapes}; {other}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k and v must agree in all but the head size; given {shapes}")
+    if rank == 4 and not paged and q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"q, k and v must have one batch size; given {shapes}: use k.expand(…) to share keys"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k must have one head size; given {shapes}")
+    check_head_sizes(q.shape[-1], v.shape[-1])
+    check_heads(q.shape[-2], k.shape[-2])
+    if sinks is not None:
+        check_sinks(sinks, q)
+
+
+def check_head_sizes(d_head: int, d_head_v: int) -> None:
+    """Those that some kernel, perhaps a padded one, computes."""
+    for name, d in (("q and k", d_head), ("v", d_head_v)):
+        if d in HEAD_SIZES:
+            continue
+        if not 0 < d < HEAD_SIZES[-1]:
+            remedy = "other attention is PyTorch's, torch.nn.functional.scaled_dot_product_attention"
+        else:
+            wanted = -(-d // HEAD_SIZES.step) * HEAD_SIZES.step
+            # The scale is that of q and k: to pad v does not change it.
+            then = f"pass softmax_scale={d}**-0.5" if name != "v" else f"take the result's first {d} columns"
+            remedy = f"pad {name} with zeros to {wanted}, and {then}"
+        raise ValueError(
+            f"the head size of {name} is {d}; supported are the multiples of {HEAD_SIZES.step} from "
+            f"{HEAD_SIZES.start} to {HEAD_SIZES[-1]}: {remedy}"
+        )
+
+
+def check_heads(n_heads: int, n_heads_kv: int) -> None:
+    """Every kv head serves the same number of query heads."""
+    if n_heads_kv == n_heads or (n_heads_kv and n_heads and n_heads % n_heads_kv == 0):
+        return
+    raise ValueError(
+        f"q has {n_heads} heads and k and v have {n_heads_kv}; the heads of q must be a multiple of those of "
+        "k and v: for any other order give k and v a head for each of q, e.g. k[..., kv_head_of, :]"
+    )
+
+
+def check_sinks(sinks: Tensor, q: Tensor) -> None:
+    """One logit a query head, float32 or in q's type, on q's device."""
+    n_heads = q.shape[-2]
+    if tuple(sinks.shape) != (n_heads,):
+        raise ValueError(f"sinks has shape {tuple(sinks.shape)}; it must be ({n_heads},): one a head of q")
+    if sinks.dtype not in (torch.float32, q.dtype):
+        raise TypeError(f"sinks is {sinks.dtype}; it must be torch.float32 or {q.dtype}: use sinks.float()")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks is on {sinks.device}, q on {q.device}: move it with .to(q.device)")
+
+
+def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
+    """The output given by the caller."""
+    check_tensors({"out": out})
+    check_output("out", out, shape, inputs["q"].dtype, inputs)
+
+
+def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
+    """An explicit backend and an explicit configuration must fit the tensors."""
+    check_tensors({"q": q})
+    if not (backend is None or (isinstance(backend, str) and backend in DEVICE_TYPES)):
+        raise ValueError(f"backend is {given(backend)}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
+    if backend is not None and backend != q.device.type:
+        raise ValueError(
+            f"backend is {backend!r}, but the tensors are on {q.device}: move them with .to({backend!r}), or "
+            "pass backend=None"
+        )
+    if config is not None:
+        check_config(config, "config")
+        if config.dtype is not DTYPES.get(q.dtype, config.dtype):
+            raise TypeError(f"config computes in {config.dtype.name}, q is {q.dtype}: take one of q's type")
+
+
+def check_problem(problem: AttentionProblem) -> None:
+    """A problem that a caller made by hand: such that there are tensors of it.
+
+    Raises:
+        TypeError, ValueError: as for the tensors.
+    """
+    if not isinstance(problem, AttentionProblem):
+        raise TypeError(
+            f"a problem is {given(problem)}; it must be an AttentionProblem, which has the call's sizes and "
+            "features, e.g. AttentionProblem(DType.BF16, 1, 4096, 4096, 16, 16, 128, 128, right=0)"
+        )
+    if not isinstance(problem.dtype, DType):
+        raise TypeError(f"a problem's dtype is {given(problem.dtype)}; it must be DType.FP16 or DType.BF16")
+    for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv", "d_head", "d_head_v"):
+        size = getattr(problem, name)
+        if type(size) is not int or size < 0:
+            error = ValueError if type(size) is int else TypeError
+            raise error(f"a problem's {name} is {given(size)}; it must be an int, at least 0")
+    checked_window((problem.left, problem.right))
+    for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse"):
+        checked_flag(f"a problem's {name}", getattr(problem, name))
+    if (problem.paged and not problem.cached) or (problem.cached and not problem.varlen):
+        raise ValueError(
+            f"a problem has paged={problem.paged}, cached={problem.cached}, varlen={problem.varlen}; what is "
+            "paged is cached, and what is cached is varlen: turn these on too"
+        )
+    check_head_sizes(problem.d_head, problem.d_head_v)
+    check_heads(problem.n_heads, problem.n_heads_kv)
+
+
+# ---------------------------------------------------------------------- packed sequences
+def check_offsets(name: str, offsets: Tensor, q: Tensor) -> None:
+    """What is known of cumulative lengths without reading them."""
+    check_tensors({name: offsets})
+    if offsets.ndim != 1 or not offsets.numel():
+        raise ValueError(
+            f"{name} has shape {tuple(offsets.shape)}; it must be (batch + 1,): 0, then each sequence's end"
+        )
+    check_int32_row(name, offsets, q)
+
+
+def check_int32_row(name: str, row: Tensor, q: Tensor) -> None:
+    """Numbers that a kernel reads: int32, on the device of q, one behind the other."""
+    if row.dtype is not torch.int32:
+        raise TypeError(f"{name} is {row.dtype}; it must be torch.int32: use {name}.int()")
+    if row.device != q.device:
+        raise ValueError(f"{name} is on {row.device}, q on {q.device}: move it with .to(q.device)")
+    if not row.is_contiguous():
+        raise ValueError(f"{name} has stride {row.stride(0)}; it must be 1: pass {name}.contiguous()")
+
+
+def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
+    """How many keys of each batch item there are: (batch,) int32 on the device of q, contiguous."""
+    check_tensors({name: seqused})
+    if tuple(seqused.shape) != (q.shape[0],):
+        raise ValueError(
+            f"{name} has shape {tuple(seqused.shape)}; it must be ({q.shape[0]},): a count a batch item"
+        )
+    check_int32_row(name, seqused, q)
+
+
+def check_block_table(block_table: Tensor, q: Tensor) -> None:
+    """The pages of each batch item: (batch, max_pages) int32 on the device of q."""
+    check_tensors({"block_table": block_table})
+    if block_table.dtype is not torch.int32:
+        raise TypeError(f"block_table is {block_table.dtype}; it must be torch.int32: use block_table.int()")
+    if block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"block_table has shape {tuple(block_table.shape)}; it must be ({q.shape[0]}, max_pages): a row "
+            "a batch item"
+        )
+    if block_table.device != q.device:
+        raise ValueError(f"block_table is on {block_table.device}, q on {q.device}: use .to(q.device)")
+
+
+def check_pages(block_table: Tensor, counts: Tensor, k: Tensor) -> None:
+    """Reads the pages that hold a key, which on a GPU waits for them.
+
+    Args:
+        block_table: (batch, max_pages).
+        counts: (batch,), how many keys of each batch item there are.
+        k: (n_pages, page_size, n_heads_kv, d_head).
+
+    Raises:
+        ValueError: there is no such page.
+    """
+    n_pages, page_size = k.shape[:2]
+    # The first key of each page.
+    firsts = torch.arange(block_table.shape[1], device=block_table.device) * page_size
+    used = firsts < counts[:, None]
+    wrong = (used & ((block_table < 0) | (block_table >= n_pages))).nonzero()
+    if len(wrong):
+        item, place = wrong[0].tolist()
+        there = f"the pages 0 to {n_pages - 1}" if n_pages else "no page"
+        raise ValueError(
+            f"block_table[{item}, {place}] is {int(block_table[item, place])}, and that page holds keys of "
+            f"the item; k and v have {there}"
+        )
+
+
+def check_packing(
+    q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int
+) -> None:
+    """All that is known of packed sequences without reading the offsets."""
+    check_offsets("cu_seqlens_q", cu_seqlens_q, q)
+    check_offsets("cu_seqlens_k", cu_seqlens_k, q)
+    check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    check_max_seqlen("max_seqlen_k", max_seqlen_k)
+    if cu_seqlens_q.numel() != cu_seqlens_k.numel():
+        raise ValueError(
+            f"cu_seqlens_q has {cu_seqlens_q.numel()} entries, cu_seqlens_k {cu_seqlens_k.numel()}; both "
+            "need batch + 1"
+        )
+
+
+def check_max_seqlen(name: str, value: int) -> None:
+    """A host number, since a launch needs it. That of a tracer is known when the call runs."""
+    if isinstance(value, torch.SymInt):
+        return
+    if type(value) is not int or value < 0:
+        error = ValueError if type(value) is int else TypeError
+        raise error(
+            f"{name} is {given(value)}; it must be an int, at least 0: the length of the longest sequence"
+        )
+
+
+def check_offset_values(
+    name: str, offsets: Tensor, total: int, max_seqlen_name: str, max_seqlen: int
+) -> None:
+    """Reads cumulative lengths, which on a GPU waits for them.
+
+    Raises:
+        ValueError: they do not start at 0, decrease, do not end at ``total``, or pass the longest length.
+    """
+    offsets = offsets.long()  # differences of 32-bit numbers need 33
+    lengths = offsets.diff()
+    first, last = offsets[0], offsets[-1]
+    shortest = lengths.min() if lengths.numel() else first.new_zeros(())
+    longest = lengths.max() if lengths.numel() else first.new_zeros(())
+    first, last, shortest, longest = torch.stack((first, last, shortest, longest)).tolist()
+    if first != 0:
+        raise ValueError(f"{name} starts with {first}; it must start with 0")
+    if shortest < 0:
+        raise ValueError(
+            f"{name} decreases by {-shortest} somewhere; each entry must be at least the one before"
+        )
+    if last != total:
+        raise ValueError(f"{name} ends with {last}; it must end with the number of packed rows, {total}")
+    if longest > max_seqlen:
+        raise ValueError(
+            f"the longest sequence by {name} has {longest} rows; {max_seqlen_name} is {max_seqlen}"
+        )

@@ -1,0 +1,116 @@
+"""Checks of single options: flags, numbers, windows, and arguments that ask for what there is not."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from numbers import Real
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flash_attention.checks.tensors import check_tensors
+from flash_helpers.select.problem import Window
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+FLOAT32_TINY = torch.finfo(torch.float32).tiny
+
+
+def given(value: object) -> str:
+    """A value in a message: short, and of a tensor no elements, which may have to be waited for."""
+    if isinstance(value, Tensor) and not value.is_nested:
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype} on {value.device}"
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a {type(value).__name__}"
+    return reprlib.repr(value)
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true."""
+    if isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} is {given(value)}; it must be True or False")
+
+
+def checked_scale(softmax_scale: float | None, d_head: int) -> float:
+    """The factor of the scores; None: d_head ** -0.5.
+
+    Raises:
+        TypeError: not a number that the host can read without waiting.
+        ValueError: not finite in float32.
+        NotImplementedError: a tensor that requires grad, in grad mode.
+    """
+    if softmax_scale is None:
+        return d_head**-0.5
+    scale = checked_number("softmax_scale", softmax_scale)
+    if not abs(scale) <= FLOAT32_MAX:
+        raise ValueError(
+            f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
+            "means zero"
+        )
+    return scale
+
+
+def checked_softcap(softcap: float) -> float:
+    """The bound of the logits; 0: none. TypeError: no number; ValueError: negative, no finite float32.
+
+    A cap below the smallest normal float32 is raised to it: no score differs, and as a float32 it is not 0.
+    """
+    cap = checked_number("softcap", softcap)
+    if not 0 <= cap <= FLOAT32_MAX:
+        raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
+    return max(cap, FLOAT32_TINY) if cap else cap
+
+
+def checked_window(window: Window) -> Window:
+    """(left, right). Raises TypeError (not two whole numbers or None), ValueError (negative)."""
+    if not (isinstance(window, tuple | list) and len(window) == 2):
+        raise TypeError(
+            f"window is {given(window)}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
+        )
+    left, right = window
+    for name, limit in (("left", left), ("right", right)):
+        if limit is None:
+            continue
+        if isinstance(limit, torch.SymInt):  # of a tracer; the call that runs has a number
+            continue
+        if type(limit) is not int:
+            raise TypeError(
+                f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
+            )
+        if limit < 0:
+            raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
+    return left, right
+
+
+def checked_number(name: str, value: object) -> float:
+    """A real number, or a 0-d CPU tensor of one, of which no gradient is wanted; TypeError: none of these."""
+    if (
+        isinstance(value, Tensor)
+        and value.ndim == 0
+        and value.device.type == "cpu"
+        and not value.dtype.is_complex
+    ):
+        check_tensors({name: value})  # a factor that is learnt needs a gradient
+        return float(value.detach())
+    if isinstance(value, Real | torch.SymFloat | torch.SymInt):
+        try:
+            return float(value)
+        except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
+            return math.inf
+    raise TypeError(
+        f"{name} is {given(value)}; it must be a real number (or a 0-d CPU tensor of one): reading it must "
+        "not wait for a device"
+    )
+
+
+def refuse(**arguments: object) -> None:
+    """Raises NotImplementedError for the first argument that is neither None nor the number 0."""
+    for name, value in arguments.items():
+        if value is None or (isinstance(value, Real) and value == 0):
+            continue
+        neutral = {"dropout_p": "0", "num_splits": "0", "return_debug_mask": "False"}.get(name, "None")
+        raise NotImplementedError(
+            f"{name} is {given(value)}; flash-attention-kernels has no such feature: pass {neutral}"
+        )

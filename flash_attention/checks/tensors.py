@@ -1,0 +1,320 @@
+"""Every check of a call's arguments, shared by all backends and made before anything is launched.
+
+A message names the argument, what was given, what is allowed and what to do. A call on CUDA tensors is
+checked when it is new; ``remembered`` launches its like again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from flash_attention.backends import DEVICE_TYPES, backend
+from flash_attention.checks.memory import ALIGNMENT, misaligned_stride, misalignment, overlap, overlaps_itself
+from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
+from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
+from flash_helpers.kernels.kernel import ForwardConfig
+
+is_batched = torch._C._functorch.is_batchedtensor
+ORDINARY_DISPATCH = Tensor.__torch_dispatch__
+
+MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
+MIN_CAPABILITY = (8, 0)
+FIELD_TYPES = {
+    "DType": DType,
+    "SoftmaxReference": SoftmaxReference,
+    "NextItem": NextItem,
+    "int": int,
+    "bool": bool,
+}
+
+
+# ---------------------------------------------------------------------- configuration
+@dataclass(frozen=True)
+class ForwardPlan:
+    """What a configuration demands of the tensors, worked out once.
+
+    Attributes:
+        kernel: the configuration with plain traits.
+        dtype: element type of all tensors.
+        seq_multiple: sequence lengths must be multiples of this.
+        softmax_scale: d_head ** -0.5.
+        devices: where the configuration is known to run.
+    """
+
+    kernel: ForwardKernel
+    dtype: torch.dtype
+    d_head: int
+    B_r: int
+    seq_multiple: int
+    softmax_scale: float
+    devices: set[torch.device] = field(default_factory=lambda: {torch.device("cpu")})
+
+
+_plans: dict[ForwardConfig, ForwardPlan] = {}
+
+
+def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
+    """The plan of a configuration, which is checked when it is first seen.
+
+    Raises:
+        TypeError: not a configuration, or a field has the wrong type.
+        InfeasibleConfigError: no GPU can run it.
+    """
+    try:
+        plan = _plans[kernel_cfg]
+        if plan.kernel.config is kernel_cfg:
+            return plan
+    except (KeyError, TypeError):  # new, or not hashable and so no configuration
+        pass
+    check_config(kernel_cfg, "kernel_cfg")
+    plan = ForwardPlan(
+        kernel=ForwardKernel(kernel_cfg),
+        dtype=kernel_cfg.dtype.to_torch_dtype(),
+        d_head=kernel_cfg.d_head,
+        B_r=kernel_cfg.B_r,
+        seq_multiple=math.lcm(kernel_cfg.B_r, kernel_cfg.B_c),
+        softmax_scale=kernel_cfg.d_head**-0.5,
+    )
+    _plans[kernel_cfg] = plan
+    return plan
+
+
+def check_config(config: ForwardConfig, name: str) -> None:
+    """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
+
+    Args:
+        config: the configuration.
+        name: of the argument, for messages.
+    """
+    if not isinstance(config, ForwardConfig):
+        raise TypeError(
+            f"{name} is a {_type_name(config)}; it must be a FlashForwardKernelConfig or a "
+            "HopperForwardKernelConfig: build one, or "
+            "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
+        )
+    for f in fields(config):
+        value, wanted = getattr(config, f.name), FIELD_TYPES[str(f.type)]
+        if type(value) is not wanted:
+            raise TypeError(
+                f"{name}.{f.name} is {value!r}, a {_type_name(value)}; it must be a {wanted.__name__}"
+                + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
+            )
+    if reason := config.malformed_reason():
+        raise InfeasibleConfigError(f"{name} {config.short_form()} cannot run on any GPU: {reason}")
+
+
+# ---------------------------------------------------------------------- tensors
+def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> None:
+    """All of ``forward``'s contract. Each violation has one exception type.
+
+    Raises:
+        TypeError: not a dense tensor; dtype not the configuration's.
+        NotImplementedError: an input requires grad in grad mode.
+        ValueError: devices, shapes, strides, alignment, lengths, grid, or an o that does not fit.
+        DeviceNotSupportedError: the GPU is older than compute capability 8.0.
+        InfeasibleConfigError: the configuration does not fit the device.
+    """
+    config = plan.kernel.config
+    tensors = {"q": q, "k": k, "v": v}
+    check_tensors(tensors if o is None else {**tensors, "o": o})
+    for name, x in tensors.items():
+        if has_own_dispatch(x):
+            raise TypeError(
+                f"{name} is a {_type_name(x)}; forward runs at once, on plain tensors: call attention(…, "
+                "config=kernel_cfg), which is an operator to those who trace"
+            )
+    check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
+    check_devices(tensors)
+    if config.d_head_v != config.d_head:
+        raise ValueError(
+            f"kernel_cfg has d_head={config.d_head} and d_head_v={config.d_head_v}; forward() takes one head "
+            "size for q, k and v: call attention(q, k, v, config=kernel_cfg)"
+        )
+    if not q.shape == k.shape == v.shape or q.ndim != 4:
+        raise ValueError(
+            "q, k and v must have one shape (batch, seq, heads, d_head); given "
+            f"{_shapes(tensors)}. attention() takes other lengths and head counts for k and v"
+        )
+    batch, seq_len, n_heads, d_head = q.shape
+    if d_head != config.d_head:
+        raise ValueError(
+            f"the head size of q, k and v is {d_head}; kernel_cfg has d_head={config.d_head}: take a "
+            "configuration for this head size, or call attention(), which picks one"
+        )
+    for name, x in tensors.items():
+        check_rows(name, x)
+    if seq_len % plan.seq_multiple:
+        below = seq_len // plan.seq_multiple * plan.seq_multiple
+        raise ValueError(
+            f"seq_len is {seq_len}; kernel_cfg needs a multiple of B_r={config.B_r} and of B_c={config.B_c}: "
+            f"the nearest lengths are {below} and {below + plan.seq_multiple}. attention() takes any length"
+        )
+    check_grid(batch, n_heads, seq_len, config.B_r)
+    if o is not None:
+        check_output("o", o, tuple(q.shape), plan.dtype, tensors)
+    if q.device not in plan.devices:
+        check_fits_device(config, q.device)
+        plan.devices.add(q.device)
+
+
+def has_own_dispatch(x: Tensor) -> bool:
+    """Whether x is of a class that answers operators itself, as fake tensors do, which have no memory."""
+    return type(x).__torch_dispatch__ is not ORDINARY_DISPATCH
+
+
+def check_tensors(tensors: dict[str, Tensor]) -> None:
+    """Dense tensors, whose memory holds their values, that need no gradient."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
+        if x.layout is not torch.strided or x.is_nested:
+            kind = "nested" if x.is_nested else str(x.layout)
+            raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided)")
+        if torch.compiler.is_compiling():
+            continue  # operators get tensors whose memory holds their values
+        if is_batched(x):
+            raise NotImplementedError(
+                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all "
+                "of them in the batch dimension instead"
+            )
+        if x.is_neg():
+            raise ValueError(
+                f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
+                f"its values. Pass a tensor like {name}.resolve_neg()"
+            )
+    if torch.is_grad_enabled():
+        asking = [name for name, x in tensors.items() if x.requires_grad]
+        if asking:
+            raise NotImplementedError(
+                f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()"
+            )
+    if forward_ad._current_level >= 0:
+        for name, x in tensors.items():
+            if forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(
+                    f"{name} has a tangent, and there is no forward-mode derivative: pass {name}.detach()"
+                )
+
+
+def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:
+    """One element type for all, the given one."""
+    if any(x.dtype is not dtype for x in tensors.values()):
+        given = ", ".join(f"{name} {x.dtype}" for name, x in tensors.items())
+        wrong = next(name for name, x in tensors.items() if x.dtype is not dtype)
+        raise TypeError(
+            f"the element types are {given}; {reason} (supported: torch.float16, torch.bfloat16), and all "
+            f"tensors must have it: convert, e.g. {wrong}.to({dtype})"
+        )
+
+
+def check_devices(tensors: dict[str, Tensor], device_types: tuple[str, ...] = DEVICE_TYPES) -> None:
+    """One device for all, of one of these types."""
+    devices = {name: x.device for name, x in tensors.items()}
+    if len(set(devices.values())) > 1:
+        given = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"all tensors must be on one device; given {given}: move them with .to(device)")
+    name, device = next(iter(devices.items()))
+    if device.type not in device_types:
+        raise ValueError(
+            f"{name} is on device {device}; attention runs on {' and '.join(DEVICE_TYPES)}: move the tensors "
+            f"with .to('{DEVICE_TYPES[0]}')"
+        )
+
+
+def check_rows(name: str, x: Tensor, is_output: bool = False, has_address: bool = True) -> None:
+    """Rows along the head size: contiguous, and each at a multiple of 16 bytes."""
+    if not x.numel():
+        return
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        remedy = f"pass {name}.contiguous()"
+        reason = f"{name}'s last stride is {x.stride(-1)} (strides {tuple(x.stride())}); it must be 1"
+    elif why := misalignment(x) if has_address else misaligned_stride(x):
+        remedy = f"pass {name}.clone(memory_format=torch.contiguous_format)"
+        reason = f"every row of {name} must start at a multiple of {ALIGNMENT} bytes, but {why}"
+    else:
+        return
+    if is_output:  # a copy of it would be written in its place
+        remedy = f"pass {name}=None and copy the result to where it belongs"
+    raise ValueError(f"{reason}: {remedy}")
+
+
+def check_grid(batch: int, n_heads: int, seq_len: int, B_r: int) -> None:
+    """Blocks of the launch: one a query block, head and batch item."""
+    blocks = batch * n_heads * -(-seq_len // B_r)
+    if blocks > MAX_BLOCKS or seq_len > MAX_BLOCKS:
+        raise ValueError(
+            f"batch {batch} x heads {n_heads} x query blocks {-(-seq_len // B_r)} (seq_len {seq_len} in "
+            f"blocks of B_r={B_r}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: split the batch"
+        )
+
+
+def check_output(
+    name: str, o: Tensor, shape: tuple[int, ...], dtype: torch.dtype, inputs: dict[str, Tensor]
+) -> None:
+    """An output tensor given by the caller: written in place, so it must be apart from the inputs."""
+    check_output_kind(name, o, shape, dtype, next(iter(inputs.values())).device)
+    check_output_strides(name, o)
+    for other, x in inputs.items():
+        if overlap(o, x):
+            raise ValueError(
+                f"{name} overlaps {other} in memory, which is still read while {name} is written: pass an "
+                f"{name} of its own, or {name}=None"
+            )
+
+
+def check_output_kind(
+    name: str, o: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """What is known of an output tensor without its memory."""
+    if tuple(o.shape) != shape:
+        raise ValueError(
+            f"{name} has shape {tuple(o.shape)}; the result has {shape}: pass {name}=None to get one"
+        )
+    if o.dtype is not dtype:
+        raise TypeError(f"{name} is {o.dtype}; the result is {dtype}: pass an {name} of this type, or None")
+    if o.device != device:
+        raise ValueError(
+            f"{name} is on {o.device}; the inputs are on {device}: pass an {name} there, or None"
+        )
+
+
+def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None:
+    """Rows that a kernel can write, and no element in another's place."""
+    check_rows(name, o, is_output=True, has_address=has_address)
+    if overlaps_itself(o):
+        raise ValueError(
+            f"elements of {name} share memory (shape {tuple(o.shape)}, strides {tuple(o.stride())}); each "
+            f"needs its own: pass {name}=None to get a new tensor"
+        )
+
+
+def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
+    """Capability and resources of a CUDA device, from its facts."""
+    if device.type != "cuda":
+        return
+    facts = backend("cuda").device_facts_of(device)
+    capability = ".".join(map(str, facts.capability))
+    if facts.capability < MIN_CAPABILITY:
+        raise DeviceNotSupportedError(
+            f"{device} is a {facts.name} of compute capability {capability}; the kernels need "
+            f"{'.'.join(map(str, MIN_CAPABILITY))} or newer: use such a GPU, or CPU tensors"
+        )
+    if reason := config.infeasible_reason(facts):
+        raise InfeasibleConfigError(
+            f"kernel_cfg {config.short_form()} cannot run on {device} ({facts.name}, compute capability "
+            f"{capability}): {reason}; take a smaller tile or another family, or let attention() choose"
+        )
+
+
+def _type_name(x: object) -> str:
+    return type(x).__name__
+
+
+def _shapes(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())

@@ -1,0 +1,1 @@
+"""Calls under the names and with the meanings of other libraries."""

@@ -1,0 +1,412 @@
+"""The functions of flash-attn 2.8 by their names, with its signatures and meaning: only the import changes.
+
+What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
+``deterministic`` speaks of the backward pass there and may have any value. A window of -1 is no limit. With
+``return_attn_probs`` the third result is empty, as it is there without dropout. Head sizes up to 256 that are
+no multiple of 8 are padded with zeros, which copies the tensors, as it does there. Signatures are written
+out, since type checkers, editors and the API page read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flash_attention.attention import attention, attention_varlen
+from flash_attention.checks.options import given, refuse
+from flash_attention.checks.tensors import check_tensors
+from flash_attention.compat.kv_cache import attend_with_cache
+from flash_helpers.select.problem import HEAD_SIZES, Window
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Result = Tensor | tuple[Tensor, ...]
+
+
+# ---------------------------------------------------------------------- batches
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """Attention of each query to the keys of its batch item.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
+        k: (batch, seq_len_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
+        v: (batch, seq_len_k, n_heads_kv, d_head_v), likewise.
+        dropout_p: 0.0.
+        softmax_scale: factor of the scores; None: d_head ** -0.5.
+        causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
+        window_size: (left, right), keys that are visible before and after that place; -1: all.
+        softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
+        alibi_slopes: None.
+        deterministic: any value; equal calls always give equal bits.
+        return_attn_probs: also return the log-sum-exp.
+
+    Returns:
+        out (batch, seq_len_q, n_heads, d_head_v) like q; with ``return_attn_probs`` (out, lse (batch,
+        n_heads, seq_len_q) float32, an empty tensor).
+
+    Raises:
+        NotImplementedError: dropout_p, alibi_slopes.
+        and what ``flash_attention.attention`` raises.
+    """
+    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    return _with_probs(_cut(attention(_padded(q), _padded(k), _padded(v), **options), v))
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_func`` with keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
+        kv: (batch, seq_len_k, 2, n_heads_kv, d_head), of the type of q: keys, then values.
+        dropout_p and all behind it: as in ``flash_attn_func``.
+
+    Returns:
+        as ``flash_attn_func``.
+
+    Raises:
+        TypeError, ValueError: kv is no tensor of this shape.
+        and what ``flash_attn_func`` raises.
+    """
+    k, v = _unpacked("kv", kv, ("batch", "seq_len_k", "2", "n_heads_kv", "d_head"))
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_func`` with queries, keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        qkv: (batch, seq_len, 3, n_heads, d_head), float16 or bfloat16.
+        dropout_p and all behind it: as in ``flash_attn_func``.
+
+    Returns:
+        as ``flash_attn_func``.
+
+    Raises:
+        TypeError, ValueError: qkv is no tensor of this shape.
+        and what ``flash_attn_func`` raises.
+    """
+    q, k, v = _unpacked("qkv", qkv, ("batch", "seq_len", "3", "n_heads", "d_head"))
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- packed sequences
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Result:
+    """Attention within each of several sequences that are packed one behind the other.
+
+    Args:
+        q: (total_q, n_heads, d_head), float16 or bfloat16.
+        k: (total_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
+        v: (total_k, n_heads_kv, d_head_v), likewise.
+        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q.
+        cu_seqlens_k: likewise in k and v.
+        max_seqlen_q: the most queries of one sequence.
+        max_seqlen_k: the most keys of one sequence.
+        block_table: None.
+        dropout_p and all behind it: as in ``flash_attn_func``, within each sequence.
+
+    Returns:
+        out (total_q, n_heads, d_head_v) like q; with ``return_attn_probs`` (out, lse (n_heads, total_q)
+        float32, an empty tensor).
+
+    Raises:
+        NotImplementedError: dropout_p, alibi_slopes, block_table.
+        and what ``flash_attention.attention_varlen`` raises.
+    """
+    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    packing = (cu_seqlens_q, cu_seqlens_k, _host_number(max_seqlen_q), _host_number(max_seqlen_k))
+    out = attention_varlen(_padded(q), _padded(k), _padded(v), *packing, **options)
+    return _with_probs(_cut(out, v))
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_varlen_func`` with keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        q: (total_q, n_heads, d_head), float16 or bfloat16.
+        kv: (total_k, 2, n_heads_kv, d_head), of the type of q: keys, then values.
+        cu_seqlens_q and all behind it: as in ``flash_attn_varlen_func``.
+
+    Returns:
+        as ``flash_attn_varlen_func``.
+
+    Raises:
+        TypeError, ValueError: kv is no tensor of this shape.
+        and what ``flash_attn_varlen_func`` raises.
+    """
+    k, v = _unpacked("kv", kv, ("total_k", "2", "n_heads_kv", "d_head"))
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn_varlen_func`` with queries, keys and values in one tensor, of which nothing is copied.
+
+    Args:
+        qkv: (total, 3, n_heads, d_head), float16 or bfloat16.
+        cu_seqlens: (batch + 1,) int32 on the device of qkv: 0, then the end of each sequence.
+        max_seqlen: the most rows of one sequence.
+        dropout_p and all behind it: as in ``flash_attn_varlen_func``.
+
+    Returns:
+        as ``flash_attn_varlen_func``.
+
+    Raises:
+        TypeError, ValueError: qkv is no tensor of this shape.
+        and what ``flash_attn_varlen_func`` raises.
+    """
+    q, k, v = _unpacked("qkv", qkv, ("total", "3", "n_heads", "d_head"))
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- a cache
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Result:
+    """Attention to a cache of keys and values, after k and v are appended to it in place.
+
+    No length is read on the host, so that all lengths and tables may change between replays of a CUDA graph.
+    Kernels follow ``block_table`` and ``cache_batch_idx`` themselves.
+
+    Args:
+        q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
+        k_cache: (batch_cache, capacity, n_heads_kv, d_head), of the type of q, with at least as many items as
+            q; with ``block_table`` (n_pages, page_size, n_heads_kv, d_head), page_size a multiple of 16.
+            Where k is appended, no elements of the caches may share memory.
+        v_cache: like k_cache.
+        k: (batch, seq_len_new, n_heads_kv, d_head), of the cache's type, appended behind ``cache_seqlens``.
+            There must be room, and item and page must be there, which on a CUDA device is not checked before
+            the launch: what is not there is an error of the device.
+        v: like k.
+        rotary_cos: (seq_len_rotary, d_rotary / 2), applied to q and k at their positions.
+        rotary_sin: like rotary_cos.
+        cache_seqlens: keys in the cache before the call, (batch,) int32 or one int; None: the capacity.
+        cache_batch_idx: (batch,) int32 or int64, the item of the cache for each batch item; None: the first.
+        block_table: (batch, max_pages) int32, the pages of each batch item.
+        rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
+        num_splits: 0, the library chooses how many parts the keys are cut into.
+        cache_leftpad, alibi_slopes: None.
+        return_softmax_lse: also return the log-sum-exp.
+        softmax_scale, causal, window_size, softcap: as in ``flash_attn_func``.
+
+    Returns:
+        out like q; with ``return_softmax_lse`` (out, lse (batch, n_heads, seq_len_q) float32).
+
+    Raises:
+        NotImplementedError: cache_leftpad, alibi_slopes, num_splits other than 0 (the library chooses).
+        ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
+    """
+    refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
+    padded_k, padded_v = _padded(k_cache), _padded(v_cache)
+    result = attend_with_cache(
+        _padded(q),
+        padded_k,
+        padded_v,
+        None if k is None else _padded(k),
+        None if v is None else _padded(v),
+        rotary=None if rotary_cos is None and rotary_sin is None else (rotary_cos, rotary_sin),
+        rotary_interleaved=rotary_interleaved,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        block_table=block_table,
+        options=_options(q, softmax_scale, causal, window_size, softcap, return_softmax_lse),
+    )
+    for padded, cache in ((padded_k, k_cache), (padded_v, v_cache)):
+        if k is not None and padded is not cache:
+            cache.copy_(padded[..., : cache.shape[-1]])
+    return _cut(result, v_cache)
+
+
+# ---------------------------------------------------------------------- between the two libraries' words
+def _options(
+    q: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    lse: bool,
+) -> dict[str, Any]:
+    """The keywords of ``flash_attention.attention``. The scale is that of q as the caller gave it."""
+    if softmax_scale is None and _missing_columns(q):
+        softmax_scale = q.shape[-1] ** -0.5
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": _window(window_size),
+        "softcap": softcap,
+        "return_lse": lse,
+    }
+
+
+def _window(window_size: tuple[int, int]) -> Window:
+    try:
+        left, right = map(_host_number, window_size)
+        return (None if left < 0 else left), (None if right < 0 else right)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"window_size is {given(window_size)}; it must be two whole numbers (left, right), such as "
+            "(128, 0), where -1 means no limit"
+        ) from None
+
+
+def _host_number(x: Any) -> Any:
+    """The number in a tensor of one or of NumPy, as flash-attn takes it: that of a device is waited for."""
+    return int(x) if isinstance(x, Tensor | np.integer) and x.ndim == 0 else x
+
+
+def _with_probs(result: Result) -> Result:
+    if not isinstance(result, tuple):
+        return result
+    out, lse = result
+    return out, lse, out.new_empty(0)
+
+
+def _missing_columns(x: Any) -> int:
+    """Columns up to the next head size that kernels take."""
+    if not isinstance(x, Tensor) or x.is_nested or not x.ndim:
+        return 0
+    return -x.shape[-1] % HEAD_SIZES.step
+
+
+def _padded(x: Tensor) -> Tensor:
+    missing = _missing_columns(x)
+    return pad(x, (0, missing)) if missing else x
+
+
+def _cut(result: Result, v: Tensor) -> Result:
+    """A result whose output has no more columns than v has."""
+    if not _missing_columns(v):
+        return result
+    if isinstance(result, tuple):
+        return result[0][..., : v.shape[-1]], *result[1:]
+    return result[..., : v.shape[-1]]
+
+
+def _unpacked(name: str, packed: Tensor, shape: tuple[str, ...]) -> tuple[Tensor, ...]:
+    """The tensors of a packed one of this shape, by the names of its sizes. One is their number."""
+    check_tensors({name: packed})
+    n = int(shape[-3])
+    if packed.ndim != len(shape) or packed.shape[-3] != n:
+        raise ValueError(
+            f"{name} has shape {tuple(packed.shape)}; it must be ({', '.join(shape)}): stack the {n} tensors "
+            "along the third dimension from the end"
+        )
+    return packed.unbind(-3)

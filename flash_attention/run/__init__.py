@@ -1,0 +1,1 @@
+"""From a checked call to its launch."""

@@ -1,0 +1,107 @@
+"""Calls that were made before: the short way from a call to its launch.
+
+Checks, choice and arguments of a launch depend on a call's options and on the layouts of its tensors alone. A
+call that went the long way is remembered by them, and the next one like it is launched without asking again;
+see ``src/binding/call_table.hpp`` for what is still looked at. Whatever is not known, or not as it was, takes
+the long way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from flash_attention.backends import backend
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+
+if TYPE_CHECKING:
+    from flash_attention.backends.cuda import Launched
+
+MAX_TABLES = 256  # sets of options; each table holds at most 256 layouts
+_CONSTANTS = (str, bool, int, float, tuple, type(None))  # types of options that stay what they are
+
+Key = tuple[Any, ...]  # a call's name and options
+
+# With each table the configuration whose id is in its key: while the key is known, no other can have that id.
+_tables: dict[Key, tuple[Any, ForwardConfig | None]] = {}
+_latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
+
+
+def repeat(key: Key, *given: Any) -> Any:
+    """Makes a call that was made before.
+
+    Args:
+        key: the call's name and options, a configuration by its ``id``.
+        given: (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, numbers …), the last
+            may lack.
+
+    Returns:
+        The call's result, or None: it has to go the long way.
+    """
+    global _latest
+    try:
+        found = _tables.get(key)
+    except TypeError:  # an option that cannot be hashed
+        return None
+    if found is None or forward_ad._current_level >= 0:  # tangents are asked for by the checks alone
+        return None
+    table = found[0]
+    result = table(*given)
+    if result is not None:
+        _latest = table
+    return result
+
+
+def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
+    """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
+    found = _tables.get((id(kernel_cfg),))
+    if found is None or forward_ad._current_level >= 0:
+        return None
+    return found[0](q, k, v, o)
+
+
+def remember(
+    key: Key,
+    given: tuple[Any, ...],
+    config: ForwardConfig | None,
+    kernel: ForwardKernel,
+    launched: Launched,
+    made: tuple[Tensor | None, Tensor | None, Tensor | None],
+) -> None:
+    """Remembers a call that was just launched, if a launch on its own tensors is all there is to it.
+
+    Args:
+        key, given: as ``repeat`` will be asked.
+        config: the configuration whose ``id`` is in the key, or None.
+        kernel: what ran.
+        launched: its launch.
+        made: out, lse and workspace, as far as they were made for the call.
+    """
+    if not all(type(option) in _CONSTANTS for option in key):
+        return
+    cuda = backend("cuda")
+    found = _tables.get(key)
+    if found is None:
+        if len(_tables) >= MAX_TABLES:
+            forget()
+        found = _tables[key] = (cuda.call_table(), config)
+    makers = tuple(None if x is None else cuda.maker_like(x) for x in made)
+    found[0].remember(given, made, makers, launched.launch, launched.arguments, given[0].get_device(), kernel)
+
+
+def forget() -> None:
+    """Forgets all calls: choices may differ from now on."""
+    _tables.clear()
+
+
+def set_last_kernel(kernel: ForwardKernel) -> None:
+    """A call on the long way has run this kernel."""
+    global _latest
+    _latest = kernel
+
+
+def last_kernel() -> ForwardKernel | None:
+    """See ``flash_attention.last_kernel``."""
+    return _latest if _latest is None or isinstance(_latest, ForwardKernel) else _latest.last

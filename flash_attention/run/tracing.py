@@ -1,0 +1,47 @@
+"""Which calls do not run at once: arrays of other libraries, fake and meta tensors, autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attention.checks.calls import DTYPES
+from flash_attention.checks.tensors import has_own_dispatch
+from flash_attention.run.dlpack import is_foreign
+
+
+def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
+    """Whether an operator of ``torch_ops`` or an import by DLPack has to come first.
+
+    Args:
+        others: what else the call was given that may be a tensor.
+
+    False for what is no array at all, so that the checks refuse it by name.
+    """
+    inputs = (q, k, v)
+    if any(is_foreign(x) for x in inputs):
+        return True
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    if len(tensors) < len(inputs):
+        return False
+    if any(has_own_dispatch(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
+        return True
+    return all(x.is_meta for x in tensors) or wants_autocast(*tensors)
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether the host may read numbers of x: on the CPU, while nobody records what is done with them."""
+    return not (
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_tracing()
+        or has_own_dispatch(x)
+    )
+
+
+def wants_autocast(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether autocast is on and has to convert: inputs that are of one 16-bit type stay as they are."""
+    if q.dtype is k.dtype is v.dtype and q.dtype in DTYPES:
+        return False
+    return q.device.type in ("cuda", "cpu") and torch.is_autocast_enabled(q.device.type)

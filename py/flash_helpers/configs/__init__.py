@@ -1,1 +1,0 @@
-"""Kernels as data: what a kernel computes (traits) and how (one dataclass a family)."""

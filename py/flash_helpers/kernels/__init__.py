@@ -1,0 +1,1 @@
+"""What a kernel is: configurations of each family and direction, traits, names, sets, devices."""

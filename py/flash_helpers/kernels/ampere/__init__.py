@@ -1,0 +1,1 @@
+"""The Ampere family: kernels on ``mma.sync``."""

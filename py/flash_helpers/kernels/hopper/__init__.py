@@ -1,0 +1,1 @@
+"""The Hopper family: kernels on TMA and ``wgmma``."""

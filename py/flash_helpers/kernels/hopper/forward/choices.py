@@ -1,0 +1,269 @@
+"""The Hopper family's best configuration for each range of problems, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+from flash_helpers.kernels.softmax import SoftmaxReference
+
+
+def _config(
+    d_head: int, B_r: int, B_c: int, kv_stages: int, q_stages: int, **changes: Any
+) -> HopperForwardKernelConfig:
+    """A BF16 configuration with what every good one of this family has; ``changes`` names the rest."""
+    base = HopperForwardKernelConfig(
+        dtype=DType.BF16,
+        d_head=d_head,
+        d_head_v=changes.pop("d_head_v", None) or d_head,
+        B_r=B_r,
+        B_c=B_c,
+        kv_stages=kv_stages,
+        q_stages=q_stages,
+        overlap_products=True,
+        ping_pong=True,
+        softmax_reference=SoftmaxReference.LAGGED,
+        forced_overlap=False,
+        next_item=NextItem.NONE,
+        direct_store=False,
+        dynamic_schedule=False,
+        head_sections=True,
+    )
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True)
+class HopperChoice:
+    """The best measured configuration of a range of problems.
+
+    Attributes:
+        d_head: head size.
+        max_seq_len: up to this many queries; None: any number.
+        causal: for causal problems only, for others only, or (None) for both.
+        config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
+        reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
+            hidden size 2048, cards hot; "(H200)": on one H200,
+            h200-head-sizes.json and h200-long.json.
+            Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
+            Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
+            measured it says so.
+        d_head_v: head size of V; None: ``d_head``.
+    """
+
+    d_head: int
+    max_seq_len: int | None
+    causal: bool | None
+    config: HopperForwardKernelConfig
+    reason: str
+    d_head_v: int | None = None
+
+    def fits(self, d_head: int, d_head_v: int, causal: bool, seq_len: int) -> bool:
+        """Whether it was made for such a problem."""
+        return (
+            self.d_head == d_head
+            and (self.d_head_v or self.d_head) == d_head_v
+            and self.causal in (None, causal)
+            and (self.max_seq_len is None or seq_len <= self.max_seq_len)
+        )
+
+
+# What the choices of a head size have in common; each says what it changes.
+_D64_TALL = _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV)
+_D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1)
+_D128 = _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV)
+_D96 = replace(_D128, d_head=96, d_head_v=96)
+_ONE_Q_SLOT = dict(ping_pong=False, forced_overlap=True, direct_store=True)
+_D192_ONE_Q = _config(192, 128, 96, 2, 1, **_ONE_Q_SLOT)
+_D256 = _config(256, 128, 64, 2, 1, **_ONE_Q_SLOT)
+_D256_CAUSAL = replace(_D256, trimmed=True)
+
+CHOICES = (
+    HopperChoice(
+        64, 1024, True,
+        replace(_D64_TALL, trimmed=True, section_heads=64),
+        "the upper warpgroups pass the tiles above the diagonal on: +8 % at 512, +10 % at 1024; sections of "
+        "64 heads instead of 32: +1 and +2 %",
+    ),
+    HopperChoice(
+        64, 4096, True,
+        replace(_D64_TALL, trimmed=True, section_heads=64),
+        "as for short items: +9 % at 2048 and +6 % at 4096 over 192 x 128, whose blocks are the coarser",
+    ),
+    HopperChoice(
+        64, 4096, False,
+        _D64_TALL,
+        "four warpgroups read each K and V tile, six stages run far ahead: +3 % over 192 x 128 at 2048 and "
+        "4096, which 192 does not divide; the next item's first product with the last P V keeps the tensor "
+        "cores busy between items",
+    ),
+    HopperChoice(
+        64, None, True,
+        _D64_WIDE,
+        "as without a mask; a quarter of Q from registers, which saves reads of shared memory: +2 % at 8192, "
+        "+2 to +3 % at 16384",
+    ),
+    HopperChoice(
+        64, None, False,
+        _D64_WIDE,
+        "wide tiles amortise the latency of a step, which is what bounds head size 64, and the turn goes on "
+        "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384; "
+        "a quarter of Q from registers: +1 % at 8192, +2 % at 16384",
+    ),
+    HopperChoice(
+        128, 1024, True,
+        replace(_D128, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "short items end often: stores from registers free Q one step earlier",
+    ),
+    HopperChoice(
+        128, 1024, False,
+        replace(_D128, next_item=NextItem.WITH_LAST_PV, paired_blocks=True),
+        "the next item's first product with the last P V keeps the tensor cores busy between items; two "
+        "blocks load each K and V tile for both: +1 %",
+    ),
+    HopperChoice(
+        128, None, False,
+        replace(_D128, paired_blocks=True),
+        "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; two "
+        "blocks load each K and V tile for both: +1 to +3 %",
+    ),
+    HopperChoice(
+        128, 4096, True,
+        _D128,
+        "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; "
+        "128 x 128 beats wider tiles at every length, which only tie at 16384",
+    ),
+    HopperChoice(
+        128, None, True,
+        replace(_D128, section_heads=8),
+        "as for shorter items; sections of 8 heads instead of 16: +2 % at 8192 and 16384 with pauses, "
+        "0 and -1 % back to back (H200)",
+    ),
+    HopperChoice(
+        256, 1024, True,
+        replace(_D256_CAUSAL, extra_k_stages=1, paired_blocks=True),
+        "as for longer items; two blocks load each K and V tile for both, with a third K slot: +7 % at 512, "
+        "+1 % at 1024 (with two: +4 % and nothing)",
+    ),
+    HopperChoice(
+        256, 2048, True,
+        replace(_D256_CAUSAL, section_heads=16, paired_blocks=True),
+        "as for longer items; sections of 16 heads instead of 32: +1 %; in pairs +0.6 %",
+    ),
+    HopperChoice(
+        256, 4096, True,
+        replace(_D256_CAUSAL, paired_blocks=True),
+        "shared memory holds one Q slot: stores from registers free it early; turns gain "
+        "nothing here; tiles above the diagonal passed on: +1 to +2 % from 1024 on; two blocks load each K "
+        "and V tile for both: +2 %",
+    ),
+    HopperChoice(
+        256, 8192, True,
+        replace(_D256_CAUSAL, B_c=80, section_heads=16, paired_blocks=True),
+        "as for shorter items, with 80 columns; two blocks load each K and V tile for both: +2 %",
+    ),
+    HopperChoice(
+        256, None, True,
+        replace(_D256_CAUSAL, B_c=80, section_heads=8, paired_blocks=True),
+        "fewer steps than with 64 columns: +0 to +1 %; sections of all 8 heads there are, and tiles above "
+        "the diagonal passed on: +2 % at 16384; in pairs +3 % with pauses, -1 % back to back (H200)",
+    ),
+    HopperChoice(
+        256, 4096, False,
+        replace(_D256, paired_blocks=True),
+        "shared memory holds one Q slot: stores from registers free it early; turns gain "
+        "nothing here; 64 columns are +1 % over 80 at 2048 and 4096; two blocks load each K and V tile "
+        "for both: +1 %",
+    ),
+    HopperChoice(
+        256, None, False,
+        replace(_D256, B_c=80, paired_blocks=True),
+        "fewer steps than with 64 columns: +2 % at 8192; two blocks load each K and V tile for both: +3 %",
+    ),
+    HopperChoice(
+        96, 2048, True,
+        replace(_D96, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "as for head size 128: the next item's first product with the last P V, and stores from registers: "
+        "+6 % at 512, +2 % at 1024 and 2048 (H200)",
+    ),
+    HopperChoice(
+        96, 1024, False,
+        replace(_D96, next_item=NextItem.WITH_LAST_PV),
+        "as for head size 128: +4 % at 512, +2 % at 1024 over storing O first (H200)",
+    ),
+    HopperChoice(
+        96, None, None,
+        _config(96, 192, 96, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        "three warpgroups read each tile and take turns: +7 to +11 % over 128 x 128 from 2048 on, under a "
+        "causal mask +3 % at 4096, +9 and +10 % beyond (H200)",
+    ),
+    HopperChoice(
+        192, 1024, True,
+        replace(_D192_ONE_Q, B_c=64, kv_stages=3, trimmed=True),
+        "narrow tiles in three stages, and those above the diagonal passed on: +8 % at 512, +3 % at 1024 "
+        "over 80 columns with two Q slots (H200)",
+    ),
+    HopperChoice(
+        192, 2048, None,
+        _config(192, 128, 80, 2, 2, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
+        "the widest tiles that leave room for two Q slots: over one slot and 96 or 112 columns +4 to +10 % "
+        "without a mask, +1 to +4 % at 2048 with one (H200)",
+    ),
+    HopperChoice(
+        192, None, False,
+        replace(_D192_ONE_Q, paired_blocks=True),
+        "two blocks load each K and V tile for both: +1 % at 4096, +3 % at 8192, +2 % at 16384 over 112 "
+        "columns alone (H200)",
+    ),
+    HopperChoice(
+        192, None, True,
+        replace(_D192_ONE_Q, B_c=112),
+        "the widest tiles that fit beside one Q slot; others are ahead by at most 2 % at 4096 and 8192, "
+        "level or behind at 16384 (H200)",
+    ),
+    HopperChoice(
+        192, 2048, None,
+        _config(192, 128, 96, 2, 2, d_head_v=128, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
+        "not measured: the widest tiles that leave room for two Q slots, which count most for short items",
+        d_head_v=128,
+    ),
+    HopperChoice(
+        192, None, None,
+        _config(192, 128, 128, 2, 1, d_head_v=128, **_ONE_Q_SLOT),
+        "not measured: the widest tiles that fit beside one Q slot",
+        d_head_v=128,
+    ),
+)  # fmt: skip
+
+VARLEN_CHOICES = (
+    HopperChoice(
+        64, None, None,
+        _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        "not measured: three and four consumers leave the load warp too few registers to find sequences",
+    ),
+    HopperChoice(
+        96, None, None,
+        _D96,
+        "not measured: as for head size 64, three consumers leave the load warp too few registers",
+    ),
+    *(choice for choice in CHOICES if choice.d_head not in (64, 96)),
+)  # fmt: skip
+"""For sequences of different lengths."""
+
+MAX_SHORT_QUERIES = 64  # rows of one warpgroup
+
+SPLIT_CHOICES = tuple(
+    HopperChoice(
+        d_head, MAX_SHORT_QUERIES, None,
+        _config(d_head, 64, B_c, kv_stages, 1, d_head_v=d_head_v, **_ONE_Q_SLOT),
+        "few queries over many keys wait for DRAM alone; one warpgroup of rows, all shared memory for tiles"
+        " on their way; 64 keys in 4 or 6 stages are within 1 % from 4096 keys on (head size 128)",
+        d_head_v=d_head_v,
+    )
+    for d_head, d_head_v, B_c, kv_stages in (
+        (64, 64, 128, 6), (96, 96, 128, 3), (128, 128, 128, 3), (192, 192, 64, 4), (192, 128, 64, 4),
+        (256, 256, 64, 3),
+    )
+) + VARLEN_CHOICES  # fmt: skip
+"""For keys that are shared by several thread blocks."""

@@ -1,0 +1,102 @@
+"""Named sets of Hopper-family kernels: the best of each shape, the ladder, what is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.forward.choices import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.ladder import get_hopper_ladder
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.softmax import SoftmaxReference
+from flash_helpers.kernels.traits import PLAIN, ForwardTraits
+
+
+def choose_hopper_kernel(
+    dtype: DType,
+    d_head: int,
+    causal: bool,
+    seq_len: int,
+    exact: bool = False,
+    *,
+    d_head_v: int | None = None,
+    traits: ForwardTraits = PLAIN,
+) -> tuple[ForwardKernel, str]:
+    """The kernel measured best for a problem, and why.
+
+    Args:
+        dtype: element type. Choices were measured in bf16; fp16 runs the same instructions.
+        d_head: head size of the kernel, one of those in ``CHOICES``.
+        causal: whether the mask is causal.
+        seq_len: queries a head; rows of a kv head, where grouped heads are packed.
+        exact: take the row's true maximum as the reference instead of a lagged one.
+        d_head_v: head size of V; None: ``d_head``.
+        traits: what else the kernel must be able to do.
+
+    Raises:
+        ValueError: no choice has this head size.
+    """
+    traits = replace(traits, causal=causal or traits.causal)
+    d_head_v = d_head if d_head_v is None else d_head_v
+    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen else CHOICES
+    for choice in choices:
+        if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len):
+            return _kernel(choice.config, dtype, traits, exact), choice.reason
+    known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
+    given = _head_sizes(d_head, d_head_v)
+    raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
+
+
+def _head_sizes(d_head: int, d_head_v: int | None) -> str:
+    return str(d_head) if d_head_v in (None, d_head) else f"{d_head}/{d_head_v}"
+
+
+def _kernel(
+    config: HopperForwardKernelConfig, dtype: DType, traits: ForwardTraits, exact: bool
+) -> ForwardKernel:
+    """The kernel of a choice for one dtype and set of traits.
+
+    Items under a mask, and of sequences of different lengths, differ in length: a counter spreads them,
+    static rounds leave blocks idle.
+    Exact: the rescale is skipped where it paid on a forerunner (head size 256), and no overlap is forced,
+    which lost there.
+    """
+    uneven = traits.causal or traits.window or traits.varlen
+    config = replace(config, dtype=dtype, dynamic_schedule=uneven)
+    if exact:
+        skips = config.d_head == 256
+        reference = SoftmaxReference.EXACT_SKIP_RESCALE if skips else SoftmaxReference.EXACT
+        config = replace(config, softmax_reference=reference, forced_overlap=False)
+    return ForwardKernel(config, traits)
+
+
+def get_hopper_best_kernels(dtypes: Iterable[DType] = (DType.FP16, DType.BF16)) -> list[ForwardKernel]:
+    """Every kernel that ``choose_hopper_kernel`` can choose, sorted, each once.
+
+    Args:
+        dtypes: element types.
+
+    Returns:
+        Kernels of all head sizes, with and without a causal mask.
+    """
+    return sorted(
+        {
+            _kernel(choice.config, dtype, ForwardTraits(causal=causal), exact)
+            for choice in CHOICES
+            for dtype in dtypes
+            for causal in ((False, True) if choice.causal is None else (choice.causal,))
+            for exact in (False, True)
+        }
+    )
+
+
+def get_hopper_kernels_to_build() -> list[ForwardKernel]:
+    """What is built ahead of time: the best kernels, and the ladder with and without a causal mask."""
+    ladder = {
+        ForwardKernel(rung.config, ForwardTraits(causal=causal))
+        for causal in (False, True)
+        for rung in get_hopper_ladder(causal=causal)
+    }
+    return sorted({*get_hopper_best_kernels(), *ladder})

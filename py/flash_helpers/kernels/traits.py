@@ -1,0 +1,46 @@
+"""The compile-time part of a problem: which features a kernel is compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from flash_helpers.kernels.cpp_struct import designated_initializer
+
+
+@dataclass(frozen=True, order=True)
+class ForwardTraits:
+    """What a forward kernel must be able to do. A feature that is off costs nothing.
+
+    The C++ struct ``ForwardTraits`` has the same fields in the same order.
+
+    Attributes:
+        causal: key j is visible to query i when ``j <= i + (seq_len_k - seq_len_q)``.
+        window: only keys near that diagonal are visible; bounds to the left and the right are given at run
+            time. A causal window is one whose right bound is 0.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: a logit a head takes part in the softmax and has no value.
+        varlen: sequences of different lengths, packed one after the other.
+        split: the keys of a query block are shared by several thread blocks, and combined.
+        padded_head: tensors have fewer columns than the kernel's ``d_head``.
+        paged: rows of K and V lie in pages, which a table names.
+    """
+
+    causal: bool = False
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    varlen: bool = False
+    split: bool = False
+    padded_head: bool = False
+    paged: bool = False
+
+    def short_form(self) -> str:
+        """The features that are on, joined by ``+``; the empty string for the plain kernel."""
+        return "+".join(f.name for f in fields(self) if getattr(self, f.name))
+
+    def to_cpp_struct(self) -> str:
+        """The value as a C++ designated initializer."""
+        return designated_initializer(self)
+
+
+PLAIN = ForwardTraits()

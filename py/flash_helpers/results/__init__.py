@@ -1,0 +1,1 @@
+"""Measured times: the database of this machine and the tables that ship."""

@@ -1,0 +1,95 @@
+"""Which problems count as alike: one bucket is tuned once, at one size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.problem import Problem
+
+HEADS_PER_SM = (1 / 16, 8.0)  # beyond these the SMs are as good as empty, or full whatever the tile
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Problems for which the same configuration is expected to be the fastest.
+
+    Attributes:
+        dtype, d_head, causal: as in the problem.
+        heads_per_sm: batch · heads over the device's SMs, to the nearest power of two from 1/16 to 8: how
+            many thread blocks there are beside those that the length gives.
+        queries, keys: lengths, to the nearest power of two.
+    """
+
+    dtype: DType
+    d_head: int
+    causal: bool
+    heads_per_sm: float
+    queries: int
+    keys: int
+
+    @classmethod
+    def of(
+        cls,
+        dtype: DType,
+        d_head: int,
+        causal: bool,
+        batch_heads: int,
+        seq_len_q: int,
+        seq_len_k: int,
+        sm_count: int,
+    ) -> Bucket:
+        """The bucket of a problem with ``batch_heads`` = batch · heads on a device of ``sm_count`` SMs.
+
+        Lengths and counts of 0 fall into the lowest bucket.
+        """
+        low, high = HEADS_PER_SM
+        load = min(high, max(low, _power_of_two(batch_heads / sm_count)))
+        queries, keys = (max(1, int(_power_of_two(n))) for n in (seq_len_q, seq_len_k))
+        return cls(DType(dtype), d_head, causal, load, queries, keys)
+
+    @classmethod
+    def of_problem(cls, problem: Problem, sm_count: int) -> Bucket:
+        """The bucket of a problem on a device of ``sm_count`` SMs."""
+        return cls.of(
+            problem.dtype, problem.d_head, problem.causal, problem.batch * problem.heads,
+            problem.seq_len, problem.seq_len_k, sm_count,
+        )  # fmt: skip
+
+    def distance(self, other: Bucket) -> float:
+        """Doublings of lengths and load between two buckets; infinite where neither stands for the other."""
+        if (self.dtype, self.d_head, self.causal) != (other.dtype, other.d_head, other.causal):
+            return math.inf
+        pairs = (
+            (self.heads_per_sm, other.heads_per_sm),
+            (self.queries, other.queries),
+            (self.keys, other.keys),
+        )
+        load, queries, keys = (abs(math.log2(a / b)) for a, b in pairs)
+        if math.log2(self.queries / self.keys) != math.log2(other.queries / other.keys):
+            return math.inf  # a few queries over many keys is another kind of work
+        return load + max(queries, keys)
+
+    def label(self) -> str:
+        """A short text, e.g. ``fp16 d128 causal, 4096 queries, 2 heads per SM``."""
+        mask = " causal" if self.causal else ""
+        keys = "" if self.keys == self.queries else f" x {self.keys} keys"
+        load = f"{self.heads_per_sm:g}" if self.heads_per_sm >= 1 else f"1/{1 / self.heads_per_sm:g}"
+        lengths = f"{self.queries} queries{keys}"
+        return f"{self.dtype.name.lower()} d{self.d_head}{mask}, {lengths}, {load} heads per SM"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; the dtype by name."""
+        return {**asdict(self), "dtype": self.dtype.name}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Bucket:
+        """The inverse of ``to_json``."""
+        return cls(**{**values, "dtype": DType.from_string(values["dtype"])})
+
+
+def _power_of_two(value: float) -> float:
+    """The power of two nearest to ``value`` on a logarithmic scale; 0 for 0."""
+    return 2.0 ** round(math.log2(value)) if value > 0 else 0.0

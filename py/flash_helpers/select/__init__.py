@@ -1,0 +1,1 @@
+"""Which kernel computes a problem, and why: no torch, no GPU."""

@@ -1,0 +1,112 @@
+"""Which configurations can compute a problem, compiled for which features; and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flash_helpers.kernel_configs import get_hopper_best_kernels, get_kernels_to_build
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.hopper.forward.config import PANEL_COLUMNS, HopperForwardKernelConfig
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.select.problem import AttentionProblem
+
+
+def default_candidates() -> list[ForwardConfig]:
+    """The configurations that are built ahead of time, of all families."""
+    return [*get_kernels_to_build(), *sorted({kernel.config for kernel in get_hopper_best_kernels()})]
+
+
+def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
+    """The configuration compiled for the features of the problem, whether or not its family has them.
+
+    Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call.
+    """
+    kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
+    wanted = (problem.d_head, problem.d_head_v)
+    if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
+        kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
+    return kernel
+
+
+def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
+    """Whether the kernel reads zeros beyond the columns of the tensors."""
+    if "padded_head" not in family_of(kernel).traits:
+        return False
+    if not isinstance(kernel.config, HopperForwardKernelConfig) or not kernel.traits.varlen:
+        return True
+    # Ragged copies (tensor_view.cuh) must not ask for columns of which the tensors have none.
+    panels = [tuple(-(-d // PANEL_COLUMNS) for d in sizes) for sizes in (wanted, head_sizes(kernel.config))]
+    return panels[0] == panels[1]
+
+
+def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
+    """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
+    if "split" not in family_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
+        return None
+    if getattr(kernel.config, "paired_warps", False):
+        return None
+    if getattr(getattr(kernel.config, "softmax_reference", None), "name", "") == "ANCHORED":
+        return None
+    return replace(kernel, traits=replace(kernel.traits, split=True))
+
+
+def unable_reason(
+    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
+) -> str | None:
+    """Why a configuration cannot compute a problem on any GPU, or None.
+
+    Args:
+        config: the candidate.
+        problem: the problem.
+        configs: all candidates.
+    """
+    if reason := size_reason(config, problem, configs):
+        return reason
+    kernel = kernel_for(config, problem)
+    family = family_of(kernel)
+    if missing := family.missing_traits(kernel.traits):
+        return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
+    if problem.tma_obstacle and isinstance(config, HopperForwardKernelConfig):
+        return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
+    if problem.paged and not getattr(config, "async_copy", True):
+        return "pages are copied asynchronously, which it does not do (async_copy)"
+    if problem.lse and not config.writes_lse:
+        return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
+    return None
+
+
+def size_reason(
+    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
+) -> str | None:
+    """Why element type or head sizes rule a configuration out, or None.
+
+    Tensors whose head size is between those of the candidates are padded with zeros to the next one.
+    """
+    if config.dtype is not problem.dtype:
+        return f"it computes in {config.dtype.name}, the tensors are {problem.dtype.name}"
+    wanted = (problem.d_head, problem.d_head_v)
+    if not holds(config, wanted):
+        return f"its head size is {_sizes_text(head_sizes(config))}, the tensors' is {_sizes_text(wanted)}"
+    for other in configs:
+        if type(other) is type(config) and holds(other, wanted) and head_sizes(other) < head_sizes(config):
+            return (
+                f"its head size is {_sizes_text(head_sizes(config))}; a smaller one, "
+                f"{_sizes_text(head_sizes(other))}, holds the tensors' {_sizes_text(wanted)}"
+            )
+    return None
+
+
+def head_sizes(config: ForwardConfig) -> tuple[int, int]:
+    """Columns of Q and K, and of V and O."""
+    return config.d_head, config.d_head_v
+
+
+def holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:
+    """Whether tensors with these head sizes fit, padded or not."""
+    return all(has >= needs for has, needs in zip(head_sizes(config), wanted, strict=True))
+
+
+def _sizes_text(sizes: tuple[int, int]) -> str:
+    return str(sizes[0]) if sizes[0] == sizes[1] else f"{sizes[0]}/{sizes[1]}"

@@ -1,0 +1,103 @@
+"""The library's own choice of a kernel, for a problem as the tools state it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.problem import Problem
+from flash_helpers.select.candidates import head_sizes, unable_reason
+from flash_helpers.select.family_choices import measured_choices
+from flash_helpers.select.problem import HEAD_SIZES, AttentionProblem, visible_limits
+from flash_helpers.select.select import Choice, TuningDatabase, select
+
+BUCKET_ENDS = (0.75, 1.4)  # lengths, as parts of a power of two, that still belong to its bucket
+
+
+def choose(problem: Problem, facts: DeviceFacts, results: TuningDatabase | None = None) -> Choice:
+    """What ``attention`` would run for a problem on a device, which need not be there.
+
+    Args:
+        problem: the sizes.
+        facts: the device.
+        results: tuning results; None: choose without any.
+
+    Raises:
+        flash_helpers.select.errors.NoKernelError: no kernel computes it.
+    """
+    return select(attention_problem(problem), facts, results)
+
+
+def check_head_size(d_head: int) -> None:
+    """Refuses a head size that no tensor of ``attention`` has.
+
+    Raises:
+        ValueError: says which are allowed.
+    """
+    if d_head not in HEAD_SIZES:
+        raise ValueError(
+            f"d_head is {d_head}; attention takes the multiples of {HEAD_SIZES.step} from {HEAD_SIZES.start} "
+            f"to {HEAD_SIZES[-1]}: give one of these"
+        )
+
+
+def able_kernels(
+    problem: Problem, facts: DeviceFacts, kernels: Sequence[ForwardKernel]
+) -> set[ForwardKernel]:
+    """Those of the kernels that compute a problem on a device, padded or not.
+
+    Args:
+        problem: the sizes.
+        facts: the device.
+        kernels: all candidates: of several head sizes that hold the tensors, a family takes the smallest.
+    """
+    wanted, configs = attention_problem(problem), list(dict.fromkeys(kernel.config for kernel in kernels))
+    able = {
+        config
+        for config in configs
+        if unable_reason(config, wanted, configs) is None and config.infeasible_reason(facts) is None
+    }
+    return {kernel for kernel in kernels if kernel.config in able}
+
+
+def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:
+    """The problem as ``select`` sees it; ``lse``: the log-sum-exp is wanted too."""
+    left, right = visible_limits(problem.causal, (None, None), problem.seq_len, problem.seq_len_k)
+    return AttentionProblem(
+        dtype=problem.dtype,
+        batch=problem.batch,
+        seq_len_q=problem.seq_len,
+        seq_len_k=problem.seq_len_k,
+        n_heads=problem.heads,
+        n_heads_kv=problem.heads_kv,
+        d_head=problem.d_head,
+        d_head_v=problem.d_head,
+        left=left,
+        right=right,
+        lse=lse,
+    )
+
+
+def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
+    """The kernels that each family's tables name for a bucket's problems, whatever was tuned.
+
+    A tuned kernel takes the place of one of these, so that each is measured beside the others. The tables go
+    by length, hence both ends of the bucket; and some kernels give no log-sum-exp.
+
+    Args:
+        problem: the bucket's.
+        facts: the device.
+    """
+    kernels: dict[ForwardKernel, None] = {}
+    for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
+        queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
+        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), lse)
+        for choice in measured_choices(sizes, facts):
+            whole = choice.obstacle is None and not choice.kernel.traits.split
+            if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
+                kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None
+    return list(kernels)

@@ -1,0 +1,150 @@
+// The host side of one kernel: arguments from a problem, launch, resources, and its record.
+//
+// A generated translation unit includes this file and defines one record with make_record.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ampere/forward/kernel.cuh"
+#include "common/early_launch.cuh"
+#include "common/split_combine.cuh"
+#include "flash_attention.cuh"
+
+namespace flash::ampere {
+
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+struct ForwardLauncher {
+    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+
+    static const void *kernel() { return reinterpret_cast<const void *>(&flash_forward_kernel<CFG, TRAITS>); }
+
+    static ForwardKernelArgs make_args(const ForwardProblem &problem) {
+        const int total_heads = problem.batch * problem.n_heads;
+        const int heads_per_kv_head = problem.n_heads / problem.n_heads_kv;
+        const int n_keys = TRAITS.varlen ? typical_keys(problem) : problem.seq_len_k;
+        const int64_t kv_bytes = int64_t(n_keys) * Kernel::d_head * 2 * kElementBytes;
+        return {
+            .Q = problem.q,
+            .K = problem.k,
+            .V = problem.v,
+            .O = problem.o,
+            .lse = problem.lse,
+            .Q_strides = problem.q_strides,
+            .K_strides = problem.k_strides,
+            .V_strides = problem.v_strides,
+            .O_strides = problem.o_strides,
+            .grid = {.n_q_blocks = ceil_div(problem.seq_len_q, Kernel::B_r),
+                     .n_heads = problem.n_heads,
+                     .total_heads = total_heads,
+                     .heads_per_section =
+                         choose_heads_per_section(kv_bytes / heads_per_kv_head, total_heads)},
+            .heads_per_kv_head = heads_per_kv_head,
+            .seq_len_q = problem.seq_len_q,
+            .seq_len_k = problem.seq_len_k,
+            .scale = TRAITS.softcap ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
+                                    : make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax),
+            .window_left = problem.window_left,
+            .window_right = problem.window_right,
+            .sinks = problem.sinks,
+            .cu_seqlens_q = problem.cu_seqlens_q,
+            .cu_seqlens_k = problem.cu_seqlens_k,
+            .seqused_k = problem.seqused_k,
+            .total_q = problem.total_q,
+            .n_splits = problem.n_splits,
+            .partial_O = problem.partial_o,
+            .partial_lse = problem.partial_lse,
+            .d_head = problem.d_head,
+            .d_head_v = problem.d_head_v,
+            .block_table = problem.block_table,
+            .max_pages = problem.max_pages,
+            .n_pages = problem.n_pages,
+            .page_size = PageSize::of(TRAITS.paged ? problem.page_size : 1),
+        };
+    }
+
+    // Lets the kernel use its shared memory on the current device; once for each device.
+    static int load() {
+        const cudaError_t error =
+            cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        return error;
+    }
+
+    // An empty output is no error and launches nothing.
+    template <int kTarget>
+    static int launch(const ForwardProblem &problem, void *stream) {
+        const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
+        int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
+        if (blocks == 0) return cudaSuccess;
+        if (!traits_allow(problem)) return cudaErrorInvalidValue;
+        if (TRAITS.split) blocks *= problem.n_splits;
+        // Sums of rounded P are good enough for O, not for the LSE.
+        if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
+        if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+        ForwardKernelArgs args = make_args(problem);
+        void *parameters[] = {&args};
+        // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
+        constexpr bool early = TRAITS.split && kTarget >= 90;
+        const cudaError_t error =
+            launch_kernel<early>(kernel(), static_cast<unsigned>(blocks), Kernel::n_threads,
+                                 Kernel::smem_bytes, static_cast<cudaStream_t>(stream), parameters);
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        if constexpr (TRAITS.split) {
+            if (error == cudaSuccess) {
+                return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS, kTarget>(
+                    problem, static_cast<cudaStream_t>(stream));
+            }
+        }
+        return error;
+    }
+
+    // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
+    static bool traits_allow(const ForwardProblem &problem) {
+        if (TRAITS.window &&
+            (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
+            return false;
+        }
+        if (TRAITS.softcap && !(problem.softcap > 0)) return false;
+        if (TRAITS.sinks && problem.sinks == nullptr) return false;
+        if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
+                             problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+            return false;
+        }
+        if (TRAITS.paged && (problem.block_table == nullptr || problem.page_size < 1 ||
+                             problem.seq_len_k != int64_t(problem.max_pages) * problem.page_size ||
+                             problem.cu_seqlens_k != nullptr)) {
+            return false;
+        }
+        return !TRAITS.padded_head ||
+               (problem.d_head % kChunkElements == 0 && problem.d_head_v % kChunkElements == 0);
+    }
+
+    static int attributes(KernelAttributes &out) {
+        cudaFuncAttributes a;
+        if (const cudaError_t error = cudaFuncGetAttributes(&a, kernel())) return error;
+        out = {.registers = a.numRegs,
+               .local_bytes = static_cast<int>(a.localSizeBytes),
+               .static_smem_bytes = static_cast<int>(a.sharedSizeBytes),
+               .max_threads_per_block = a.maxThreadsPerBlock,
+               .blocks_per_sm = 0};
+        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out.blocks_per_sm, kernel(), Kernel::n_threads,
+                                                             Kernel::smem_bytes);
+    }
+};
+
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, int kTarget>
+constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
+    using Launcher = ForwardLauncher<CFG, TRAITS>;
+    return {
+        .config = CFG,
+        .traits = TRAITS,
+        .target = kTarget,
+        .n_threads = Launcher::Kernel::n_threads,
+        .smem_bytes = Launcher::Kernel::smem_bytes,
+        .load = &Launcher::load,
+        .launch = &Launcher::template launch<kTarget>,
+        .attributes = &Launcher::attributes,
+    };
+}
+
+}  // namespace flash::ampere

@@ -1,0 +1,60 @@
+// The numbers by which scores become exponents, for any finite softmax_scale, computed once per launch.
+//
+//     plain softmax        S := S * score_factor,  P = 2^((S - m) * exponent_factor)      m: row maximum of S
+//     optimized_softmax                            P = 2^(S * exponent_factor - m * exponent_factor)
+//
+// The second form takes the maximum before it scales, which is right for a positive factor only. So
+//   * a negative scale negates Q, which is exact, and is then positive;
+//   * a zero scale becomes the smallest normal float: every exponent rounds to 0, every P to 1, and a
+//     masked score, -inf, still gives P = 0, where -inf * 0 would be NaN.
+// m * exponent_factor is rounded, the other product is not: all P of a row share a factor 2^d, where
+// |d| <= 2^-24 |m * exponent_factor|. It cancels in O / l; only scaled scores beyond 2^20 lose accuracy by
+// it when the maximum changes, beyond 2^30 they overflow, where the plain form still is right.
+//
+// With a soft cap, both forms take S := tanh(S * score_factor), which is softcap_tanh.
+#pragma once
+
+#include <cfloat>
+
+#include "common/cuda_utils.cuh"
+
+namespace flash {
+
+inline constexpr float kLog2e = 1.44269504088896341f;
+inline constexpr float kLn2 = 0.693147180559945309f;
+
+struct SoftmaxScale {
+    float score_factor;
+    float exponent_factor;
+    float lowest;  // lowest_score(exponent_factor)
+    bool negate_Q;
+};
+
+// The maximum of a row that has seen no key: finite, and so small that no score of a row is below it, yet
+// lowest * exponent_factor does not overflow. Scores of -inf, masked or not, then give P = 0 and the first
+// finite maximum a rescale by 0, without a special case for (-inf) - (-inf).
+FLASH_HOST_DEVICE constexpr float lowest_score(float exponent_factor) {
+    return -FLT_MAX / 4 / (exponent_factor > 1 ? exponent_factor : 1.0f);
+}
+
+// For scores softcap * tanh(score * softmax_scale / softcap): the cap is a part of the exponent's factor.
+// `softcap`: positive; 0 where it was too small for a float, whose scores are all 0 as well.
+FLASH_HOST_DEVICE constexpr SoftmaxScale make_capped_softmax_scale(float softmax_scale, float softcap) {
+    constexpr float largest_cap = 0x1p100f;  // no finite score is near it, and nothing below overflows
+    // Not 0, as in make_softmax_scale: a masked score, -inf, has to stay -inf.
+    const float cap = softcap < FLT_MIN ? FLT_MIN : softcap < largest_cap ? softcap : largest_cap;
+    const double ratio = double(softmax_scale) / cap;
+    const double bounded = ratio > FLT_MAX ? FLT_MAX : ratio < -FLT_MAX ? -FLT_MAX : ratio;
+    const float factor = cap * kLog2e;
+    return {static_cast<float>(bounded), factor, lowest_score(factor), false};
+}
+
+FLASH_HOST_DEVICE constexpr SoftmaxScale make_softmax_scale(float softmax_scale, bool optimized_softmax) {
+    if (!optimized_softmax) return {softmax_scale, kLog2e, lowest_score(kLog2e), false};
+    const float magnitude = softmax_scale < 0 ? -softmax_scale : softmax_scale;
+    const float bounded = magnitude < FLT_MAX / 2 ? magnitude * kLog2e : FLT_MAX / 2;
+    const float factor = bounded > FLT_MIN ? bounded : FLT_MIN;
+    return {1.0f, factor, lowest_score(factor), softmax_scale < 0};
+}
+
+}  // namespace flash

@@ -1,0 +1,55 @@
+// FlashAttention forward for compute capability 9.0.
+//
+// A block owns B_r query rows of one (batch, head) at a time and stays on its SM for many such items.
+// Warpgroup 0 moves data (producer.cuh); the others compute, 64 rows each (consumer.cuh, work_loop.cuh);
+// tiles of K and V pass between them through rings in shared memory (pipeline.cuh). S, P and O never leave
+// registers until O is finished.
+#pragma once
+
+#include "common/ptx.cuh"
+#include "hopper/forward/producer.cuh"
+#include "hopper/forward/work_loop.cuh"
+
+namespace flash::hopper {
+
+extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads, 1)
+    hopper_forward_kernel(const __grid_constant__ CUtensorMap q_map,
+                          const __grid_constant__ CUtensorMap k_map,
+                          const __grid_constant__ CUtensorMap v_map,
+                          const __grid_constant__ CUtensorMap o_map,
+                          const __grid_constant__ ForwardKernelArgs args) {
+    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    const SharedMemory<CFG, TRAITS> smem{smem_address(dynamic_smem)};
+    // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
+    const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroupThreads, 0);
+    if (threadIdx.x == 32 && (!Static::kWarpLoads || args.work.seq_len_k > 0)) {  // else there are no maps
+        prefetch_tensor_map(&q_map);
+        prefetch_tensor_map(&k_map);
+        prefetch_tensor_map(&v_map);
+    }
+    smem.initialise();
+    if (TRAITS.split) wait_for_prerequisites();
+
+    if (warpgroup == 0) {
+        release_registers<Static::kRegisters.producer>();
+        const TensorMaps maps{q_map, k_map, v_map, o_map};
+        const int warp = threadIdx.x / 32;
+        if (Static::kWarpLoads ? warp == 0 : threadIdx.x == 0) {
+            LoadThread<CFG, TRAITS>{smem, maps, args}.run();
+        } else if (!Static::kDirectStore && threadIdx.x == 32) {
+            run_store_thread<CFG, TRAITS>(smem, maps, args);
+        } else if (!Static::kWarpLoads && warp >= 2) {
+            fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
+        }
+    } else {
+        acquire_registers<Static::kRegisters.consumer>();
+        Consumer<CFG, TRAITS> consumer(args, smem, warpgroup - 1);
+        run_consumer(consumer);
+    }
+    if (Static::kPaired) cluster_sync();  // the other block may still arrive at this one's barriers
+}
+
+}  // namespace flash::hopper

@@ -1,0 +1,72 @@
+// The kernel's arguments beside the tensor maps. Strides are in elements.
+#pragma once
+
+#include "common/page_table.cuh"
+#include "common/sequence_rows.cuh"
+#include "flash_attention.cuh"
+#include "hopper/work_items.cuh"
+
+namespace flash::hopper {
+
+// Items handed out, and blocks that have seen the end. Both are zero before and after a launch.
+struct SchedulerCounter {
+    int next;
+    int finished_blocks;
+};
+
+struct ForwardKernelArgs {
+    void *o;                    // (batch, seq_len_q, n_heads, d_head_v)
+    float *lse;                 // (batch, n_heads, seq_len_q), or nullptr
+    SchedulerCounter *counter;  // nullptr: items go round statically
+    TensorStrides o_strides;
+    WorkShape work;
+    int group_size;        // query heads that share a key and value head
+    float scale_log2;      // softmax_scale * log2(e)
+    float inv_scale_log2;  // 1 / scale_log2
+    float lowest;          // the reference of a row without a finite score (SoftmaxScale)
+
+    // What belongs to a trait is read only by kernels that have it, and stands last: the others do not change
+    // with it.
+    int window_left, window_right;
+    float score_factor;                                  // softcap: scores become tanh(score_factor S)
+    const float *sinks;                                  // (n_heads)
+    const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
+    int64_t total_q;                                     // varlen: rows of lse where cu_seqlens_q is given
+    int batch;                                           // varlen, split
+    int n_parts;                                         // split
+    float *partial_o;        // split: (n_parts, batch, n_heads, seq_len_q, d_head_v)
+    float *partial_lse;      // split: (n_parts, batch, n_heads, seq_len_q)
+    int d_head_v;            // padded_head: of the tensors
+    const int *block_table;  // paged: (batch, max_pages)
+    int max_pages, n_pages;  // paged
+    int box_rows;            // paged: of a page and of a tile that one copy takes
+    PageSize page_size;      // paged
+};
+
+// Where an item's queries are in q, o and lse, and how many its sequence has.
+template <ForwardTraits TRAITS>
+FLASH_DEVICE SequenceRows query_rows(const ForwardKernelArgs &args, const WorkItem &item) {
+    if constexpr (!TRAITS.varlen) return {item.batch, 0, args.work.seq_len_q};
+    return {args.cu_seqlens_q != nullptr ? 0 : item.batch, item.q_row, item.seq_len_q};
+}
+
+// The index in lse of the first of these rows.
+template <ForwardTraits TRAITS>
+FLASH_DEVICE int64_t lse_index(const ForwardKernelArgs &args, const SequenceRows &rows, int head) {
+    return lse_begin(TRAITS.varlen && args.cu_seqlens_q != nullptr, rows, args.work.n_heads, head,
+                     args.work.seq_len_q, args.total_q);
+}
+
+// The index in partial_lse of an item's first row, and of its first row in partial_o.
+FLASH_DEVICE int64_t partial_row(const ForwardKernelArgs &args, const WorkItem &item) {
+    const int64_t pair = (static_cast<int64_t>(item.part) * args.batch + item.batch) * args.work.n_heads;
+    return (pair + item.head) * args.work.seq_len_q;
+}
+
+// The mask of a launch; of one sequence of it, where lengths differ.
+template <ForwardTraits TRAITS>
+FLASH_DEVICE Mask<TRAITS> make_mask(const ForwardKernelArgs &args, int seq_len_q, int seq_len_k) {
+    return {seq_len_q, seq_len_k, args.window_left, args.window_right};
+}
+
+}  // namespace flash::hopper

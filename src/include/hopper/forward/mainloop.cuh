@@ -1,0 +1,151 @@
+// The tiles of one item, in the order in which a consumer warpgroup takes them: from the last to the first,
+// so that ragged and diagonal tiles, which need masks, come first and the steady loop has none.
+//
+// With overlap_products two products run at a time, and the softmax under them:
+//
+//     warpgroup     QK(n), PV(n+1) issued | wait QK(n) | softmax(n) | wait PV(n+1) | rescale O, round P | ...
+//     tensor cores  [-- QK(n) --][-- PV(n+1) --]
+//
+// With ping_pong the warpgroups take turns to issue: while one is in its softmax, the tensor cores work for
+// the others.
+#pragma once
+
+#include "hopper/forward/consumer.cuh"
+
+namespace flash::hopper {
+
+// ---------------------------------------------------------------- two products at a time
+// The first tile's scores and softmax, with nothing else in flight.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
+    wg.go_to_first_tile();
+    wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    wg.with_first_columns([&]<int n_columns>() {
+        wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
+        wgmma_wait<0>();
+        pin_registers(wg.rmem_S);
+    });
+    wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+    wg.first_softmax();
+    wg.round_weights();
+    wg.zero_output();
+}
+
+// Q K^T of the tile at wg.kv and P V of the tile at v, in one turn.
+template <int n_columns, HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename Position,
+          typename AwaitTurn>
+FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const Position &v,
+                                      const AwaitTurn &await_turn) {
+    wg.use_slots(wg.kv.k_slot(), v.v_slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    await_turn();
+    wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
+    mbarrier_wait(wg.smem.v_full(v.v_slot()), v.v_phase());
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [&] { wg.pass_turn(); });
+}
+
+template <bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
+    const auto v = wg.kv;
+    wg.kv.advance();
+    issue_both_products<CFG.B_c>(wg, v, [&] { wg.await_turn(); });
+    wg.await_scores();
+    if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+    wg.template tile_softmax<kMasked>();
+    wg.await_pv(v.v_slot());
+    wg.template settle_softmax<kMasked>();
+    if (!kMasked && wg.kLagged)
+        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
+    wg.round_weights();
+}
+
+// All further tiles; P V lags by one.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
+    --wg.kv_block;
+    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
+        const int last_masked = wg.last_masked_block();
+#pragma unroll 1
+        for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
+    }
+    const int first_whole = wg.first_whole_block();
+#pragma unroll 1
+    for (; wg.kv_block >= first_whole; --wg.kv_block) overlapped_step<false>(wg);
+    if constexpr (TRAITS.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
+    }
+    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
+}
+
+// The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
+    wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+    mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
+    if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
+        if (CFG.ping_pong) {
+            wg.await_turn();
+        } else {
+            wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+        }
+    }
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
+    wgmma_wait<0>();
+    wg.pin_output();
+    wg.release_tile(wg.smem.v_empty(wg.kv.v_slot()));
+    wg.kv.advance();
+}
+
+// ---------------------------------------------------------------- one product at a time
+// The other warpgroups cover the softmax.
+template <bool kFirst, bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
+    wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    wg.await_turn();
+    wg.products.issue_qk(wg.rmem_S, wg.tiles, wg.rmem_Q);
+    wg.pass_turn();
+    wgmma_wait<0>();
+    pin_registers(wg.rmem_S);
+    if constexpr (kFirst) {
+        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+        wg.first_softmax();
+    } else {
+        if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+        wg.template tile_softmax<kMasked>();
+        wg.template settle_softmax<kMasked>();
+        if (!kMasked && wg.kLagged)
+            wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
+    }
+    wg.round_weights();
+    mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
+    wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
+    wgmma_wait<0>();
+    wg.pin_output();
+    wg.release_tile(wg.smem.v_empty(wg.kv.v_slot()));
+    wg.kv.advance();
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
+    wg.go_to_first_tile();
+    serial_step<true, true>(wg);
+    --wg.kv_block;
+    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
+        const int last_masked = wg.last_masked_block();
+#pragma unroll 1
+        for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
+    }
+    const int first_whole = wg.first_whole_block();
+#pragma unroll 1
+    for (; wg.kv_block >= first_whole; --wg.kv_block) serial_step<false, false>(wg);
+    if constexpr (TRAITS.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
+    }
+    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
+}
+
+}  // namespace flash::hopper

@@ -1,0 +1,104 @@
+// The items of a consumer warpgroup, one after another or one into the other.
+//
+// Between two items a warpgroup has no product to hide its work under: the last P V, the division, the store
+// of O, and the first Q K^T and softmax of the next item stand in a row. With next_item the next item's first
+// product joins the last P V, or follows it directly with the store of O under it.
+#pragma once
+
+#include "hopper/forward/mainloop.cuh"
+
+namespace flash::hopper {
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void run_item_alone(Consumer<CFG, TRAITS> &wg) {
+    if constexpr (CFG.overlap_products) {
+        begin_item(wg);
+        overlapped_tiles(wg);
+    } else {
+        wg.zero_output();
+        serial_tiles(wg);
+    }
+    const uint32_t q_slot = wg.q.slot();
+    wg.q.advance();
+    if constexpr (CFG.overlap_products) last_pv(wg);
+    if (!Consumer<CFG, TRAITS>::Static::kDirectStore)
+        wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+    wg.finish(wg.item, wg.row_state(), q_slot);
+    wg.fetch_item();
+}
+
+// The tiles of this item but the first, and the first of the next. False: there is no next item.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
+    overlapped_tiles(wg);
+    const uint32_t q_slot = wg.q.slot();
+    const WorkItem done = wg.item;
+    wg.q.advance();
+    if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
+        last_pv(wg);
+        wg.fetch_item();
+        if (wg.item.end_kv_block < 0) {
+            wg.pass_turn();
+            wg.finish(done, wg.row_state(), q_slot);
+            return false;
+        }
+        wg.go_to_first_tile();
+        wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
+        mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+        wg.with_first_columns([&]<int n_columns>() {
+            wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
+            wg.pass_turn();
+            wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next first product
+            wgmma_wait<0>();
+            pin_registers(wg.rmem_S);
+        });
+        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+        wg.first_softmax();
+        wg.round_weights();
+    } else {
+        wg.fetch_item();
+        if (wg.item.end_kv_block < 0) {
+            last_pv(wg);
+            wg.sync_warpgroup();  // as in run_item_alone
+            wg.finish(done, wg.row_state(), q_slot);
+            return false;
+        }
+        const auto v = wg.kv;
+        wg.kv.advance();
+        wg.go_to_first_tile();
+        const RowState state = wg.row_state();
+        wg.with_first_columns([&]<int n_columns>() {
+            issue_both_products<n_columns>(wg, v, [&] {
+                if (CFG.ping_pong) {
+                    wg.await_turn();
+                } else {
+                    wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
+                }
+            });
+            wg.await_scores();
+            wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+            wg.first_softmax();
+            wg.await_pv(v.v_slot());
+        });
+        wg.round_weights();
+        wg.finish(done, state, q_slot);
+    }
+    return true;
+}
+
+// From the first item to the end.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+FLASH_DEVICE void run_consumer(Consumer<CFG, TRAITS> &wg) {
+    if (CFG.ping_pong && wg.warpgroup == 0) wg.pass_turn_to(0);  // the first turn is this warpgroup's
+    wg.fetch_item();
+    if constexpr (CFG.next_item == NextItem::NONE) {
+        while (wg.item.end_kv_block > 0) run_item_alone(wg);
+    } else if (wg.item.end_kv_block > 0) {
+        begin_item(wg);
+        while (run_item_and_begin_next(wg)) wg.zero_output();
+    }
+    if (CFG.ping_pong && wg.warpgroup == 0)
+        wg.await_turn();  // takes the last pass: barriers end as they began
+}
+
+}  // namespace flash::hopper
