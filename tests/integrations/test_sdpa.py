@@ -122,7 +122,7 @@ def test_activation_replaces_pytorchs_operator_until_restored() -> None:
     before = torch._C._dispatch_dump(operator)
     torch.nn.attention.activate_flash_attention_impl(IMPLEMENTATION)
     try:
-        assert "scaled_dot_product.py" in torch._C._dispatch_dump(operator)
+        assert "compat/sdpa.py" in torch._C._dispatch_dump(operator)
     finally:
         torch.nn.attention.restore_flash_attention_impl()
     assert torch._C._dispatch_dump(operator) == before
