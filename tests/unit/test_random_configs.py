@@ -1,4 +1,4 @@
-"""Configurations drawn at random: what Python calls feasible, C++ does not refuse.
+"""Configurations and traits drawn at random: what Python calls feasible, C++ does not refuse.
 
 The configuration headers need no CUDA, so that one run of the host's compiler judges all of them. Draws are
 the same in every run.
@@ -10,19 +10,26 @@ import os
 import random
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 from flash_helpers.build.sources import include_root
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
+    ForwardKernel,
+    ForwardTraits,
     HopperForwardKernelConfig,
     NextItem,
     SoftmaxReference,
     device_facts,
+    get_ampere_best_kernels,
+    get_hopper_best_kernels,
 )
 from flash_helpers.kernels.hopper.forward.config import D_HEADS as HOPPER_D_HEADS
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
+from flash_helpers.kernels.kernel import ForwardConfig
 
 COUNT = 150  # feasible ones of each family; 1 of 40 draws is
 H100 = device_facts("H100")
@@ -52,6 +59,19 @@ def draw_hopper(rng: random.Random) -> HopperForwardKernelConfig:
     )  # fmt: skip
 
 
+def draw_traits(rng: random.Random) -> ForwardTraits:
+    """Any features."""
+    return ForwardTraits(*(rng.random() < 0.3 for _ in fields(ForwardTraits)))
+
+
+def draw_kernel(draw: Callable[[random.Random], ForwardConfig], rng: random.Random) -> ForwardKernel:
+    """A feasible kernel."""
+    while True:
+        kernel = ForwardKernel(draw(rng), draw_traits(rng))
+        if kernel.infeasible_reason(H100) is None:
+            return kernel
+
+
 def host_errors(source: str, folder: Path) -> str:
     """What the host's compiler says about a translation unit."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
@@ -66,14 +86,14 @@ def test_ampere(tmp_path: Path) -> None:
     lines = ['#include "ampere/forward/static_kernel_configuration.cuh"', "using namespace flash::ampere;"]
     anchored = 0
     for i in range(COUNT):
-        while (config := draw_ampere(rng)).infeasible_reason(H100):
-            pass
+        kernel = draw_kernel(draw_ampere, rng)
+        config, traits = kernel.config, kernel.traits.to_cpp_struct()
         lines.append(f"constexpr FlashForwardKernelConfig config_{i} = {config.to_cpp_struct()};")
-        lines.append(f"using Kernel_{i} = StaticForwardKernelConfig<config_{i}, ForwardTraits{{}}>;")
+        lines.append(f"using Kernel_{i} = StaticForwardKernelConfig<config_{i}, {traits}>;")
         lines.append(f"static_assert(Kernel_{i}::smem_bytes == {config.smem_bytes()});")
         if config.softmax_reference == SoftmaxReference.ANCHORED:
             anchored += 1
-            exact = f"StaticForwardKernelConfig<with_exact_softmax(config_{i}), ForwardTraits{{}}>"
+            exact = f"StaticForwardKernelConfig<with_exact_softmax(config_{i}), {traits}>"
             lines.append(f"static_assert({exact}::smem_bytes <= Kernel_{i}::smem_bytes);")
     assert anchored > 10
     assert host_errors("\n".join(lines), tmp_path) == ""
@@ -83,10 +103,53 @@ def test_hopper(tmp_path: Path) -> None:
     rng = random.Random(6)
     lines = ['#include "hopper/forward/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
     for i in range(COUNT):
-        while (config := draw_hopper(rng)).infeasible_reason(H100):
-            pass
+        kernel = draw_kernel(draw_hopper, rng)
+        config, traits = kernel.config, kernel.traits.to_cpp_struct()
+        producer, consumer = config.register_budget(kernel.traits)
         lines.append(f"constexpr HopperForwardKernelConfig config_{i} = {config.to_cpp_struct()};")
-        for causal in ("false", "true"):
-            static = f"StaticForwardKernelConfig<config_{i}, ForwardTraits{{.causal = {causal}}}>"
-            lines.append(f"static_assert({static}::smem_bytes == {config.smem_bytes()});")
+        lines.append(f"using Kernel_{i} = StaticForwardKernelConfig<config_{i}, {traits}>;")
+        lines.append(f"static_assert(Kernel_{i}::smem_bytes == {config.smem_bytes()});")
+        lines.append(f"static_assert(Kernel_{i}::kRegisters.producer == {producer});")
+        lines.append(f"static_assert(Kernel_{i}::kRegisters.consumer == {consumer});")
     assert host_errors("\n".join(lines), tmp_path) == ""
+
+
+def test_python_refuses_first_what_cpp_refuses_of_traits(tmp_path: Path) -> None:
+    """Each rule about traits: the kernel is fine without the trait, and refused by both with it."""
+    config = FlashForwardKernelConfig(
+        DType.BF16, 128, 128, 64, 4, True, True, True, 0, 1, 1, False, True,
+        softmax_reference=SoftmaxReference.EXACT_SKIP_RESCALE, fragments_ahead=2,
+    )  # fmt: skip
+    split, paged = ForwardTraits(split=True), ForwardTraits(varlen=True, paged=True)
+    refused = [
+        (replace(config, paired_warps=True), split, "paired_warps"),
+        (replace(config, softmax_reference=SoftmaxReference.ANCHORED), split, "ANCHORED"),
+        (replace(config, tensor_row_sums=True), split, "tensor_row_sums"),
+        (replace(config, async_copy=False, eager_load_blocks=False), paged, "async_copy"),
+    ]
+    for i, (bad, traits, word) in enumerate(refused):
+        assert bad.malformed_reason() is None
+        assert word in (bad.malformed_reason(traits) or "")
+        source = (
+            '#include "ampere/forward/static_kernel_configuration.cuh"\nusing namespace flash::ampere;\n'
+            f"constexpr FlashForwardKernelConfig config = {bad.to_cpp_struct()};\n"
+            f"static_assert(StaticForwardKernelConfig<config, {traits.to_cpp_struct()}>::smem_bytes > 0);\n"
+        )
+        assert word in host_errors(source, tmp_path), i
+
+
+def test_registers_of_a_consumer_are_those_that_its_traits_leave() -> None:
+    """With 128 rows and 176 keys S, P and O fit beside 232 registers; sequences' own warp leaves 216."""
+    config = HopperForwardKernelConfig(
+        DType.BF16, 128, 128, 128, 176, 2, 1, True, True, SoftmaxReference.LAGGED, False, NextItem.NONE,
+        False, False, False,
+    )  # fmt: skip
+    assert config.infeasible_reason(H100) is None
+    assert "of a kernel for varlen leave 192" in (config.malformed_reason(ForwardTraits(varlen=True)) or "")
+    assert "of a kernel for split leave 192" in (config.malformed_reason(ForwardTraits(split=True)) or "")
+
+
+def test_every_kernel_of_the_sets_is_feasible_with_its_traits() -> None:
+    kernels = [*get_hopper_best_kernels(), *get_ampere_best_kernels()]
+    assert len(kernels) > 100
+    assert [kernel.short_form() for kernel in kernels if kernel.malformed_reason()] == []

@@ -45,11 +45,8 @@ def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
     if "split" not in family_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
         return None
-    if getattr(kernel.config, "paired_warps", False):
-        return None
-    if getattr(getattr(kernel.config, "softmax_reference", None), "name", "") == "ANCHORED":
-        return None
-    return replace(kernel, traits=replace(kernel.traits, split=True))
+    split = replace(kernel, traits=replace(kernel.traits, split=True))
+    return None if split.malformed_reason() else split
 
 
 def unable_reason(
@@ -70,8 +67,8 @@ def unable_reason(
         return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
     if problem.tma_obstacle and isinstance(config, HopperForwardKernelConfig):
         return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
-    if problem.paged and not getattr(config, "async_copy", True):
-        return "pages are copied asynchronously, which it does not do (async_copy)"
+    if reason := kernel.malformed_reason():
+        return reason
     if problem.lse and not config.writes_lse:
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from math import lcm
 
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.names import Name, flag, group, number, one_of, size
 from flash_helpers.kernels.softmax import SOFTMAX_WORDS, SoftmaxReference
+from flash_helpers.kernels.traits import PLAIN, ForwardTraits
 
 MMA_M = 16  # rows of one mma.sync.m16n8k16 product
 MMA_N = 8  # columns of one product
@@ -21,6 +23,7 @@ MAX_STAGES = 8
 MAX_WARPS = 32  # of a thread block
 BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
 MIN_CAPABILITY = (8, 0)
+TILES_WORD = "load_{}_{}_{}_tiles"
 
 
 @dataclass(frozen=True, order=True)
@@ -61,59 +64,37 @@ class FlashForwardKernelConfig:
             fragment of K and V is read for twice as many rows; they exchange scores and P.
     """
 
-    dtype: DType
-    d_head: int
-    B_r: int
-    B_c: int
-    n_warps: int
-    async_copy: bool
-    eager_load_blocks: bool
-    swizzled: bool
-    Q_mma_load_K_tiles: int
-    K_mma_load_K_tiles: int
-    V_mma_load_K_tiles: int
-    mma_double_buffer_loads: bool
-    optimized_softmax: bool
-    kv_stages: int = 1
-    mbarrier: bool = False
-    softmax_reference: SoftmaxReference = SoftmaxReference.EXACT
-    tensor_row_sums: bool = False
-    fragments_ahead: int = 0
-    paired_warps: bool = False
+    dtype: DType = size()
+    d_head: int = size()
+    B_r: int = size()
+    B_c: int = size()
+    n_warps: int = size()
+    async_copy: bool = flag("async")
+    eager_load_blocks: bool = flag("eager")
+    swizzled: bool = flag("swizzled")
+    Q_mma_load_K_tiles: int = group(TILES_WORD)
+    K_mma_load_K_tiles: int = group(TILES_WORD)
+    V_mma_load_K_tiles: int = group(TILES_WORD)
+    mma_double_buffer_loads: bool = flag("buffer")
+    optimized_softmax: bool = flag("opt_softmax")
+    kv_stages: int = number("kv_stages", 1)
+    mbarrier: bool = flag("mbarrier", False)
+    softmax_reference: SoftmaxReference = one_of(SOFTMAX_WORDS, SoftmaxReference.EXACT)
+    tensor_row_sums: bool = flag("tensor_row_sums", False)
+    fragments_ahead: int = number("fragments_ahead", 0)
+    paired_warps: bool = flag("paired_warps", False)
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
         """The kernel's id.
 
         For example ``(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax``.
-        Fields with a default appear only when they differ from it: ``+name`` or ``+name_value``, and the
-        softmax's reference by its word (``SOFTMAX_WORDS``).
 
         Args:
             include_d_head: show ``d_head`` in the tuple.
             include_tup: show the tuple ``(dtype, d_head, B_r, B_c, n_warps)`` at all.
         """
-        flags = [
-            "async" if self.async_copy else "",
-            "eager" if self.eager_load_blocks else "",
-            "swizzled" if self.swizzled else "",
-            f"load_{self.Q_mma_load_K_tiles}_{self.K_mma_load_K_tiles}_{self.V_mma_load_K_tiles}_tiles",
-            "buffer" if self.mma_double_buffer_loads else "",
-            "opt_softmax" if self.optimized_softmax else "",
-        ]
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.default is MISSING or value == f.default:
-                continue
-            if isinstance(value, SoftmaxReference):
-                flags.append(SOFTMAX_WORDS[value])
-            else:
-                flags.append(f.name if value is True else f"{f.name}_{value}")
-        text = "+".join(flag for flag in flags if flag)
-        if not include_tup:
-            return text
-        d_head = f"{self.d_head}, " if include_d_head else ""
-        return f"({self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_warps}): {text}"
+        return NAME.write(self, include_d_head, include_tup)
 
     def kernel_name(self) -> str:
         """The C++ kernel that this value instantiates, as a demangler prints its template name."""
@@ -196,8 +177,11 @@ class FlashForwardKernelConfig:
         return row_tiles * (products + (self.B_c // MMA_K if self.tensor_row_sums else 0))
 
     # ------------------------------------------------------------------ feasibility
-    def malformed_reason(self) -> str | None:
-        """Why no GPU can run this configuration, or None."""
+    def malformed_reason(self, traits: ForwardTraits = PLAIN) -> str | None:
+        """Why no GPU can run this configuration compiled for some traits, or None.
+
+        C++ refuses the same by ``static_assert``.
+        """
         if self.d_head not in D_HEADS:
             return f"d_head is {self.d_head}; this family has {', '.join(map(str, D_HEADS))}"
         for name in ("B_r", "B_c", "n_warps"):
@@ -238,7 +222,28 @@ class FlashForwardKernelConfig:
             )
         if self.eager_load_blocks and not self.async_copy:
             return "eager_load_blocks needs async_copy: copies through registers cannot be under way"
-        return self._malformed_pipeline() or self._malformed_softmax() or self._malformed_pairs()
+        return (
+            self._malformed_pipeline()
+            or self._malformed_softmax()
+            or self._malformed_pairs()
+            or self._malformed_traits(traits)
+        )
+
+    def _malformed_traits(self, traits: ForwardTraits) -> str | None:
+        if traits.paged and not self.async_copy:
+            return "paged: pages are copied asynchronously, which the kernel does not do; choose async_copy"
+        if not traits.split:
+            return None
+        if self.paired_warps:
+            return "split: parts of split keys are not made for paired_warps"
+        if self.softmax_reference == SoftmaxReference.ANCHORED:
+            return (
+                "split: an ANCHORED softmax_reference is recomputed over other blocks of keys than a part's; "
+                "choose another softmax_reference"
+            )
+        if self.tensor_row_sums:
+            return "split: parts are combined by their LSE, which tensor_row_sums does not give"
+        return None
 
     def _malformed_pipeline(self) -> str | None:
         if not 1 <= self.kv_stages <= MAX_STAGES:
@@ -288,13 +293,14 @@ class FlashForwardKernelConfig:
             return "softmax_reference ANCHORED needs BF16: P grows beyond what FP16 can hold; choose LAGGED"
         return None
 
-    def infeasible_reason(self, facts: DeviceFacts) -> str | None:
-        """Why this configuration cannot run on the device, or None.
+    def infeasible_reason(self, facts: DeviceFacts, traits: ForwardTraits = PLAIN) -> str | None:
+        """Why this configuration, compiled for some traits, cannot run on the device, or None.
 
         Args:
             facts: the device, see ``flash_helpers.kernels.device_facts``.
+            traits: what the kernel is compiled for.
         """
-        if reason := self.malformed_reason():
+        if reason := self.malformed_reason(traits):
             return reason
         if facts.capability < MIN_CAPABILITY:
             return (
@@ -307,3 +313,10 @@ class FlashForwardKernelConfig:
                 f"{facts.smem_per_block}"
             )
         return None
+
+
+NAME = Name(
+    FlashForwardKernelConfig,
+    "kernel",
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
+)

@@ -8,7 +8,9 @@ from enum import IntEnum
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.names import Name, flag, number, one_of, size
 from flash_helpers.kernels.softmax import SOFTMAX_WORDS, SoftmaxReference
+from flash_helpers.kernels.traits import PLAIN, ForwardTraits
 
 CAPABILITY = (9, 0)
 WARPGROUP_SIZE = 128  # threads
@@ -34,6 +36,9 @@ PRODUCT_WIDTHS = (
 
 REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 """Registers a thread by number of consumer warpgroups: (producer, consumer). ``register_budget`` in C++."""
+
+WARP_LOADS_REGISTERS = {**REGISTERS, 1: (56, 240), 2: (72, 216)}
+"""The same where a whole warp finds sequences or parts of keys: ``varlen`` and ``split``."""
 
 REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 28, 4: 28}
 """Registers a consumer needs beside accumulators and P: found by compiling, the first that does not spill."""
@@ -62,25 +67,6 @@ NEXT_ITEM_WORDS = {
     NextItem.WITH_LAST_PV: "next_with_pv",
     NextItem.AFTER_LAST_PV: "next_after_pv",
 }
-FLAG_WORDS = {
-    "overlap_products": "overlap",
-    "ping_pong": "ping_pong",
-    "forced_overlap": "forced_overlap",
-    "direct_store": "direct",
-    "dynamic_schedule": "dynamic",
-    "head_sections": "sections",
-    "early_pass": "early_pass",
-    "trimmed": "trimmed",
-    "paired_blocks": "paired",
-    "half_tiles": "half_tiles",
-}
-NUMBER_WORDS = {
-    "section_heads": "heads",
-    "prefetch_next": "prefetch",
-    "extra_k_stages": "more_k",
-    "q_register_steps": "q_regs",
-}
-"""The words of ``short_form()``, shared with the parser; ``heads_8``: a number of ``NUMBER_WORDS``, not 0."""
 
 
 @dataclass(frozen=True, order=True)
@@ -122,29 +108,29 @@ class HopperForwardKernelConfig:
             product of 64 rows and 64 columns from shared memory alone needs all of its bandwidth.
     """
 
-    dtype: DType
-    d_head: int
-    d_head_v: int
-    B_r: int
-    B_c: int
-    kv_stages: int
-    q_stages: int
-    overlap_products: bool
-    ping_pong: bool
-    softmax_reference: SoftmaxReference
-    forced_overlap: bool
-    next_item: NextItem
-    direct_store: bool
-    dynamic_schedule: bool
-    head_sections: bool
-    early_pass: bool = False
-    trimmed: bool = False
-    paired_blocks: bool = False
-    half_tiles: bool = False
-    section_heads: int = 0
-    prefetch_next: int = 0
-    extra_k_stages: int = 0
-    q_register_steps: int = 0
+    dtype: DType = size()
+    d_head: int = size()
+    d_head_v: int = size(after="d_head")
+    B_r: int = size()
+    B_c: int = size()
+    kv_stages: int = number("kv")
+    q_stages: int = number("q")
+    overlap_products: bool = flag("overlap")
+    ping_pong: bool = flag("ping_pong")
+    softmax_reference: SoftmaxReference = one_of(SOFTMAX_WORDS)
+    forced_overlap: bool = flag("forced_overlap")
+    next_item: NextItem = one_of(NEXT_ITEM_WORDS)
+    direct_store: bool = flag("direct")
+    dynamic_schedule: bool = flag("dynamic")
+    head_sections: bool = flag("sections")
+    early_pass: bool = flag("early_pass", False)
+    trimmed: bool = flag("trimmed", False)
+    paired_blocks: bool = flag("paired", False)
+    half_tiles: bool = flag("half_tiles", False)
+    section_heads: int = number("heads", 0)
+    prefetch_next: int = number("prefetch", 0)
+    extra_k_stages: int = number("more_k", 0)
+    q_register_steps: int = number("q_regs", 0)
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -154,30 +140,7 @@ class HopperForwardKernelConfig:
             include_d_head: show ``d_head`` (``d_head/d_head_v`` where they differ) in the tuple.
             include_tup: show the tuple ``(dtype, d_head, B_r, B_c, consumer warpgroups)`` at all.
         """
-        words = [
-            "tma",
-            f"kv_{self.kv_stages}",
-            f"q_{self.q_stages}",
-            FLAG_WORDS["overlap_products"] if self.overlap_products else "",
-            FLAG_WORDS["ping_pong"] if self.ping_pong else "",
-            SOFTMAX_WORDS[self.softmax_reference],
-            FLAG_WORDS["forced_overlap"] if self.forced_overlap else "",
-            NEXT_ITEM_WORDS[self.next_item],
-            FLAG_WORDS["direct_store"] if self.direct_store else "",
-            FLAG_WORDS["dynamic_schedule"] if self.dynamic_schedule else "",
-            FLAG_WORDS["head_sections"] if self.head_sections else "",
-            FLAG_WORDS["early_pass"] if self.early_pass else "",
-            FLAG_WORDS["trimmed"] if self.trimmed else "",
-            FLAG_WORDS["paired_blocks"] if self.paired_blocks else "",
-            FLAG_WORDS["half_tiles"] if self.half_tiles else "",
-            *(f"{word}_{getattr(self, name)}" for name, word in NUMBER_WORDS.items() if getattr(self, name)),
-        ]
-        text = "+".join(word for word in words if word)
-        if not include_tup:
-            return text
-        d_head = str(self.d_head) if self.d_head == self.d_head_v else f"{self.d_head}/{self.d_head_v}"
-        d_head = f"{d_head}, " if include_d_head else ""
-        return f"({self.dtype.name}, {d_head}{self.B_r}, {self.B_c}, {self.n_consumers}wg): {text}"
+        return NAME.write(self, include_d_head, include_tup)
 
     def to_cpp_struct(self) -> str:
         """The value as a C++ designated initializer."""
@@ -255,8 +218,15 @@ class HopperForwardKernelConfig:
         return self.attn_flop(batch, heads, seq_len) + rows * per_row
 
     # ------------------------------------------------------------------ feasibility
-    def malformed_reason(self) -> str | None:
-        """Why no GPU can run this configuration, or None. C++ refuses the same by static_assert."""
+    def register_budget(self, traits: ForwardTraits = PLAIN) -> tuple[int, int]:
+        """Registers of a thread of the producer and of a consumer, compiled for some traits."""
+        return (WARP_LOADS_REGISTERS if traits.varlen or traits.split else REGISTERS)[self.n_consumers]
+
+    def malformed_reason(self, traits: ForwardTraits = PLAIN) -> str | None:
+        """Why no GPU can run this configuration compiled for some traits, or None.
+
+        C++ refuses the same by ``static_assert``, but for the registers, which ptxas would spill.
+        """
         for name in ("d_head", "d_head_v"):
             if getattr(self, name) not in D_HEADS:
                 return f"{name} is {getattr(self, name)}; this family has {', '.join(map(str, D_HEADS))}"
@@ -277,7 +247,10 @@ class HopperForwardKernelConfig:
             )
         if not 1 <= self.q_stages <= 4:
             return f"q_stages is {self.q_stages}; it must be 1 to 4"
-        if not self.direct_store and _padded(self.d_head_v) > _padded(self.d_head):
+        if traits.paged and not traits.varlen:
+            return "paged: rows past the end of a sequence are cut off as with varlen; it needs varlen"
+        stores_directly = self.direct_store or traits.split  # parts of split keys are float32
+        if not stores_directly and _padded(self.d_head_v) > _padded(self.d_head):
             return (
                 f"d_head_v is {self.d_head_v} and d_head {self.d_head}: O would not fit the Q slot it leaves "
                 "through; choose direct_store"
@@ -322,21 +295,24 @@ class HopperForwardKernelConfig:
             )
         if self.softmax_reference == SoftmaxReference.ANCHORED:
             return "softmax_reference ANCHORED is of the Ampere family; choose LAGGED"
-        budget = REGISTERS[self.n_consumers][1] - REGISTER_OVERHEAD[self.n_consumers]
+        budget = self.register_budget(traits)[1] - REGISTER_OVERHEAD[self.n_consumers]
         if self.resident_registers() > budget:
+            compiled_for = f" of a kernel for {traits.short_form()}" if traits != PLAIN else ""
             return (
                 f"S, P and O take {self.resident_registers()} registers a thread; {self.n_consumers} "
-                f"consumer warpgroup(s) leave {budget}, and spilled accumulators let no products overlap"
+                f"consumer warpgroup(s){compiled_for} leave {budget}, and spilled accumulators let no "
+                "products overlap"
             )
         return None
 
-    def infeasible_reason(self, facts: DeviceFacts) -> str | None:
-        """Why this configuration cannot run on the device, or None.
+    def infeasible_reason(self, facts: DeviceFacts, traits: ForwardTraits = PLAIN) -> str | None:
+        """Why this configuration, compiled for some traits, cannot run on the device, or None.
 
         Args:
             facts: the device, see ``flash_helpers.kernels.device_facts``.
+            traits: what the kernel is compiled for.
         """
-        if reason := self.malformed_reason():
+        if reason := self.malformed_reason(traits):
             return reason
         if facts.capability != CAPABILITY:
             return (
@@ -354,3 +330,12 @@ class HopperForwardKernelConfig:
 def _padded(d_head: int) -> int:
     """Columns of a tile in shared memory."""
     return -(-d_head // PANEL_COLUMNS) * PANEL_COLUMNS
+
+
+NAME = Name(
+    HopperForwardKernelConfig,
+    "Hopper kernel",
+    "(BF16, 128, 128, 128, 2wg): tma+kv_2+q_2+overlap+ping_pong+lagged+sections",
+    lead=("tma",),
+    derived=(("n_consumers", "{}wg"),),
+)
