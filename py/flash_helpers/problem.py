@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
+from flash_helpers.host_memory import available_memory
 from flash_helpers.kernels.dtype import DType
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def free_bytes(device: torch.device) -> int:
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
 
 
 def grid(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from flash_helpers.build import BuildError, build_kernels
 from flash_helpers.build.cache import KernelCache
+from flash_helpers.build.store import STORE
 from flash_helpers.build.wheel_sets import NAMES, SETS, wheel_kernels
 from flash_helpers.commands.writable import NotWritableError, check_folder
 from flash_helpers.kernel_selection import select_kernels
@@ -67,9 +68,9 @@ def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Non
     """Compiles through a cache in ``folder``, of which only the libraries and their index stay."""
     for target, kernels in prebuilt.items():
         build_kernels(kernels, [target], cache=KernelCache(folder))
-    for part in folder.iterdir():
-        if part.name not in ("libraries", "index"):
-            shutil.rmtree(part)
+    for part in ("libraries", "index"):
+        shutil.move(folder / STORE / part, folder / part)
+    shutil.rmtree(folder / STORE)
 
 
 def _kernels(target: int, sets: str | None, kernels: str | None) -> list[ForwardKernel]:
