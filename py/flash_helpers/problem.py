@@ -47,8 +47,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "seq_len", "d_head"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            _check_count(name, getattr(self, name), 1)
+        for name in ("heads_kv", "seq_len_k"):
+            _check_count(name, getattr(self, name), 0)
+        if type(self.causal) is not bool:
+            raise ValueError(f"causal is {self.causal!r}; allowed: True, False")
         object.__setattr__(self, "dtype", DType(self.dtype))
         object.__setattr__(self, "heads_kv", self.heads_kv or self.heads)
         object.__setattr__(self, "seq_len_k", self.seq_len_k or self.seq_len)
@@ -127,6 +130,11 @@ class Problem:
         shapes = (q_shape, kv_shape, kv_shape)
         q, k, v = (torch.randn(s, generator=generator, device=device, dtype=dtype) for s in shapes)
         return q, k, v
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be an integer and at least {least}")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -28,8 +28,8 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import family_of
 from flash_helpers.problem import Problem
-from flash_helpers.results.database import FINAL
 from flash_helpers.results.device import sources_digest
+from flash_helpers.results.measurement import FINAL
 from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase
 
 TUNED = parse_kernel_name_into_config(

@@ -28,8 +28,8 @@ from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
 from flash_helpers.results import tables
-from flash_helpers.results.database import ELIMINATED, FINAL, SCREENED
 from flash_helpers.results.device import present_sources, sources_digest
+from flash_helpers.results.measurement import ELIMINATED, FINAL, SCREENED
 from flash_helpers.select.choice import attention_problem, chosen_kernels
 from flash_helpers.select.select import select
 from flash_helpers.tune import (

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import NotATuningDatabaseError, TuningDatabase
 from flash_helpers.results.device import TunedDevice, present_sources
@@ -100,7 +102,9 @@ def _measured_here(bucket: Bucket, device: TunedDevice, database: TuningDatabase
     for near in _near(bucket, database.buckets(device, sources)):
         rows = database.measurements(device, sources, near)
         kernels = tuple(
-            TunedKernel(m.kernel, m.milliseconds, m.tflops) for m in rows if m.milliseconds and m.tflops
+            TunedKernel(m.kernel, m.milliseconds, m.tflops)
+            for m in rows
+            if m.milliseconds and m.tflops and _names_kernel(m.kernel, near)
         )
         if kernels:
             return TunedBucket(near, source, kernels, frozenset(m.kernel for m in rows))
@@ -114,12 +118,22 @@ def _shipped(bucket: Bucket, device: TunedDevice) -> TunedBucket | None:
         return None
     for near in _near(bucket, table.buckets):
         entry = table.buckets[near]
-        if entry.kernels:
+        kernels = tuple(TunedKernel(*row) for row in entry.kernels if _names_kernel(row[0], near))
+        if kernels:
             source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
-            return TunedBucket(
-                near, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.took_part
-            )
+            return TunedBucket(near, source, kernels, entry.took_part)
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_kernel(name: str, bucket: Bucket) -> bool:
+    """Whether a name is that of a kernel for the bucket's type and head size; a damaged one is not."""
+    try:
+        config = parse_kernel_name_into_config(name)
+        fits = config.dtype is bucket.dtype and config.d_head >= bucket.d_head
+        return fits and config.malformed_reason() is None
+    except CONTENT_ERRORS:
+        return False
 
 
 def _near(bucket: Bucket, others: Iterable[Bucket]) -> list[Bucket]:
@@ -218,11 +232,11 @@ class TuningResults:
             if self._database is not None:
                 own = _measured_here(bucket, device, self._database)
         except (OSError, NotATuningDatabaseError) as error:
-            print(f"flash_attention: no tuning results of this machine are used: {error}", file=sys.stderr)
+            say_once(f"no tuning results of this machine are used: {error}")
         try:
             shipped = _shipped(bucket, device)
         except TableError as error:
-            print(f"flash_attention: no shipped tuning results are used: {error}", file=sys.stderr)
+            say_once(f"no shipped tuning results are used: {error}")
         return _by_distance(bucket, own, shipped)
 
 

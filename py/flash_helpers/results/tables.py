@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flash_helpers.content import CONTENT_ERRORS, ContentError, read_json
 from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import TuningDatabase
 from flash_helpers.results.device import TunedDevice, present_sources
+from flash_helpers.results.measurement import is_amount
 from flash_helpers.select.choice import chosen_kernels
 
 SCHEMA = 1
@@ -86,6 +89,8 @@ def export_table(
     for bucket in database.buckets(device, sources):
         everything = database.measurements(device, sources, bucket)
         rows = [m for m in everything if m.milliseconds]
+        if not rows:
+            continue  # those that were there are damaged
         chosen = {kernel.short_form() for kernel in chosen_kernels(rows[0].problem, facts)}
         shown = [m for rank, m in enumerate(rows) if rank < KERNELS_A_BUCKET or m.kernel in chosen]
         latest = max((latest, *(m.facts for m in shown)), key=lambda f: str(f.get("measured_at", "")))
@@ -123,31 +128,47 @@ def export_table(
 
 
 def load_table(path: Path) -> ShippedTable:
-    """Reads a table.
+    """Reads a table. Damaged buckets are left out, which is said.
 
     Raises:
         TableError: unreadable, or of another schema.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         if document["schema"] != SCHEMA:
             raise TableError(f"{path} has schema {document['schema']}, this version reads schema {SCHEMA}")
-        buckets = {
-            Bucket.from_json(entry["bucket"]): TableBucket(
-                tuple(
-                    (str(row["kernel"]), float(row["milliseconds"]), float(row["tflops"]))
-                    for row in entry["kernels"]
-                ),
-                frozenset([*(row["kernel"] for row in entry["kernels"]), *entry["without_time"]]),
-            )
-            for entry in document["buckets"]
-        }
-        device = TunedDevice(document["gpu"], document["capability"], document["driver"])
-        return ShippedTable(device, buckets, document["facts"])
-    except (OSError, KeyError, TypeError, AttributeError) as error:
+        device = TunedDevice(*(_text(document[name]) for name in ("gpu", "capability", "driver")))
+        buckets, facts = document["buckets"], document["facts"]
+        if not isinstance(buckets, list) or not isinstance(facts, dict):
+            raise ContentError("its buckets or facts have another type")
+    except TableError:
+        raise
+    except (OSError, *CONTENT_ERRORS) as error:
         raise TableError(f"{path} can't be read as a tuned table: {error!r}; {_REMEDY}") from error
-    except json.JSONDecodeError as error:
-        raise TableError(f"{path} can't be read as a tuned table: {error}; {_REMEDY}") from error
+    found = {}
+    for entry in buckets:
+        try:
+            found[Bucket.from_json(entry["bucket"])] = _bucket(entry)
+        except CONTENT_ERRORS:
+            say_once(f"damaged entries of the tuned table {path} are left out; {_REMEDY}")
+    return ShippedTable(device, found, facts)
+
+
+def _bucket(entry: dict[str, Any]) -> TableBucket:
+    kernels = []
+    for row in entry["kernels"]:
+        name, milliseconds, tflops = _text(row["kernel"]), row["milliseconds"], row["tflops"]
+        if not (is_amount(milliseconds) and is_amount(tflops) and milliseconds > 0):
+            raise ContentError(f"{milliseconds!r} or {tflops!r} is no measurement")
+        kernels.append((name, float(milliseconds), float(tflops)))
+    names = [name for name, _, _ in kernels]
+    return TableBucket(tuple(kernels), frozenset([*names, *map(_text, entry["without_time"])]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ContentError(f"{value!r} is no text")
+    return value
 
 
 def shipped_table(device: TunedDevice) -> ShippedTable | None:
