@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -25,6 +27,7 @@ from flash_attention.errors import (
 from flash_helpers import build, environment
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
 from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.messages import say_once
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
 # guide, "Technical Specifications per Compute Capability").
@@ -106,9 +109,30 @@ def load_kernel(kernel: ForwardKernel, target: int) -> Any | None:
             return found
     for candidate in targets:
         if library := build.find_library(cache, kernel, candidate):
-            binding.load_library(str(library))
+            try:
+                load_library(library)
+            except RuntimeError as error:  # removed meanwhile, or of another version: as good as none
+                say_once(f"a kernel library is not used: {error}")
+                continue
             return binding.find(kernel.config, kernel.traits, candidate)
     return None
+
+
+_open_libraries: list[int] = []  # files that were loaded by their number, which must not be used again
+
+
+def load_library(path: Path) -> None:
+    """Loads a kernel library, whatever its path is made of.
+
+    Raises:
+        RuntimeError: it can't be loaded, or is of another version of the binding.
+    """
+    name = str(path)
+    # The loader replaces $ORIGIN and its like, and the binding takes UTF-8 alone: such files go by number.
+    if "$" in name or not name.isprintable():
+        _open_libraries.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        name = f"/proc/self/fd/{_open_libraries[-1]}"
+    extension().load_library(name)
 
 
 def registered_kernels() -> list[tuple[ForwardKernel, int]]:
@@ -138,7 +162,7 @@ def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
         (result,) = build.build_kernels([kernel], [target])
     except CompilerNotFoundError as error:
         raise _not_built(kernel, target, str(error)) from error
-    extension().load_library(str(result.path))
+    load_library(result.path)
     return extension().find(kernel.config, kernel.traits, target)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 << 20  # the largest result file of the project has 2 MB
 
@@ -59,6 +62,29 @@ def parse_json(text: str) -> Any:
 def read_json(path: Path, limit: int = MAX_BYTES) -> Any:
     """The value in a JSON file. Raises what ``read_text`` and ``parse_json`` raise."""
     return parse_json(read_text(path, limit))
+
+
+def typed(values: Any, name: str, kind: type[T] | tuple[type[T], ...]) -> T:
+    """The entry of a JSON object, which has to be of a type; True and False are no numbers.
+
+    Raises:
+        ContentError: there is none, or it is something else.
+    """
+    value = values.get(name) if isinstance(values, dict) else None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ContentError(f"{name} is {value!r:.80}")
+    return value
+
+
+def amount(value: Any) -> float:
+    """A finite number from 0 on.
+
+    Raises:
+        ContentError: the value is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ContentError(f"{value!r:.80} is no finite number from 0 on")
+    return float(value)
 
 
 def seal(values: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from flash_helpers.build import CompilerNotFoundError, KernelCache, SourcesNotFo
 from flash_helpers.build.nvcc import PIP_PACKAGES, find_nvcc
 from flash_helpers.build.sass import find_tool
 from flash_helpers.build.sources import include_root
+from flash_helpers.commands.binding_check import binding_difference
 from flash_helpers.commands.cache import cache_parts
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.writable import check_file
@@ -151,7 +153,10 @@ def _binding() -> Check:
             "python setup.py build_ext --inplace"
         )
         return Check("binding", LIMITED, f"the extension does not load: {error}", advice)
-    return Check("binding", OK, str(module.__file__))
+    found, again = str(module.__file__), "build it again: install the package again; in a checkout: "
+    if wrong := binding_difference(module):
+        return Check("binding", BROKEN, f"{found}: {wrong}", f"{again}python setup.py build_ext --inplace")
+    return Check("binding", OK, found)
 
 
 def _sources() -> Check:
@@ -203,14 +208,30 @@ def _cache() -> Check:
 def _tuning() -> Check:
     path = default_path()
     if not path.exists():
+        if not _can_make(path):
+            advice = "tune needs it: set FLASH_ATTENTION_TUNING_DB to a file that can be made"
+            return Check("tuning results", LIMITED, f"{path} can't be made", advice)
         return Check(
             "tuning results",
             OK,
             f"none of this machine's yet ({path}): kernels are chosen by the shipped tables and the model",
         )
-    devices = TuningDatabase(path).devices()
+    database = TuningDatabase(path)
+    devices = database.devices()
     names = "; ".join(f"{d.gpu}, driver {d.driver}" for d in devices) or "nothing yet"
+    try:
+        database.check_writable()
+    except OSError as error:
+        advice = (
+            "tune can add nothing: make the file writable, or name another with FLASH_ATTENTION_TUNING_DB"
+        )
+        return Check("tuning results", LIMITED, f"{path}: {names}; not writable: {error}", advice)
     return Check("tuning results", OK, f"{path}: {names}")
+
+
+def _can_make(path: Path) -> bool:
+    nearest = next(folder for folder in path.parents if os.path.lexists(folder))
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _variables() -> Check:
@@ -220,7 +241,12 @@ def _variables() -> Check:
             read()
         except ValueError as error:
             problems.append(str(error))
-    found = ", ".join(f"{name}={value}" for name, value in environment.set_variables().items()) or "none set"
+    unknown = environment.unknown_variables()
+    values = {**environment.set_variables(), **dict.fromkeys(unknown, "(unknown)")}
+    found = ", ".join(f"{name}={value}" for name, value in values.items()) or "none set"
+    problems += [
+        f"{name} is read by nobody; {nearest} is the nearest name" for name, nearest in unknown.items()
+    ]
     if problems:
         return Check("variables", BROKEN, found, "; ".join(problems))
     return Check("variables", OK, found)

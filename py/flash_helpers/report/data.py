@@ -15,6 +15,7 @@ from flash_helpers.benchmark.results import (
     broken_rows,
     check_same_card,
 )
+from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     get_kernel_progression_configs,
@@ -174,7 +175,7 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
             if name.startswith("screening_"):
                 try:
                     rows += [Row.from_json(values) for values in section]
-                except (KeyError, TypeError, ValueError) as error:
+                except CONTENT_ERRORS as error:
                     raise broken_rows(path, error) from error
         rows += results.rows
     if skipped and len(skipped) == len(paths):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flash_helpers.content import ContentError, parse_json
+from flash_helpers.content import ContentError, amount, parse_json
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
@@ -64,7 +63,8 @@ def row_measurement(row: Sequence[Any]) -> Measurement:
     values = dict(zip(("kernel", *VALUES), row, strict=True))
     problem, facts = (parse_json(values.pop(name)) for name in ("problem", "facts"))
     found = Measurement(problem=Problem.from_json(problem), facts=facts, **values)
-    numbers = (found.milliseconds, found.p20, found.p80, found.error)
+    for number in (found.milliseconds, found.p20, found.p80, found.error, found.tflops):
+        amount(0 if number is None else number)
     texts = (found.kernel, found.reason)
     sound = (
         found.status in _STATES
@@ -72,9 +72,7 @@ def row_measurement(row: Sequence[Any]) -> Measurement:
         and isinstance(found.rounds, int)
         and isinstance(facts, dict)
         and all(isinstance(text, str) for text in texts)
-        and all(number is None or is_amount(number) for number in numbers)
-        and (found.milliseconds is None or found.milliseconds > 0)
-        and (found.tflops is None or math.isfinite(found.tflops))
+        and found.milliseconds != 0
     )
     if not sound:
         raise ContentError("the row holds what no measurement gives")
@@ -87,8 +85,3 @@ def row_bucket(row: Sequence[Any]) -> Bucket:
     if causal not in (0, 1):
         raise ContentError(f"causal is {causal!r}")
     return Bucket(DType.from_string(dtype), d_head, bool(causal), *rest)
-
-
-def is_amount(value: object) -> bool:
-    """Whether a value is a finite number from 0 on."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.content import CONTENT_ERRORS, ContentError, read_json
+from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_json, typed
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import TuningDatabase
 from flash_helpers.results.device import TunedDevice, present_sources
-from flash_helpers.results.measurement import is_amount
 from flash_helpers.select.choice import chosen_kernels
 
 SCHEMA = 1
@@ -137,10 +136,8 @@ def load_table(path: Path) -> ShippedTable:
         document = read_json(path)
         if document["schema"] != SCHEMA:
             raise TableError(f"{path} has schema {document['schema']}, this version reads schema {SCHEMA}")
-        device = TunedDevice(*(_text(document[name]) for name in ("gpu", "capability", "driver")))
-        buckets, facts = document["buckets"], document["facts"]
-        if not isinstance(buckets, list) or not isinstance(facts, dict):
-            raise ContentError("its buckets or facts have another type")
+        device = TunedDevice(*(typed(document, name, str) for name in ("gpu", "capability", "driver")))
+        buckets, facts = typed(document, "buckets", list), typed(document, "facts", dict)
     except TableError:
         raise
     except (OSError, *CONTENT_ERRORS) as error:
@@ -155,20 +152,16 @@ def load_table(path: Path) -> ShippedTable:
 
 
 def _bucket(entry: dict[str, Any]) -> TableBucket:
-    kernels = []
-    for row in entry["kernels"]:
-        name, milliseconds, tflops = _text(row["kernel"]), row["milliseconds"], row["tflops"]
-        if not (is_amount(milliseconds) and is_amount(tflops) and milliseconds > 0):
-            raise ContentError(f"{milliseconds!r} or {tflops!r} is no measurement")
-        kernels.append((name, float(milliseconds), float(tflops)))
-    names = [name for name, _, _ in kernels]
-    return TableBucket(tuple(kernels), frozenset([*names, *map(_text, entry["without_time"])]))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ContentError(f"{value!r} is no text")
-    return value
+    kernels = tuple(
+        (typed(row, "kernel", str), amount(row["milliseconds"]), amount(row["tflops"]))
+        for row in typed(entry, "kernels", list)
+    )
+    if any(milliseconds == 0 for _, milliseconds, _ in kernels):
+        raise ContentError("a kernel takes no time")
+    without_time = typed(entry, "without_time", list)
+    if not all(isinstance(name, str) for name in without_time):
+        raise ContentError("a kernel without time has no name")
+    return TableBucket(kernels, frozenset([*(name for name, _, _ in kernels), *without_time]))
 
 
 def shipped_table(device: TunedDevice) -> ShippedTable | None:
