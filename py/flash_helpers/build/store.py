@@ -60,7 +60,7 @@ def own_folder(folder: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     facts = folder.lstat()
-    if stat.S_ISREG(facts.st_mode) and folder.parent.name == STORE:  # damage, in a store of ours
+    if stat.S_ISREG(facts.st_mode) and STORE in folder.parent.parts:  # damage, in a store of ours
         folder.unlink()
         folder.mkdir(mode=0o700)
         facts = folder.lstat()
