@@ -133,8 +133,10 @@ class Problem:
 
 
 def _check_count(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be an integer and at least {least}")
+    if type(value) is not int:
+        raise ValueError(f"{name} is {value!r}; it must be an integer")
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
 def free_bytes(device: torch.device) -> int:

@@ -26,6 +26,7 @@ STORE = "flash_attention_store-2"
 
 LOCK_TIMEOUT_S = 900.0  # a maker that takes longer than this is stuck: make the artifact beside it
 _ABANDONED_S = 24 * 3600.0  # age at which another process' unfinished folder is swept away
+_ATTEMPTS = 5
 _WORK, _LOCKS = "tmp", "locks"
 
 
@@ -41,13 +42,18 @@ def check_writable(root: Path) -> None:
             superuser), so a file is made.
         NotOursError: others could change what is there.
     """
-    make_private_folders(root)
-    store = root / STORE
-    own_folder(store)
-    if reason := untrusted_reason(store):
-        raise NotOursError(reason)
-    with tempfile.TemporaryFile(dir=store) as file:
-        file.write(b"0")  # a full disk makes empty files
+    for attempt in range(_ATTEMPTS):
+        try:
+            make_private_folders(root)
+            store = own_folder(root / STORE)
+            if reason := untrusted_reason(store):
+                raise NotOursError(reason)
+            with tempfile.TemporaryFile(dir=store) as file:
+                file.write(b"0")  # a full disk makes empty files
+            return
+        except FileNotFoundError:  # somebody removes it meanwhile
+            if attempt == _ATTEMPTS - 1:
+                raise
 
 
 def own_folder(folder: Path) -> Path:
