@@ -244,11 +244,10 @@ def _variables() -> Check:
     unknown = environment.unknown_variables()
     values = {**environment.set_variables(), **dict.fromkeys(unknown, "(unknown)")}
     found = ", ".join(f"{name}={value}" for name, value in values.items()) or "none set"
-    problems += [
-        f"{name} is read by nobody; {nearest} is the nearest name" for name, nearest in unknown.items()
-    ]
+    status = BROKEN if problems else LIMITED
+    problems += [f"{name} is not read; the nearest known is {nearest}" for name, nearest in unknown.items()]
     if problems:
-        return Check("variables", BROKEN, found, "; ".join(problems))
+        return Check("variables", status, found, "; ".join(problems))
     return Check("variables", OK, found)
 
 

@@ -145,7 +145,7 @@ class TuningDatabase:
     # ------------------------------------------------------------------ the file
     def check_writable(self) -> None:
         """Raises what ``record`` would: the file can't be opened or written, or others can write it."""
-        self._use(lambda connection: connection.execute("BEGIN IMMEDIATE"))
+        self._use(lambda connection: connection.execute("BEGIN IMMEDIATE"), READ_TIMEOUT_S)
 
     def _read(self, query: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if not os.path.exists(self.path):
