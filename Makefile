@@ -15,11 +15,12 @@ SPACE := $(subst ,, )
 # Where the gpu-* targets write their JSON.
 OUT ?= benchmarks/results
 
-.PHONY: help run test lint format gpu-build gpu-test gpu-bench gpu-compat wheel test-install docs clean
+.PHONY: help run test attack lint format gpu-build gpu-test gpu-bench gpu-compat wheel test-install docs clean
 
 help:
 	@echo "make run        compute attention on the device that is there, check it, time it"
 	@echo "make test       run the tests (no GPU needed)"
+	@echo "make attack     kill, damage and fuzz; prints what was tried and what went wrong (minutes)"
 	@echo "make lint       formatter, linter and type checker"
 	@echo "make docs       build the documentation site"
 	@echo "make wheel      build a wheel with the usual kernels for sm_80, 86, 89 and 90, or for those of"
@@ -65,6 +66,10 @@ gpu-build:
 
 gpu-test: gpu-build
 	$(PYTHON) -m pytest -q --gpu-run $(OUT)/gpu-tests.json tests/gpu tests/contract tests/models tests/integrations
+
+# ATTACK="--kills 39 --corruptions 1400 --calls 40000" asks for other counts.
+attack: $(VENV)/.installed
+	$(VENV_PYTHON) tests/attack/run.py $(ATTACK)
 
 # FlashAttention's own tests, which its source distribution holds: make gpu-compat TESTS=…/test_flash_attn.py
 gpu-compat: gpu-build

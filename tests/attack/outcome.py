@@ -20,6 +20,10 @@ class Outcome:
     tried: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
+    def to_json(self) -> dict[str, object]:
+        """Plain values."""
+        return {"name": self.name, "tried": dict(self.tried), "failures": self.failures}
+
     def fail(self, target: str, seed: int, error: object) -> None:
         """Notes that an attempt went wrong."""
         kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""

@@ -10,7 +10,6 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "py"), str(Path(__file__).resolve().parents[2])]
@@ -50,7 +49,7 @@ def main() -> int:
         print(failure)
     print(f"{len(failures)} failures in {time.perf_counter() - begin:.0f} s, seed {options.seed}")
     if options.json:
-        options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+        options.json.write_text(json.dumps([outcome.to_json() for outcome in outcomes], indent=1) + "\n")
     return int(bool(failures))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -83,3 +84,4 @@ def test_damage_damages_and_failures_are_counted() -> None:
     outcome.fail("a", 5, ValueError("no"))
     assert outcome.failures == ["kill of a, seed 5: ValueError: no"]
     assert "failures: 1" in table([outcome])
+    assert json.loads(json.dumps(outcome.to_json()))["tried"] == {"a": 3}

@@ -142,4 +142,6 @@ def test_sources_without_any_compiler(environment: Environment, tmp_path: Path) 
     environment.run(PROGRAM + WITHOUT_BINDING, tmp_path)
     with_nvcc = f"{Path(nvcc.path).parent}:{environment.variables['PATH']}"
     printed = environment.run(PROGRAM + COMPILE, tmp_path, PATH=with_nvcc)
-    assert f"{environment.variables['FLASH_ATTENTION_CACHE_DIR']}/libraries" in printed
+    assert (
+        f"{environment.variables['FLASH_ATTENTION_CACHE_DIR']}/flash_attention_store-2/libraries" in printed
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -130,6 +131,39 @@ def test_a_database_without_its_columns_is_replaced_when_it_is_written(tmp_path:
     with sqlite3.connect(database.path) as connection:
         connection.execute(change)
     assert "shipped" in TuningResults(database.path, DRIVER).ranked(attention_problem(PROBLEM), H100)[0][1]
+
+
+def test_a_schema_whose_damage_can_not_be_told_in_text_is_moved_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = filled(tmp_path / "tuning.sqlite3")
+    whole = database.path.read_bytes()
+    assert b"PRIMARY KEY" in whole
+    database.path.write_bytes(whole.replace(b"PRIMARY KEY", b"PRIMARY \xceEY"))
+    ranked = TuningResults(database.path, DRIVER).ranked(attention_problem(PROBLEM), H100)
+    assert "from the shipped table" in ranked[0][1]
+    assert capsys.readouterr().err.count("is damaged") == 1
+    assert database.devices() == []
+
+
+def test_a_maker_that_is_killed_leaves_all_of_the_schema_or_nothing(tmp_path: Path) -> None:
+    statements: list[str] = []
+    connect = sqlite3.connect
+
+    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", traced)
+        filled(tmp_path / "tuning.sqlite3")
+    (begin,) = (n for n, text in enumerate(statements) if text.startswith("BEGIN IMMEDIATE"))
+    words = [text.split()[0] for text in statements[begin : begin + 4]]
+    assert words == ["BEGIN", "CREATE", "PRAGMA", "COMMIT"]
+    with contextlib.closing(connect(tmp_path / "tuning.sqlite3")) as connection:
+        connection.execute("PRAGMA user_version = 0")  # what earlier versions left when they were killed
+    assert TuningDatabase(tmp_path / "tuning.sqlite3").devices() == [DEVICE]
 
 
 def test_a_file_of_the_users_is_never_moved_aside(tmp_path: Path) -> None:

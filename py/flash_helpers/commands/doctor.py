@@ -197,8 +197,8 @@ def _cache() -> Check:
     )
     found = f"{root}, {shown_bytes(size)}, {built}"
     if root != cache.root:
-        advice = "set FLASH_ATTENTION_CACHE_DIR to a folder that can be written"
-        return Check("kernel cache", LIMITED, f"{cache.root} can't be written; {found}", advice)
+        advice = "set FLASH_ATTENTION_CACHE_DIR to a folder of yours that can be written, and by nobody else"
+        return Check("kernel cache", LIMITED, f"{cache.root} can't be used; {found}", advice)
     free = shutil.disk_usage(root).free
     if free < 1 << 30:
         return Check("kernel cache", LIMITED, found, f"only {shown_bytes(free)} are free on its disk")

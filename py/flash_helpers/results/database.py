@@ -39,8 +39,7 @@ _KEY = (
     "gpu", "capability", "driver", "sources",
     "dtype", "d_head", "causal", "heads_per_sm", "queries", "keys", "kernel",
 )  # fmt: skip
-_CREATE = f"""
-CREATE TABLE IF NOT EXISTS measurement (
+_CREATE = f"""CREATE TABLE measurement (
     gpu TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, sources TEXT NOT NULL,
     dtype TEXT NOT NULL, d_head INTEGER NOT NULL, causal INTEGER NOT NULL, heads_per_sm REAL NOT NULL,
     queries INTEGER NOT NULL, keys INTEGER NOT NULL, kernel TEXT NOT NULL,
@@ -186,13 +185,13 @@ class TuningDatabase:
             try:
                 with self._open(timeout) as connection:
                     return action(connection)
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
                 self._move_aside(error)
             with self._open(timeout) as connection:
                 return action(connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise OSError(
                 f"tuning database {self.path}: {error}. FLASH_ATTENTION_TUNING_DB names another file"
             ) from error
@@ -219,16 +218,20 @@ class TuningDatabase:
             version = _version(connection)
             if version == SCHEMA:
                 return
-            if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
+            # A process of an earlier version may have been killed before it wrote the schema's number.
+            if version or found not in ([], [_CREATE]):
                 raise NotATuningDatabaseError(
                     f"{self.path} is a database, but not of tuning results with schema {SCHEMA}; it is left "
                     "alone. Set FLASH_ATTENTION_TUNING_DB to another file"
                 )
             with connection:
-                connection.execute(_CREATE)
+                connection.execute("BEGIN IMMEDIATE")  # which Python does not do by itself for these
+                if not found:
+                    connection.execute(_CREATE)
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
-    def _move_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _move_aside(self, error: Exception) -> None:
         """Renames a damaged file to the first free ``name.corrupt-N``, unless another process just did."""
         if not self._is_ours():
             raise NotATuningDatabaseError(
@@ -260,7 +263,7 @@ class TuningDatabase:
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=WRITE_TIMEOUT_S)) as connection:
                 return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             return False
 
     def _lock(self) -> filelock.FileLock:
@@ -271,8 +274,13 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Subclasses name other troubles: locked, read-only, full. A table that lacks columns is damaged too."""
+def _is_damage(error: Exception) -> bool:
+    """Subclasses name other troubles: locked, read-only, full. A table that lacks columns is damaged too.
+
+    Messages of SQLite that quote damaged names can't be decoded.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return True
     lacks = isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such ")
     return type(error) is sqlite3.DatabaseError or lacks
 
