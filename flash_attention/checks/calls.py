@@ -188,6 +188,12 @@ def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
     check_int32_row(name, seqused, q)
 
 
+def check_counts(name: str, seqused: Tensor) -> None:
+    """Reads how many keys there are, which on a GPU waits for it. ValueError: less than none."""
+    if seqused.numel() and (fewest := int(seqused.min())) < 0:
+        raise ValueError(f"{name} has {fewest}; a count of keys is at least 0")
+
+
 def check_block_table(block_table: Tensor, q: Tensor) -> None:
     """The pages of each batch item: (batch, max_pages) int32 on the device of q."""
     check_tensors({"block_table": block_table})
