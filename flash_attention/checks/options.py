@@ -33,7 +33,7 @@ def checked_flag(name: str, value: object) -> bool:
     raise TypeError(f"{name} is {given(value)}; it must be True or False")
 
 
-def checked_scale(softmax_scale: float | None, d_head: int) -> float:
+def checked_scale(softmax_scale: float | None, d_head: int, name: str = "softmax_scale") -> float:
     """The factor of the scores; None: d_head ** -0.5.
 
     Raises:
@@ -43,11 +43,10 @@ def checked_scale(softmax_scale: float | None, d_head: int) -> float:
     """
     if softmax_scale is None:
         return d_head**-0.5
-    scale = checked_number("softmax_scale", softmax_scale)
+    scale = checked_number(name, softmax_scale)
     if not abs(scale) <= FLOAT32_MAX:
         raise ValueError(
-            f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
-            "means zero"
+            f"{name} is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 means zero"
         )
     return scale
 
@@ -88,7 +87,7 @@ def checked_window(window: Window) -> Window:
             raise TypeError(
                 f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
             )
-        if limit < 0:
+        if not torch.compiler.is_compiling() and limit < 0:  # there the operator asks
             raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
     return left, right
 

@@ -7,6 +7,7 @@ checked when it is new; ``remembered`` launches its like again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -195,12 +196,21 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
                 f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
                 f"its values. Pass a tensor like {name}.resolve_neg()"
             )
+    check_derivatives(tensors)
+
+
+def check_derivatives(tensors: dict[str, Tensor], remedy: str = "") -> None:
+    """Tensors of which nobody wants a gradient or a tangent.
+
+    Args:
+        remedy: what else may be done, for the message.
+    """
     if torch.is_grad_enabled():
         asking = [name for name, x in tensors.items() if x.requires_grad]
         if asking:
             raise NotImplementedError(
                 f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
-                f"call under torch.no_grad(), or pass {asking[0]}.detach()"
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
             )
     if forward_levels._current_level >= 0:
         for name, x in tensors.items():
@@ -210,7 +220,7 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
                 )
 
 
-def check_memory(tensors: dict[str, Tensor | None]) -> None:
+def check_memory(tensors: Mapping[str, Tensor | None]) -> None:
     """Tensors whose elements lie in memory, which a kernel is given the address of."""
     for name, x in tensors.items():
         if isinstance(x, Tensor) and not x.is_meta and (why := missing_memory(x)):

@@ -157,8 +157,7 @@ def _define(
     def check_call(leading: tuple[Any, ...], sinks: Tensor | None) -> None:
         q, k, v = leading[:3]
         paged = packing == _CACHE and leading[4] is not None
-        # A meta tensor stands for one on any device.
-        checks.check_inputs(q, k, v, sinks, layout, paged, ("meta",) if q.is_meta else DEVICE_TYPES)
+        checks.check_inputs(q, k, v, sinks, layout, paged)
         if check_packing is not None:
             check_packing(*leading)
 
@@ -185,7 +184,8 @@ def _fake(
     tensors: tuple[Tensor, ...], options: tuple[Any, ...], out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     q, _, v = tensors
-    _, _, softmax_scale, _, _, softcap, return_lse, _ = options
+    _, _, softmax_scale, left, right, softcap, return_lse, _ = options
+    checked_window((left, right))
     checked_scale(softmax_scale, q.shape[-1])
     checked_softcap(softcap)
     shape = (*q.shape[:-1], v.shape[-1])

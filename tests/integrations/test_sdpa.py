@@ -12,7 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_attention import sdpa
-from flash_attention.compat.sdpa import IMPLEMENTATION, flash_attention_operator, register_with_torch
+from flash_attention.compat.torch_registry import (
+    IMPLEMENTATION,
+    flash_attention_operator,
+    register_with_torch,
+)
 
 
 def random(*shape: int) -> Tensor:
@@ -122,7 +126,7 @@ def test_activation_replaces_pytorchs_operator_until_restored() -> None:
     before = torch._C._dispatch_dump(operator)
     torch.nn.attention.activate_flash_attention_impl(IMPLEMENTATION)
     try:
-        assert "compat/sdpa.py" in torch._C._dispatch_dump(operator)
+        assert "torch_registry.py" in torch._C._dispatch_dump(operator)
     finally:
         torch.nn.attention.restore_flash_attention_impl()
     assert torch._C._dispatch_dump(operator) == before
