@@ -320,11 +320,15 @@ def test_tables_keep_no_tensor_and_give_back_what_they_hold(devices, echo):
 # ---------------------------------------------------------------- tensors without memory
 def test_storage_that_was_resized_away_is_not_known(devices, echo):
     """A view into it has its offset for an address, which looks like memory."""
-    shape = (2, 8, 4, 16)
-    table = remembered(echo, [torch.zeros(2, 9, 4, 16).half()[:, 1:] for _ in range(3)], torch.empty(shape))
-    assert table(*[torch.zeros(2, 9, 4, 16).half()[:, 1:] for _ in range(3)]) is not None
+
+
+    def views():
+        return [torch.zeros(2, 9, 4, 64).half()[:, 1:] for _ in range(3)]
+
+    table = remembered(echo, views(), torch.empty(SHAPE, dtype=torch.float16))
+    assert table(*views()) is not None
     for place in range(3):
-        given = [torch.zeros(2, 9, 4, 16).half()[:, 1:] for _ in range(3)]
+        given = views()
         given[place].untyped_storage().resize_(0)
         assert given[place].data_ptr() == 2 * given[place].storage_offset() > 0
         assert table(*given) is None
