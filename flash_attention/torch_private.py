@@ -6,6 +6,7 @@ right. No other module of this package names a private part of torch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
@@ -63,14 +64,37 @@ _DispatchKeySet = private("_C.DispatchKeySet", None)
 _ExcludeKeys = private("_C._ExcludeDispatchKeyGuard", None)
 
 
-def without_autocast(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
-    """A maker of contexts in which autocast does not see the operators of a device type."""
-    key = getattr(_DispatchKey, f"Autocast{device_type.upper()}", None)
+_includes = private("_C._dispatch_tls_is_dispatch_key_included", None)
+_excludes = private("_C._dispatch_tls_is_dispatch_key_excluded", None)
+_FUNCTIONALIZE = getattr(_DispatchKey, "Functionalize", None)
+
+
+def functionalizes() -> bool:
+    """Whether torch.func.functionalize runs, which makes wrappers of all that is made."""
+    if _includes is None or _excludes is None or _FUNCTIONALIZE is None:
+        return False
+    return _includes(_FUNCTIONALIZE) and not _excludes(_FUNCTIONALIZE)
+
+
+def _without(key_name: str) -> Callable[[], AbstractContextManager[Any]] | None:
+    """A maker of contexts in which a dispatch key is not asked; None: not with this torch."""
+    key = getattr(_DispatchKey, key_name, None)
     if key is None or _DispatchKeySet is None or _ExcludeKeys is None:
-        return lambda: torch.autocast(device_type, enabled=False)
+        return None
     keys = _DispatchKeySet(key)
     return lambda: _ExcludeKeys(keys)
 
+
+def without_autocast(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
+    """A maker of contexts in which autocast does not see the operators of a device type."""
+    unseen = _without(f"Autocast{device_type.upper()}")
+    return unseen or (lambda: torch.autocast(device_type, enabled=False))
+
+
+# A maker of contexts in which nothing that is made becomes a wrapper.
+without_functionalize: Callable[[], AbstractContextManager[Any]] = (
+    _without("Functionalize") or contextlib.nullcontext
+)
 
 # A context in which operators run below autograd; None: this torch has none.
 below_autograd: Callable[[], AbstractContextManager[Any]] | None = private(

@@ -36,12 +36,13 @@ def missing_memory(x: Tensor) -> str | None:
         return None
     try:
         address, size = x.data_ptr(), x.untyped_storage().nbytes()
-    except RuntimeError:  # a tensor that stands for another one
+    except RuntimeError:
         address, size = 0, 0
-    needed = x.storage_offset() * x.element_size() + span_bytes(x) if address else 0
-    if size < needed:
-        return f"its storage holds {size} bytes, and its elements need {needed}"
-    return None if address else "it has no memory of its own"
+    else:
+        needed = x.storage_offset() * x.element_size() + span_bytes(x)
+        if size < needed:
+            return f"its storage holds {size} bytes, and its elements need {needed}"
+    return None if address else "it stands for another tensor and has no memory of its own"
 
 
 def span_bytes(x: Tensor) -> int:

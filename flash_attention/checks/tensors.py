@@ -224,10 +224,7 @@ def check_memory(tensors: Mapping[str, Tensor | None]) -> None:
     """Tensors whose elements lie in memory, which a kernel is given the address of."""
     for name, x in tensors.items():
         if isinstance(x, Tensor) and not x.is_meta and (why := missing_memory(x)):
-            raise ValueError(
-                f"{name} cannot be read: {why}. Its storage was resized, or it stands for another tensor: "
-                "pass a tensor that holds its values"
-            )
+            raise ValueError(f"{name} cannot be read: {why}. Pass a tensor that holds its values")
 
 
 def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:

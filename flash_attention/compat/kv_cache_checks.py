@@ -38,6 +38,7 @@ def check_tensor_kinds(tensors: dict[str, Any]) -> None:
     for name, x in given.items():
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}: move it with .to(q.device)")
+    check_memory(_in_memory(tensors))
 
 
 def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, options: dict[str, Any]) -> None:
@@ -57,12 +58,19 @@ def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, option
         checked_scale(options["softmax_scale"], q.shape[3])
 
 
-def check_apart(tensors: dict[str, Any]) -> None:
-    """Caches that are written: in memory, no place standing for two, and apart from all that is read."""
+def _in_memory(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors among them, or none where what happens to them is only recorded."""
     given = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
     if torch.compiler.is_compiling() or any(x.is_meta or stands_for_another(x) for x in given.values()):
+        return {}
+    return given
+
+
+def check_apart(tensors: dict[str, Any]) -> None:
+    """Caches that are written: no place standing for two, and apart from all that is read."""
+    given = _in_memory(tensors)
+    if not given:
         return
-    check_memory(given)
     begins = {name: x.data_ptr() for name, x in given.items()}
     ends = {name: begins[name] + span_bytes(x) for name, x in given.items()}
     for name in ("k_cache", "v_cache"):

@@ -63,6 +63,8 @@ def sdpa(
     result = attention(q, k, v, causal=bottom_right, softmax_scale=scale, window=window)
     assert isinstance(result, Tensor)  # without return_lse
     out = result.transpose(1, 2)
+    if query.ndim == 4:
+        return out
     return out.reshape(*query.shape[:-3], *out.shape[1:]) if query.ndim >= 3 else out[0, 0]
 
 

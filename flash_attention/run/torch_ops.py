@@ -43,7 +43,7 @@ from flash_attention.options import Options
 from flash_attention.run import dlpack, eager
 from flash_attention.run.eager import Result
 from flash_attention.run.tracing import stands_for_another, wants_autocast
-from flash_attention.torch_private import dispatch_modes, is_tracing, without_autocast
+from flash_attention.torch_private import dispatch_modes, is_tracing, without_autocast, without_functionalize
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
 from flash_helpers.kernels.kernel import ForwardConfig
 
@@ -176,7 +176,8 @@ def _run(
     sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
     config = None if name is None else _parsed(name)
     given = Options(causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config)
-    result = eager(*leading, given)
+    with without_functionalize():
+        result = eager(*leading, given)
     return result if return_lse else (result, _no_lse(leading[0]))
 
 

@@ -8,7 +8,13 @@ from torch import Tensor
 from flash_attention.checks.calls import DTYPES
 from flash_attention.checks.tensors import has_own_dispatch
 from flash_attention.run.dlpack import is_foreign
-from flash_attention.torch_private import dispatch_modes, is_functional, is_tracing, is_transformed
+from flash_attention.torch_private import (
+    dispatch_modes,
+    functionalizes,
+    is_functional,
+    is_tracing,
+    is_transformed,
+)
 
 
 def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
@@ -25,7 +31,7 @@ def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if len(tensors) < len(inputs):
         return False
-    if any(stands_for_another(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
+    if functionalizes() or any(stands_for_another(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
         return True
     return all(x.is_meta for x in tensors) or wants_autocast(*tensors)
 
@@ -43,6 +49,7 @@ def is_readable(x: Tensor) -> bool:
         or x.device.type != "cpu"
         or dispatch_modes() > 0
         or is_tracing()
+        or functionalizes()
         or stands_for_another(x)
     )
 

@@ -321,7 +321,6 @@ def test_tables_keep_no_tensor_and_give_back_what_they_hold(devices, echo):
 def test_storage_that_was_resized_away_is_not_known(devices, echo):
     """A view into it has its offset for an address, which looks like memory."""
 
-
     def views():
         return [torch.zeros(2, 9, 4, 64).half()[:, 1:] for _ in range(3)]
 
