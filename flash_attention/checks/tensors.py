@@ -7,6 +7,7 @@ checked when it is new; ``remembered`` launches its like again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -14,12 +15,19 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flash_attention.backends import DEVICE_TYPES, backend
-from flash_attention.checks.memory import ALIGNMENT, misaligned_stride, misalignment, overlap, overlaps_itself
+from flash_attention.checks.memory import (
+    ALIGNMENT,
+    misaligned_stride,
+    misalignment,
+    missing_memory,
+    overlap,
+    overlaps_itself,
+)
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
+from flash_attention.torch_private import forward_levels, is_batched
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
 from flash_helpers.kernels.kernel import ForwardConfig
 
-is_batched = torch._C._functorch.is_batchedtensor
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
@@ -130,6 +138,7 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
             )
     check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
     check_devices(tensors)
+    check_memory({**tensors, "o": o})
     if config.d_head_v != config.d_head:
         raise ValueError(
             f"kernel_cfg has d_head={config.d_head} and d_head_v={config.d_head_v}; forward() takes one head "
@@ -187,19 +196,35 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
                 f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
                 f"its values. Pass a tensor like {name}.resolve_neg()"
             )
+    check_derivatives(tensors)
+
+
+def check_derivatives(tensors: dict[str, Tensor], remedy: str = "") -> None:
+    """Tensors of which nobody wants a gradient or a tangent.
+
+    Args:
+        remedy: what else may be done, for the message.
+    """
     if torch.is_grad_enabled():
         asking = [name for name, x in tensors.items() if x.requires_grad]
         if asking:
             raise NotImplementedError(
                 f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
-                f"call under torch.no_grad(), or pass {asking[0]}.detach()"
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
             )
-    if forward_ad._current_level >= 0:
+    if forward_levels._current_level >= 0:
         for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(
                     f"{name} has a tangent, and there is no forward-mode derivative: pass {name}.detach()"
                 )
+
+
+def check_memory(tensors: Mapping[str, Tensor | None]) -> None:
+    """Tensors whose elements lie in memory, which a kernel is given the address of."""
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and not x.is_meta and (why := missing_memory(x)):
+            raise ValueError(f"{name} cannot be read: {why}. Pass a tensor that holds its values")
 
 
 def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.checks import calls as checks
+from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
 from flash_attention.checks.tensors import check_fits_device, check_grid, check_output_kind
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
@@ -184,6 +185,7 @@ def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | 
         )
 
 
+@named_keywords
 def explain_choice(
     q: Tensor,
     k: Tensor,
@@ -236,6 +238,7 @@ def _device(device: torch.device | str) -> torch.device:
     raise ValueError(f"device is {given(device)}; it must be 'cuda', 'cuda:N' or 'cpu'")
 
 
+@named_keywords
 def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
     """Builds and loads what a list of problems needs, so that no later call compiles anything.
 

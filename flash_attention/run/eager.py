@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_flag, checked_scale
+from flash_attention.checks.tensors import check_memory
 from flash_attention.checks.tma import stride_obstacle
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
@@ -36,10 +37,12 @@ def attention(
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap
     checks.check_inputs(q, k, v, sinks, LAYOUT)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
+    check_memory({**inputs, "out": options.out})
     problem = problem_of(q, k, v, sinks, options.causal, options.window, softcap, options.return_lse)
     choice = choose(problem, q.device, options.config) if _has_rows(q) else None
     scale = checked_scale(options.softmax_scale, problem.d_head)
-    out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
+    out = _output(options, (*q.shape[:3], v.shape[3]), inputs)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if choice is not None:
         if not q.is_cuda:
@@ -73,10 +76,13 @@ def attention_varlen(
     checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
     scale = checked_scale(options.softmax_scale, q.shape[2])
     checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
+    inputs |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_memory({**inputs, "out": options.out})
     if checked_flag("validate", validate) or not q.is_cuda:
         checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
         checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
-    out = _output(options, (*q.shape[:2], v.shape[2]), q, k, v)
+    out = _output(options, (*q.shape[:2], v.shape[2]), inputs)
     lse = _lse(options, q, (q.shape[1], q.shape[0]))
     if out.numel():
         left, right = visible_limits(options.causal, options.window, max_seqlen_q, max_seqlen_k)
@@ -136,11 +142,16 @@ def attention_cached(
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks, "seqused_k": seqused_k, "block_table": block_table}
+    check_memory({**inputs, "out": options.out})
+    if validate or not q.is_cuda:
+        checks.check_counts("seqused_k", seqused_k)
+    if block_table is not None:
         if validate or not q.is_cuda:
             checks.check_pages(block_table, seqused_k, k)
         capacity *= block_table.shape[1] if k.shape[0] else 0
     scale = checked_scale(options.softmax_scale, q.shape[3])
-    out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
+    out = _output(options, (*q.shape[:3], v.shape[3]), inputs)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if out.numel() and not capacity:
         fill_without_keys(out, lse, sinks)
@@ -176,13 +187,12 @@ def _has_rows(q: Tensor) -> bool:
     return q.shape[0] * q.shape[1] * q.shape[2] > 0
 
 
-def _output(options: Options, shape: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _output(options: Options, shape: tuple[int, ...], inputs: dict[str, Tensor | None]) -> Tensor:
+    """The caller's output, apart from every input, or a new one."""
+    tensors = {name: x for name, x in inputs.items() if x is not None}
     if options.out is None:
-        return q.new_empty(shape)
-    inputs = {"q": q, "k": k, "v": v}
-    checks.check_out(
-        options.out, shape, inputs if options.sinks is None else {**inputs, "sinks": options.sinks}
-    )
+        return tensors["q"].new_empty(shape)
+    checks.check_out(options.out, shape, tensors)
     return options.out
 
 

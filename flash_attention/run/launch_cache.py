@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from flash_attention.backends import backend
+from flash_attention.torch_private import forward_levels
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def repeat(key: Key, *given: Any) -> Any:
         found = _tables.get(key)
     except TypeError:  # an option that cannot be hashed
         return None
-    if found is None or forward_ad._current_level >= 0:  # tangents are asked for by the checks alone
+    if found is None or forward_levels._current_level >= 0:  # tangents are asked for by the checks alone
         return None
     table = found[0]
     result = table(*given)
@@ -57,7 +57,7 @@ def repeat(key: Key, *given: Any) -> Any:
 def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
     """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
     found = _tables.get((id(kernel_cfg),))
-    if found is None or forward_ad._current_level >= 0:
+    if found is None or forward_levels._current_level >= 0:
         return None
     return found[0](q, k, v, o)
 

@@ -44,6 +44,7 @@ struct ExchangeApi {
     int (*current_work_stream)(int32_t device_type, int32_t device_index, void **out);
 };
 
+inline constexpr int32_t kCuda = 2;  // a device type
 inline constexpr const char *kCapsule = "dlpack_exchange_api";
 inline constexpr uint32_t kMajor = 1;
 
@@ -52,12 +53,21 @@ inline constexpr uint32_t kMajor = 1;
 // ---------------------------------------------------------------- tensors
 inline constexpr int kMaxRank = 4;
 
+// Below these lies no tensor. A view into storage that was resized away has its offset for an address, which
+// looks like memory; GPUs map none in the first 4 GiB, hosts none in the first 64 KiB.
+inline constexpr uintptr_t kLowestOnGpu = uintptr_t(1) << 32, kLowestOnHost = uintptr_t(1) << 16;
+
 struct TensorFacts {
     char *data;
     uint64_t dtype;   // equal for equal element types
     uint64_t device;  // equal for equal devices
     int rank, element_bytes;
+    bool on_gpu;
     std::array<int64_t, kMaxRank> shape, strides;  // strides in elements
+
+    bool has_memory() const {
+        return reinterpret_cast<uintptr_t>(data) >= (on_gpu ? kLowestOnGpu : kLowestOnHost);
+    }
 
     // From the first byte to behind the last one. Only meaningful without negative strides, which torch
     // lacks.
@@ -94,13 +104,13 @@ class TensorReader {
         return true;
     }
 
-    // False, without a Python error, for what is no strided tensor of at most 4 dimensions, is empty, or
-    // wants a gradient: such calls take the long way, whose checks say what is wrong.
+    // False, without a Python error, for what is no strided tensor of at most 4 dimensions, has no
+    // memory, or wants a gradient: such calls take the long way, whose checks say what is wrong.
     bool read(PyObject *object, TensorFacts &facts) const {
         if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type_.get()) return false;
         const bool is_read =
             api_ != nullptr ? read_by_exchange(object, facts) : read_by_attributes(object, facts);
-        if (!is_read || facts.data == nullptr || wants_gradient(object)) {
+        if (!is_read || !facts.has_memory() || wants_gradient(object)) {
             PyErr_Clear();
             return false;
         }
@@ -133,9 +143,8 @@ class TensorReader {
 
     // The current CUDA stream of a device. False with a Python error.
     bool current_stream(long device, void *&stream) const {
-        constexpr int32_t kCuda = 2;  // DLPack's number
         if (api_ != nullptr && device >= 0) {
-            return api_->current_work_stream(kCuda, static_cast<int32_t>(device), &stream) == 0;
+            return api_->current_work_stream(dlpack::kCuda, static_cast<int32_t>(device), &stream) == 0;
         }
         const Reference index(PyLong_FromLong(device));
         const Reference handle(index ? PyObject_CallOneArg(current_stream_.get(), index.get()) : nullptr);
@@ -153,6 +162,7 @@ class TensorReader {
             uint64_t(tensor.dtype.code) << 32 | uint64_t(tensor.dtype.bits) << 16 | tensor.dtype.lanes;
         facts.device = uint64_t(static_cast<uint32_t>(tensor.device.type)) << 32 |
                        static_cast<uint32_t>(tensor.device.index);
+        facts.on_gpu = tensor.device.type == dlpack::kCuda;
         facts.rank = tensor.rank;
         facts.element_bytes = tensor.dtype.bits * tensor.dtype.lanes / 8;
         for (int i = 0; i < tensor.rank; ++i) {
@@ -184,6 +194,7 @@ class TensorReader {
         facts.dtype = reinterpret_cast<uintptr_t>(dtype.get());  // one object for each type
         facts.device =
             uint64_t(is_cuda.get() == Py_True) << 32 | static_cast<uint32_t>(PyLong_AsLong(device.get()));
+        facts.on_gpu = is_cuda.get() == Py_True;
         facts.rank = static_cast<int>(rank);
         facts.element_bytes = static_cast<int>(PyLong_AsLong(bytes.get()));
         for (Py_ssize_t i = 0; i < rank; ++i) {

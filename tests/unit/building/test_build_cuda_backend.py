@@ -195,8 +195,8 @@ class Recorder:
 def recorder(device, monkeypatch):
     """CPU tensors count as tensors of device -1, which is the current one."""
     recorder, asked = Recorder(), []
-    monkeypatch.setattr(cuda, "_current_device", lambda: -1)
-    monkeypatch.setattr(cuda, "_raw_stream", lambda index: 77)
+    monkeypatch.setattr(cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(cuda, "current_stream", lambda index: 77)
     monkeypatch.setattr(cuda, "get_kernel", lambda kernel, device: asked.append(kernel) or recorder)
     monkeypatch.setattr(torch, "device", lambda kind, index: index)
     recorder.asked = asked
@@ -233,7 +233,7 @@ def test_forward_keeps_no_tensor(recorder):
 def test_forward_goes_to_the_tensors_device(recorder, monkeypatch):
     entered = []
     current = [3]
-    monkeypatch.setattr(cuda, "_current_device", lambda: current[0])
+    monkeypatch.setattr(cuda, "current_device", lambda: current[0])
 
     @contextlib.contextmanager
     def guard(index):

@@ -315,3 +315,27 @@ def test_tables_keep_no_tensor_and_give_back_what_they_hold(devices, echo):
     assert [x() is None for x in alive] == [True] * 4 + [False, True]
     del table
     assert alive[4]() is None
+
+
+# ---------------------------------------------------------------- tensors without memory
+def test_storage_that_was_resized_away_is_not_known(devices, echo):
+    """A view into it has its offset for an address, which looks like memory."""
+
+    def views():
+        return [torch.zeros(2, 9, 4, 64).half()[:, 1:] for _ in range(3)]
+
+    table = remembered(echo, views(), torch.empty(SHAPE, dtype=torch.float16))
+    assert table(*views()) is not None
+    for place in range(3):
+        given = views()
+        given[place].untyped_storage().resize_(0)
+        assert given[place].data_ptr() == 2 * given[place].storage_offset() > 0
+        assert table(*given) is None
+
+
+def test_wrappers_are_not_known(devices, echo):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    q, k, v = inputs()
+    assert table(torch._to_functional_tensor(q), k, v) is None
+    torch.func.vmap(lambda x: x if table(x, k, v) is None else 1 / 0)(q[None])
+    assert table(q, k, v) is not None
