@@ -16,6 +16,8 @@ from echo_kernel import Problem, compile_library
 from flash_attention.backends import cuda
 from flash_helpers.kernel_configs import PLAIN
 
+pytestmark = pytest.mark.compile
+
 # ---------------------------------------------------------------- libraries
 LIBRARY = """
 #include "flash_attention.cuh"
