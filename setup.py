@@ -41,5 +41,6 @@ setup(
         )
     ],
     cmdclass={"build_ext": BuildBinding},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
     zip_safe=False,  # nvcc reads the headers from disk
 )
