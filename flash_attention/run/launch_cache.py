@@ -24,8 +24,9 @@ _CONSTANTS = (str, bool, int, float, tuple, type(None))  # types of options that
 
 Key = tuple[Any, ...]  # a call's name and options
 
-# With each table the configuration whose id is in its key: while the key is known, no other can have that id.
-_tables: dict[Key, tuple[Any, ForwardConfig | None]] = {}
+# With each table its function `call`, which the binding makes anew whenever it is asked for, and the
+# configuration whose id is in its key: while the key is known, no other can have that id.
+_tables: dict[Key, tuple[Any, Any, ForwardConfig | None]] = {}
 _latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
 
 
@@ -47,10 +48,9 @@ def repeat(key: Key, *given: Any) -> Any:
         return None
     if found is None or forward_levels._current_level >= 0:  # tangents are asked for by the checks alone
         return None
-    table = found[0]
-    result = table(*given)
+    result = found[1](*given)
     if result is not None:
-        _latest = table
+        _latest = found[0]
     return result
 
 
@@ -59,7 +59,7 @@ def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o
     found = _tables.get((id(kernel_cfg),))
     if found is None or forward_levels._current_level >= 0:
         return None
-    return found[0](q, k, v, o)
+    return found[1](q, k, v, o)
 
 
 def remember(
@@ -86,7 +86,8 @@ def remember(
     if found is None:
         if len(_tables) >= MAX_TABLES:
             forget()
-        found = _tables[key] = (cuda.call_table(), config)
+        table = cuda.call_table()
+        found = _tables[key] = (table, table.call, config)
     makers = tuple(None if x is None else cuda.maker_like(x) for x in made)
     found[0].remember(given, made, makers, launched.launch, launched.arguments, given[0].get_device(), kernel)
 

@@ -25,7 +25,7 @@ class Table:
     def remember(self, given, made, makers, launch, arguments, device, label):
         self.told[given[0].shape] = label
 
-    def __call__(self, q, *rest):
+    def call(self, q, *rest):
         self.last = self.told.get(q.shape, self.last)
         return q + 1 if q.shape in self.told else None
 
@@ -76,7 +76,7 @@ def test_tables_are_bounded_and_hold_their_configurations():
     for n in range(3 * launch_cache.MAX_TABLES):
         remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
         assert len(launch_cache._tables) <= launch_cache.MAX_TABLES
-    assert all(config is CONFIG for _, config in launch_cache._tables.values())
+    assert all(config is CONFIG for *_, config in launch_cache._tables.values())
 
 
 def test_no_other_configuration_gets_the_id_of_a_remembered_one():
@@ -138,7 +138,7 @@ def test_last_kernel_is_that_of_the_latest_call():
     half = q[:, 2:].half()
     attention(half, half, half)
     assert last_kernel() not in (KERNEL, other)
-    table, _ = launch_cache._tables[KEY]
+    table, *_ = launch_cache._tables[KEY]
     table.told[half.shape] = KERNEL
     launch_cache.repeat(KEY, half, half, half)
     assert last_kernel() is KERNEL

@@ -1,80 +1,11 @@
 """Calls made before: what a table knows again, what it does not, what it passes on. Tensors are the CPU's."""
 
-import functools
 import threading
 
 import flash_attention_kernels as binding
 import pytest
 import torch
-from echo_kernel import Problem, find_echo
-
-from flash_attention.backends import cuda
-
-SHAPE = (2, 8, 4, 64)
-SCALE = 0.25
-
-
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory):
-    return find_echo(tmp_path_factory.mktemp("echo"))
-
-
-class Devices:
-    """The functions by which a table asks for device and stream."""
-
-    def __init__(self):
-        self.current, self.entered = 0, []
-
-    def exchange(self, index):
-        self.entered.append(index)
-        before, self.current = self.current, index
-        return before
-
-    def stream(self, index):
-        return 1000 + index
-
-
-@pytest.fixture(params=["exchange_api", "attributes"])
-def devices(request):
-    """Both ways to read tensors; a process knows one, the next user of the backend sets it again."""
-    devices = Devices()
-    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if request.param == "attributes":
-        api = None
-    elif api is None:
-        pytest.skip("this torch has no DLPack exchange API")
-    binding.read_tensors(torch.Tensor, api, torch.is_grad_enabled, devices.exchange, devices.stream)
-    yield devices
-    cuda._call_table_type.cache_clear()
-
-
-def inputs(shape=SHAPE, dtype=torch.float16):
-    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
-
-
-def maker(shape, dtype=torch.float16):
-    return functools.partial(torch.empty, shape, dtype=dtype)
-
-
-def arguments(q, k, v, o, lse=None, **features):
-    given = [x.data_ptr() for x in (q, k, v, o)] + [0 if lse is None else lse.data_ptr(), 0]
-    rest = (q.shape, k.shape, q.stride(), k.stride(), v.stride(), o.stride(), SCALE)
-    return (*given, *rest, *((cuda.Features(64, **features),) if features else ()))
-
-
-def remembered(echo, given, o, label="kernel", lse=None, workspace=None, views=None, device=0, **features):
-    """A table that was told of one call."""
-    table = binding.CallTable()
-    made = (None if len(given) > 3 and given[3] is not None else o, lse, workspace)
-    makers = tuple(None if x is None else maker(x.shape, x.dtype) for x in made)
-    q, k, v = views or given[:3]
-    launch = arguments(q, k, v, o, lse, **features)
-    assert table.remember(tuple(given), made, makers, echo.launch, launch, device, label)
-    return table
-
-
-def seen(o):
-    return Problem.from_buffer_copy(o.view(torch.uint8).numpy().tobytes())
+from told_calls import SCALE, SHAPE, arguments, inputs, maker, remembered, seen
 
 
 # ---------------------------------------------------------------- what is passed on
@@ -256,7 +187,7 @@ def test_failed_launch_goes_the_long_way(devices, echo):
     o = torch.empty(SHAPE, dtype=torch.float16)
     q, k, v = inputs()
     table, launch = binding.CallTable(), list(arguments(q, k, v, o))
-    launch[3] = 0  # the kernel refuses to write nowhere
+    launch[12] = 0  # the kernel refuses this scale
     assert table.remember(
         (q, k, v), (o, None, None), (maker(SHAPE), None, None), echo.launch, tuple(launch), 0, ""
     )
