@@ -11,11 +11,11 @@
 
 #include <cmath>
 
-#include "cuda_utils.cuh"
-#include "softmax_scale.cuh"
+#include "common/cuda_utils.cuh"
+#include "common/softmax_scale.cuh"
 
 #if defined(__CUDACC__)
-#include "ptx.cuh"
+#include "common/ptx.cuh"
 #endif
 
 namespace flash {

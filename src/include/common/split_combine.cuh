@@ -22,6 +22,7 @@
 #include "common/cuda_utils.cuh"
 #include "common/early_launch.cuh"
 #include "common/ptx.cuh"
+#include "common/rows_of_none.cuh"
 #include "common/sequence_rows.cuh"
 #include "flash_attention.cuh"
 
@@ -42,6 +43,7 @@ struct SplitCombineArgs {
     int64_t total_rows;  // batch * n_heads * seq_len_q
     int64_t total_q;
     int n_splits, n_heads, seq_len_q, d_head_v;
+    int batch, rows_q;  // where cu_seqlens_q is given; nameable_rows of q
 };
 
 // The same on every lane of the warp: `own` of all lanes joined in a fixed order.
@@ -116,7 +118,9 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float *part = args.partial_O + int64_t{row_index} * args.d_head_v + column;
     const int64_t part_size = args.total_rows * args.d_head_v;
     wait_for_prerequisites();
-    const SequenceRows rows = sequence_queries(args.cu_seqlens_q, args.seq_len_q, batch);
+    clear_rows_of_none(args, args.O, args.O_strides, args.batch, args.n_heads, args.d_head_v / kChunkElements,
+                       thread, kCombineThreads);
+    const SequenceRows rows = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch);
     if (row >= rows.n_rows) return;
 
     float4 first_parts[parts_ahead];
@@ -194,6 +198,8 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .n_heads = problem.n_heads,
         .seq_len_q = problem.seq_len_q,
         .d_head_v = problem.d_head_v,
+        .batch = problem.batch,
+        .rows_q = nameable_rows(problem.total_q),
     };
     void *parameters[] = {&args};
     const cudaError_t error = launch_kernel<kTarget >= 90>(

@@ -2,7 +2,7 @@
 #include <initializer_list>
 
 #include "check.h"
-#include "row_end.cuh"
+#include "common/row_end.cuh"
 
 using namespace flash;
 
