@@ -242,6 +242,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         .V =
             kv_loader<Kernel>(gmem_V, args, args.V_strides, k_seq.batch, last_key_row, smem + Kernel::smem_V),
         .blocks_left = blocks.end - blocks.begin,
+        .hidden_keys = uniform(mask.visible_begin(q_row) - blocks.begin * Kernel::B_c),
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
