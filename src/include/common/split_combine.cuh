@@ -94,8 +94,8 @@ FLASH_DEVICE float weigh_parts(const SplitCombineArgs &args, int64_t row_index, 
     return sum == 0.0f ? -INFINITY : reference + logf(sum);
 }
 
-// kDHeadV: the largest d_head_v.
-template <DType kDType, int kDHeadV>
+// kDHeadV: the largest d_head_v. kVarlen: queries may be packed.
+template <DType kDType, int kDHeadV, bool kVarlen>
 __global__ void __launch_bounds__(kCombineThreads)
     split_combine_kernel(const __grid_constant__ SplitCombineArgs args) {
     constexpr int columns = 4;  // of a thread: 16 bytes of a part
@@ -118,9 +118,12 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float *part = args.partial_O + int64_t{row_index} * args.d_head_v + column;
     const int64_t part_size = args.total_rows * args.d_head_v;
     wait_for_prerequisites();
-    clear_rows_of_none(args, args.O, args.O_strides, args.batch, args.n_heads, args.d_head_v / kChunkElements,
-                       thread, kCombineThreads);
-    const SequenceRows rows = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch);
+    if constexpr (kVarlen) {
+        clear_rows_of_none(args, args.O, args.O_strides, args.batch, args.n_heads,
+                           args.d_head_v / kChunkElements, thread, kCombineThreads);
+    }
+    const int *cu_seqlens_q = kVarlen ? args.cu_seqlens_q : nullptr;
+    const SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch);
     if (row >= rows.n_rows) return;
 
     float4 first_parts[parts_ahead];
@@ -135,8 +138,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
     const float lse = weigh_parts(args, row_index, sink, weights);
     if (thread == 0 && args.lse != nullptr) {
-        args.lse[lse_begin(args.cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q,
-                           args.total_q) +
+        args.lse[lse_begin(cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q, args.total_q) +
                  row] = lse;
     }
 
@@ -190,7 +192,7 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .O = problem.o,
         .lse = problem.lse,
         .sinks = TRAITS.sinks ? problem.sinks : nullptr,
-        .cu_seqlens_q = TRAITS.varlen ? problem.cu_seqlens_q : nullptr,
+        .cu_seqlens_q = problem.cu_seqlens_q,
         .O_strides = problem.o_strides,
         .total_rows = total_rows,
         .total_q = problem.total_q,
@@ -203,7 +205,7 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
     };
     void *parameters[] = {&args};
     const cudaError_t error = launch_kernel<kTarget >= 90>(
-        reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV>),
+        reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV, TRAITS.varlen>),
         static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
     return error;
