@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
                 fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
             } else if constexpr (TRAITS.varlen && !TRAITS.split) {
                 clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
-                                   chunks_of_row<CFG, TRAITS>(args), computed_here(threadIdx.x) - 64, 64);
+                                   chunks_of_row<CFG, TRAITS>(args), threadIdx.x - 64, 64);
             }
         }
     } else {
