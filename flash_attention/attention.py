@@ -207,7 +207,8 @@ def attention_varlen(
         q: (total_q, n_heads, d_head).
         k: (total_k, n_heads_kv, d_head).
         v: (total_k, n_heads_kv, d_head_v).
-        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q.
+        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q. Rows
+            behind the last end are padding: their output is 0, their LSE -inf.
         cu_seqlens_k: likewise in k and v.
         max_seqlen_q: the most queries of one sequence.
         max_seqlen_k: the most keys of one sequence.

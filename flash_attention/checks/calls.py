@@ -310,7 +310,7 @@ def check_offset_values(
     """Reads cumulative lengths, which on a GPU waits for them.
 
     Raises:
-        ValueError: they do not start at 0, decrease, do not end at ``total``, or pass the longest length.
+        ValueError: they do not start at 0, decrease, end beyond ``total``, or pass the longest length.
     """
     offsets = offsets.long()  # differences of 32-bit numbers need 33
     lengths = offsets.diff()
@@ -324,8 +324,10 @@ def check_offset_values(
         raise ValueError(
             f"{name} decreases by {-shortest} somewhere; each entry must be at least the one before"
         )
-    if last != total:
-        raise ValueError(f"{name} ends with {last}; it must end with the number of packed rows, {total}")
+    if last > total:
+        raise ValueError(
+            f"{name} ends with {last}; it must end at or before the number of packed rows, {total}"
+        )
     if longest > max_seqlen:
         raise ValueError(
             f"the longest sequence by {name} has {longest} rows; {max_seqlen_name} is {max_seqlen}"

@@ -84,11 +84,14 @@ def attention_varlen(
         checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
     out = _output(options, (*q.shape[:2], v.shape[2]), inputs)
     lse = _lse(options, q, (q.shape[1], q.shape[0]))
-    if out.numel():
+    batch = cu_seqlens_q.numel() - 1
+    if not (batch and max_seqlen_q):
+        fill_without_keys(out, lse, None)  # all rows lie behind the last offset
+    elif out.numel():
         left, right = visible_limits(options.causal, options.window, max_seqlen_q, max_seqlen_k)
         problem = AttentionProblem(
             dtype=checks.DTYPES[q.dtype],
-            batch=cu_seqlens_q.numel() - 1,
+            batch=batch,
             seq_len_q=max_seqlen_q,
             seq_len_k=max_seqlen_k,
             n_heads=q.shape[1],
@@ -116,6 +119,7 @@ def attention_varlen(
                 one_lse = None if lse is None else lse[None, :, queries]
                 one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
                 run_cpu(choice, problem, *one, scale, softcap, sinks)
+            fill_without_keys(out[ends_q[-1] :], None if lse is None else lse[:, ends_q[-1] :], None)
         launch_cache.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
 
