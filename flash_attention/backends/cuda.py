@@ -14,6 +14,7 @@ import torch
 from torch._C._dynamo import guards
 
 from flash_attention.backends.cuda_kernels import (
+    build_obstacle,
     device_facts_of,
     extension,
     get_kernel,
@@ -27,6 +28,7 @@ __all__ = [
     "UNBOUNDED",
     "Features",
     "Launched",
+    "build_obstacle",
     "call_table",
     "device_facts_of",
     "forward",

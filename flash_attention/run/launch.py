@@ -41,8 +41,13 @@ def run_cpu(
     scale: float,
     softcap: float,
     sinks: Tensor | None,
-) -> None:
-    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature."""
+) -> ForwardKernel:
+    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature.
+
+    Returns:
+        What has run: the chosen kernel, or, where PyTorch's attention has computed nothing, the steps of its
+        configuration.
+    """
     # Of a packed sequence or a cache, limits may hide nothing although they do of the longest.
     left, right = visible_limits(False, (problem.left, problem.right), q.shape[1], k.shape[1])
     open_items = [slice(None)]
@@ -62,6 +67,9 @@ def run_cpu(
             softcap=softcap,
             sinks=sinks,
         )
+    if choice.fused and open_items == [slice(0, q.shape[0])]:
+        return ForwardKernel(choice.kernel.config, choice.kernel.traits)
+    return choice.kernel
 
 
 class Cache(NamedTuple):

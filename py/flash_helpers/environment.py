@@ -23,7 +23,8 @@ VARIABLES = (
     Variable(
         "FLASH_ATTENTION_JIT",
         "1",
-        "compile a kernel that is not built yet on first use; 0 raises KernelNotBuiltError instead",
+        "compile a kernel that is not built yet on first use; with 0 attention runs the best one that is "
+        "built, and one that is named raises KernelNotBuiltError",
     ),
     Variable(
         "FLASH_ATTENTION_CACHE_DIR",
@@ -136,6 +137,12 @@ def set_variables() -> dict[str, str]:
     """Those of ``VARIABLES`` that are set and not empty."""
     values = {variable.name: os.environ.get(variable.name, "") for variable in VARIABLES}
     return {name: value for name, value in values.items() if value}
+
+
+def values() -> tuple[str, ...]:
+    """What choices and builds depend on: ``VARIABLES``, and where home and programs are; not set is empty."""
+    names = (*(variable.name for variable in VARIABLES), "XDG_CACHE_HOME", "HOME", "PATH")
+    return tuple(os.environ.get(name, "") for name in names)
 
 
 def search_path() -> list[Path]:
