@@ -255,7 +255,7 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
         checks.check_problem(problem)
     problems = [problem.without_idle_limits() for problem in problems]  # as calls ask for them
     generation.begin()
-    if device.type == "cuda":
+    if device.type == "cuda" and problems:
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
         kernels = dict.fromkeys(
