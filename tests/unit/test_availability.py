@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sqlite3
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,11 +90,11 @@ def pure(problem: AttentionProblem, machine: Machine) -> ForwardKernel:
 
 
 def another(problem: AttentionProblem, machine: Machine) -> ForwardKernel:
-    """A whole kernel of the Ampere family that computes the problem, but is not the chosen one."""
+    """The best Ampere kernel that is not the chosen one: what a small example may have built."""
     ranked = ranking(problem, machine.facts, choices._tuning_results())
     return next(
         one.kernel
-        for one in reversed(ranked)
+        for one in ranked
         if family_of(one.kernel).name == "ampere" and one.kernel != ranked[0].kernel
     )
 
@@ -213,6 +214,19 @@ def test_an_environment_variable_counts_from_the_next_new_choice_on(machine, mon
     monkeypatch.setitem(os.environ, "FLASH_ATTENTION_JIT", "0")
     explain_choice(*[torch.zeros(1, 8, 2, 64, dtype=torch.float16)] * 3)
     assert generation.number() == number + 2
+
+
+def test_results_that_cannot_be_read_are_named_in_the_reason(machine, monkeypatch, tmp_path, capsys):
+    """Else the choice would depend on what happened to a file, and nobody could see it."""
+    path = tmp_path / "other.sqlite3"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE letters (text)")
+    monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(path))
+    prepare([])
+    for problem in PROBLEMS.values():
+        choices.choose(problem, CUDA, None)
+    assert "no tuning results of this machine are used" in machine.explain(PLAIN).reason
+    assert capsys.readouterr().err.count("no tuning results of this machine are used") == 1
 
 
 def test_every_cache_begins_anew_together(machine):
