@@ -94,7 +94,7 @@ def test_last_kernel_says_when_pytorchs_attention_ran():
     ran = last_kernel()
     assert isinstance(ran, PyTorchAttention)
     assert ran == explain_choice(q, k, v).kernel
-    assert ran.short_form() == "PyTorch's own attention on the CPU"
+    assert ran.short_form() == "PyTorch attention on the CPU"
     steps = ForwardKernel(ran.config, ran.traits)
     assert ran != steps
     assert len({ran, steps}) == 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flash_helpers.kernels.kernel import ForwardKernel
 
-NAME = "PyTorch's own attention on the CPU"
+NAME = "PyTorch attention on the CPU"
 
 
 @dataclass(frozen=True, order=True)
