@@ -146,7 +146,10 @@ def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
         file=sys.stderr,
         flush=True,
     )
-    (result,) = build.build_kernels([kernel], [target])
+    try:
+        (result,) = build.build_kernels([kernel], [target])
+    except CompilerNotFoundError as error:
+        raise _not_built(kernel, target, str(error)) from error
     extension().load_library(str(result.path))
     return extension().find(kernel.config, kernel.traits, target)
 

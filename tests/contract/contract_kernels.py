@@ -1,6 +1,7 @@
-"""What contract tests of automatic choice run on a GPU, with every set of features that they use.
+"""What contract tests run on a GPU, built ahead in parallel, so that few calls compile on first use.
 
-Built ahead in parallel, so that few calls compile on first use.
+That is what the library chooses for a few hundred queries with the features that tests use; and one
+configuration with each set of them, which random calls run in place of what is not built.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def chosen_kernels(facts: DeviceFacts) -> list[ForwardKernel]:
     """What the library chooses for a few hundred queries with these features, padded or not."""
     results, chosen = TuningResults(), dict[ForwardKernel, None]()
     for dtype, d_head, names, varlen, lse in itertools.product(
-        DType, (64, 128, 56, 120), dict.fromkeys(FEATURES + PACKED), (False, True), (False, True)
+        DType, (64, 128, 56), dict.fromkeys(FEATURES + PACKED), (False, True), (False, True)
     ):
         if varlen and (dtype is DType.BF16 or names not in PACKED or d_head not in (64, 128)):
             continue
@@ -65,16 +66,24 @@ def family_configs(dtype: DType, causal: bool) -> dict[str, ForwardConfig]:
 
 def family_kernels(dtype: DType) -> list[ForwardKernel]:
     """These, compiled for what tests of known faults use."""
-    plain = [plain_config(dtype, d_head) for d_head in (64, 128)]
     return [
         ForwardKernel(config, ForwardTraits(causal=causal, padded_head=padded))
         for causal in (False, True)
-        for config in (*plain, *family_configs(dtype, causal).values())
+        for config in family_configs(dtype, causal).values()
         for padded in (False, True)
     ]
 
 
 def kernels(facts: DeviceFacts) -> list[ForwardKernel]:
     """All of them that run on a GPU, each once."""
-    found = [*chosen_kernels(facts), *(kernel for dtype in DType for kernel in family_kernels(dtype))]
+    found = chosen_kernels(facts)
+    packed = {DType.FP16: PACKED, DType.BF16: ()}
+    for dtype, d_head, padded in itertools.product(DType, (64, 128), (False, True)):
+        # A causal mask over one query hides nothing: what is left of the last set.
+        features = (*FEATURES, ("softcap", "sinks"))
+        traits = [ForwardTraits(**dict.fromkeys(names, True)) for names in features]
+        traits += [ForwardTraits(varlen=True, **dict.fromkeys(names, True)) for names in packed[dtype]]
+        config = plain_config(dtype, d_head)
+        found += [ForwardKernel(config, replace(each, padded_head=padded)) for each in traits]
+    found += [kernel for dtype in DType for kernel in family_kernels(dtype)]
     return [kernel for kernel in dict.fromkeys(found) if family_of(kernel).runs_on(facts.target)]
