@@ -258,9 +258,9 @@ def attention_varlen(
 
 
 def last_kernel() -> ForwardKernel | None:
-    """The kernel that the latest ``attention`` or ``attention_varlen`` ran; None: there was none.
+    """What the latest call of ``attention`` and its variants in this process ran, whatever its thread.
 
-    On the CPU it is the one whose steps the CPU backend takes; ``explain_choice`` says where PyTorch's own
-    attention runs in their place.
+    None: none has run yet. A call that needs no kernel, as one without keys, leaves it. On the CPU it is the
+    kernel whose steps the CPU backend took, or ``PyTorchAttention`` where PyTorch's own attention ran.
     """
     return launch_cache.last_kernel()

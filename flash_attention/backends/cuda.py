@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flash_attention.backends.cuda_kernels import (
+    build_obstacle,
     device_facts_of,
     extension,
     get_kernel,
@@ -32,6 +33,7 @@ __all__ = [
     "UNBOUNDED",
     "Features",
     "Launched",
+    "build_obstacle",
     "call_table",
     "device_facts_of",
     "forward",

@@ -25,6 +25,7 @@ from flash_attention.errors import (
     NoCudaDeviceError,
 )
 from flash_helpers import build, environment
+from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
 from flash_helpers.kernels.families import FAMILIES, family_of
 from flash_helpers.messages import say_once
@@ -147,11 +148,22 @@ def registered_kernels() -> list[tuple[ForwardKernel, int]]:
     return kernels
 
 
+def build_obstacle() -> str | None:
+    """Why this machine compiles no kernel on first use, or None."""
+    if not environment.jit_enabled():
+        return "compiling on first use is off (FLASH_ATTENTION_JIT=0)"
+    try:
+        find_nvcc()
+    except CompilerNotFoundError as error:
+        return str(error)
+    return None
+
+
 def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
     if found := load_kernel(kernel, target):
         return found
-    if not environment.jit_enabled():
-        raise _not_built(kernel, target, "compiling on first use is off (FLASH_ATTENTION_JIT=0)")
+    if reason := build_obstacle():
+        raise _not_built(kernel, target, reason)
     print(
         f"flash_attention: compiling {kernel.short_form()} for sm_{target} on first use; "
         "FLASH_ATTENTION_JIT=0 forbids it",

@@ -26,6 +26,7 @@ from flash_attention.checks.memory import (
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_attention.torch_private import forward_levels, is_batched
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
+from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
@@ -323,16 +324,20 @@ def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
     """Capability and resources of a CUDA device, from its facts."""
     if device.type != "cuda":
         return
-    facts = backend("cuda").device_facts_of(device)
+    check_fits_facts(config, backend("cuda").device_facts_of(device), str(device))
+
+
+def check_fits_facts(config: ForwardConfig, facts: DeviceFacts, where: str) -> None:
+    """The same of a GPU that need not be there; ``where`` is its name in messages."""
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:
         raise DeviceNotSupportedError(
-            f"{device} is a {facts.name} of compute capability {capability}; the kernels need "
+            f"{where} is a {facts.name} of compute capability {capability}; the kernels need "
             f"{'.'.join(map(str, MIN_CAPABILITY))} or newer: use such a GPU, or CPU tensors"
         )
     if reason := config.infeasible_reason(facts):
         raise InfeasibleConfigError(
-            f"kernel_cfg {config.short_form()} cannot run on {device} ({facts.name}, compute capability "
+            f"kernel_cfg {config.short_form()} cannot run on {where} ({facts.name}, compute capability "
             f"{capability}): {reason}; take a smaller tile or another family, or let attention() choose"
         )
 

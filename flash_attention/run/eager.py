@@ -19,7 +19,10 @@ from flash_attention.run.choices import LAYOUT, choose, problem_of
 from flash_attention.run.launch import Cache, Ran, fill_without_keys, run_cpu, run_cuda
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import not_for_eager
+from flash_helpers import generation
+from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.select.problem import AttentionProblem, visible_limits
+from flash_helpers.select.select import Choice
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -40,19 +43,19 @@ def attention(
     inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
     check_memory({**inputs, "out": options.out})
     problem = problem_of(q, k, v, sinks, options.causal, options.window, softcap, options.return_lse)
+    chosen_in = generation.number()
     choice = choose(problem, q.device, options.config) if _has_rows(q) else None
     scale = checked_scale(options.softmax_scale, problem.d_head)
     out = _output(options, (*q.shape[:3], v.shape[3]), inputs)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if choice is not None:
         if not q.is_cuda:
-            run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+            launch_cache.set_last_kernel(run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks))
         elif problem.seq_len_k:
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
-            _remember(key, (q, k, v, options.out, sinks), options, ran, out, lse)
+            _remember(key, (q, k, v, options.out, sinks), options, ran, chosen_in, out, lse)
         else:
             fill_without_keys(out, lse, sinks)
-        launch_cache.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
 
 
@@ -106,21 +109,23 @@ def attention_varlen(
             lse=options.return_lse,
             tma_obstacle=stride_obstacle(q=q, k=k, v=v),
         )
+        chosen_in = generation.number()
         choice = choose(problem, q.device, options.config)
         if q.is_cuda:
             offsets = (cu_seqlens_q, cu_seqlens_k)
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
             given = (q, k, v, options.out, sinks, *offsets, None, None, max_seqlen_q, max_seqlen_k)
-            _remember(key, given, options, ran, out, lse)
+            _remember(key, given, options, ran, chosen_in, out, lse)
         else:
             ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+            kernels = []
             for i in range(problem.batch):
                 queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
                 one_lse = None if lse is None else lse[None, :, queries]
                 one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
-                run_cpu(choice, problem, *one, scale, softcap, sinks)
+                kernels.append(run_cpu(choice, problem, *one, scale, softcap, sinks))
             fill_without_keys(out[ends_q[-1] :], None if lse is None else lse[:, ends_q[-1] :], None)
-        launch_cache.set_last_kernel(choice.kernel)
+            _set_last_kernel(choice, kernels)
     return out if lse is None else (out, lse)
 
 
@@ -162,19 +167,24 @@ def attention_cached(
     elif out.numel():
         causal, window, wants_lse = options.causal, options.window, options.return_lse
         problem = problem_of(q, k, v, sinks, causal, window, softcap, wants_lse, capacity, paged)
+        chosen_in = generation.number()
         choice = choose(problem, q.device, options.config)
         if q.is_cuda:
             cache = Cache(seqused_k, block_table)
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, cache=cache)
             given = (q, k, v, options.out, sinks, None, None, seqused_k, block_table)
-            _remember(key, given, options, ran, out, lse)
+            _remember(key, given, options, ran, chosen_in, out, lse)
         else:
+            kernels = []
             for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
                 one = slice(i, i + 1)
                 keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]
-                run_cpu(choice, problem, q[one], keys, values, out[one], one_lse, scale, softcap, sinks)
-        launch_cache.set_last_kernel(choice.kernel)
+                one_q, one_out = q[one], out[one]
+                kernels.append(
+                    run_cpu(choice, problem, one_q, keys, values, one_out, one_lse, scale, softcap, sinks)
+                )
+            _set_last_kernel(choice, kernels)
     return out if lse is None else (out, lse)
 
 
@@ -204,9 +214,22 @@ def _lse(options: Options, q: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return q.new_empty(shape, dtype=torch.float32) if options.return_lse else None
 
 
+def _set_last_kernel(choice: Choice, kernels: list[ForwardKernel]) -> None:
+    """Of a CPU call that computes one item after the other: the chosen one, if it has run for any item."""
+    if kernels:
+        launch_cache.set_last_kernel(choice.kernel if choice.kernel in kernels else kernels[0])
+
+
 def _remember(
-    key: Key | None, given: tuple[object, ...], options: Options, ran: Ran, out: Tensor, lse: Tensor | None
+    key: Key | None,
+    given: tuple[object, ...],
+    options: Options,
+    ran: Ran,
+    chosen_in: int,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
+    launch_cache.set_last_kernel(ran.kernel)
     if key is not None:
         made = (out if options.out is None else None, lse, ran.workspace)
-        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made)
+        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made, chosen_in)

@@ -41,12 +41,18 @@ def run_cpu(
     scale: float,
     softcap: float,
     sinks: Tensor | None,
-) -> None:
-    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature."""
+) -> ForwardKernel:
+    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature.
+
+    Returns:
+        What has run: the chosen kernel, or, where PyTorch's attention has computed nothing, the steps of its
+        configuration.
+    """
     # Of a packed sequence or a cache, limits may hide nothing although they do of the longest.
     left, right = visible_limits(False, (problem.left, problem.right), q.shape[1], k.shape[1])
     group = problem.n_heads // problem.n_heads_kv
-    left_over = [(slice(None), slice(0, problem.n_heads))]
+    everything = (slice(0, q.shape[0]), slice(0, problem.n_heads))
+    left_over = [everything]
     if choice.fused:
         left_over = backend("cpu_fused").attention(q, k, v, out, scale, left, right)
     for items, heads in left_over:
@@ -64,6 +70,9 @@ def run_cpu(
             softcap=softcap,
             sinks=None if sinks is None else sinks[heads],
         )
+    if choice.fused and left_over == [everything]:
+        return ForwardKernel(choice.kernel.config, choice.kernel.traits)
+    return choice.kernel
 
 
 class Cache(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flash_attention.backends import backend
 from flash_attention.torch_private import forward_levels
+from flash_helpers import generation
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def remember(
     kernel: ForwardKernel,
     launched: Launched,
     made: tuple[Tensor | None, Tensor | None, Tensor | None],
+    chosen_in: int | None = None,
 ) -> None:
     """Remembers a call that was just launched, if a launch on its own tensors is all there is to it.
 
@@ -78,20 +80,26 @@ def remember(
         kernel: what ran.
         launched: its launch.
         made: out, lse and workspace, as far as they were made for the call.
+        chosen_in: the generation that chose the kernel; None: the caller named it.
     """
     if not all(type(option) in _CONSTANTS for option in key):
         return
     cuda = backend("cuda")
-    found = _tables.get(key)
-    if found is None:
-        if len(_tables) >= MAX_TABLES:
-            forget()
-        table = cuda.call_table()
-        found = _tables[key] = (table, table.call, config)
     makers = tuple(None if x is None else cuda.maker_like(x) for x in made)
-    found[0].remember(given, made, makers, launched.launch, launched.arguments, given[0].get_device(), kernel)
+    with generation.lock:
+        if chosen_in not in (None, generation.number()):
+            return
+        found = _tables.get(key)
+        if found is None:
+            if len(_tables) >= MAX_TABLES:
+                forget()
+            table = cuda.call_table()
+            found = _tables[key] = (table, table.call, config)
+        device = given[0].get_device()
+        found[0].remember(given, made, makers, launched.launch, launched.arguments, device, kernel)
 
 
+@generation.forgets
 def forget() -> None:
     """Forgets all calls: choices may differ from now on."""
     _tables.clear()

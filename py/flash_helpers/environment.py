@@ -25,7 +25,8 @@ VARIABLES = (
     Variable(
         "FLASH_ATTENTION_JIT",
         "1",
-        "compile a kernel that is not built yet on first use; 0 raises KernelNotBuiltError instead",
+        "compile a kernel that is not built yet on first use; with 0 attention runs the best one that is "
+        "built, and one that is named raises KernelNotBuiltError",
     ),
     Variable(
         "FLASH_ATTENTION_CACHE_DIR",
@@ -155,6 +156,12 @@ def unknown_variables() -> dict[str, str]:
         name: next(iter(difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)))
         for name in sorted(unknown)
     }
+
+
+def values() -> tuple[str, ...]:
+    """What choices and builds depend on: ``VARIABLES``, and where home and programs are; not set is empty."""
+    names = (*(variable.name for variable in VARIABLES), "XDG_CACHE_HOME", "HOME", "PATH")
+    return tuple(os.environ.get(name, "") for name in names)
 
 
 def search_path() -> list[Path]:

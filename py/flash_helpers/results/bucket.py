@@ -70,20 +70,6 @@ class Bucket:
             problem.seq_len, problem.seq_len_k, sm_count,
         )  # fmt: skip
 
-    def distance(self, other: Bucket) -> float:
-        """Doublings of lengths and load between two buckets; infinite where neither stands for the other."""
-        if (self.dtype, self.d_head, self.causal) != (other.dtype, other.d_head, other.causal):
-            return math.inf
-        pairs = (
-            (self.heads_per_sm, other.heads_per_sm),
-            (self.queries, other.queries),
-            (self.keys, other.keys),
-        )
-        load, queries, keys = (abs(math.log2(a / b)) for a, b in pairs)
-        if math.log2(self.queries / self.keys) != math.log2(other.queries / other.keys):
-            return math.inf  # a few queries over many keys is another kind of work
-        return load + max(queries, keys)
-
     def label(self) -> str:
         """A short text, e.g. ``fp16 d128 causal, 4096 queries, 2 heads per SM``."""
         mask = " causal" if self.causal else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flash_helpers import generation
 from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_json, typed
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.messages import say_once
@@ -123,6 +124,7 @@ def export_table(
         path /= _file_name(device.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    generation.begin()  # it may be a table that choices are made by
     return path
 
 
@@ -176,6 +178,9 @@ def _table_of(folder: Path, gpu: str, capability: str) -> ShippedTable | None:
         return None
     table = load_table(path)
     return table if (table.device.gpu, table.device.capability) == (gpu, capability) else None
+
+
+generation.forgets(_table_of.cache_clear)
 
 
 def _file_name(gpu: str) -> str:
