@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SdpaPeer:
-    """PyTorch's ``scaled_dot_product_attention`` with exactly one backend allowed.
+    """PyTorch's ``scaled_dot_product_attention``, with exactly one backend allowed or as it chooses.
 
     Attributes:
-        backend: its name in ``torch.nn.attention.SDPBackend``.
+        backend: its name in ``torch.nn.attention.SDPBackend``; empty: what PyTorch chooses.
     """
 
     name: str
@@ -50,6 +50,8 @@ class SdpaPeer:
         def call() -> Tensor:
             return scaled_dot_product_attention(q_view, k_view, v_view, **options).transpose(1, 2)
 
+        if not self.backend:
+            return Prepared(call)
         return Prepared(call, lambda: sdpa_kernel(getattr(SDPBackend, self.backend)))
 
 
@@ -141,6 +143,7 @@ PEERS: dict[str, Implementation] = {
         PackagePeer("fa4", "flash_attn.cute", "flash-attn-4"),
         FlexPeer(),
         SdpaPeer("sdpa-cpu", "FLASH_ATTENTION", devices=("cpu",)),
+        SdpaPeer("sdpa", "", devices=("cuda", "cpu")),
     )
 }
 """All peers by name: the value of ``--peers``."""
