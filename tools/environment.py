@@ -4,9 +4,9 @@
     python3 tools/environment.py .venv               the library itself, and what it needs to run
     python3 tools/environment.py .venv test models   what these extras of pyproject.toml list
 
-Any Python 3 must be able to read this file, since it says when one is too old. Nothing is installed by a Python
-that the project can't use: that is said first. An environment that such a Python made is made anew. While pip
-works, a line says so every ten seconds; its output is shown if it fails.
+Any Python 3 must be able to read this file, since it says when one is too old. Nothing is installed by a
+Python that the project can't use: that is said first. An environment that such a Python made is made anew.
+While pip works, a line says so every ten seconds; its output is shown if it fails.
 """
 
 import os

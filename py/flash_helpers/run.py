@@ -1,6 +1,6 @@
 """The first look: ``attention()`` on the device that is there, beside PyTorch's own attention.
 
-``python -m flash_helpers.run`` builds what ``attention()`` chooses, compares outputs with a float32 reference,
+``python -m flash_helpers.run`` builds what ``attention()`` chooses, compares outputs with a float32 one,
 times both in turn, says what was chosen and why, and names the next command.
 """
 

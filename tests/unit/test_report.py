@@ -345,7 +345,7 @@ def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- families, types and processors apart
 def two_families(tmp_path: Path) -> Path:
-    """fp16 rows of one family, bf16 rows of another, rows of the library's own choice; a peer in both types."""
+    """fp16 rows of one family, bf16 rows of another, rows of the own choice; a peer in both."""
     ampere, hopper = (
         "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
         ("(BF16, 128, 128, 128, 2wg): tma+kv_2+q_1+exact"),

@@ -91,7 +91,7 @@ class Report:
     def parts(self) -> list[tuple[str, Report]]:
         """(title, report) of what may be seen as one picture: one element type and one family of kernels.
 
-        ``attention()``, whose kernels may be of several families, is a part of its own. The peers are in each.
+        ``attention()``, whose kernels may be of several families, is a part of its own. Peers are in each.
         """
         peers = [row for row in self.rows if row.kind != "kernel"]
         kernels: dict[tuple[str, str], list[Row]] = {}

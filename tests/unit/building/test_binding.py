@@ -24,6 +24,8 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.families import FAMILIES
 
+pytestmark = pytest.mark.compile
+
 CONFIG = FlashForwardKernelConfig(DType.BF16, 64, 128, 32, 8, True, False, True, 2, 2, 0, False, True)
 FIELDS = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
 

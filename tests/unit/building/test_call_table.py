@@ -10,6 +10,8 @@ from echo_kernel import Problem, find_echo
 
 from flash_attention.backends import cuda
 
+pytestmark = pytest.mark.compile
+
 SHAPE = (2, 8, 4, 64)
 SCALE = 0.25
 
