@@ -1,4 +1,4 @@
-"""What all tests share: layers; GPU tests are deselected without a GPU, and must run where one is required."""
+"""What all tests share: layers; GPU tests are deselected without a GPU, and run where one is required."""
 
 from __future__ import annotations
 

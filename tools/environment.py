@@ -91,7 +91,7 @@ def install(python, what, arguments):
     if process.returncode:
         with open(log) as file:
             sys.stdout.write("".join(file.readlines()[-30:]))
-        sys.exit("pip install failed with status {0}; its whole output: {1}".format(process.returncode, log))
+        sys.exit("pip failed with status {0}; its whole output: {1}".format(process.returncode, log))
     print("installed after {0:.0f} s".format(time.time() - begin))
 
 

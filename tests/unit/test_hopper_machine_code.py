@@ -131,7 +131,7 @@ def test_ptxas_neither_spills_nor_serializes(
 
 
 @pytest.mark.compile
-@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="no cuobjdump: pip install -r requirements/cuda-compiler.txt")
+@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="there is no cuobjdump")
 @pytest.mark.parametrize("kernel", KERNELS, ids=ForwardKernel.short_form)
 def test_machine_code_passes_the_gates(
     built: tuple[Path, dict[ForwardKernel, str]], kernel: ForwardKernel
