@@ -5,6 +5,7 @@ the CPU backend, and the CUDA backend says how to get the binding. Who asks for 
 ``build_ext``, gets it or an error: an older one left in place would be taken for it.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -24,9 +25,28 @@ class BuildBinding(build_ext):
                 old.unlink()
 
 
+ROOT = Path(__file__).resolve().parent
+
+
+def readme_for_the_index() -> str:
+    """README.md with absolute links: on the package index, relative ones lead nowhere."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    repository = re.search(r'^Repository = "(.+)"$', project, re.MULTILINE)[1]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\1{repository}/raw/main/", text)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\1{repository}/blob/main/", text)
+
+
 setup(
+    long_description=readme_for_the_index(),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",  # here, since old and new setuptools want it differently in pyproject.toml
-    packages=[*find_packages(include=["flash_attention*"]), *find_packages("py"), "flash_helpers.csrc"],
+    packages=[
+        *find_packages(include=["flash_attention*"]),
+        *find_packages("py"),
+        "flash_helpers.csrc",
+        "flash_helpers.requirements",
+    ],
     ext_modules=[
         Extension(
             BINDING,

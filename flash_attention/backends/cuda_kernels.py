@@ -260,8 +260,8 @@ def extension() -> ModuleType:
     except ImportError as error:
         raise BindingNotBuiltError(
             f"the extension flash_attention_kernels does not load ({error}). It is built when the package is "
-            "installed where there is a C++20 compiler: install g++ 10 or newer, then "
-            "pip install --force-reinstall --no-deps flash-attention-kernels; "
-            "in a checkout: python setup.py build_ext --inplace"
+            "installed where there is a C++20 compiler: install g++ 10 or newer, then, in the folder of the "
+            "sources, pip install --force-reinstall --no-deps . or, to use them in place, "
+            "python setup.py build_ext --inplace"
         ) from error
     return flash_attention_kernels

@@ -16,6 +16,8 @@ import pytest
 from flash_helpers.build.sass import disassemble, find_tool, parse_functions
 from flash_helpers.build.store import STORE
 
+pytestmark = pytest.mark.compile
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
 COPIED = ("flash_attention", "py", "src", "tests", "tools", "pyproject.toml", "setup.py", "README.md")

@@ -257,6 +257,7 @@ def test_the_choice_says_that_it_runs():
     assert "PyTorch's own attention" in choice.reason
 
 
+@pytest.mark.perf
 @pytest.mark.parametrize(
     ("batch", "lengths", "heads_kv", "window"),
     [

@@ -152,6 +152,7 @@ def test_the_swizzle_removes_every_conflict_of_every_kernel() -> None:
             assert all(w == 1.0 for name, w in ways.items() if "cp.async" in name)
 
 
+@pytest.mark.compile
 def test_python_layout_equals_the_headers(tmp_path: Path) -> None:
     """Compiles swizzling.cuh on the host and compares every offset."""
     include = Path(__file__).parents[2] / "src" / "include"

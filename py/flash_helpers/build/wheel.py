@@ -26,7 +26,16 @@ from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.kernel import ForwardKernel
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-INPUTS = ("flash_attention", "py", "src", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+INPUTS = (
+    "flash_attention",
+    "py",
+    "src",
+    "requirements",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+)
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "generated", "prebuilt")
 
 

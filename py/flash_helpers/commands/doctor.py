@@ -18,7 +18,7 @@ from rich.text import Text
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import CompilerNotFoundError, KernelCache, SourcesNotFoundError, built_kernels
-from flash_helpers.build.nvcc import PIP_PACKAGES, find_nvcc
+from flash_helpers.build.nvcc import DISASSEMBLER_PACKAGES, PIP_PACKAGES, find_nvcc
 from flash_helpers.build.sass import find_tool
 from flash_helpers.build.sources import include_root
 from flash_helpers.commands.binding_check import binding_difference
@@ -182,7 +182,8 @@ def _compiler() -> Check:
 def _disassembler() -> Check:
     if tool := find_tool("cuobjdump"):
         return Check("disassembler", OK, str(tool))
-    advice = "only explain --compile needs it, to count instructions: pip install nvidia-cuda-cuobjdump"
+    packages = " ".join(DISASSEMBLER_PACKAGES)
+    advice = f"only explain --compile needs it, to count instructions: pip install {packages}"
     return Check("disassembler", LIMITED, "no cuobjdump", advice)
 
 
@@ -253,7 +254,7 @@ def _variables() -> Check:
 
 def _optional() -> Check:
     if importlib.util.find_spec("matplotlib") is None:
-        advice = "pip install 'flash-attention-kernels[report]'"
+        advice = "pip install matplotlib"
         return Check("optional packages", LIMITED, "no matplotlib: reports can't be written", advice)
     return Check("optional packages", OK, "matplotlib")
 

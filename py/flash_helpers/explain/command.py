@@ -87,16 +87,18 @@ def explain_problem_command(
         flash_attention.errors.NoKernelError: no kernel computes the problem.
         NotWritableError: ``json_path`` can't be written.
     """
-    from flash_helpers.results.lookup import TuningResults
-    from flash_helpers.select.choice import attention_problem, check_head_size, choose
-
     check_file(json_path)
     console = console or console_for(json_path)
     problem = Problem(DType.from_string(dtype), batch, heads, seq_len, d_head, causal)
+    devices = _devices(device)
+
+    from flash_helpers.results.lookup import TuningResults
+    from flash_helpers.select.choice import attention_problem, check_head_size, choose
+
     check_head_size(d_head)
     results = TuningResults()
     explanations = []
-    for facts in _devices(device):
+    for facts in devices:
         measured = results.of(attention_problem(problem), facts)
         explanation = explain_problem(problem, facts, choose(problem, facts, results), measured)
         explanations.append(explanation)

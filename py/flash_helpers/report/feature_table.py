@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.benchmark.cases import Case
-from flash_helpers.benchmark.contestants import OURS
+from flash_helpers.benchmark.results import ResultFileError
 from flash_helpers.content import CONTENT_ERRORS, amount, read_json, typed
-from flash_helpers.report.data import ResultFileError
+
+OURS = "ours"  # this library's name among the contestants of that benchmark
 
 
 def feature_table(path: Path) -> str:
@@ -40,6 +40,8 @@ def feature_table(path: Path) -> str:
 
 
 def _line(row: Mapping[str, Any], copied: float, names: list[str]) -> list[str]:
+    from flash_helpers.benchmark.cases import Case  # imports torch
+
     case = Case(**{**row["case"], "lengths": tuple(row["case"]["lengths"])})
     own = row["milliseconds"][OURS]["median"]
     if case.feature == "decode":

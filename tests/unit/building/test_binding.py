@@ -24,6 +24,8 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.families import FAMILIES
 
+pytestmark = pytest.mark.compile
+
 
 # ---------------------------------------------------------------- drift
 def fields_in_header(struct):

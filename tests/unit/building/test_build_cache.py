@@ -155,12 +155,14 @@ def names(calls):
     return sorted(Path(call).suffix for call in calls)
 
 
+@pytest.mark.compile
 def test_eight_processes_build_the_same_kernel_once(tmp_path, slow_nvcc):
     paths = {finish(process) for process in [start(tmp_path) for _ in range(8)]}
     assert len(paths) == 1
     assert names(slow_nvcc.calls) == [".o", ".so"]
 
 
+@pytest.mark.compile
 def test_eight_processes_build_eight_kernels(tmp_path, slow_nvcc):
     processes = [start(tmp_path, 16 * n) for n in range(1, 9)]
     assert len({finish(process) for process in processes}) == 8

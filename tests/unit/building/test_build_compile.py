@@ -177,6 +177,7 @@ def test_build_kernels_refuses_targets_without_a_family(cache, small_root, kerne
 
 
 # ---------------------------------------------------------------- the real compiler
+@pytest.mark.compile
 def test_real_compiler_builds_a_library_in_a_folder_with_a_space(tmp_path, small_root, kernel):
     cache = KernelCache(tmp_path / "a cache")
     bf16 = ForwardKernel(
@@ -190,6 +191,7 @@ def test_real_compiler_builds_a_library_in_a_folder_with_a_space(tmp_path, small
         assert not compiled.cached
 
 
+@pytest.mark.compile
 def test_real_compiler_error(cache, small_root, kernel):
     (small_root / "ampere" / "inner.cuh").write_text('static_assert(false, "B_r must be positive");\n')
     with pytest.raises(KernelCompileError, match="B_r must be positive") as caught:

@@ -19,6 +19,8 @@ from flash_helpers.build import build_kernels, sources
 from flash_helpers.build import compile as compile_module
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType, FlashForwardKernelConfig, ForwardKernel
 
+pytestmark = pytest.mark.compile
+
 ROOT = Path(__file__).resolve().parents[3]
 H100 = types.SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",

@@ -7,6 +7,8 @@ import pytest
 import torch
 from told_calls import SCALE, SHAPE, arguments, inputs, maker, remembered, seen
 
+pytestmark = pytest.mark.compile
+
 
 # ---------------------------------------------------------------- what is passed on
 def test_a_call_is_made_again_on_new_tensors(devices, echo):
