@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from flash_helpers.explain import explain
-from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
+from flash_helpers.model.bank_conflicts import shared_accesses, smem_offset, wavefronts
 from flash_helpers.explain.command import explain_command, explain_problem_command
 from flash_helpers.explain.explanation import Compiled
-from flash_helpers.explain.floors import block_steps, floors, matrix_share, work
+from flash_helpers.model.work import block_steps, floors, matrix_share, work
 from flash_helpers.explain.rejected import nearest_rejected
 from flash_helpers.explain.render import diff_lines, diff_table
-from flash_helpers.explain.resources import Waves, occupancy, predict_registers
+from flash_helpers.model.resources import Waves, occupancy, predict_registers
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     device_facts,

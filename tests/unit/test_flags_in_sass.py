@@ -10,7 +10,7 @@ import pytest
 from flash_helpers.build import BuildResult, KernelCache, build_library
 from flash_helpers.build.main_loop import main_loop
 from flash_helpers.build.sass import Instruction, disassemble, find_tool, parse_functions
-from flash_helpers.explain.bank_conflicts import shared_accesses
+from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,

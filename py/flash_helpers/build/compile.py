@@ -209,7 +209,11 @@ class _Compiler:
                  "-optf", folder / "objects.txt", "-o", folder / f"{name}.so"],
                 f"the kernel library {name}", name,
             )  # fmt: skip
-            return f"{name}.so", {"kernels": [artifact.facts["kernel"] for artifact in objects]}
+            reports = {artifact.facts["kernel"]: parse_ptxas(artifact.facts["log"]) for artifact in objects}
+            return f"{name}.so", {
+                "kernels": list(reports),
+                "resources": {kernel: [r.registers, r.spill_bytes] for kernel, r in reports.items()},
+            }
 
         # The objects' keys stand for their contents.
         keys = [artifact.path.parent.name for artifact in objects]

@@ -153,9 +153,7 @@ def select(
         if kernel == best != chosen:
             others.append(Rejected(kernel, "it is not built yet"))
         elif kernel != chosen:
-            ratio = predictions[kernel].seconds / predictions[chosen].seconds
-            text = f"{predictions[kernel].text()}: {ratio:.2f} times the chosen one's"
-            others.append(Rejected(kernel, text))
+            others.append(Rejected(kernel, predictions[kernel].against(predictions[chosen])))
     # What was not built and would be best is what the reader wants to see first.
     others.sort(key=lambda other: other.kernel != best)
     return Choice(chosen, reason, (*others, *rejected), predictions[chosen].n_splits, seen_as)
