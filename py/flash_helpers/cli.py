@@ -142,7 +142,8 @@ def explain(
             softcap, sinks, lse, varlen, cached, paged,
         )  # fmt: skip
         if kernel is None:
-            for name, given in (("--diff", diff is not None), ("--compile", compile_it), ("--split", split), ("--ncu", ncu)):
+            of_kernels = {"--diff": diff is not None, "--compile": compile_it, "--split": split, "--ncu": ncu}
+            for name, given in of_kernels.items():
                 if given:
                     raise ValueError(f"{name} is about a kernel: name it first, explain KERNEL {name}")
             explain_problem_command(

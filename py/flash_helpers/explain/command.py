@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.writable import check_file
-from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.explain.asked import Asked
 from flash_helpers.explain.counters import counter_lines, measure
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain
@@ -48,7 +48,7 @@ def explain_command(
     """Explains one kernel, or compares two, for any known device.
 
     Args:
-        kernel, diff: short forms; one that names ``causal`` or ``split``, ``(…): … | causal``, decides them itself.
+        kernel, diff: short forms; ``(…): … | causal`` decides the mask, ``| split`` the split itself.
         device: short names joined by commas, or ``all``.
         batch, heads, seq_len, causal: the problem; dtype and head sizes are the configuration's.
         compile_it: compile for the device's target and read registers and machine code.
@@ -145,6 +145,7 @@ def _explain_one(text: str, facts: DeviceFacts, asked: Asked, split: bool, compi
             f"{text!r} names {', '.join(wrong)}, which the problem does not have: give it as an option "
             f"({', '.join(f'--{name}' for name in wrong)}), or leave it away"
         )
+    compiled: CompiledFacts | None
     if compile_it:
         compiled = compile_facts(explanation.kernel, facts.target)
     else:

@@ -32,7 +32,10 @@ METRICS = {
 PROGRAM = "from flash_helpers.explain.profiled_call import main; main()"
 KERNELS = "regex:forward_kernel"
 TIMEOUT_S = 600.0
-SECONDS = {"nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3, "second": 1.0, "s": 1.0}
+SECONDS = {
+    "nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6,
+    "msecond": 1e-3, "ms": 1e-3, "second": 1.0, "s": 1.0,
+}  # fmt: skip
 
 
 class ProfilerError(RuntimeError):
@@ -64,8 +67,8 @@ def measure(e: Explanation, run: Runner | None = None) -> dict[str, Counter]:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise ProfilerError(
-            "ncu was not found on PATH: --ncu runs the kernel under Nsight Compute, which comes with the CUDA "
-            "toolkit; add its folder to PATH, or leave --ncu away"
+            "ncu was not found on PATH: --ncu runs the kernel under Nsight Compute, which comes with the "
+            "CUDA toolkit; add its folder to PATH, or leave --ncu away"
         )
     done = (run or _run)(command(ncu, e))
     output = done.stdout + done.stderr

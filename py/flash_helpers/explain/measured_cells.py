@@ -129,7 +129,8 @@ def _of_case(case: Mapping[str, Any]) -> AttentionProblem:
 
 def _of_decode(row: Mapping[str, Any]) -> AttentionProblem:
     """A row of the benchmark of decoding: one query a sequence."""
+    d_head = row.get("d_head", 128)
     return AttentionProblem(
-        DType.BF16, row["batch"], 1, row["keys"], row["heads"], row["heads_kv"], row.get("d_head", 128), row.get("d_head", 128),
+        DType.BF16, row["batch"], 1, row["keys"], row["heads"], row["heads_kv"], d_head, d_head,
         cached="page_size" in row,
     )  # fmt: skip

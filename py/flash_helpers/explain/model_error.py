@@ -93,9 +93,7 @@ def predicted_ms(cell: Cell) -> float | None:
     if not cell.parts or cell.parts == prediction.n_splits:
         return 1e3 * prediction.seconds
     facts = with_rates(cell.device)
-    return 1e3 * expected_seconds(
-        cell.kernel, cell.problem, facts, prediction.blocks_per_sm, cell.parts
-    )
+    return 1e3 * expected_seconds(cell.kernel, cell.problem, facts, prediction.blocks_per_sm, cell.parts)
 
 
 def model_error_command(
@@ -154,4 +152,3 @@ def _table(rows: list[ErrorRow]) -> Table:
     for row in rows:
         table.add_row(row.what, Text(row.group), str(row.count), *row.figures(), f"{row.bias:.2f}")
     return table
-

@@ -76,7 +76,8 @@ def _register_lines(e: Explanation) -> list[Line]:
         lines.append(("spills, compiled", f"{e.compiled.spill_bytes} bytes a thread"))
     if isinstance(e.kernel.config, HopperForwardKernelConfig):
         parts = f"{r.accumulators} O and S, {r.held_P} P, {r.overhead} other, of {r.budget}"
-        return [*lines, ("registers, consumer", parts), ("registers, launch", f"{r.total} by the block's threads")]
+        launch = f"{r.total} by the block's threads"
+        return [*lines, ("registers, consumer", parts), ("registers, launch", launch)]
     error = register_error()
     text = (
         f"{r.total} ({r.accumulators} O and S, {r.held_Q} Q, {r.overhead} other); off by {error.median:g} in "

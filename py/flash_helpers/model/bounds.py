@@ -1,4 +1,4 @@
-"""The least time that a kernel can take for a problem, by each resource that it needs; and which of them bind."""
+"""The least time that a kernel can take for a problem, by each resource; and which of them bind."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.model.step_costs import StepCosts
 from flash_helpers.model.work import Work
 
-# Bytes a clock that all SMs together read from the L2 cache. A100: NVIDIA's white paper. An H100 at a third of
-# this rate read what the profiler calls a third of its peak (2026-11).
+# Bytes a clock that all SMs together read from the L2 cache. A100: NVIDIA's white paper. An H100 that read a
+# third of this rate was at what the profiler calls a third of its peak (2026-11).
 L2_BYTES_PER_CLOCK = {(8, 0): 5120, (9, 0): 5120}
 L2_BYTES_PER_SM_CLOCK = 64  # elsewhere: what one SM takes
 
@@ -99,7 +99,9 @@ def bounds(
         unit("exp2", costs.exp2, f"{costs.exp2:,.0f} clocks a K/V block"),
         unit("shared memory", costs.shared_memory, shared),
         unit("issue", costs.issue, f"{costs.issue:,.0f} clocks a K/V block"),
-        Bound("latency", chain * costs.latency * clock_ms, f"{costs.latency:,.0f} clocks, one after the other"),
+        Bound(
+            "latency", chain * costs.latency * clock_ms, f"{costs.latency:,.0f} clocks, in a row a K/V block"
+        ),
     ]
     return Bounds(tuple(sorted(found, key=lambda bound: -bound.milliseconds)))
 

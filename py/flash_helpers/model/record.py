@@ -23,7 +23,10 @@ from flash_helpers.model.recorded import RECORD, CompiledFacts, write_record
 
 
 def record(
-    targets: Iterable[int], jobs: int | None = None, only_cached: bool = False, cache: KernelCache | None = None
+    targets: Iterable[int],
+    jobs: int | None = None,
+    only_cached: bool = False,
+    cache: KernelCache | None = None,
 ) -> dict[tuple[str, int], CompiledFacts]:
     """(short form, target) to the facts of every kernel that is built or chosen for a GPU generation.
 

@@ -77,7 +77,7 @@ def _read() -> dict[str, Any]:
 def _facts() -> dict[tuple[str, int], CompiledFacts]:
     source = f"recorded with {compiler()}"
     return {
-        (kernel, int(target)): CompiledFacts(*figures, source=source)
+        (kernel, int(target)): CompiledFacts(*map(int, figures[:4]), source=source)  # type: ignore[misc]
         for kernel, targets in _read()["kernels"].items()
         for target, figures in targets.items()
     }

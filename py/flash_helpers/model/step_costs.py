@@ -98,12 +98,14 @@ def step_costs(
     pairs = config.B_r * config.B_c
     flop_per_clock = matrix_share(config, facts) * facts.mma_flops / (facts.sm_count * facts.clock_hz)
     matrix = 2 * pairs * (config.d_head + config.d_head_v) / flop_per_clock
-    hopper = isinstance(config, HopperForwardKernelConfig)
-    warps = 4 * config.n_consumers if isinstance(config, HopperForwardKernelConfig) else config.n_warps
+    if isinstance(config, HopperForwardKernelConfig):
+        warps, tiles = 4 * config.n_consumers, hopper_wavefronts(config)
+        latency = _hopper_latency(config, matrix)
+    else:
+        warps, tiles = config.n_warps, ampere_wavefronts(config)
+        latency = _ampere_latency(config)
     instructions = loop.instructions if loop else predicted_instructions(config)
     local = loop.local_wavefronts if loop else 2 * spilled_registers
-    tiles = hopper_wavefronts(config) if isinstance(config, HopperForwardKernelConfig) else ampere_wavefronts(config)
-    latency = _hopper_latency(config, matrix) if hopper else _ampere_latency(config)  # type: ignore[arg-type]
     return StepCosts(
         matrix=matrix,
         exp2=pairs / EXP2_PER_CLOCK,

@@ -84,7 +84,7 @@ def block_steps(
 
 
 def _clamped_floors(count: int, first: int, step: int, limit: int, add: int, divisor: int) -> int:
-    """The sum of (x + add) // divisor over the ``count`` values x of first, first + step, …, kept in 0 … limit."""
+    """The sum of (x + add) // divisor over ``count`` values first, first + step, … kept in 0 … limit."""
     below = min(count, max(0, -(first // step)))  # x < 0, but for one that may be 0
     within = min(count, max(below, -(-(limit - first) // step))) - below
     above = count - below - within

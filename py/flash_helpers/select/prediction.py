@@ -1,7 +1,7 @@
 """How long a kernel is expected to take: clocks of each unit, blocks in turn, memory. It ranks kernels.
 
-The time of one K/V block follows from what each unit of an SM has to do (``model.step_costs``); what they hide
-of one another, and what a block takes to begin and end, was fitted to the committed result files.
+The time of one K/V block follows from what each unit of an SM has to do (``model.step_costs``). How much they
+hide of one another, and what a block takes beside its steps, was fitted to the committed result files.
 ``flash-attention explain --model-error`` prints how far the predictions are from them.
 """
 
@@ -94,10 +94,12 @@ class Prediction:
         """Why another kernel is chosen, for reasons; differences below the model's error are none."""
         ratio = self.seconds / chosen.seconds
         if 1 / (1 + MODEL_ERROR) < ratio < 1 + MODEL_ERROR:
-            margin = f"{100 * MODEL_ERROR:.0f} %"
-            return f"{self.text()}: the model, half of whose errors pass {margin}, can't tell it from the chosen one"
+            margin = f"half of whose errors pass {100 * MODEL_ERROR:.0f} %"
+            return f"{self.text()}: the model, {margin}, can't tell it from the chosen one"
         if ratio < 1:
-            return f"{self.text()}, {ratio:.2f} times the chosen one's; what was measured goes before the model"
+            return (
+                f"{self.text()}, {ratio:.2f} times the chosen one's; what was measured goes before the model"
+            )
         return f"{self.text()}: {ratio:.2f} times the chosen one's"
 
 
