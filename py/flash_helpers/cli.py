@@ -120,45 +120,80 @@ def explain(
     ] = "H100",
     batch: int = 16,
     heads: int = 16,
-    seq_len: int = 4096,
+    heads_kv: Annotated[int, typer.Option(help="heads of K and V; 0: as many as heads")] = 0,
+    seq_len: Annotated[int, typer.Option(help="queries")] = 4096,
+    seq_len_k: Annotated[int, typer.Option(help="keys, of a cache its capacity; 0: as many as queries")] = 0,
     causal: bool = False,
+    window: Annotated[
+        str, typer.Option(help="LEFT,RIGHT: keys seen before and after a query's own place; all: no limit")
+    ] = "",
+    softcap: Annotated[bool, typer.Option("--softcap", help="scores are soft-capped")] = False,
+    sinks: Annotated[bool, typer.Option("--sinks", help="each head has a sink")] = False,
+    varlen: Annotated[bool, typer.Option("--varlen", help="packed sequences, all of this length")] = False,
+    cached: Annotated[bool, typer.Option("--cached", help="keys are in a cache of seq_len_k")] = False,
+    paged: Annotated[bool, typer.Option("--paged", help="in one of pages")] = False,
+    lse: Annotated[bool, typer.Option("--lse", help="the log-sum-exp is wanted")] = False,
+    split: Annotated[bool, typer.Option("--split", help="of a kernel: keys are cut into parts")] = False,
     dtype: Annotated[
         str | None, typer.Option(help="of a problem, default bf16; a kernel has its own")
     ] = None,
     d_head: Annotated[
         int | None, typer.Option(help="of a problem, default 128; a kernel has its own")
     ] = None,
+    d_head_v: Annotated[int, typer.Option(help="of V and O; 0: d_head; a kernel has its own")] = 0,
     compile_it: Annotated[bool, typer.Option("--compile/--no-compile", help="ask the compiler too")] = False,
+    ncu: Annotated[
+        bool, typer.Option("--ncu", help="run the kernel on this machine's GPU and show its counters")
+    ] = False,
+    model_error: Annotated[
+        bool, typer.Option("--model-error", help="print how far predictions are off, and nothing else")
+    ] = False,
+    results: Annotated[
+        list[Path] | None, typer.Option(help="with --model-error: result files; default: the project's own")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
     plain: Plain = False,
 ) -> None:
-    """A kernel: resources, floors, instructions. A problem: what it gets, and why. Needs no GPU."""
+    """A kernel: resources, bounds, instructions. A problem: what it gets, and why. Needs no GPU."""
     with shown_errors():
+        from flash_helpers.explain.asked import Asked, parse_window
         from flash_helpers.explain.command import explain_command, explain_problem_command
 
+        if model_error:
+            from flash_helpers.explain.model_error import model_error_command
+
+            if kernel is not None:
+                raise ValueError("--model-error is about all kernels: leave the kernel away")
+            model_error_command(results or (), json)
+            return
+        if results:
+            raise ValueError("--results belongs to --model-error: add it, or leave --results away")
+        asked = Asked(
+            batch, heads, seq_len, heads_kv, seq_len_k, d_head_v, causal, parse_window(window),
+            softcap, sinks, lse, varlen, cached, paged,
+        )  # fmt: skip
         if kernel is None:
-            if diff is not None:
-                raise ValueError("--diff compares with a kernel: name it first, explain KERNEL --diff OTHER")
-            if compile_it:
-                raise ValueError("--compile compiles a kernel: name it first, explain KERNEL --compile")
+            of_kernels = {"--diff": diff is not None, "--compile": compile_it, "--split": split, "--ncu": ncu}
+            for name, given in of_kernels.items():
+                if given:
+                    raise ValueError(f"{name} is about a kernel: name it first, explain KERNEL {name}")
             explain_problem_command(
                 device,
                 "bf16" if dtype is None else dtype,
                 128 if d_head is None else d_head,
-                batch,
-                heads,
-                seq_len,
-                causal,
-                json,
+                json_path=json,
+                asked=asked,
             )
             return
-        for name, given in (("--dtype", dtype), ("--d-head", d_head)):
-            if given is not None:
+        for name, value in (("--dtype", dtype), ("--d-head", d_head)):
+            if value is not None:
                 raise ValueError(
-                    f"{name} is {given}, and the kernel has its own: leave {name} away, or leave the kernel "
+                    f"{name} is {value}, and the kernel has its own: leave {name} away, or leave the kernel "
                     "away to see what a problem gets"
                 )
-        explain_command(kernel, diff, device, batch, heads, seq_len, causal, compile_it, json)
+        explain_command(
+            kernel, diff, device, compile_it=compile_it, json_path=json, asked=asked, split=split, ncu=ncu
+        )
 
 
 @app.command(epilog=examples("tune"))

@@ -8,45 +8,66 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from flash_helpers.explain import explain
-from flash_helpers.explain.bank_conflicts import shared_accesses, smem_offset, wavefronts
 from flash_helpers.explain.command import explain_command, explain_problem_command
 from flash_helpers.explain.explanation import Compiled
-from flash_helpers.explain.floors import block_steps, floors, matrix_share, work
 from flash_helpers.explain.rejected import nearest_rejected
 from flash_helpers.explain.render import diff_lines, diff_table
-from flash_helpers.explain.resources import Waves, occupancy, predict_registers
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
+    ForwardKernel,
     device_facts,
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import family_of
+from flash_helpers.model.bank_conflicts import shared_accesses, smem_offset, wavefronts
+from flash_helpers.model.bounds import bounds
+from flash_helpers.model.recorded import all_recorded, recorded_facts
+from flash_helpers.model.resources import Waves, occupancy, predict_registers, register_error
+from flash_helpers.model.step_costs import step_costs
+from flash_helpers.model.work import block_steps, work
 from flash_helpers.problem import Problem
 from flash_helpers.results.device import sources_digest
 from flash_helpers.results.measurement import FINAL
+from flash_helpers.select.choice import attention_problem
 from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase
 
 TUNED = parse_kernel_name_into_config(
     "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
 )
 HEADLINE = Problem(DType.FP16, 16, 16, 4096, 128)
+seen = attention_problem
 
 
 def test_registers_by_hand() -> None:
     # 16 rows a warp: O 16 * 128 / 32 = 64, S 16 * 64 / 32 = 32, Q 16 * 128 / 64 = 32.
     registers = predict_registers(TUNED)
-    assert (registers.accumulators, registers.held_Q, registers.total) == (96, 32, 96 + 32 + 60)
-    streamed = predict_registers(replace(TUNED, Q_mma_load_K_tiles=2))
-    assert (streamed.held_Q, streamed.total) == (0, 156)
+    assert (registers.accumulators, registers.held_Q) == (96, 32)
+    assert registers.total == 96 + 32 + registers.overhead
     # 32 rows a warp: O 128, S 128: 256 before anything else.
     large = predict_registers(replace(TUNED, B_r=128, B_c=128, Q_mma_load_K_tiles=2))
     assert (large.total, large.predicted_spill) == (255, 256 + 60 - 255)
+
+
+def test_predicted_registers_are_near_the_compiled_ones() -> None:
+    """What the issue was: 156 predicted where 205 compile, 188 where 250 do."""
+    error = register_error()
+    assert error.count >= 300
+    assert error.median <= 6
+    assert error.worst <= 50
+    ampere = [
+        abs(predict_registers(parse_kernel(name, False).config).total - facts.registers)
+        for (name, _), facts in all_recorded().items()
+        if "tma" not in name
+    ]
+    assert median(ampere) <= 8
 
 
 @pytest.mark.parametrize(
@@ -82,7 +103,7 @@ def test_waves_by_hand() -> None:
 
 
 def test_work_by_hand() -> None:
-    done = work(TUNED, HEADLINE)
+    done = work(TUNED, seen(HEADLINE))
     assert done.flop == done.executed_flop == 4 * 256 * 4096 * 4096 * 128
     assert done.exponentials == 256 * 4096 * 4096
     assert done.min_bytes == 4 * 256 * 4096 * 128 * 2
@@ -101,7 +122,7 @@ def test_work_by_hand() -> None:
 )
 def test_causal_work_counts_visited_tiles(seq_len: int, seq_len_k: int, steps: int) -> None:
     problem = Problem(DType.FP16, 1, 1, seq_len, 128, True, seq_len_k=seq_len_k)
-    assert work(TUNED, problem).exponentials == steps * 64 * 64
+    assert work(TUNED, seen(problem)).exponentials == steps * 64 * 64
 
 
 @pytest.mark.parametrize(
@@ -112,18 +133,23 @@ def test_causal_work_counts_visited_tiles(seq_len: int, seq_len_k: int, steps: i
         ("H100", 1073741824 / 3.35e12, 2**41 / 638e12, 2**32 / (132 * 16 * 1.83e9)),
     ],
 )
-def test_floors_by_hand(device: str, memory: float, matrix: float, exp2: float) -> None:
-    found = floors(work(TUNED, HEADLINE), device_facts(device), matrix_share(TUNED, device_facts(device)))
-    assert found.memory == pytest.approx(1e3 * memory)
-    assert found.matrix == pytest.approx(1e3 * matrix)
-    assert found.exp2 == pytest.approx(1e3 * exp2)
-    assert found.binding == "matrix"
+def test_bounds_by_hand(device: str, memory: float, matrix: float, exp2: float) -> None:
+    facts = device_facts(device)
+    found = bounds(TUNED, work(TUNED, seen(HEADLINE)), step_costs(TUNED, facts), facts, blocks_per_sm=2)
+    assert found.of("memory") == pytest.approx(1e3 * memory)
+    assert found.of("matrix") == pytest.approx(1e3 * matrix)
+    assert found.of("exp2") == pytest.approx(1e3 * exp2)
+    assert {bound.name for bound in found.all} == {
+        "memory", "L2", "matrix", "exp2", "shared memory", "issue", "latency",
+    }  # fmt: skip
 
 
 def test_one_query_is_bound_by_memory() -> None:
-    problem = Problem(DType.FP16, 16, 16, 1, 128, seq_len_k=4096)
+    problem = seen(Problem(DType.FP16, 16, 16, 1, 128, seq_len_k=4096))
     # One query fills a 64th of the tile that the matrix unit computes, and still memory binds.
-    assert floors(work(TUNED, problem), device_facts("A100"), 1.0).binding == "memory"
+    facts = device_facts("A100")
+    found = bounds(TUNED, work(TUNED, problem), step_costs(TUNED, facts), facts, blocks_per_sm=2)
+    assert found.all[0].name == "memory"
 
 
 def test_a_phase_of_eight_rows_of_a_plain_tile_hits_the_same_banks() -> None:
@@ -188,19 +214,25 @@ def test_rejected_neighbours_have_reasons() -> None:
 
 def test_compiled_registers_decide_the_occupancy() -> None:
     compiled = Compiled(registers=128, spill_bytes=0, main_loop={"HMMA": 128})
-    predicted, measured = (explain(TUNED, HEADLINE, device_facts("H100"), c) for c in (None, compiled))
-    assert (predicted.occupancy.blocks, measured.occupancy.blocks) == (2, 4)
-    assert measured.to_json()["compiled"]["main_loop"] == {"HMMA": 128}
+    recorded, given = (explain(TUNED, HEADLINE, device_facts("H100"), c) for c in (None, compiled))
+    assert recorded.performance is not None
+    assert given.performance is not None
+    assert given.performance.occupancy.blocks == 4
+    assert given.to_json()["compiled"]["main_loop"] == {"HMMA": 128}
+    # What nvcc 13.0 made of it ships with the package: no prediction takes its place.
+    assert recorded.compiled == recorded_facts(ForwardKernel(TUNED), 90)
+    assert recorded.performance.occupancy.blocks == 2
 
 
 def test_work_of_two_head_sizes_and_of_shared_keys_by_hand() -> None:
     config = parse_kernel_name_into_config("(FP16, 192/128, 128, 64, 2wg): tma+kv_2+q_1+exact")
-    done = work(config, Problem(DType.FP16, 2, 6, 256, 192, heads_kv=3, seq_len_k=512))
+    problem = seen(Problem(DType.FP16, 2, 6, 256, 192, heads_kv=3, seq_len_k=512))
+    done = work(config, replace(problem, d_head_v=128))
     assert done.flop == done.executed_flop == 2 * 6 * 256 * 512 * 2 * (192 + 128)
     assert done.min_bytes == 2 * 2 * (192 + 128) * (6 * 256 + 3 * 512)
     same = Problem(DType.FP16, 2, 6, 256, 128, causal=True, heads_kv=3, seq_len_k=512)
-    assert work(TUNED, same).flop == same.flop()
-    assert work(TUNED, same).min_bytes == same.min_bytes()
+    assert work(TUNED, seen(same)).flop == same.flop()
+    assert work(TUNED, seen(same)).min_bytes == same.min_bytes()
 
 
 def test_every_field_beyond_the_thirteen_has_neighbours() -> None:
@@ -270,9 +302,10 @@ def test_hopper_registers_and_occupancy_by_hand() -> None:
     found = explain(HOPPER, problem, device_facts("H100"))
     # Q 2 * 128 * 128, K and V 2 * 2 * 128 * 128 elements, 1 KiB of barriers.
     assert found.smem_bytes == (2 + 4) * 128 * 128 * 2 + 1024
-    assert (found.occupancy.blocks, found.occupancy.warps) == (1, 12)
+    assert found.performance is not None
+    assert (found.performance.occupancy.blocks, found.performance.occupancy.warps) == (1, 12)
     # wgmma reaches the datasheet's rate: 989 TFLOP/s.
-    assert found.floors.matrix == pytest.approx(1e3 * 4 * 256 * 4096**2 * 128 / 989e12)
+    assert found.performance.bounds.of("matrix") == pytest.approx(1e3 * 4 * 256 * 4096**2 * 128 / 989e12)
     assert found.attainable_tflops == pytest.approx(989)
     assert [(a.name, a.ways) for a in found.accesses] == [("O into shared memory, stmatrix", 1)]
     assert explain(replace(HOPPER, direct_store=True), problem, device_facts("H100")).accesses == ()
@@ -354,11 +387,22 @@ def test_kernels_of_the_next_larger_head_size_are_candidates(capsys: pytest.Capt
 
 
 def test_visited_blocks_equal_the_count_block_by_block() -> None:
-    sizes = itertools.product((1, 63, 64, 200, 257), (1, 30, 64, 257, 500), (64, 128), (32, 48, 128))
-    for (seq_q, seq_k, B_r, B_c), causal in itertools.product(sizes, (False, True)):
+    lengths = itertools.product((1, 63, 64, 200, 257), (1, 30, 64, 257, 500))
+    limits = [(None, None), (None, 0), (100, 0), (0, 0), (70, 33), (5, None), (None, 40), (1000, 1000)]
+    for (seq_q, seq_k), B_r, B_c, (left, right) in itertools.product(
+        lengths, (64, 128), (32, 48, 128), limits
+    ):
         expected = 0
         for first in range(0, seq_q, B_r):
             last = min(first + B_r, seq_q) - 1
-            keys = max(0, last + seq_k - seq_q + 1) if causal else seq_k
-            expected += -(-keys // B_c)
-        assert block_steps(seq_q, seq_k, B_r, B_c, causal) == expected, (seq_q, seq_k, B_r, B_c, causal)
+            begin = 0 if left is None else min(max(0, first + seq_k - seq_q - left), seq_k)
+            end = seq_k if right is None else min(max(0, last + seq_k - seq_q + right + 1), seq_k)
+            expected += -(-end // B_c) - begin // B_c
+        assert block_steps(seq_q, seq_k, B_r, B_c, left, right) == expected, (
+            seq_q,
+            seq_k,
+            B_r,
+            B_c,
+            left,
+            right,
+        )

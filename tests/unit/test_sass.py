@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from flash_helpers.build.main_loop import main_loop
 from flash_helpers.build.sass import (
     Instruction,
     count_classes,
     disassemble,
     find_tool,
-    main_loop,
     parse_functions,
 )
 

@@ -253,7 +253,11 @@ class _Compiler:
                     place, f"the kernel library {name}", name,
                 )  # fmt: skip
                 shutil.move(place / f"{name}.so", folder / f"{name}.so")
-            return f"{name}.so", {"kernels": [artifact.facts["kernel"] for artifact in objects]}
+            reports = {artifact.facts["kernel"]: parse_ptxas(artifact.facts["log"]) for artifact in objects}
+            return f"{name}.so", {
+                "kernels": list(reports),
+                "resources": {kernel: [r.registers, r.spill_bytes] for kernel, r in reports.items()},
+            }
 
         # The objects' keys stand for their contents.
         keys = [artifact.path.parent.name for artifact in objects]

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import PtxasReport
-from flash_helpers.build.sass import Instruction, hot_path, main_loop
-from flash_helpers.kernels.hopper.forward.config import MMA_K, HopperForwardKernelConfig
+from flash_helpers.build.sass import Instruction
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 MAX_DESCRIPTOR_MOVES = 4  # R2UR in the steady loop: the slots of K, V and Q, and one address
@@ -24,7 +25,7 @@ COUNTED = ("HGMMA", "MUFU", "FFMA", "FMUL", "FADD", "FMNMX", "VIMNMX3", "F2FP", 
 
 def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) -> list[Instruction]:
     """The loop over tiles without a mask, which has one tile's products; empty when there is none."""
-    return main_loop(body, n_products=config.d_head // MMA_K + config.B_c // MMA_K)
+    return main_loop(body, config.products_per_block)
 
 
 def count_opcodes(instructions: Iterable[Instruction]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The machine code of a compiled kernel: the tools that print it, its main loop, its instructions."""
+"""The machine code of a compiled kernel: the tools that print it, its functions and instructions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flash_helpers.build.nvcc import DISASSEMBLER_PACKAGES, candidates
-
-MMA = ("HMMA", "HGMMA")
 
 CLASSES: dict[str, tuple[str, ...]] = {
     "HMMA": ("HMMA",),
@@ -29,7 +27,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "FFMA": ("FFMA", "FFMA2"),
     "FMUL": ("FMUL", "FMUL2"),
     "FADD": ("FADD", "FADD2"),
-    "FMNMX": ("FMNMX", "FMNMX3"),
+    "FMNMX": ("FMNMX", "FMNMX3", "VIMNMX", "VIMNMX3"),
     "FSEL": ("FSEL", "FSET", "FSETP"),
     "convert": ("F2FP", "F2F"),
     "shuffle": ("SHFL",),
@@ -52,6 +50,9 @@ CLASSES: dict[str, tuple[str, ...]] = {
 }
 """Instruction classes by the first part of the opcode, in the order in which they are shown."""
 
+ENDS = ("EXIT", "RET", "BRX", "JMX", "JMP", "KILL")
+"""Opcodes behind which a function does not go on where it stands."""
+
 _FUNCTION = re.compile(r"^\s*(?:Function\s*:\s*(?P<a>\S+)|\.text\.(?P<b>\S+?):)\s*$")
 _INSTRUCTION = re.compile(r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?P<text>[^;]+);")
 _LABEL = re.compile(r"^\s*(?P<name>\.L_\w+):\s*$")
@@ -70,11 +71,13 @@ class Instruction:
         address: byte offset in the function.
         opcode: with its modifiers, without a predicate, e.g. ``HMMA.16816.F32``.
         target: where a branch goes, None for others.
+        always: a branch or an exit without a condition: what stands behind it does not follow it.
     """
 
     address: int
     opcode: str
     target: int | None = None
+    always: bool = False
 
     @property
     def name(self) -> str:
@@ -127,52 +130,8 @@ def parse_functions(text: str) -> dict[str, list[Instruction]]:
                 pending.append((current, len(current), label))
             current.append(instruction)
     for body, index, label in pending:
-        body[index] = Instruction(body[index].address, body[index].opcode, labels.get(label))
+        body[index] = replace(body[index], target=labels.get(label))
     return functions
-
-
-def main_loop(instructions: Sequence[Instruction], n_products: int | None = None) -> list[Instruction]:
-    """The innermost loop that holds matrix instructions; empty when there is none.
-
-    Of several with equally few products (one with a mask, one without) it is the one with the shortest hot
-    path: the one without extra work. A loop that also has the softmax's exponentials goes before one that has
-    not. Where there are warpgroup instructions, only those count as matrix instructions: other products are
-    of a rare path.
-
-    Args:
-        instructions: one function.
-        n_products: how many matrix instructions the loop has; None: any number.
-    """
-    products = ("HGMMA",) if any(i.name == "HGMMA" for i in instructions) else MMA
-    loops: list[tuple[int, list[Instruction]]] = []  # with their number of products
-    for instruction in instructions:
-        if instruction.target is not None and instruction.target <= instruction.address:
-            body = [i for i in instructions if instruction.target <= i.address <= instruction.address]
-            found = sum(i.name in products for i in body)
-            if found if n_products is None else found == n_products:
-                loops.append((found, body))
-    loops = [loop for loop in loops if any(i.opcode.startswith("MUFU.EX2") for i in loop[1])] or loops
-    fewest = min((found for found, _ in loops), default=0)
-    innermost = [body for found, body in loops if found == fewest]
-    return min(innermost, key=lambda body: len(hot_path(body)), default=[])
-
-
-def hot_path(loop: Sequence[Instruction]) -> list[Instruction]:
-    """A loop of warpgroup products without the block that handles growth of the softmax reference.
-
-    Hardly any tile enters it. It is the longest stretch that a forward branch leaps and that loads matrices
-    from shared memory, which the loop has no other need for. Other loops are returned as they are.
-    """
-    skipped: tuple[int, int] = (0, 0)
-    if any(i.name == "HGMMA" for i in loop):
-        for branch in loop:
-            if branch.target is None or not branch.address < branch.target <= loop[-1].address:
-                continue
-            names = {i.name for i in loop if branch.address < i.address < branch.target}
-            longer = branch.target - branch.address > skipped[1] - skipped[0]
-            if "LDSM" in names and "HGMMA" not in names and longer:
-                skipped = (branch.address, branch.target)
-    return [i for i in loop if not skipped[0] < i.address < skipped[1]]
 
 
 def count_classes(instructions: Iterable[Instruction]) -> dict[str, int]:
@@ -194,14 +153,16 @@ def count_classes(instructions: Iterable[Instruction]) -> dict[str, int]:
 
 def _parse(address: int, text: str) -> tuple[Instruction, str | None]:
     words = text.split()
-    if words[0].startswith("@"):
-        words = words[1:]
-    opcode = words[0]
-    if opcode.split(".")[0] != "BRA":
-        return Instruction(address, opcode), None
+    predicated = words[0].startswith("@")
+    opcode = words[predicated]
+    name = opcode.split(".")[0]
+    if name != "BRA":
+        return Instruction(address, opcode, always=name in ENDS and not predicated), None
     match = _TARGET.search(text.strip())
+    # A condition may be an operand too: BRA.DIV UR4, target.
+    always = not predicated and len(words) == 2
     if match is None:
-        return Instruction(address, opcode), None
+        return Instruction(address, opcode, always=always), None
     if match["hex"]:
-        return Instruction(address, opcode, int(match["hex"], 16)), None
-    return Instruction(address, opcode), match["label"]
+        return Instruction(address, opcode, int(match["hex"], 16), always), None
+    return Instruction(address, opcode, always=always), match["label"]

@@ -13,12 +13,12 @@ from rich.text import Text
 from flash_helpers.build import KernelCache, built_kernels
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.writable import check_file
-from flash_helpers.explain.resources import occupancy, predict_registers
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import family_of
 from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.model.resources import occupancy, predict_registers
 
 
 @dataclass(frozen=True)

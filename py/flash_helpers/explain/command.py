@@ -6,8 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.commands.output import console_for, write_json
 from flash_helpers.commands.writable import check_file
+from flash_helpers.explain.asked import Asked
+from flash_helpers.explain.counters import counter_lines, measure
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain
 from flash_helpers.explain.problem_explanation import (
     ProblemExplanation,
@@ -19,9 +22,11 @@ from flash_helpers.explain.render import diff_table, explanation_table
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
-from flash_helpers.problem import Problem
+from flash_helpers.model.recorded import CompiledFacts
+from flash_helpers.results.lookup import TuningResults
+from flash_helpers.select.choice import check_head_size
+from flash_helpers.select.select import select
 
 
 def explain_command(
@@ -35,31 +40,41 @@ def explain_command(
     compile_it: bool = False,
     json_path: Path | None = None,
     console: Console | None = None,
+    *,
+    asked: Asked | None = None,
+    split: bool = False,
+    ncu: bool = False,
 ) -> list[Explanation]:
-    """Explains one configuration, or compares two, for any known device.
+    """Explains one kernel, or compares two, for any known device.
 
     Args:
-        kernel, diff: short forms; one that names its traits, ``(…): … | causal``, decides the mask itself.
+        kernel, diff: short forms; ``(…): … | causal`` decides the mask, ``| split`` the split itself.
         device: short names joined by commas, or ``all``.
-        batch, heads, seq_len, causal: the problem; dtype and d_head are the configuration's.
+        batch, heads, seq_len, causal: the problem; dtype and head sizes are the configuration's.
         compile_it: compile for the device's target and read registers and machine code.
         json_path: write the explanations there.
+        asked: the problem with all its features, in place of the four sizes.
+        split: of the kernel that cuts keys into parts.
+        ncu: run the kernel on the GPU of this machine under the profiler and show its counters.
 
     Raises:
-        ValueError: no such device or configuration, or one with traits that are not predicted.
+        ValueError: no such device or configuration, or a kernel with traits that the problem does not have.
         NotWritableError: ``json_path`` can't be written.
     """
     check_file(json_path)
     console = console or console_for(json_path)
+    asked = asked or Asked(batch, heads, seq_len, causal=causal)
     explanations = []
     for facts in _devices(device):
         pair = [
-            _explain_one(text, facts, batch, heads, seq_len, causal, compile_it)
-            for text in (kernel, diff)
-            if text is not None
+            _explain_one(text, facts, asked, split, compile_it) for text in (kernel, diff) if text is not None
         ]
         explanations += pair
         console.print(diff_table(*pair) if len(pair) == 2 else explanation_table(pair[0]))
+        if ncu:
+            for explanation in pair:
+                for line in counter_lines(explanation, measure(explanation)):
+                    console.print(line, markup=False)
     write_json(json_path, [explanation.to_json() for explanation in explanations])
     return explanations
 
@@ -74,6 +89,8 @@ def explain_problem_command(
     causal: bool = False,
     json_path: Path | None = None,
     console: Console | None = None,
+    *,
+    asked: Asked | None = None,
 ) -> list[ProblemExplanation]:
     """Shows which kernel a problem gets on a device, and why not the others.
 
@@ -81,26 +98,27 @@ def explain_problem_command(
         device: short names joined by commas, or ``all``.
         dtype, d_head, batch, heads, seq_len, causal: the problem.
         json_path: write the explanations there.
+        asked: the problem with all its features, in place of the sizes.
 
     Raises:
         ValueError: no such device or dtype, or a size that is none or that no tensor of ``attention`` has.
-        flash_attention.errors.NoKernelError: no kernel computes the problem.
+        flash_helpers.select.errors.NoKernelError: no kernel computes the problem.
         NotWritableError: ``json_path`` can't be written.
     """
     check_file(json_path)
     console = console or console_for(json_path)
-    problem = Problem(DType.from_string(dtype), batch, heads, seq_len, d_head, causal)
+    asked = asked or Asked(batch, heads, seq_len, causal=causal)
+    if d_head < 1:
+        raise ValueError(f"d_head is {d_head}; it must be at least 1")
     devices = _devices(device)
-
-    from flash_helpers.results.lookup import TuningResults
-    from flash_helpers.select.choice import attention_problem, check_head_size, choose
-
     check_head_size(d_head)
+    check_head_size(asked.d_head_v or d_head)
+    problem = asked.problem(DType.from_string(dtype), d_head, asked.d_head_v or d_head)
     results = TuningResults()
     explanations = []
     for facts in devices:
-        measured = results.of(attention_problem(problem), facts)
-        explanation = explain_problem(problem, facts, choose(problem, facts, results), measured)
+        measured = results.of(problem, facts)
+        explanation = explain_problem(problem, facts, select(problem, facts, results), measured)
         explanations.append(explanation)
         console.print(problem_table(explanation))
         for line in notes(explanation):
@@ -114,18 +132,37 @@ def _devices(device: str) -> list[DeviceFacts]:
     return [device_facts(name.strip()) for name in dict.fromkeys(names)]
 
 
-def _explain_one(
-    text: str, facts: DeviceFacts, batch: int, heads: int, seq_len: int, causal: bool, compile_it: bool
-) -> Explanation:
-    kernel = parse_kernel(text, causal)
-    if (more := kernel.traits) != ForwardTraits(causal=more.causal):
+def _explain_one(text: str, facts: DeviceFacts, asked: Asked, split: bool, compile_it: bool) -> Explanation:
+    kernel = parse_kernel(text, asked.causal)
+    config, traits = kernel.config, kernel.traits
+    if asked.d_head_v not in (0, config.d_head_v):
         raise ValueError(
-            f"{text!r} has more traits than causal, which change its registers and its work in ways that are "
-            f"not predicted: explain {kernel.config.short_form()!r}"
+            f"--d-head-v is {asked.d_head_v}, and the kernel has its own, {config.d_head_v}: leave it away"
         )
-    config, causal = kernel.config, kernel.traits.causal
-    problem = Problem(config.dtype, batch, heads, seq_len, config.d_head, causal)
-    compiled = None
+    problem = asked.with_causal(traits.causal).problem(config.dtype, config.d_head, config.d_head_v)
+    explanation = explain(config, problem, facts, split=split or traits.split)
+    if wrong := _more_than(traits, explanation.kernel.traits):
+        raise ValueError(
+            f"{text!r} names {', '.join(wrong)}, which the problem does not have: give it as an option "
+            f"({', '.join(f'--{name}' for name in wrong)}), or leave it away"
+        )
+    compiled: CompiledFacts | None
     if compile_it:
-        compiled = compile_facts(ForwardKernel(config, ForwardTraits(causal=causal)), facts.target)
-    return explain(config, problem, facts, compiled)
+        compiled = compile_facts(explanation.kernel, facts.target)
+    else:
+        compiled = built_facts(explanation.kernel, facts.target)
+        known = explanation.compiled
+        if compiled is not None and known is not None and _same(compiled, known):
+            compiled = None  # the record says more: it has the main loop
+    if compiled is None:
+        return explanation
+    return explain(config, problem, facts, compiled, split=explanation.kernel.traits.split)
+
+
+def _same(built: CompiledFacts, recorded: CompiledFacts) -> bool:
+    return (built.registers, built.spill_bytes) == (recorded.registers, recorded.spill_bytes)
+
+
+def _more_than(named: ForwardTraits, found: ForwardTraits) -> list[str]:
+    """Traits that are named and not found. Tensors as narrow as the kernel need no padding."""
+    return [name for name in vars(named) if getattr(named, name) and not getattr(found, name)]

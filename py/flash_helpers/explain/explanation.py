@@ -1,85 +1,116 @@
-"""Puts together what is known about one configuration on one problem and one device."""
+"""Puts together what is known about one kernel on one problem and one device."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from flash_helpers.explain.bank_conflicts import SharedAccess, shared_accesses
-from flash_helpers.explain.floors import Floors, Work, floors, matrix_share, work
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
-from flash_helpers.explain.resources import Occupancy, Registers, Waves, occupancy, predict_registers
 from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.model.bank_conflicts import SharedAccess, shared_accesses
+from flash_helpers.model.bounds import Bounds, bounds, launch_reason
+from flash_helpers.model.recorded import CompiledFacts, recorded_facts
+from flash_helpers.model.resources import Occupancy, Registers, Waves, occupancy, predict_registers
+from flash_helpers.model.step_costs import LoopFacts, StepCosts, step_costs
+from flash_helpers.model.work import Work, work
 from flash_helpers.problem import Problem
+from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
+from flash_helpers.select.choice import attention_problem
+from flash_helpers.select.prediction import expected_seconds, parts_of_keys, with_rates
+from flash_helpers.select.problem import AttentionProblem
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What the compiler made of a kernel.
+class Compiled(CompiledFacts):
+    """What the compiler made of a kernel, with its main loop.
 
     Attributes:
-        registers: of a thread.
-        spill_bytes: stores and loads to local memory, bytes a thread.
-        main_loop: instructions of the main loop by class; empty: no disassembler.
+        main_loop: instructions of the main loop by class; empty: no disassembler, or it was not looked at.
         note: why something is missing.
     """
 
-    registers: int
-    spill_bytes: int
-    main_loop: dict[str, int]
+    main_loop: dict[str, int] = field(default_factory=dict)
     note: str = ""
 
 
 @dataclass(frozen=True)
+class Performance:
+    """What a kernel can do on a device that runs it. Times in milliseconds.
+
+    Attributes:
+        occupancy: by the compiled registers where they are known, else by the predicted ones.
+        waves, costs, bounds: see their classes.
+        expected: the predicted time.
+        parts: that the keys are cut into.
+    """
+
+    occupancy: Occupancy
+    waves: Waves
+    costs: StepCosts
+    bounds: Bounds
+    expected: float
+    parts: int
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """Everything that ``flash-attention explain`` shows. Times in milliseconds.
+    """Everything that ``flash-attention explain`` shows of a kernel.
 
     Attributes:
         kernel: the configuration and the traits that the problem needs.
         problem, device: what it is explained for.
-        infeasible: why the device can't run it, or None.
+        infeasible: why it can't compute the problem on the device, or None.
         registers: the prediction.
-        compiled: what the compiler says, None when it was not asked.
+        compiled: what the compiler made of it, where that is known.
         smem_bytes: shared memory of a block.
-        occupancy: by the compiled registers when there are any, else by the predicted ones.
-        waves, work, floors, accesses, rejected: see their classes.
+        work: what it executes.
+        performance: None where it can't run.
+        accesses, rejected: see their classes.
     """
 
     kernel: ForwardKernel
-    problem: Problem
+    problem: AttentionProblem
     device: DeviceFacts
     infeasible: str | None
     registers: Registers
-    compiled: Compiled | None
+    compiled: CompiledFacts | None
     smem_bytes: int
-    occupancy: Occupancy
-    waves: Waves
     work: Work
-    floors: Floors
+    performance: Performance | None
     accesses: tuple[SharedAccess, ...]
     rejected: tuple[Rejected, ...]
 
     @property
-    def attainable_tflops(self) -> float:
-        """FLOP of the problem over its longest floor, 10^12 a second."""
-        return self.work.flop / self.floors.longest / 1e9
+    def attainable_tflops(self) -> float | None:
+        """FLOP of the problem over its longest bound, 10^12 a second."""
+        return None if self.performance is None else self.work.flop / self.performance.bounds.longest / 1e9
+
+    @property
+    def main_loop(self) -> dict[str, int]:
+        """Compiled instructions by class; empty where they are not known."""
+        return self.compiled.main_loop if isinstance(self.compiled, Compiled) else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values; what is predicted and what is compiled apart."""
+        p = self.performance
         return {
             "kernel": self.kernel.short_form(),
-            "problem": self.problem.to_json(),
+            "problem": {**asdict(self.problem), "dtype": self.problem.dtype.name},
             "device": asdict(self.device),
             "infeasible": self.infeasible,
-            "registers": asdict(self.registers),
+            "registers_predicted": asdict(self.registers),
             "compiled": asdict(self.compiled) if self.compiled else None,
             "smem_bytes": self.smem_bytes,
-            "occupancy": self.occupancy.to_json(),
-            "waves": asdict(self.waves),
             "work": asdict(self.work),
-            "floors_ms": asdict(self.floors),
+            "occupancy": p.occupancy.to_json() if p else None,
+            "waves": asdict(p.waves) if p else None,
+            "clocks_per_block": asdict(p.costs) if p else None,
+            "bounds_ms": {b.name: b.milliseconds for b in p.bounds.all} if p else None,
+            "binding": [b.name for b in p.bounds.binding] if p else None,
+            "expected_ms": p.expected if p else None,
+            "parts": p.parts if p else None,
             "attainable_tflops": self.attainable_tflops,
             "shared_accesses": [{**asdict(a), "ways": a.ways} for a in self.accesses],
             "rejected": [
@@ -91,48 +122,104 @@ class Explanation:
 
 def explain(
     config: ForwardConfig,
-    problem: Problem,
+    problem: Problem | AttentionProblem,
     facts: DeviceFacts,
-    compiled: Compiled | None = None,
+    compiled: CompiledFacts | None = None,
+    split: bool = False,
+    neighbours: bool = True,
 ) -> Explanation:
     """Explains a configuration; needs neither a GPU nor, without ``compiled``, a compiler.
 
     Args:
         config: the configuration.
-        problem: sizes; dtype and head size must be the configuration's.
+        problem: sizes and features; dtype and head sizes must be the configuration's.
         facts: the device, e.g. ``device_facts("H100")``.
-        compiled: from ``compile_facts``.
+        compiled: what is known of the compiled kernel; None: what is recorded, else nothing.
+        split: of the kernel that cuts keys into parts.
+        neighbours: also look for neighbours that are rejected, and for bank conflicts.
 
     Raises:
         ValueError: the configuration is for another dtype or head size, or is malformed.
     """
-    if (config.dtype, config.d_head) != (problem.dtype, problem.d_head):
+    if isinstance(problem, Problem):
+        problem = replace(attention_problem(problem), d_head_v=config.d_head_v)
+    _check_sizes(config, problem)
+    if malformed := config.malformed_reason():
+        raise ValueError(f"{config.short_form()} can't be built: {malformed}")
+    kernel = kernel_for(config, problem)
+    if split:
+        variant = split_variant(kernel)
+        if variant is None:
+            raise ValueError(f"{config.short_form()} can't cut keys into parts: leave --split away")
+        kernel = variant
+    compiled = compiled or recorded_facts(kernel, facts.target)
+    done = work(config, problem)
+    infeasible = (
+        unable_reason(config, problem, [config])
+        or config.infeasible_reason(facts)
+        or launch_reason(config, done)
+    )
+    registers = predict_registers(config)
+    performance = None
+    if infeasible is None:
+        performance = _performance(kernel, problem, facts, done, registers, compiled)
+    return Explanation(
+        kernel=kernel,
+        problem=problem,
+        device=facts,
+        infeasible=infeasible,
+        registers=registers,
+        compiled=compiled,
+        smem_bytes=config.smem_bytes(),
+        work=done,
+        performance=performance,
+        accesses=tuple(shared_accesses(config)) if neighbours else (),
+        rejected=tuple(nearest_rejected(config, facts)) if neighbours else (),
+    )
+
+
+def kernel_costs(
+    config: ForwardConfig, facts: DeviceFacts, registers: Registers, compiled: CompiledFacts | None
+) -> StepCosts:
+    """Clocks of one K/V block: by the compiled main loop where it is known, else predicted."""
+    loop = None
+    if compiled is not None and compiled.instructions:
+        loop = LoopFacts(compiled.instructions, compiled.local_wavefronts)
+    spilled = 0 if compiled or isinstance(config, HopperForwardKernelConfig) else registers.predicted_spill
+    return step_costs(config, facts, loop, spilled)
+
+
+def _performance(
+    kernel: ForwardKernel,
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    done: Work,
+    registers: Registers,
+    compiled: CompiledFacts | None,
+) -> Performance:
+    config, facts = kernel.config, with_rates(facts)
+    used = compiled.registers if compiled else registers.total
+    resident = occupancy(config.n_warps, used, config.smem_bytes(), facts)
+    parts = parts_of_keys(kernel, problem, facts) if kernel.traits.split else 1
+    costs = kernel_costs(config, facts, registers, compiled)
+    blocks = max(1, resident.blocks)
+    return Performance(
+        occupancy=resident,
+        waves=Waves.of(done.blocks * parts, resident.blocks, facts.sm_count),
+        costs=costs,
+        bounds=bounds(config, done, costs, facts, blocks, parts),
+        expected=1e3 * expected_seconds(kernel, problem, facts, blocks, parts, costs),
+        parts=parts,
+    )
+
+
+def _check_sizes(config: ForwardConfig, problem: AttentionProblem) -> None:
+    wanted = (config.dtype, config.d_head, config.d_head_v)
+    if wanted != (problem.dtype, problem.d_head, problem.d_head_v):
         raise ValueError(
             f"{config.short_form()} is for {config.dtype.name} and d_head {config.d_head}; the problem has "
             f"{problem.dtype.name} and d_head {problem.d_head}"
         )
-    if malformed := config.malformed_reason():
-        raise ValueError(f"{config.short_form()} can't be built: {malformed}")
-    registers = predict_registers(config)
-    used = compiled.registers if compiled else registers.total
-    resident = occupancy(config.n_warps, used, config.smem_bytes(), facts)
-    thread_blocks = problem.batch * problem.heads * -(-problem.seq_len // config.B_r)
-    done = work(config, problem)
-    return Explanation(
-        kernel=ForwardKernel(config, ForwardTraits(causal=problem.causal)),
-        problem=problem,
-        device=facts,
-        infeasible=config.infeasible_reason(facts),
-        registers=registers,
-        compiled=compiled,
-        smem_bytes=config.smem_bytes(),
-        occupancy=resident,
-        waves=Waves.of(thread_blocks, resident.blocks, facts.sm_count),
-        work=done,
-        floors=floors(done, facts, matrix_share(config, facts)),
-        accesses=tuple(shared_accesses(config)),
-        rejected=tuple(nearest_rejected(config, facts)),
-    )
 
 
 def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
@@ -142,23 +229,26 @@ def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
         flash_helpers.build.BuildError: no compiler, or it refuses the kernel.
     """
     from flash_helpers.build import build_library
-    from flash_helpers.build.sass import (
-        DisassemblerNotFoundError,
-        count_classes,
-        disassemble,
-        hot_path,
-        main_loop,
-        parse_functions,
-    )
+    from flash_helpers.build.gates import machine_code
+    from flash_helpers.build.loop_facts import kernel_loop, local_wavefronts
+    from flash_helpers.build.sass import DisassemblerNotFoundError, count_classes
 
     result = build_library([kernel], target, jobs=1)
     (facts,) = result.kernels
+    source = "compiled just now" if not facts.cached else "compiled, from the kernel cache"
     try:
-        functions = parse_functions(disassemble(result.path))
+        body = machine_code(result.path, [kernel])[kernel]
     except (DisassemblerNotFoundError, ValueError) as error:
-        return Compiled(facts.registers, facts.spill_bytes, {}, str(error))
-    # A kernel may hold a slower copy of itself for rare cases, with smaller steps.
-    n_products = getattr(kernel.config, "products_per_block", None)
-    loops = (hot_path(main_loop(body, n_products)) for body in functions.values())
-    loop = max(loops, key=len, default=[])
-    return Compiled(facts.registers, facts.spill_bytes, count_classes(loop) if loop else {})
+        return Compiled(facts.registers, facts.spill_bytes, source=source, note=str(error))
+    loop = kernel_loop(kernel, body)
+    if not loop:
+        note = f"no loop holds the {kernel.config.products_per_block} products of one K/V block"
+        return Compiled(facts.registers, facts.spill_bytes, source=source, note=note)
+    return Compiled(
+        facts.registers,
+        facts.spill_bytes,
+        instructions=sum(i.name != "NOP" for i in loop),
+        local_wavefronts=local_wavefronts(loop),
+        source=source,
+        main_loop=count_classes(loop),
+    )

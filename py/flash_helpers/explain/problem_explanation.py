@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.explain.floors import Floors, floors, matrix_share, work
-from flash_helpers.explain.resources import Occupancy, occupancy, predict_registers
+from flash_helpers.build.loop_facts import built_facts
+from flash_helpers.explain.explanation import Performance, explain
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.problem import Problem
+from flash_helpers.model.bounds import launch_reason
+from flash_helpers.model.recorded import CompiledFacts, recorded_facts
+from flash_helpers.model.work import work
 from flash_helpers.results.lookup import TunedBucket, TunedKernel
-from flash_helpers.select.choice import able_kernels
+from flash_helpers.select.candidates import unable_reason
+from flash_helpers.select.problem import AttentionProblem
 
 SHOWN = 6  # candidates of the table; --json has all
 
@@ -39,6 +42,8 @@ class ChosenKernel(Protocol):
     def reason(self) -> str: ...
     @property
     def rejected(self) -> Sequence[RejectedKernel]: ...
+    @property
+    def problem(self) -> AttentionProblem | None: ...
 
 
 @dataclass(frozen=True)
@@ -49,16 +54,17 @@ class Candidate:
         kernel: the kernel.
         chosen: whether it is the one.
         reason: why, or why not.
-        occupancy, floors: by the predicted registers; milliseconds.
-        attainable_tflops: FLOP of the problem over the longest floor.
+        performance: what it can do.
+        compiled: what is known of the compiled kernel; None: its registers are predicted.
+        attainable_tflops: FLOP of the problem over the longest bound.
         measured: from the tuning results, if it was measured on such a problem.
     """
 
     kernel: ForwardKernel
     chosen: bool
     reason: str
-    occupancy: Occupancy
-    floors: Floors
+    performance: Performance
+    compiled: CompiledFacts | None
     attainable_tflops: float
     measured: TunedKernel | None
 
@@ -76,7 +82,7 @@ class ProblemExplanation:
         measured_as: the bucket of the measured times, and where they are from; empty: none.
     """
 
-    problem: Problem
+    problem: AttentionProblem
     device: DeviceFacts
     reason: str
     candidates: tuple[Candidate, ...]
@@ -86,7 +92,7 @@ class ProblemExplanation:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "problem": self.problem.to_json(),
+            "problem": {**asdict(self.problem), "dtype": self.problem.dtype.name},
             "device": asdict(self.device),
             "chosen": self.candidates[0].kernel.short_form(),
             "reason": self.reason,
@@ -95,8 +101,11 @@ class ProblemExplanation:
                     "kernel": c.kernel.short_form(),
                     "chosen": c.chosen,
                     "reason": c.reason,
-                    "occupancy": c.occupancy.to_json(),
-                    "floors_ms": asdict(c.floors),
+                    "occupancy": c.performance.occupancy.to_json(),
+                    "compiled": asdict(c.compiled) if c.compiled else None,
+                    "bounds_ms": {b.name: b.milliseconds for b in c.performance.bounds.all},
+                    "binding": [b.name for b in c.performance.bounds.binding],
+                    "expected_ms": c.performance.expected,
                     "attainable_tflops": c.attainable_tflops,
                     "measured": asdict(c.measured) if c.measured else None,
                 }
@@ -108,23 +117,33 @@ class ProblemExplanation:
 
 
 def explain_problem(
-    problem: Problem, facts: DeviceFacts, choice: ChosenKernel, measured: TunedBucket | None = None
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    choice: ChosenKernel,
+    measured: TunedBucket | None = None,
 ) -> ProblemExplanation:
     """Puts together what selection says and what is known of each candidate; needs no GPU.
 
     Args:
-        problem: the sizes.
+        problem: the sizes and features.
         facts: the device.
         choice: what ``select`` says.
         measured: tuning results of the problem's bucket.
+
+    Raises:
+        ValueError: the chosen kernel's launch can't hold the problem; ``attention`` refuses it too.
     """
+    problem = choice.problem or problem
+    if reason := launch_reason(choice.kernel.config, work(choice.kernel.config, problem)):
+        raise ValueError(f"attention refuses {problem.label()}: {reason}")
     times = {entry.kernel: entry for entry in measured.kernels} if measured else {}
     chosen_time = times.get(choice.kernel.short_form())
-    able = able_kernels(problem, facts, [choice.kernel, *(rejected.kernel for rejected in choice.rejected)])
+    configs = list(dict.fromkeys(k.config for k in (choice.kernel, *(r.kernel for r in choice.rejected))))
     others: list[Candidate] = []
     unable: Counter[str] = Counter()
     for rejected in choice.rejected:
-        if rejected.kernel not in able:
+        config = rejected.kernel.config
+        if unable_reason(config, problem, configs) or config.infeasible_reason(facts):
             unable[rejected.reason] += 1
             continue
         reason, entry = rejected.reason, times.get(rejected.kernel.short_form())
@@ -141,19 +160,20 @@ def explain_problem(
 
 
 def problem_table(e: ProblemExplanation) -> Table:
-    """The candidates, the best first."""
+    """The candidates, the best first. Registers and blocks that are predicted bear a ``~``."""
     title = f"{e.problem.label()} on {e.device.name}, sm_{e.device.target}"
     table = Table(title=title, title_justify="left")
     table.add_column("kernel", overflow="fold")
-    for heading in ("blocks\nper SM", "at most\nTFLOP/s", "measured\nTFLOP/s"):
+    for heading in ("blocks\nper SM", "at most\nTFLOP/s", "bound by", "measured\nTFLOP/s"):
         table.add_column(heading, justify="right")
     table.add_column("why", overflow="fold")
     for c in e.candidates[:SHOWN]:
         measured = f"{c.measured.tflops:.1f}" if c.measured else ""
         why = f"chosen: {c.reason}" if c.chosen else c.reason
         name, bound = Text(c.kernel.short_form()), f"{c.attainable_tflops:.0f}"
+        blocks = f"{'' if c.compiled else '~'}{c.performance.occupancy.blocks}"
         style = "bold" if c.chosen else ""
-        table.add_row(name, str(c.occupancy.blocks), bound, measured, Text(why), style=style)
+        table.add_row(name, blocks, bound, c.performance.bounds.text(), measured, Text(why), style=style)
     return table
 
 
@@ -163,6 +183,8 @@ def notes(e: ProblemExplanation) -> list[str]:
     if len(e.candidates) > SHOWN:
         lines.append(f"{len(e.candidates) - SHOWN} more candidates come after these (--json has all)")
     lines += [f"{count} other{'s' if count > 1 else ''}: {reason}" for reason, count in e.unable.items()]
+    if any(c.compiled is None for c in e.candidates[:SHOWN]):
+        lines.append("~: by predicted registers; --model-error says how far off these are")
     lines.append(f"measured: {e.measured_as}" if e.measured_as else "nothing near was measured on this card")
     return lines
 
@@ -177,13 +199,21 @@ def _measured_reason(entry: TunedKernel, chosen: TunedKernel) -> str:
 def _candidate(
     kernel: ForwardKernel,
     reason: str,
-    problem: Problem,
+    problem: AttentionProblem,
     facts: DeviceFacts,
     times: dict[str, TunedKernel],
     chosen: bool = False,
 ) -> Candidate:
+    """What is known of one kernel, as if the tensors had its head sizes, which padding makes true."""
     config = kernel.config
-    resident = occupancy(config.n_warps, predict_registers(config).total, config.smem_bytes(), facts)
-    bounds = floors(work(config, problem), facts, matrix_share(config, facts))
-    rate = problem.flop() / bounds.longest / 1e9
-    return Candidate(kernel, chosen, reason, resident, bounds, rate, times.get(kernel.short_form()))
+    padded = replace(problem, d_head=config.d_head, d_head_v=config.d_head_v)
+    compiled = recorded_facts(kernel, facts.target)
+    if chosen and compiled is None:
+        compiled = built_facts(kernel, facts.target)
+    found = explain(config, padded, facts, compiled, split=kernel.traits.split, neighbours=False)
+    assert found.performance is not None, found.infeasible
+    flop = work(config, problem).flop
+    rate = flop / found.performance.bounds.longest / 1e9
+    return Candidate(
+        kernel, chosen, reason, found.performance, found.compiled, rate, times.get(kernel.short_form())
+    )

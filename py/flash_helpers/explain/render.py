@@ -7,54 +7,86 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.explain.explanation import Explanation
+from flash_helpers.explain.explanation import Explanation, Performance
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.model.resources import register_error
+from flash_helpers.select.prediction import MODEL_ERROR
 
 Line = tuple[str, str]
 
 
 def summary_lines(e: Explanation) -> list[Line]:
     """(what, value) of everything but the rejected neighbours, in reading order."""
-    predicted = e.registers
     lines = [("runs there", "yes" if e.infeasible is None else f"no: {e.infeasible}"), *_register_lines(e)]
-    if predicted.predicted_spill:
-        lines.append(("", f"{predicted.predicted_spill} more than a thread has: expect spills"))
-    if e.compiled:
-        lines.append(("registers, compiled", str(e.compiled.registers)))
-        lines.append(("spills, compiled", f"{e.compiled.spill_bytes} bytes a thread"))
-    limits = ", ".join(f"{name} {limit}" for name, limit in e.occupancy.limits.items())
+    lines.append(("shared memory", f"{e.smem_bytes:,} bytes a block"))
     lines += [
-        ("shared memory", f"{e.smem_bytes:,} bytes a block"),
-        ("blocks per SM", f"{e.occupancy.blocks}, limited by {' and '.join(e.occupancy.limited_by)}"),
-        ("", f"allowed by {limits}"),
-        ("warps per SM", str(e.occupancy.warps)),
-        ("thread blocks", f"{e.waves.thread_blocks:,}, {e.waves.at_a_time:,} at a time"),
-        ("waves", f"{e.waves.waves:.2f}; the tail leaves {e.waves.utilisation:.1%} in use"),
         ("FLOP", f"{e.work.flop:.3e}; executed {e.work.executed_flop:.3e}"),
         ("bytes", f"{e.work.min_bytes:,} at least from memory; {e.work.l2_bytes:,} through L2"),
-        ("floor: memory", f"{e.floors.memory:.4f} ms"),
-        ("floor: matrix", f"{e.floors.matrix:.4f} ms"),
-        ("floor: exp2", f"{e.floors.exp2:.4f} ms"),
-        ("binding", f"{e.floors.binding}: at most {e.attainable_tflops:.0f} TFLOP/s"),
     ]
+    if e.performance is not None:
+        lines += _performance_lines(e, e.performance)
     for access in e.accesses:
         conflict = "no conflicts" if access.ways == 1 else f"{access.ways:g}-way conflict"
         lines.append((access.name, f"{access.wavefronts} wavefronts, {conflict}"))
     if e.compiled:
-        counts = e.compiled.main_loop
-        shown = ", ".join(f"{name} {number}" for name, number in counts.items())
-        lines.append(("main loop", shown or e.compiled.note or "not found"))
+        shown = ", ".join(f"{name} {number}" for name, number in e.main_loop.items())
+        note = getattr(e.compiled, "note", "")
+        if e.compiled.instructions and not shown:
+            shown = f"{e.compiled.instructions} instructions of a warp ({e.compiled.source})"
+        lines.append(("main loop", shown or note or "not looked at: --compile does"))
     return lines
 
 
+def _performance_lines(e: Explanation, p: Performance) -> list[Line]:
+    limits = ", ".join(f"{name} {limit}" for name, limit in p.occupancy.limits.items())
+    basis = "by compiled registers" if e.compiled else "by predicted registers"
+    parts = f", keys in {p.parts} parts" if p.parts > 1 else ""
+    lines = [
+        ("blocks per SM", f"{p.occupancy.blocks}, limited by {' and '.join(p.occupancy.limited_by)}"),
+        ("", f"allowed by {limits}; {basis}"),
+        ("warps per SM", str(p.occupancy.warps)),
+        ("thread blocks", f"{p.waves.thread_blocks:,}, {p.waves.at_a_time:,} at a time{parts}"),
+        ("waves", f"{p.waves.waves:.2f}; the tail leaves {p.waves.utilisation:.1%} in use"),
+    ]
+    lines += [
+        (f"bound: {bound.name}", f"{bound.milliseconds:.4f} ms ({bound.how})") for bound in p.bounds.all
+    ]
+    lines += [
+        ("binding", f"{p.bounds.text()}: at most {e.attainable_tflops:.0f} TFLOP/s"),
+        ("time, predicted", f"{p.expected:.4f} ms, {_share(e, p)} of that rate; {_time_error()}"),
+    ]
+    return lines
+
+
+def _share(e: Explanation, p: Performance) -> str:
+    return f"{p.bounds.longest / p.expected:.0%}"
+
+
+def _time_error() -> str:
+    return f"half of the model's errors are above {100 * MODEL_ERROR:.0f} % (--model-error)"
+
+
 def _register_lines(e: Explanation) -> list[Line]:
+    """Predicted and compiled ones apart; a prediction with its error over all recorded kernels."""
     r = e.registers
+    lines: list[Line] = []
+    if e.compiled:
+        source = f" ({e.compiled.source})" if e.compiled.source else ""
+        lines.append(("registers, compiled", f"{e.compiled.registers}{source}"))
+        lines.append(("spills, compiled", f"{e.compiled.spill_bytes} bytes a thread"))
     if isinstance(e.kernel.config, HopperForwardKernelConfig):
         parts = f"{r.accumulators} O and S, {r.held_P} P, {r.overhead} other, of {r.budget}"
-        return [("registers, consumer", parts), ("registers, launch", str(r.total))]
-    return [
-        ("registers, predicted", f"{r.total} ({r.accumulators} O and S, {r.held_Q} Q, {r.overhead} other)")
-    ]
+        launch = f"{r.total} by the block's threads"
+        return [*lines, ("registers, consumer", parts), ("registers, launch", launch)]
+    error = register_error()
+    text = (
+        f"{r.total} ({r.accumulators} O and S, {r.held_Q} Q, {r.overhead} other); off by {error.median:g} in "
+        f"the middle of {error.count} compiled kernels, by {error.worst:g} at worst"
+    )
+    lines.append(("registers, predicted", text))
+    if r.predicted_spill and not e.compiled:
+        lines.append(("", f"{r.predicted_spill} more than a thread has are predicted: spills are likely"))
+    return lines
 
 
 def explanation_table(e: Explanation) -> Table:
@@ -88,7 +120,7 @@ def diff_table(a: Explanation, b: Explanation) -> Table:
     for name, left, right in lines:
         table.add_row(name, Text(left), Text(right))
     if not lines:
-        compiled = a.compiled is not None and b.compiled is not None
+        compiled = bool(a.main_loop and b.main_loop)
         table.caption = (
             "no figure differs" if compiled else "no prediction differs; --compile compares machine code"
         )
@@ -102,7 +134,7 @@ def _flat(e: Explanation) -> Sequence[Line]:
             continue
         section = name or section
         lines.append((name or f"{section}, more", value))
-    counts = e.compiled.main_loop if e.compiled else {}
+    counts = e.main_loop
     return lines + [(f"main loop: {name}", str(number)) for name, number in counts.items()]
 
 

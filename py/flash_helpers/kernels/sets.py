@@ -26,6 +26,7 @@ BLOCK_SIZES = (  # (B_r, B_c, n_warps)
 # Registers a thread needs next to O, S and a held Q: the fragments in use, addresses, row maxima and sums.
 REGISTER_OVERHEAD = 60
 MAX_REGISTERS = 255
+SM_REGISTERS = 65536
 
 LADDER = (
     # what the step adds, then (eager, swizzled, Q tiles, K tiles, V tiles, buffer, opt_softmax)
@@ -65,7 +66,11 @@ def skip_autotune_reason(cfg: FlashForwardKernelConfig) -> str | None:
         if cfg.B_r == 128 and held:
             # 4 warps: 128 (O) + 64 (S) + 64 (Q) = 256 registers, more than a thread has. 8 warps: 2 blocks
             # per SM leave a thread 128 registers, and O, S and Q of 16 rows alone take 128.
-            return "holding Q passes the register budget at the wanted blocks per SM"
+            budget = min(MAX_REGISTERS, SM_REGISTERS // (2 * cfg.n_threads))
+            return (
+                f"O, S and a held Q take {cfg.resident_registers()} of the register budget of {budget} that "
+                "two blocks per SM leave a thread: Q is streamed at this tile"
+            )
     if not cfg.eager_load_blocks and (cfg.B_c, cfg.n_warps) == (128, 4):
         # V's 32 rows a warp are copied while S is whole in registers: 32 more for addresses and what the
         # compiler has loaded ahead, twice that with two buffers.

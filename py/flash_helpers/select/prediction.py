@@ -1,31 +1,59 @@
-"""How long a kernel is expected to take: tiles, resident blocks, waves. It ranks; it does not promise."""
+"""How long a kernel is expected to take: clocks of each unit, blocks in turn, memory. It ranks kernels.
+
+The time of one K/V block follows from what each unit of an SM has to do (``model.step_costs``). How much they
+hide of one another, and what a block takes beside its steps, was fitted to the committed result files.
+``flash-attention explain --model-error`` prints how far the predictions are from them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil
 
-from flash_helpers.explain.floors import EXP2_PER_CLOCK, MMA_SYNC_SHARE
-from flash_helpers.explain.resources import occupancy, predict_registers
-from flash_helpers.flops import visible_pairs
-from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.model.recorded import recorded_facts
+from flash_helpers.model.resources import occupancy, predict_registers
+from flash_helpers.model.step_costs import StepCosts, step_costs
+from flash_helpers.model.work import work
 from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.splits import n_splits
 
-# Share of mma.sync's best rate by resident warps of an SM: 638, 629 and 556 TFLOP/s with 16, 8 and 4 warps,
-# products alone (H100 80GB HBM3, 2026-11). Fewer warps: in proportion.
-WARPS_SHARE = ((16, 1.0), (8, 0.986), (4, 0.871))
 
-SMEM_BYTES_PER_CLOCK = 128  # what one SM reads of its shared memory
-# Guesses, until measured times take their place:
-EXP2_EXPOSED = 0.5  # of the exponentials' time that products of other warps do not hide
-STEP_CLOCKS = 150  # of a step: barriers, row maxima, addresses
-UNHIDDEN_COPIES = 1.15  # factor on a step that waits for its own copies (no eager loads)
-WGMMA_SHARE = 0.75  # of the datasheet's rate that a Hopper-family kernel reaches in its main loop
-LAUNCH_SECONDS = 4e-6  # start and end of a kernel, whatever its tile
+@dataclass(frozen=True)
+class Fit:
+    """What was fitted to measured times of one family (H100 and H200, 2026-11).
+
+    Attributes:
+        overlap: the units' times add up in this norm: 1 would hide nothing, infinity all but the longest.
+        memory_overlap: the same for memory's time and the SMs'.
+        step_clocks: of a K/V block beside its units' work.
+        unhidden_copies: factor on a step that waits for its own copies.
+        block_clocks: of a block beside its steps: its first tiles, its output.
+        next_item_clocks: the same where the next item begins before this one ends.
+        uneven: factor where a mask makes blocks uneven and they are handed out in static rounds.
+        launch_seconds: begin and end of a kernel.
+        combine_seconds: of the second kernel that adds parts.
+    """
+
+    overlap: float
+    memory_overlap: float
+    step_clocks: float
+    unhidden_copies: float
+    block_clocks: float
+    next_item_clocks: float
+    uneven: float
+    launch_seconds: float
+    combine_seconds: float
+
+
+AMPERE = Fit(2.22, 8.0, 40.0, 1.2, 8450.0, 8450.0, 1.0, 1.0e-6, 0.2e-6)
+HOPPER = Fit(2.4, 3.0, 0.0, 1.0, 3100.0, 1800.0, 1.32, 4.1e-6, 1.6e-6)
+CLOCK_SHARE = 1.05  # of the datasheet's boost clock, which the cards pass while power allows
+MODEL_ERROR = 0.05  # median error over the committed result files; a test compares
+MEMORY_SHARE = 0.91  # of the datasheet's bandwidth
 
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
 MANY_WAVES = 4  # from which on the last wave of thread blocks, full or not, is a small part of all
@@ -33,6 +61,7 @@ MANY_WAVES = 4  # from which on the last wave of thread blocks, full or not, is 
 # Rates for devices whose datasheet is not known: ratios between kernels depend on them little.
 DEFAULT_CLOCK_HZ = 1.5e9
 DEFAULT_MMA_FLOPS_PER_SM_CLOCK = 2048.0
+DEFAULT_BYTES_PER_SM_CLOCK = 12.0
 
 
 @dataclass(frozen=True)
@@ -61,35 +90,82 @@ class Prediction:
             f"{self.waves:.2f} waves{parts})"
         )
 
+    def against(self, chosen: Prediction) -> str:
+        """Why another kernel is chosen, for reasons; differences below the model's error are none."""
+        ratio = self.seconds / chosen.seconds
+        if 1 / (1 + MODEL_ERROR) < ratio < 1 + MODEL_ERROR:
+            margin = f"half of whose errors pass {100 * MODEL_ERROR:.0f} %"
+            return f"{self.text()}: the model, {margin}, can't tell it from the chosen one"
+        if ratio < 1:
+            return (
+                f"{self.text()}, {ratio:.2f} times the chosen one's; what was measured goes before the model"
+            )
+        return f"{self.text()}: {ratio:.2f} times the chosen one's"
+
 
 def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> Prediction:
-    """Time of the blocks that the busiest SM computes, each step as long as its products take one SM.
+    """The time that a kernel is expected to take.
 
     Args:
         kernel: a kernel whose configuration fits the device.
         problem: the problem.
         facts: the device.
     """
+    facts = with_rates(facts)
+    per_sm = _blocks_per_sm(kernel.config, facts)
+    parts = parts_of_keys(kernel, problem, facts) if kernel.traits.split else 1
+    blocks = _row_blocks(kernel.config, problem) * parts
+    waves = blocks / (max(per_sm, 1) * facts.sm_count)
+    if not per_sm:
+        return Prediction(float("inf"), blocks, per_sm, waves, parts)
+    seconds = expected_seconds(kernel, problem, facts, per_sm, parts)
+    return Prediction(seconds, blocks, per_sm, waves, parts)
+
+
+def expected_seconds(
+    kernel: ForwardKernel,
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    blocks_per_sm: int,
+    parts: int = 1,
+    costs: StepCosts | None = None,
+) -> float:
+    """The same with what is known of the kernel.
+
+    Args:
+        kernel, problem, facts: as in ``predict``; the device's rates are known.
+        blocks_per_sm: resident thread blocks of an SM, at least 1.
+        parts: that the keys are cut into.
+        costs: of one step, from compiled code; None: predicted.
+    """
     config = kernel.config
-    clock = facts.clock_hz or DEFAULT_CLOCK_HZ
-    rate = facts.mma_flops / facts.sm_count or DEFAULT_MMA_FLOPS_PER_SM_CLOCK * clock  # of one SM
-    per_sm = _blocks_per_sm(config, facts)
-    if isinstance(config, HopperForwardKernelConfig):
-        step = _hopper_step(config, rate)
+    fit = HOPPER if isinstance(config, HopperForwardKernelConfig) else AMPERE
+    done = work(config, problem)
+    in_turn = done.blocks * parts / facts.sm_count
+    resident = min(blocks_per_sm, max(1, ceil(in_turn)))
+    step = _step_clocks(config, costs or _predicted_costs(config, facts), fit, resident)
+    block = (fit.next_item_clocks if _overlaps_items(config) else fit.block_clocks) / resident
+    average = done.steps / (done.blocks * parts) * step + block if done.blocks else 0.0
+    if problem.masked:
+        clocks = in_turn * average * (fit.uneven if _static(config) else 1.0)
     else:
-        rate *= MMA_SYNC_SHARE.get(facts.capability[0], 1.0) * _warps_share(per_sm * config.n_warps)
-        step = _ampere_step(config, rate, clock)
-    blocks = _row_blocks(config, problem)
-    at_a_time = max(per_sm, 1) * facts.sm_count
-    parts, launches = 1, 1
-    if kernel.traits.split:
-        parts = parts_of_keys(kernel, problem, facts)
-        blocks, launches = blocks * parts, 2  # the second one combines
-    # Blocks resident together share the SM; the last wave takes as long as its fullest SM.
-    in_turn = blocks // at_a_time * per_sm + -(-(blocks % at_a_time) // facts.sm_count)
-    steps = _visible_share(problem) * -(-problem.seq_len_k // config.B_c) / parts
-    seconds = in_turn * steps * step + launches * LAUNCH_SECONDS if per_sm else float("inf")
-    return Prediction(seconds, blocks, per_sm, blocks / at_a_time, parts)
+        clocks = ceil(in_turn) * average
+    clocks = max(clocks, -(-done.longest // parts) * step + block if done.blocks else 0.0)
+    units = clocks / (CLOCK_SHARE * facts.clock_hz)
+    memory = done.min_bytes / (MEMORY_SHARE * facts.dram_bandwidth)
+    seconds = _norm((units, memory), fit.memory_overlap) + fit.launch_seconds
+    return seconds + (fit.combine_seconds if parts > 1 else 0.0)
+
+
+def with_rates(facts: DeviceFacts) -> DeviceFacts:
+    """The device, with ordinary rates where its datasheet is not known."""
+    clock = facts.clock_hz or DEFAULT_CLOCK_HZ
+    return replace(
+        facts,
+        clock_hz=clock,
+        mma_flops=facts.mma_flops or DEFAULT_MMA_FLOPS_PER_SM_CLOCK * clock * facts.sm_count,
+        dram_bandwidth=facts.dram_bandwidth or DEFAULT_BYTES_PER_SM_CLOCK * clock * facts.sm_count,
+    )
 
 
 def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> int:
@@ -127,38 +203,34 @@ def _blocks_per_sm(config: ForwardConfig, facts: DeviceFacts) -> int:
     """Resident thread blocks; one of the Hopper family takes an SM's registers."""
     if isinstance(config, HopperForwardKernelConfig):
         return 1
-    registers = predict_registers(config).total
+    known = recorded_facts(ForwardKernel(config), facts.target)
+    registers = known.registers if known else predict_registers(config).total
     return occupancy(config.n_warps, registers, config.smem_bytes(), facts).blocks
 
 
-def _ampere_step(config: FlashForwardKernelConfig, rate: float, clock: float) -> float:
-    """Seconds of one K/V block: products or the reads that feed them, and what they do not hide."""
-    pairs = config.B_r * config.B_c
-    # Every warp reads all of K and V, and its own rows of a Q that is not held.
-    rows = 2 * config.n_warps * config.B_c + (config.B_r if config.Q_mma_load_K_tiles else 0)
-    reads = rows * config.d_head * config.dtype.itemsize / (SMEM_BYTES_PER_CLOCK * clock)
-    products = 4 * pairs * config.d_head / rate
-    step = max(products, reads) + EXP2_EXPOSED * pairs / (EXP2_PER_CLOCK * clock) + STEP_CLOCKS / clock
-    return step if config.eager_load_blocks else UNHIDDEN_COPIES * step
+@lru_cache(1024)
+def _predicted_costs(config: ForwardConfig, facts: DeviceFacts) -> StepCosts:
+    spilled = 0
+    if not isinstance(config, HopperForwardKernelConfig):
+        spilled = predict_registers(config).predicted_spill
+    return step_costs(config, facts, spilled_registers=spilled)
 
 
-def _hopper_step(config: HopperForwardKernelConfig, rate: float) -> float:
-    """Seconds of one K/V block: products that read shared memory themselves, with the softmax under them."""
-    return 2 * config.B_r * config.B_c * (config.d_head + config.d_head_v) / (WGMMA_SHARE * rate)
+def _step_clocks(config: ForwardConfig, costs: StepCosts, fit: Fit, resident: int) -> float:
+    """Clocks of an SM for one K/V block of one thread block, with others beside it."""
+    units = (costs.matrix, costs.exp2, costs.shared_memory, costs.issue, costs.latency / resident)
+    step = _norm(units, fit.overlap) + fit.step_clocks
+    return step if getattr(config, "eager_load_blocks", True) else fit.unhidden_copies * step
 
 
-def _visible_share(problem: AttentionProblem) -> float:
-    """The share of all (query, key) pairs that is visible: what remains of a block's steps on average."""
-    pairs = problem.seq_len_q * problem.seq_len_k
-    if not pairs or not problem.masked:
-        return 1.0
-    window = (problem.left, problem.right)
-    return visible_pairs(problem.seq_len_q, problem.seq_len_k, window=window) / pairs
+def _overlaps_items(config: ForwardConfig) -> bool:
+    return isinstance(config, HopperForwardKernelConfig) and config.next_item != NextItem.NONE
 
 
-def _warps_share(warps: int) -> float:
-    for at_least, share in WARPS_SHARE:
-        if warps >= at_least:
-            return share
-    fewest, share = WARPS_SHARE[-1]
-    return share * warps / fewest
+def _static(config: ForwardConfig) -> bool:
+    return isinstance(config, HopperForwardKernelConfig) and not config.dynamic_schedule
+
+
+def _norm(values: tuple[float, ...], power: float) -> float:
+    longest = max(values)
+    return longest * sum((value / longest) ** power for value in values) ** (1 / power) if longest else 0.0

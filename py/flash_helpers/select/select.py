@@ -29,8 +29,6 @@ from flash_helpers.select.prediction import Prediction, predict
 from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.pytorch_attention import PyTorchAttention
 
-AS_FAST = 0.005  # predictions that differ by less, as parts of each other, are equal
-
 
 class TuningDatabase(Protocol):
     """Measured results."""
@@ -153,25 +151,15 @@ def ranking(
     first, *others = ranked.values()
     measured = {choice.kernel: choice.reason for choice in known}
     rejected = [
-        Rejected(other.kernel, measured.get(other.kernel) or _behind(predictions, other.kernel, first.kernel))
+        Rejected(
+            other.kernel,
+            measured.get(other.kernel) or predictions[other.kernel].against(predictions[first.kernel]),
+        )
         for other in others
     ]
     seen_as = None if problem == given else problem
     first = replace(first, rejected=(*rejected, *unable))
     return [replace(choice, problem=seen_as) for choice in (first, *others)]
-
-
-def _behind(predictions: dict[ForwardKernel, Prediction], other: ForwardKernel, chosen: ForwardKernel) -> str:
-    """What the model says against a kernel that nothing is measured of."""
-    ratio = predictions[other].seconds / predictions[chosen].seconds
-    text = predictions[other].text()
-    if abs(ratio - 1) < AS_FAST:
-        return f"{text}: as fast by the model, which has no reason to take it instead"
-    if ratio < 1:
-        return (
-            f"{text}: {ratio:.2f} times the chosen one's, but the model is asked where nothing else is known"
-        )
-    return f"{text}: {ratio:.2f} times the chosen one's"
 
 
 def _known_best(

@@ -198,6 +198,11 @@ class HopperForwardKernelConfig:
         return accumulators + q + (self.B_c // 4 if self.overlap_products else 0)
 
     # ------------------------------------------------------------------ work
+    @property
+    def products_per_block(self) -> int:
+        """Instructions ``wgmma`` of one warpgroup for one K/V block: steps of Q K^T, then of P V."""
+        return self.d_head // MMA_K + self.B_c // MMA_K
+
     def attn_flop(self, batch: int, heads: int, seq_len: int) -> int:
         """FLOP of the two matrix products, every key visible.
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from statistics import median
 from typing import Any
 
-from flash_helpers.kernels.ampere.forward.config import WARP_SIZE
+from flash_helpers.kernels.ampere.forward.config import MMA_M, WARP_SIZE, FlashForwardKernelConfig
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.forward import config as hopper
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.kernels.sets import MAX_REGISTERS, REGISTER_OVERHEAD
+from flash_helpers.model.recorded import all_recorded
+
+# Registers beside O, S and a held Q: least absolute differences over recorded kernels (nvcc 13.0, 2026-11).
+AMPERE_OVERHEAD = {
+    "constant": 78.93, "resident": 0.43, "row_tiles": -21.89, "whole_K": 19.23, "mbarrier": 8.65,
+    "waiting_copies": 5.2, "plain_softmax": 3.01, "held_Q": -16.28, "single_fragments": -28.12,
+}  # fmt: skip
 
 # How the hardware hands out an SM's resources (CUDA occupancy calculator, compute capability 8.0 to 9.0).
 REGISTER_UNIT = 8  # a thread's registers are rounded up to this
@@ -46,23 +55,65 @@ class Registers:
 def predict_registers(config: ForwardConfig) -> Registers:
     """Predicts registers from the configuration alone.
 
-    In the Ampere family the compiler loads fragments as late as it can, whatever the configuration streams
-    or buffers, so they are part of a constant overhead. Over the ahead-of-time set (nvcc 13.0, sm_80 and
-    sm_90) half of the predictions are within 12 registers and nine of ten within 28 of what ptxas reports.
+    In the Ampere family the compiler takes what a thread may have where that helps: what it takes beside O, S
+    and a held Q was fitted to compiled kernels. ``flash-attention explain --model-error`` prints how far off
+    that is over all recorded ones.
     """
     if isinstance(config, HopperForwardKernelConfig):
         return _predict_consumer(config)
     columns = config.d_head // config.warps_per_group
     accumulators = config.rows_per_warp * (columns + config.B_c) // WARP_SIZE
     resident = config.resident_registers()
-    wanted = resident + REGISTER_OVERHEAD
+    total = round(min(resident + _ampere_overhead(config), MAX_REGISTERS))
     return Registers(
         accumulators=accumulators,
         held_Q=resident - accumulators,
-        overhead=REGISTER_OVERHEAD,
-        total=min(wanted, MAX_REGISTERS),
-        predicted_spill=max(0, wanted - MAX_REGISTERS),
+        overhead=max(0, total - resident),
+        total=total,
+        predicted_spill=max(0, resident + REGISTER_OVERHEAD - MAX_REGISTERS),
     )
+
+
+def _ampere_overhead(config: FlashForwardKernelConfig) -> float:
+    """Registers beside O, S and a held Q, fitted to ``recorded.json``."""
+    fit = AMPERE_OVERHEAD
+    overhead = fit["constant"] + fit["resident"] * config.resident_registers()
+    overhead += fit["row_tiles"] * (config.rows_per_warp // MMA_M)
+    overhead += fit["whole_K"] * (config.K_mma_load_K_tiles == 0)
+    overhead += fit["mbarrier"] * config.mbarrier
+    overhead += fit["waiting_copies"] * (not config.eager_load_blocks)
+    overhead += fit["plain_softmax"] * (not config.optimized_softmax)
+    overhead += fit["held_Q"] * (config.Q_mma_load_K_tiles == 0)
+    return overhead + fit["single_fragments"] * (config.fragments_ahead > 0)
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """How far predictions are from what is known.
+
+    Attributes:
+        count: of comparisons.
+        median, worst: of the absolute differences.
+        worst_case: what the worst one is of.
+    """
+
+    count: int
+    median: float
+    worst: float
+    worst_case: str
+
+
+@lru_cache(1)
+def register_error() -> ModelError:
+    """Registers: predictions against every recorded kernel."""
+    from flash_helpers.kernel_selection import parse_kernel
+
+    differences = []
+    for (name, target), facts in all_recorded().items():
+        predicted = predict_registers(parse_kernel(name, False).config).total
+        differences.append((abs(predicted - facts.registers), f"{name}, sm_{target}"))
+    worst, case = max(differences, default=(0, ""))
+    return ModelError(len(differences), median([d for d, _ in differences] or [0]), worst, case)
 
 
 def _predict_consumer(config: HopperForwardKernelConfig) -> Registers:

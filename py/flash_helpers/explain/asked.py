@@ -1,0 +1,103 @@
+"""The problem that ``flash-attention explain`` is asked about, as the command line says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window, visible_limits
+
+ALL = ("", "all", "none", "-1")  # a side of a window that has no limit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Sizes and features.
+
+    Attributes:
+        batch, heads, seq_len: batch items, query heads, queries.
+        heads_kv, seq_len_k, d_head_v: 0: as many as of Q.
+        causal, window, softcap, sinks, lse: as of ``attention``; softcap and sinks are on or off.
+        varlen: packed sequences, each as long as the longest.
+        cached: keys in a cache of ``seq_len_k``, whose length only the device knows.
+        paged: such a cache in pages.
+    """
+
+    batch: int = 16
+    heads: int = 16
+    seq_len: int = 4096
+    heads_kv: int = 0
+    seq_len_k: int = 0
+    d_head_v: int = 0
+    causal: bool = False
+    window: Window = UNLIMITED
+    softcap: bool = False
+    sinks: bool = False
+    lse: bool = False
+    varlen: bool = False
+    cached: bool = False
+    paged: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "seq_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("heads_kv", "seq_len_k", "d_head_v"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1, or 0: as of Q")
+        if self.heads_kv and self.heads % self.heads_kv:
+            raise ValueError(
+                f"heads is {self.heads} and heads_kv {self.heads_kv}; heads must be a multiple of heads_kv"
+            )
+
+    def with_causal(self, causal: bool) -> Asked:
+        """The same with another mask."""
+        return replace(self, causal=causal)
+
+    def problem(self, dtype: DType, d_head: int, d_head_v: int) -> AttentionProblem:
+        """The problem as ``select`` sees it."""
+        seq_len_k = self.seq_len_k or self.seq_len
+        left, right = visible_limits(self.causal, self.window, self.seq_len, seq_len_k)
+        return AttentionProblem(
+            dtype=dtype,
+            batch=self.batch,
+            seq_len_q=self.seq_len,
+            seq_len_k=seq_len_k,
+            n_heads=self.heads,
+            n_heads_kv=self.heads_kv or self.heads,
+            d_head=d_head,
+            d_head_v=d_head_v,
+            left=left,
+            right=right,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            varlen=self.varlen or self.cached or self.paged,
+            cached=self.cached or self.paged,
+            paged=self.paged,
+            lse=self.lse,
+        )
+
+
+def parse_window(text: str) -> Window:
+    """Reads ``--window``: ``1024,0``, ``all,0``, or one number for both sides.
+
+    Raises:
+        ValueError: something else.
+    """
+    if not text:
+        return UNLIMITED
+    sides = [part.strip() for part in text.split(",")]
+    if len(sides) == 1:
+        sides *= 2
+    try:
+        if len(sides) != 2:
+            raise ValueError
+        left, right = (None if side in ALL else int(side) for side in sides)
+        if min(side for side in (left, right, 0) if side is not None) < 0:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"--window is {text!r}; it must be LEFT,RIGHT: the keys that a query sees before and after its "
+            "own place, each a number from 0 on or all, such as 1024,0"
+        ) from None
+    return left, right

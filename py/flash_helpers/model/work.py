@@ -1,0 +1,107 @@
+"""What a kernel executes for a problem, and the least it would have to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flash_helpers.flops import visible_pairs
+from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.select.problem import AttentionProblem
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel executes, and the least it would have to. Packed sequences count as full.
+
+    Attributes:
+        flop: of the visible pairs, by the formula of ``flops``.
+        executed_flop: of all tiles the kernel visits; masked parts of visited tiles are computed too.
+        exponentials: executed pairs, one exp2 each.
+        min_bytes: Q, K, V read once, O written once.
+        l2_bytes: what the thread blocks read and write together: each reads its keys anew, from L2 at best.
+        blocks: thread blocks of query rows, all heads and batch items.
+        steps: K/V blocks that all of them visit together.
+        longest: K/V blocks that the busiest one visits.
+    """
+
+    flop: int
+    executed_flop: int
+    exponentials: int
+    min_bytes: int
+    l2_bytes: int
+    blocks: int
+    steps: int
+    longest: int
+
+
+def work(config: ForwardConfig, problem: AttentionProblem) -> Work:
+    """The work of one problem by one configuration, whose head sizes count: tensors may be narrower."""
+    B_r, B_c = config.B_r, config.B_c
+    columns = config.d_head + config.d_head_v  # of Q and O together, and of K and V
+    heads, heads_kv = problem.batch * problem.n_heads, problem.batch * problem.n_heads_kv
+    seq_q, seq_k, limits = problem.seq_len_q, problem.seq_len_k, (problem.left, problem.right)
+    steps = heads * block_steps(seq_q, seq_k, B_r, B_c, *limits)
+    pairs = steps * B_r * B_c
+    itemsize = problem.dtype.itemsize
+    wanted = problem.d_head + problem.d_head_v
+    return Work(
+        flop=2 * heads * visible_pairs(seq_q, seq_k, window=limits) * wanted,
+        executed_flop=2 * pairs * columns,
+        exponentials=pairs,
+        min_bytes=wanted * itemsize * (heads * seq_q + heads_kv * min(seq_k, problem.keys_of_block(seq_q))),
+        l2_bytes=columns * itemsize * (heads * seq_q + steps * B_c),
+        blocks=heads * -(-seq_q // B_r),
+        steps=steps,
+        longest=-(-problem.keys_of_block(B_r) // B_c),
+    )
+
+
+def block_steps(
+    seq_len_q: int, seq_len_k: int, B_r: int, B_c: int, left: int | None = None, right: int | None = None
+) -> int:
+    """The K/V blocks that are visited, summed over the Q blocks of one head.
+
+    The last query stands at the last key's place (bottom-right alignment). A Q block visits the K/V blocks
+    from that of its first query's first visible key to that of its last query's last one.
+
+    Args:
+        seq_len_q, seq_len_k: queries and keys.
+        B_r, B_c: rows of a Q block, of a K/V block.
+        left, right: keys that a query sees before and after its own place; None: all.
+    """
+    if not seq_len_q or not seq_len_k:
+        return 0
+    n_blocks, offset = -(-seq_len_q // B_r), seq_len_k - seq_len_q
+    all_keys = -(-seq_len_k // B_c)
+    ends = n_blocks * all_keys
+    if right is not None:  # the last block, whole or not, ends with the last key
+        first_end = B_r + offset + right
+        ends = _clamped_floors(n_blocks - 1, first_end, B_r, seq_len_k, B_c - 1, B_c) + all_keys
+    starts = 0
+    if left is not None:
+        starts = _clamped_floors(n_blocks, offset - left, B_r, seq_len_k, 0, B_c)
+    return ends - starts
+
+
+def _clamped_floors(count: int, first: int, step: int, limit: int, add: int, divisor: int) -> int:
+    """The sum of (x + add) // divisor over ``count`` values first, first + step, … kept in 0 … limit."""
+    below = min(count, max(0, -(first // step)))  # x < 0, but for one that may be 0
+    within = min(count, max(below, -(-(limit - first) // step))) - below
+    above = count - below - within
+    return (
+        below * (add // divisor)
+        + _floor_sum(within, step, first + below * step + add, divisor)
+        + above * ((limit + add) // divisor)
+    )
+
+
+def _floor_sum(count: int, step: int, start: int, divisor: int) -> int:
+    """The sum of (start + i * step) // divisor over i < count, in steps as of Euclid's algorithm."""
+    if count <= 0:
+        return 0
+    total = count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+    step, start = step % divisor, start % divisor
+    end = start + count * step
+    if end >= divisor:
+        total += _floor_sum(end // divisor, divisor, end % divisor, step)
+    return total
