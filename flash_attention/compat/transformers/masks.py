@@ -17,6 +17,8 @@ from torch import Tensor
 from flash_attention.compat.transformers.band import Band, UnreadableError, read_band
 from flash_attention.compat.transformers.grid import read_grid
 
+# Models in which the result of a padding token reaches the tokens behind it, and what carries it.
+_CARRIES_PADDING = {"recurrent_gemma": "the state of its recurrent layers"}
 _ATTRIBUTE = "flash_attention_kernels_meaning"
 
 
@@ -100,6 +102,8 @@ def padding_mask(
     band, starts = _read(arguments, (q_offset, kv_offset), tokens)
     meaning = Meaning(band, q_length, kv_length, kv_length, None, tokens, starts)
     _align(meaning, q_offset, kv_offset, batch_size, mask_function)
+    if meaning.tokens is not None:
+        _check_carried(meaning.tokens, getattr(given.get("config"), "model_type", None))
     if meaning.tokens is not None and (band.left is not None or (band.right or 0) > 0):
         _check_no_holes(meaning.tokens)
     if meaning.tokens is None:
@@ -177,6 +181,22 @@ def _align(
         meaning.tokens = meaning.tokens[:, :end]
         if not torch.compiler.is_compiling() and meaning.tokens.all():
             meaning.tokens = None
+
+
+def _check_carried(tokens: Tensor, model_type: str | None) -> None:
+    """Rows of padding are 0 here, and something else in eager attention."""
+    carrier = _CARRIES_PADDING.get(model_type or "")
+    if carrier is None:
+        return
+    message = (
+        f"attention_mask has padding before a token, and {model_type} hands its result on in {carrier}, which "
+        'eager attention fills with other values: pad on the right, or use attn_implementation="eager"'
+    )
+    is_carried = (tokens[:, 1:] & ~tokens[:, :-1]).any()
+    if torch.compiler.is_compiling():
+        torch._assert_async(~is_carried, message)
+    elif is_carried:
+        raise NotImplementedError(message)
 
 
 def _check_no_holes(tokens: Tensor) -> None:

@@ -110,6 +110,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (  # tried in turn until eager attention 
     {"num_key_value_heads": HEADS},
     {"num_hidden_layers": 4},
     {"num_hidden_layers": 4, "num_key_value_heads": HEADS},
+    {"hidden_size": 512, "n_embd": 512, "head_dim": 128},  # of rotations with fixed sections
+    {"attn_layer_indices": [1], "layer_types": ["mamba", "attention"]},
 )
 
 
@@ -135,12 +137,12 @@ def small_config(
             if sub_class is not None and hasattr(sub_class, "model_type") and sub_class.model_type:
                 changes[name] = small_config(sub_class, variant, depth + 1)
             continue
-        if name in _TOKEN_IDS and isinstance(value, int):
+        if name in variant and value is not None:
+            changes[name] = variant[name]
+        elif name in _TOKEN_IDS and isinstance(value, int):
             changes[name] = _TOKEN_IDS[name]
         elif re.fullmatch(r".*_token_id|.*_token_index|.*_token_idx", name) and isinstance(value, int):
             changes[name] = min(value, VOCABULARY - 1) if value >= 0 else value
-        elif isinstance(value, int) and not isinstance(value, bool) and name in variant:
-            changes[name] = variant[name]
         elif isinstance(value, int) and not isinstance(value, bool):
             for pattern, size in _SIZES:
                 if re.fullmatch(pattern, name):
@@ -220,8 +222,9 @@ def inputs_of(model: PreTrainedModel, padding: str | None) -> dict[str, Any]:
     config = model.config
     vision = getattr(config, "vision_config", None) or config
     takes_image = "pixel_values" in parameters and parameters["pixel_values"].default is not None
-    is_joint = "input_ids" in parameters and "clip" in config.model_type  # images beside texts
+    is_joint = "input_ids" in parameters and "clip" in config.model_type and vision is not config
     if "grid_thw" in parameters:  # patches of two images
+        given.clear()
         size = getattr(config, "patch_size", PATCH)
         depth = getattr(config, "temporal_patch_size", 2) * getattr(config, "in_channels", 3)
         name = "hidden_states" if "hidden_states" in parameters else "pixel_values"
