@@ -37,13 +37,15 @@ def packed(mask_function: Callable[..., Any], positions: Tensor) -> Callable[...
 
 CAUSAL, ALL = masks.causal_mask_function, masks.bidirectional_mask_function
 WINDOW = masks.sliding_window_causal_mask_function(4)
+BOTH_SIDES = masks.sliding_window_bidirectional_mask_function(3)
+PACKED: dict[str, Any] = {"allow_is_causal_skip": False}
 OVERLAY: dict[str, Any] = {"use_vmap": True, "allow_is_causal_skip": False}
 MASK_FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "causal": (CAUSAL, {}, SERVED),
     "bidirectional": (ALL, {}, SERVED),
     "sliding window": (WINDOW, {"local_size": 4}, SERVED),
-    "bidirectional window": (masks.sliding_window_bidirectional_mask_function(3), {"local_size": 3}, SERVED),
-    "window by and_mask_function": (masks.and_masks(CAUSAL, masks.sliding_window_overlay(5)), OVERLAY, SERVED),
+    "bidirectional window": (BOTH_SIDES, {"local_size": 3}, SERVED),
+    "window by overlay": (masks.and_masks(CAUSAL, masks.sliding_window_overlay(5)), OVERLAY, SERVED),
     "chunks that cut": (masks.chunked_causal_mask_function(4, ZEROS), {"local_size": 4}, SERVED),  # as packed
     "chunks that cut nothing": (masks.chunked_causal_mask_function(64, ZEROS), {"local_size": 64}, SERVED),
     "blocks of images": (masks.or_masks(CAUSAL, masks.blockwise_overlay(BLOCKS)), {}, REFUSED),
@@ -53,9 +55,9 @@ MASK_FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "prefix": (masks.or_masks(CAUSAL, prefix), OVERLAY, REFUSED),
     "keys alone": (masks.and_masks(CAUSAL, lambda b, h, q, k: k >= 3), OVERLAY, REFUSED),
     "heads": (masks.and_masks(CAUSAL, lambda b, h, q, k: h != 0), OVERLAY, REFUSED),
-    "packed": (packed(CAUSAL, POSITIONS), {"allow_is_causal_skip": False}, SERVED),
-    "packed with a window": (packed(WINDOW, POSITIONS), {"allow_is_causal_skip": False, "local_size": 4}, SERVED),
-    "packed without order": (masks.and_masks(ALL, masks.packed_sequence_mask_function(SEQUENCES)), {}, SERVED),
+    "packed": (packed(CAUSAL, POSITIONS), PACKED, SERVED),
+    "packed, a window": (packed(WINDOW, POSITIONS), {**PACKED, "local_size": 4}, SERVED),
+    "packed, no order": (masks.and_masks(ALL, masks.packed_sequence_mask_function(SEQUENCES)), {}, SERVED),
     "packed with blocks": (
         masks.or_masks(packed(CAUSAL, POSITIONS), masks.blockwise_overlay(BLOCKS)), {}, REFUSED
     ),
@@ -130,7 +132,7 @@ def test_mask_function(kind: str, padding: str) -> None:
             size = options["local_size"]
             mask_function = masks.chunked_causal_mask_function(size, left)
     given = dict(q_length=N_TOKENS, kv_length=N_TOKENS, mask_function=mask_function, **options)
-    is_causal = kind in ("bidirectional", "bidirectional window", "packed without order")
+    is_causal = kind in ("bidirectional", "bidirectional window", "packed, no order")
     if kind == "chunks that cut" and padding in ("left", "right"):
         outcome = REFUSED
     if outcome == SERVED:
@@ -235,7 +237,7 @@ def test_positions_say_where_sequences_start(kind: str) -> None:
 )
 def test_positions_that_are_not_clear_are_refused(positions: list[int]) -> None:
     q = on_device(heads(9, 1)[:1])
-    with pytest.raises(NotImplementedError, match="^position_ids return to the smallest one"):
+    with pytest.raises(NotImplementedError, match=r"^position_ids return to the smallest one"):
         kernels.attention_forward(Layer(True), q, q, q, None, position_ids=torch.tensor([positions]))
 
 
@@ -254,6 +256,6 @@ def test_a_mask_and_positions_that_disagree_are_refused(kind: str) -> None:
 def test_offsets_come_together_or_not_at_all() -> None:
     q = on_device(heads(9, 1)[:1])
     with pytest.raises(
-        ValueError, match="^cu_seq_lens_q came without cu_seq_lens_k, max_length_q, max_length_k"
+        ValueError, match=r"^cu_seq_lens_q came without cu_seq_lens_k, max_length_q, max_length_k"
     ):
         kernels.attention_forward(Layer(True), q, q, q, None, cu_seq_lens_q=torch.tensor([0, 4, 9]))

@@ -1,4 +1,4 @@
-"""What Transformers may pass to an attention function: each keyword and attribute is applied or refused by name."""
+"""What Transformers may pass to an attention function: each keyword is applied or refused by its name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which keys a mask function of Transformers lets a query see, read by calling it once with symbols.
 
 A mask function answers for one pair of places: ``mask_function(batch, head, query, key) -> bool``. Most of
-them compare the two places and do nothing else. Called with symbols in place of numbers, such a function returns
-the band of keys that it allows, whatever it is built of. A function that does more with a symbol, such as to
-look it up in a tensor, is unreadable.
+them compare the two places and do nothing else. Called with symbols in place of numbers, such a function
+returns the band of keys that it allows, whatever it is built of. A function that does more with a symbol, for
+example looks it up in a tensor, is unreadable.
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ def _check_carried(tokens: Tensor, model_type: str | None) -> None:
     if carrier is None:
         return
     message = (
-        f"attention_mask has padding before a token, and {model_type} hands its result on in {carrier}, which "
-        'eager attention fills with other values: pad on the right, or use attn_implementation="eager"'
+        f"attention_mask has padding before a token, and {model_type} hands its result on in {carrier}, "
+        'which eager attention fills with other values: pad on the right, or use attn_implementation="eager"'
     )
     is_carried = (tokens[:, 1:] & ~tokens[:, :-1]).any()
     if torch.compiler.is_compiling():

@@ -56,7 +56,8 @@ def given_packing(
         raise ValueError(
             f"{there} came without {', '.join(missing)}; packed sequences need all four, or none"
         )
-    assert cu_seqlens_q is not None and cu_seqlens_k is not None
+    assert cu_seqlens_q is not None
+    assert cu_seqlens_k is not None
     return Packing(
         cu_seqlens_q.to(q.device, torch.int32),
         cu_seqlens_k.to(q.device, torch.int32),
