@@ -16,6 +16,7 @@ from flash_helpers.build import cache as cache_module
 from flash_helpers.build import store as stores
 from flash_helpers.build.cache import KernelCache, digest_of
 
+DEFAULT_PRIVATE_FOLDER = cache_module._default_private_folder
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[3]
 
@@ -128,7 +129,8 @@ print(result.path)
 
 
 def start(tmp_path, B_c=64):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'py'}:{HERE.parent}"}
+    # Of a private folder of this machine's, kernels would be found.
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'py'}:{HERE.parent}", "TMPDIR": str(tmp_path)}
     return subprocess.Popen(
         [sys.executable, "-c", WORKER, str(tmp_path), str(B_c)],
         env=environment,
@@ -191,6 +193,7 @@ def test_killed_maker_leaves_no_half_file_and_no_lock(tmp_path, slow_nvcc):
 @pytest.fixture
 def private_temporary_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(cache_module.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(cache_module, "_default_private_folder", DEFAULT_PRIVATE_FOLDER)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(cache_module, "_private_folders", [])
     monkeypatch.setattr(messages, "_said", set())
@@ -224,7 +227,7 @@ def test_fallback_is_found_again_by_a_later_process(private_temporary_folder, tm
 
 
 def test_fallback_does_not_trust_a_folder_others_can_write(private_temporary_folder, tmp_path):
-    planted = private_temporary_folder / f"flash_attention_kernels_{os.getuid()}"
+    planted = cache_module._default_private_folder()
     planted.mkdir()
     planted.chmod(0o777)
     artifact = KernelCache(unwritable(tmp_path)).get_or_make("objects", "k", make)
