@@ -10,8 +10,7 @@ import pytest
 from fake_nvcc import FakeNvcc
 
 from flash_helpers import messages, trust
-from flash_helpers.build import KernelCache, build_kernels, built_kernels, find_library
-from flash_helpers.build import cache as cache_module
+from flash_helpers.build import KernelCache, build_kernels, built_kernels, find_library, private_folder
 from flash_helpers.build import compile as compile_module
 from flash_helpers.build.store import STORE
 from flash_helpers.commands.cache import cache_parts, clear_cache, earlier_folders
@@ -196,7 +195,7 @@ def test_the_index_of_others_is_not_read(
 def test_a_foreign_cache_folder_is_not_written_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    private = cache_module._default_private_folder()
+    private = private_folder._default_folder()
     root = tmp_path / "cache"
     root.mkdir()
     root.chmod(0o777)
