@@ -32,9 +32,6 @@ class BuildBinding(build_ext):
                 old.unlink()
 
 
-ROOT = Path(__file__).resolve().parent
-
-
 def readme_for_the_index() -> str:
     """README.md with absolute links: on the package index, relative ones lead nowhere."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
