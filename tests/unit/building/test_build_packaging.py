@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flash_helpers.kernels import cpp_headers
+
 pytestmark = pytest.mark.install
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,7 +21,7 @@ def wheel(tmp_path_factory):
     """A wheel built offline from the source archive alone, on a machine without a C++ compiler."""
     folder = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(
-        "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info"
+        "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info", "generated"
     )
     for name in ("flash_attention", "py", "src", "requirements"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -45,6 +47,7 @@ def test_wheel_holds_every_source(wheel):
     ]
     sources = [path for path in sources if "generated" not in path.parts]
     assert {f"flash_helpers/csrc/{path}" for path in sources} <= names
+    assert {f"flash_helpers/csrc/include/generated/{name}" for name in cpp_headers.headers()} <= names
     modules = [path.relative_to(ROOT / "py") for path in (ROOT / "py").rglob("*.py")]
     modules += [path.relative_to(ROOT) for path in (ROOT / "flash_attention").rglob("*.py")]
     assert {str(path) for path in modules} <= names
