@@ -17,7 +17,7 @@ NEED_TORCH = (  # folders and modules of flash_helpers that compute, measure, or
     "test", "benchmark", "report", "run", "commands.ladder", "tune.command", "tune.halving", "tune.session",
     "tune.tuner",
 )  # fmt: skip
-KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "commands.doctor")
+KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "commands.doctor", "explain.profiled_call")
 
 IMPORT_EACH_WITHOUT_TORCH = """
 import importlib, sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import itertools
 import json
 from collections.abc import Callable, Iterable
@@ -186,7 +187,9 @@ def test_pruning_names_its_reasons_and_keeps_the_best() -> None:
     kept, pruned = prune([huge, wide, narrow], decode, A100)
     assert kept == [ForwardKernel(narrow)]
     reasons = {p.kernel.config: p.reason for p in pruned}
-    assert "4.0 times the time of the best" in reasons[wide]
+    found = re.fullmatch(r"the model expects (\d\.\d) times the time of the best", reasons[wide])
+    assert found is not None
+    assert 3 <= float(found[1]) <= 4
     assert "262144 bytes of shared memory" in reasons[huge]
     assert prune(CONFIGS, replace(SMALL, d_head=128), A100) == ([], [])
 
