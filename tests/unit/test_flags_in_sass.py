@@ -10,7 +10,6 @@ import pytest
 from flash_helpers.build import BuildResult, KernelCache, build_library
 from flash_helpers.build.main_loop import main_loop
 from flash_helpers.build.sass import Instruction, disassemble, find_tool, parse_functions
-from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -20,6 +19,7 @@ from flash_helpers.kernel_configs import (
     choose_ampere_kernel,
     parse_kernel_name_into_config,
 )
+from flash_helpers.model.bank_conflicts import shared_accesses
 
 TARGET = 80  # of the small kernels
 FAST_TARGET = 90

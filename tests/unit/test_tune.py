@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
