@@ -5,26 +5,62 @@ the CPU backend, and the CUDA backend says how to get the binding. Who asks for 
 ``build_ext``, gets it or an error: an older one left in place would be taken for it.
 """
 
+import re
 import sys
 from pathlib import Path
 
-import pybind11
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+BINDING = "flash_attention_kernels"
+
+
+class BuildBinding(build_ext):
+    """Builds the binding. In a checkout it removes older ones for one Python, which would be loaded first."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace:
+            for old in Path().glob(f"{BINDING}.cpython-*"):
+                old.unlink()
+
+
+ROOT = Path(__file__).resolve().parent
+
+
+def readme_for_the_index() -> str:
+    """README.md with absolute links: on the package index, relative ones lead nowhere."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    repository = re.search(r'^Repository = "(.+)"$', project, re.MULTILINE)[1]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\1{repository}/raw/main/", text)
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\1{repository}/blob/main/", text)
+
 
 setup(
+    long_description=readme_for_the_index(),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",  # here, since old and new setuptools want it differently in pyproject.toml
-    packages=[*find_packages(include=["flash_attention*"]), *find_packages("py"), "flash_helpers.csrc"],
+    packages=[
+        *find_packages(include=["flash_attention*"]),
+        *find_packages("py"),
+        "flash_helpers.csrc",
+        "flash_helpers.requirements",
+    ],
     ext_modules=[
         Extension(
-            "flash_attention_kernels",
+            BINDING,
             sources=["src/flash_attention.cpp"],
-            include_dirs=["src", "src/include", pybind11.get_include()],
+            include_dirs=["src", "src/include"],
             depends=["src/include/flash_attention.cuh", *sorted(map(str, Path("src/binding").glob("*.hpp")))],
             # Without Python's own -g, whose debug information is ten times the code.
-            extra_compile_args=["-std=c++20", "-fvisibility=hidden", "-g0"],
+            extra_compile_args=["-std=c++20", "-fvisibility=hidden", "-fno-plt", "-g0"],
             language="c++",
+            py_limited_api=True,  # as src/binding/python.hpp says
             optional="build_ext" not in sys.argv,
         )
     ],
+    cmdclass={"build_ext": BuildBinding},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
     zip_safe=False,  # nvcc reads the headers from disk
 )

@@ -39,6 +39,7 @@ from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.runner import named_device
 from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
@@ -377,4 +378,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

@@ -37,6 +37,7 @@ from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import measure_problem, named_device
 from flash_helpers.benchmark.timing import timer_for
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
@@ -349,4 +350,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

@@ -9,10 +9,14 @@ from flash_attention.api import forward, forward_timed
 from flash_attention.attention import attention, attention_varlen, last_kernel
 from flash_attention.compat.sdpa import sdpa
 from flash_attention.run.choices import explain_choice, prepare
+from flash_helpers import __version__
 from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.select.pytorch_attention import PyTorchAttention
 
 __all__ = [
     "AttentionProblem",
+    "PyTorchAttention",
+    "__version__",
     "attention",
     "attention_varlen",
     "explain_choice",

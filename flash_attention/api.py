@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flash_attention.backends import backend
 from flash_attention.checks import tensors as checks
+from flash_attention.checks.keywords import named_keywords, parameters, unknown_keyword
 from flash_attention.options import Options
 from flash_attention.run import dlpack, launch_cache, torch_ops
+from flash_attention.torch_private import is_tracing, sleep
 from flash_helpers.kernels.kernel import ForwardConfig
 
-is_tracing = torch._C._is_tracing  # by torch.jit.trace, which sees operators only
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 HIDE_HOST_CYCLES = 200_000  # GPU clock cycles, about 0.1 ms: longer than the host takes to queue a launch
 
 
-def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None = None) -> Tensor:
+def forward(
+    kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None = None, **unknown: Never
+) -> Tensor:
     """Scaled dot-product attention, ``softmax(q kᵀ / sqrt(d_head)) v``, by one kernel.
 
     Runs on the device of the tensors: a CUDA GPU, on its current stream, or the CPU.
@@ -40,6 +46,8 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
 
     Arrays of other libraries that have ``__dlpack__`` are taken for tensors; o is then of q's library.
     """
+    if unknown:
+        raise unknown_keyword("forward", unknown, parameters(forward))
     if is_tracing():
         checks.check_forward(checks.forward_plan(kernel_cfg), q, k, v, o)
         result = torch_ops.call("attention", (q, k, v), Options(out=o, config=kernel_cfg))
@@ -64,6 +72,7 @@ def forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tenso
     return o
 
 
+@named_keywords
 def forward_timed(
     kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None = None
 ) -> tuple[Tensor, float]:
@@ -88,7 +97,7 @@ def forward_timed(
         cuda.get_kernel(plan.kernel, q.device)  # compiled and loaded before the clock runs
         with torch.cuda.device(q.device):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(HIDE_HOST_CYCLES)
+            sleep(HIDE_HOST_CYCLES)
             start.record()
             cuda.forward(plan.kernel, q, k, v, o, None, plan.softmax_scale)
             end.record()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, overload
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention.checks.options import checked_window
+from flash_attention.checks.keywords import parameters, unknown_keyword
+from flash_attention.checks.options import checked_factors, checked_window
 from flash_attention.options import Keywords, Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
+from flash_attention.torch_private import dispatch_modes, is_tracing
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.select.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-# How many dispatch modes are active: fake tensors, tracers, counters of operations.
-dispatch_modes = torch._C._len_torch_dispatch_stack
-is_tracing = torch._C._is_tracing  # by torch.jit.trace, which sees operators only
+    from typing_extensions import Never, Unpack
 
 
 @overload
@@ -70,6 +67,7 @@ def attention(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
 
@@ -102,12 +100,25 @@ def attention(
     Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
     q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
     """
+    if unknown:
+        raise unknown_keyword("attention", unknown, parameters(attention))
     at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
     key = None
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        key = ("attention", causal, softmax_scale, window, softcap, return_lse, id(config), backend)
+        if softmax_scale is not None or type(softcap) is not float:
+            softmax_scale, softcap = checked_factors(softmax_scale, softcap)
+        key = (
+            "attention",
+            causal,
+            softmax_scale,
+            window,
+            softcap,
+            return_lse,
+            None if config is None else id(config),
+            backend,
+        )
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
@@ -186,6 +197,7 @@ def attention_varlen(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     validate: bool = False,
+    **unknown: Never,
 ) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
 
@@ -195,7 +207,8 @@ def attention_varlen(
         q: (total_q, n_heads, d_head).
         k: (total_k, n_heads_kv, d_head).
         v: (total_k, n_heads_kv, d_head_v).
-        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q.
+        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q. Rows
+            behind the last end are padding: their output is 0, their LSE -inf.
         cu_seqlens_k: likewise in k and v.
         max_seqlen_q: the most queries of one sequence.
         max_seqlen_k: the most keys of one sequence.
@@ -209,11 +222,15 @@ def attention_varlen(
     Raises:
         as ``attention``.
     """
+    if unknown:
+        raise unknown_keyword("attention_varlen", unknown, parameters(attention_varlen))
     at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
     key = None
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
+        if softmax_scale is not None or type(softcap) is not float:
+            softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
             key = (
                 "attention_varlen",
@@ -222,7 +239,7 @@ def attention_varlen(
                 window,
                 softcap,
                 return_lse,
-                id(config),
+                None if config is None else id(config),
                 backend,
             )
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
@@ -241,9 +258,9 @@ def attention_varlen(
 
 
 def last_kernel() -> ForwardKernel | None:
-    """The kernel that the latest ``attention`` or ``attention_varlen`` ran; None: there was none.
+    """What the latest call of ``attention`` and its variants in this process ran, whatever its thread.
 
-    On the CPU it is the one whose steps the CPU backend takes; ``explain_choice`` says where PyTorch's own
-    attention runs in their place.
+    None: none has run yet. A call that needs no kernel, as one without keys, leaves it. On the CPU it is the
+    kernel whose steps the CPU backend took, or ``PyTorchAttention`` where PyTorch's own attention ran.
     """
     return launch_cache.last_kernel()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention.attention import dispatch_modes, is_tracing
-from flash_attention.checks.options import checked_window
+from flash_attention.checks.keywords import parameters, unknown_keyword
+from flash_attention.checks.options import checked_factors, checked_window
 from flash_attention.options import Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
+from flash_attention.torch_private import dispatch_modes, is_tracing
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.select.problem import UNLIMITED, Window
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 
 def attention_cached(
@@ -31,6 +37,7 @@ def attention_cached(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     validate: bool = False,
+    **unknown: Never,
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
 
@@ -58,14 +65,27 @@ def attention_cached(
     Raises:
         as ``attention``.
     """
+    if unknown:
+        raise unknown_keyword("attention_cached", unknown, parameters(attention_cached))
     at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
     key = None
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
+        if softmax_scale is not None or type(softcap) is not float:
+            softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
             name = "attention_cached"
-            key = (name, causal, softmax_scale, window, softcap, return_lse, id(config), backend)
+            key = (
+                name,
+                causal,
+                softmax_scale,
+                window,
+                softcap,
+                return_lse,
+                None if config is None else id(config),
+                backend,
+            )
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result

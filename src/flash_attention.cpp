@@ -1,130 +1,184 @@
 // flash_attention_kernels: the binding between Python and the compiled kernels.
 //
-// Plain C++ and pybind11: it knows neither torch nor CUDA, so it builds and loads everywhere. It
-// opens kernel libraries, finds a kernel by its Python configuration, and launches it on raw
-// pointers, or on tensors of a call that it remembers (call_table.hpp). What the arguments mean is checked in
-// Python before a launch; here only what would let a kernel touch memory that is not the tensors'.
+// Plain C++ and CPython's limited API: it knows neither torch nor CUDA, so it builds everywhere, and one
+// build loads in every Python from 3.10 on. It opens kernel libraries, finds a kernel by its Python
+// configuration, and launches it on raw pointers, or on tensors of a call that it remembers (call_table.hpp).
+// What the arguments mean is checked in Python before a launch; here only what would let a kernel touch
+// memory that is not the tensors'.
 #include "flash_attention.cuh"
 
-#include <pybind11/pybind11.h>
+#include <string>
 
 #include "binding/call_table_type.hpp"
 #include "binding/fields.hpp"
-#include "binding/launch.hpp"
+#include "binding/kernel_type.hpp"
+#include "binding/python.hpp"  // first: it chooses the API
 #include "binding/registry.hpp"
+#include "binding/struct_reader.hpp"
 #include "binding/tensors.hpp"
 
 namespace flash::binding {
 namespace {
 
-void check(const Kernel &kernel, const char *what, int error) {
-    if (error == 0) return;
-    set_cuda_error(kernel, what, error);
-    throw py::error_already_set();
+// The arguments of a function by position or by name, as PyArg_ParseTupleAndKeywords reads them.
+template <typename... Out>
+void parse(PyObject *args, PyObject *keywords, const char *format, const char *const *names, Out... out) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, format, const_cast<char **>(names), out...)) {
+        throw PythonError{};
+    }
 }
 
 // ---------------------------------------------------------------- look-up
-const Kernel *find(py::handle config, py::handle traits, int target) {
-    const std::string given = type_name(config);
-    const Kernel *found = nullptr;
+Reference find_kernel(PyObject *config, PyObject *traits, int target) {
+    Reference found;
     std::string known_names;
     const bool known = any_config([&]<typename Config>() {
         known_names += std::string(known_names.empty() ? "" : ", ") + Description<Config>::name;
-        if (given != Description<Config>::name) return false;
+        if (!has_type_name(config, Description<Config>::name)) return false;
         const KernelKey<Config> key{py_to_cpp_kernel_config<Config>(config),
                                     read_struct<ForwardTraits>(traits), target};
-        if (const auto entry = forward_kernels<Config>.find(key); entry != forward_kernels<Config>.end()) {
-            found = &entry->second;
-        }
+        const auto entry = forward_kernels<Config>.find(key);
+        found = entry == forward_kernels<Config>.end() ? share(Py_None) : make_kernel(entry->second);
         return true;
     });
-    if (!known)
-        throw py::type_error("config: given an object of type " + given + ", wanted one of: " + known_names);
+    if (!known) {
+        raise_error(PyExc_TypeError, "config: given an object of type %S, wanted one of: %s",
+                    type_name(config).get(), known_names.c_str());
+    }
     return found;
 }
 
-py::list registered() {
-    py::list result;
-    any_config([&]<typename Config>() {
-        for (const auto &[key, kernel] : forward_kernels<Config>) {
-            result.append(py::make_tuple(Description<Config>::name, to_dict(key.config), to_dict(key.traits),
-                                         key.target));
+PyObject *find(PyObject *, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        static const char *const names[] = {"config", "traits", "target", nullptr};
+        PyObject *config, *traits;
+        int target;
+        parse(args, keywords, "OOi:find", names, &config, &traits, &target);
+        return find_kernel(config, traits, target).release();
+    });
+}
+
+PyObject *registered(PyObject *, PyObject *) {
+    return guarded([&] {
+        Reference result = checked(PyList_New(0));
+        any_config([&]<typename Config>() {
+            for (const auto &[key, kernel] : forward_kernels<Config>) {
+                const Reference entry = pack_tuple(make_text(Description<Config>::name), to_dict(key.config),
+                                                   to_dict(key.traits), make_number(key.target));
+                check_status(PyList_Append(result.get(), entry.get()));
+            }
+            return false;
+        });
+        return result.release();
+    });
+}
+
+PyObject *config_field_names(PyObject *, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        static const char *const names[] = {"name", nullptr};
+        PyObject *name;
+        parse(args, keywords, "U:config_field_names", names, &name);
+        Reference found;
+        const bool known = any_config([&]<typename Config>() {
+            if (PyUnicode_CompareWithASCIIString(name, Description<Config>::name) != 0) return false;
+            found = field_names<Config>();
+            return true;
+        });
+        if (!known) raise_error(PyExc_ValueError, "no configuration struct is called %R", name);
+        return found.release();
+    });
+}
+
+PyObject *traits_field_names(PyObject *, PyObject *) {
+    return guarded([] { return field_names<ForwardTraits>().release(); });
+}
+
+// ---------------------------------------------------------------- libraries and tensors
+PyObject *open_library(PyObject *, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        static const char *const names[] = {"path", nullptr};
+        PyObject *encoded = nullptr;
+        parse(args, keywords, "O&:load_library", names, &PyUnicode_FSConverter, &encoded);
+        const Reference path(encoded);
+        const char *const bytes = PyBytes_AsString(path.get());
+        if (bytes == nullptr) throw PythonError{};
+        return make_number(load_library(bytes)).release();
+    });
+}
+
+PyObject *read_tensors(PyObject *, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        static const char *const names[] = {
+            "type", "exchange_api", "is_grad_enabled", "exchange_device", "current_stream", nullptr};
+        PyObject *type, *exchange_api, *is_grad_enabled, *exchange_device, *current_stream;
+        parse(args, keywords, "O!OOOO:read_tensors", names, &PyType_Type, &type, &exchange_api,
+              &is_grad_enabled, &exchange_device, &current_stream);
+        for (PyObject *const function : {is_grad_enabled, exchange_device, current_stream}) {
+            if (!PyCallable_Check(function)) {
+                raise_error(PyExc_TypeError, "read_tensors: given %R, wanted a function", function);
+            }
         }
-        return false;
+        tensor_reader().open(type, exchange_api, is_grad_enabled, exchange_device, current_stream);
+        return Py_NewRef(Py_None);
     });
-    return result;
 }
 
-py::list config_field_names(const std::string &name) {
-    py::list names;
-    const bool known = any_config([&]<typename Config>() {
-        if (name != Description<Config>::name) return false;
-        names = field_names<Config>();
-        return true;
-    });
-    if (!known) throw py::value_error("no configuration struct is called '" + name + "'");
-    return names;
-}
+// ---------------------------------------------------------------- the module
+PyMethodDef functions[] = {
+    {"load_library", as_method(&open_library), METH_VARARGS | METH_KEYWORDS,
+     "load_library(path)\n\nOpens a kernel library and files its kernels; returns how many were new."},
+    {"find", as_method(&find), METH_VARARGS | METH_KEYWORDS,
+     "find(config, traits, target)\n\n"
+     "The loaded kernel of exactly this configuration, traits and target, or None."},
+    {"registered", registered, METH_NOARGS,
+     "Every loaded kernel: (configuration type, fields, traits, target)."},
+    {"config_field_names", as_method(&config_field_names), METH_VARARGS | METH_KEYWORDS,
+     "config_field_names(name)\n\n"
+     "Field names of a configuration struct, in the order of its declaration."},
+    {"traits_field_names", traits_field_names, METH_NOARGS,
+     "Field names of ForwardTraits, in the order of its declaration."},
+    {"read_tensors", as_method(&read_tensors), METH_VARARGS | METH_KEYWORDS,
+     "read_tensors(type, exchange_api, is_grad_enabled, exchange_device, current_stream)\n\n"
+     "Which Python type is a tensor for a CallTable, and how what it must know is asked for: its DLPack "
+     "exchange API (a capsule, or None), and functions of torch."},
+    {},
+};
 
-py::dict attributes(const Kernel &kernel) {
-    KernelAttributes values{};
-    check(kernel, "attributes", kernel.attributes(values));
-    py::dict result;
-    result["registers"] = values.registers;
-    result["local_bytes"] = values.local_bytes;
-    result["static_smem_bytes"] = values.static_smem_bytes;
-    result["max_threads_per_block"] = values.max_threads_per_block;
-    result["blocks_per_sm"] = values.blocks_per_sm;
-    return result;
+// One state a process, such as the registry: the module is made once and is not for subinterpreters.
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "flash_attention_kernels",
+    "Loads compiled attention kernels and launches them. Knows neither torch nor CUDA.",
+    -1,
+    functions,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+};
+
+Reference make_module() {
+    Reference module = checked(PyModule_Create(&definition));
+    const auto add = [&](const char *name, const Reference &value) {
+        check_status(PyObject_SetAttrString(module.get(), name, value.get()));
+    };
+    add("feature_names", make_text(kFeatures));
+    add("abi_version", make_number(kAbiVersion));
+    Reference cuda_error = checked(PyErr_NewExceptionWithDoc(
+        "flash_attention_kernels.CudaError", "A CUDA call failed: args are (text, cudaError_t).",
+        PyExc_RuntimeError, nullptr));
+    Reference kernel = make_kernel_type();
+    add("CudaError", cuda_error);
+    add("Kernel", kernel);
+    add("CallTable", make_call_table_type());
+    cuda_error_type = cuda_error.release();
+    kernel_type = reinterpret_cast<PyTypeObject *>(kernel.release());
+    return module;
 }
 
 }  // namespace
 }  // namespace flash::binding
 
-PYBIND11_MODULE(flash_attention_kernels, m) {
-    using namespace flash::binding;
-    m.doc() = "Loads compiled attention kernels and launches them. Knows neither torch nor CUDA.";
-    m.attr("feature_names") = kFeatures;
-    m.attr("abi_version") = flash::kAbiVersion;
-    cuda_error_type = PyErr_NewExceptionWithDoc("flash_attention_kernels.CudaError",
-                                                "A CUDA call failed: args are (text, cudaError_t).",
-                                                PyExc_RuntimeError, nullptr);
-    m.attr("CudaError") = py::reinterpret_borrow<py::object>(cuda_error_type);
-
-    m.attr("CallTable") = py::reinterpret_steal<py::object>(make_call_table_type());
-    m.def(
-        "read_tensors",
-        [](py::type type, py::object exchange_api, py::function is_grad_enabled, py::function exchange_device,
-           py::function current_stream) {
-            if (!tensor_reader().open(type.ptr(), exchange_api.ptr(), is_grad_enabled.ptr(),
-                                      exchange_device.ptr(), current_stream.ptr())) {
-                throw py::error_already_set();
-            }
-        },
-        py::arg("type"), py::arg("exchange_api"), py::arg("is_grad_enabled"), py::arg("exchange_device"),
-        py::arg("current_stream"),
-        "Which Python type is a tensor for a CallTable, and how what it must know is asked for: its DLPack "
-        "exchange API (a capsule, or None), and functions of torch.");
-
-    py::class_<Kernel>(m, "Kernel", "A loaded kernel; it lives as long as the process.")
-        .def_readonly("family", &Kernel::family)
-        .def_readonly("target", &Kernel::target, "GPU generation it is compiled for, 80 for sm_80.")
-        .def_readonly("d_head", &Kernel::d_head)
-        .def_readonly("n_threads", &Kernel::n_threads, "Threads of a block.")
-        .def_readonly("smem_bytes", &Kernel::smem_bytes, "Dynamic shared memory of a block.")
-        .def_property_readonly("launch", &bind_launch, kLaunchArguments)
-        .def(
-            "load", [](const Kernel &kernel) { check(kernel, "load", kernel.load()); },
-            "Prepares the kernel for the current device; once a device, before the first launch.")
-        .def("attributes", &attributes, "Resources as the driver reports them for the current device.");
-
-    m.def("load_library", &load_library, py::arg("path"),
-          "Opens a kernel library and files its kernels; returns how many were new.");
-    m.def("find", &find, py::arg("config"), py::arg("traits"), py::arg("target"),
-          py::return_value_policy::reference,
-          "The loaded kernel of exactly this configuration, traits and target, or None.");
-    m.def("registered", &registered, "Every loaded kernel: (configuration type, fields, traits, target).");
-    m.def("config_field_names", &config_field_names, py::arg("name"),
-          "Field names of a configuration struct, in the order of its declaration.");
-    m.def("traits_field_names", &field_names<ForwardTraits>);
+PyMODINIT_FUNC PyInit_flash_attention_kernels() {
+    return flash::binding::guarded([] { return flash::binding::make_module().release(); });
 }

@@ -1,4 +1,4 @@
-"""What all tests share: GPU tests are skipped where there is no GPU, and must run where one is required."""
+"""What all tests share: layers; GPU tests are deselected without a GPU, and run where one is required."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from layers import LAYERS, compilers_started, layer_of, watch_compilers
 
-GPU_TESTS = Path(__file__).parent / "gpu"
 GPU_TEST_TIMEOUT_S = 120  # a kernel that hangs must not hang the run: dump the stacks and end the process
 
 
@@ -43,21 +43,32 @@ def pytest_configure(config: pytest.Config) -> None:
         from gpu_run import GpuRun
 
         config.pluginmanager.register(GpuRun(Path(file)))
-    config.addinivalue_line("markers", "gpu: needs a CUDA GPU of compute capability 8.0 or newer")
+    for layer, meaning in LAYERS.items():
+        config.addinivalue_line("markers", f"{layer}: {meaning}")
+    watch_compilers()
 
 
 def _usable_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if GPU_TESTS in item.path.parents or item.get_closest_marker("gpu")]
-    skip = pytest.mark.skip(reason="no CUDA GPU of compute capability 8.0 or newer")
-    usable = _usable_gpu() if gpu_items else False
-    for item in gpu_items:
-        item.add_marker(pytest.mark.gpu)
-        if not usable:
-            item.add_marker(skip)
+@pytest.hookimpl(tryfirst=True)  # -m selects by the layers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks each test with its layer, and deselects those that need a GPU which is not there."""
+    for item in items:
+        item.add_marker(layer_of(item))
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    if needing and not _usable_gpu():
+        config.hook.pytest_deselected(items=needing)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler_in_unit(request: pytest.FixtureRequest) -> Iterator[None]:
+    compilers_started()
+    yield
+    if request.node.get_closest_marker("unit") and (started := compilers_started()):
+        pytest.fail(f"a test of layer unit ran {started[0]}: mark it with pytest.mark.compile")
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ LOG2_E = math.log2(math.e)
 SMALLEST_NORMAL = 2.0**-126  # of float32
 LARGEST = torch.finfo(torch.float32).max
 LARGEST_CAP = 2.0**100  # no finite score is near it
+FAR = 2.0**10  # an exponent of a row's maximum that the fused form would round too much
 ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB: the L2 caches of a few cores
 
 
@@ -160,8 +161,10 @@ class _Chunk:
         queries = self.shape[2]
         begin, end = visibility.keys_of(first_query, first_query + queries)
         end = min(end, k.shape[1])
-        for first in reversed(range(max(begin, 0) // self.B_c * self.B_c, end, self.B_c)):
-            last = min(first + self.B_c, k.shape[1])
+        begin = max(begin, 0)
+        for block in reversed(range(begin // self.B_c * self.B_c, end, self.B_c)):
+            # Of the keys that no query sees nothing is read: they may hold NaN.
+            first, last = max(block, begin), min(block + self.B_c, end)
             some, past = visibility.queries_of(first, last)
             some, past = max(some - first_query, 0), min(past - first_query, queries)
             if some < past:
@@ -193,7 +196,10 @@ class _Chunk:
         new_max = torch.maximum(row_max, s.amax(-1, keepdim=True))
         base = _finite(new_max)
         if self.fused_exponent:
-            p = torch.add(base * -self.to_log2, s, alpha=self.to_log2, out=s).exp2_()
+            far = torch.where(base.abs() * self.to_log2 > FAR, base, 0.0)  # 0 changes no bit of the others
+            if far.any():
+                s.sub_(far)
+            p = torch.add((base - far) * -self.to_log2, s, alpha=self.to_log2, out=s).exp2_()
         else:
             p = s.sub_(base).mul_(self.to_log2).exp2_()
         rescale = ((row_max - base) * self.to_log2).exp2_()

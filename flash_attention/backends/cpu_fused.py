@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +17,14 @@ from torch import Tensor
 from flash_attention.backends.visibility import Visibility
 
 QUERIES_PER_CALL = 512  # under a mask, whose hidden keys cost time
+
+
+class Part(NamedTuple):
+    """Some query heads of some batch items; of one head, or of all."""
+
+    items: slice
+    heads: slice
+
 
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -43,51 +50,46 @@ def attention(
     softmax_scale: float,
     left: int | None,
     right: int | None,
-) -> list[slice]:
+) -> list[Part]:
     """Attention without further features; arguments as in ``cpu.attention``.
 
     Returns:
-        Batch items that are left for ``cpu.attention``, as ranges: those in which a score is NaN or infinite
-        or a log-sum-exp exactly 0; all where a scale of 0 meets a mask, or where PyTorch raises. The others
-        are written, and feel nothing of these.
+        What is left for ``cpu.attention``. Each head of a batch item in which a score is NaN or infinite or a
+        log-sum-exp exactly 0, by itself; all in one where a scale of 0 meets a mask, or where PyTorch raises.
+        The others are written, and feel nothing of these.
     """
-    seq_len_q, seq_len_k = q.shape[1], k.shape[1]
+    batch, seq_len_q, n_heads, _ = q.shape
+    seq_len_k, n_heads_kv = k.shape[1:3]
+    everything = Part(slice(0, batch), slice(0, n_heads))
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
     begin, end = visibility.queries_of(0, seq_len_k)  # the queries that see any key
     begin = min(max(begin, 0), seq_len_q)
     end = max(min(end, seq_len_q), begin) if seq_len_k else begin
     for blind in (slice(0, begin), slice(end, seq_len_q)):
         o[:, blind].zero_()
+    if softmax_scale == 0 and not visibility.unlimited:
+        return [everything]  # 0 times a hidden score of -inf is NaN
     if softmax_scale < 0:  # it scales what it has hidden, too
         q, softmax_scale = -q, -softmax_scale
     k, v = _usable(k), _usable(v)
-    done = torch.ones(q.shape[0], dtype=torch.bool, device="cpu")
+    done = torch.ones(batch, n_heads_kv, n_heads // n_heads_kv, dtype=torch.bool, device="cpu")
     for queries, keys in _calls(visibility, slice(begin, end), seq_len_k):
         causal = _is_triangle(visibility, queries, keys)
         mask = None if causal else _mask_of_reversed(visibility, queries, keys, q.dtype)
         q_part = _usable(q[:, queries] if mask is None else q[:, queries].flip(1))
-        for items, part, target in _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries]):
+        for part, target, part_done in _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries], done):
             try:
                 result, lse = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
             except RuntimeError:  # as with matrix units under ATEN_CPU_CAPABILITY=avx2, of torch 2.13
-                return [slice(0, q.shape[0])]
+                return [everything]
             # It says 0 of a row without scores, too; and up to 15 scores that are all NaN are none to it.
             known = lse.isfinite() & (lse != 0)
-            done[items] &= known.reshape(done[items].numel(), -1).all(1)
+            part_done &= known.reshape(*part_done.shape, -1).all(-1)
             target.copy_(result if mask is None else result.flip(-2))
         if not done.any():
             break
-    return _ranges_of_false(done)
-
-
-def _ranges_of_false(flags: Tensor) -> list[slice]:
-    ranges, first = [], 0
-    for flag, run in groupby(flags.tolist()):
-        last = first + len(list(run))
-        if not flag:
-            ranges.append(slice(first, last))
-        first = last
-    return ranges
+    left_over = (~done.flatten(1)).nonzero().tolist()
+    return [Part(slice(item, item + 1), slice(head, head + 1)) for item, head in left_over]
 
 
 def _calls(visibility: Visibility, seeing: slice, seq_len_k: int) -> Iterator[tuple[slice, slice]]:
@@ -137,9 +139,9 @@ def _mask_of_reversed(
 
 
 def _heads_as_batch(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor
-) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor], Tensor]]:
-    """Calls that know no groups of heads: batch items, inputs (batch, heads, seq, d), where outputs belong.
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, flags: Tensor
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]]:
+    """Calls that know no groups of heads: inputs (batch, heads, seq, d), where outputs and flags belong.
 
     The query heads of a group share a head of K and V without a copy: those of one batch item are a batch of
     their own, or every call takes one head of each group, whichever makes fewer calls.
@@ -151,14 +153,14 @@ def _heads_as_batch(
     q, o = (x.unflatten(2, (n_heads_kv, group)).permute(0, 2, 3, 1, 4) for x in (q, o))
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if seq_len_q == 1:  # the heads of a group are rows of one head
-        yield slice(None), (q[..., 0, :], k, v), o[..., 0, :]
+        yield (q[..., 0, :], k, v), o[..., 0, :], flags
     elif batch < group:
         for i in range(batch):
             one_k, one_v = (x[i, :, None].expand(-1, group, -1, -1) for x in (k, v))
-            yield slice(i, i + 1), (q[i], one_k, one_v), o[i]
+            yield (q[i], one_k, one_v), o[i], flags[i]
     else:
         for i in range(group):
-            yield slice(None), (q[:, :, i], k, v), o[:, :, i]
+            yield (q[:, :, i], k, v), o[:, :, i], flags[:, :, i]
 
 
 def _usable(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._dynamo import guards
 
 from flash_attention.backends.cuda_kernels import (
+    build_obstacle,
     device_facts_of,
     extension,
     get_kernel,
@@ -21,12 +21,19 @@ from flash_attention.backends.cuda_kernels import (
     load_kernel,
     registered_kernels,
 )
+from flash_attention.torch_private import (
+    current_device,
+    current_stream,
+    empty_strided_cuda,
+    exchange_device,
+)
 from flash_helpers.kernel_configs import ForwardKernel
 
 __all__ = [
     "UNBOUNDED",
     "Features",
     "Launched",
+    "build_obstacle",
     "call_table",
     "device_facts_of",
     "forward",
@@ -131,7 +138,7 @@ def forward(
         KernelLaunchError: CUDA refused it; the message has CUDA's reason and what to do.
     """
     index = q.get_device()
-    if index != _current_device():
+    if index != current_device():
         with torch.cuda.device(index):
             return forward(kernel, q, k, v, o, lse, softmax_scale, features)
     try:
@@ -144,7 +151,7 @@ def forward(
         v.data_ptr(),
         o.data_ptr(),
         0 if lse is None else lse.data_ptr(),
-        _raw_stream(index),
+        current_stream(index),
         q.shape,
         k.shape,
         q.stride(),
@@ -159,20 +166,6 @@ def forward(
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None
     return Launched(launch, arguments)
-
-
-def _current_device() -> int:
-    # The public way first makes sure that CUDA is started, which a CUDA tensor proves.
-    return torch._C._cuda_getDevice()
-
-
-def _exchange_device(index: int) -> int:
-    return torch._C._cuda_exchangeDevice(index)
-
-
-def _raw_stream(index: int) -> int:
-    # The public way makes a Stream object, which takes longer than the launch's own bookkeeping.
-    return torch._C._cuda_getCurrentRawStream(index)
 
 
 def _first_launch(kernel: ForwardKernel, index: int) -> Launch:
@@ -194,18 +187,12 @@ def _call_table_type() -> Any:
         type=torch.Tensor,
         exchange_api=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from torch 2.10 on
         is_grad_enabled=torch.is_grad_enabled,
-        exchange_device=getattr(torch._C, "_cuda_exchangeDevice", _exchange_device),
-        current_stream=_raw_stream,
+        exchange_device=exchange_device,
+        current_stream=current_stream,
     )
     return kernels.CallTable
 
 
 def maker_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """A function that makes a new tensor of the size, strides and type of x, on the current device."""
-    # What compiled graphs allocate by: a third of the time of torch.empty_like.
-    allocate = getattr(guards, "_empty_strided_cuda", None)
-    if allocate is None:
-        return functools.partial(
-            torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device="cuda"
-        )
-    return functools.partial(allocate, tuple(x.shape), x.stride(), x.dtype)
+    return functools.partial(empty_strided_cuda, tuple(x.shape), x.stride(), x.dtype)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -23,8 +25,10 @@ from flash_attention.errors import (
     NoCudaDeviceError,
 )
 from flash_helpers import build, environment
+from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
 from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.messages import say_once
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
 # guide, "Technical Specifications per Compute Capability").
@@ -106,9 +110,30 @@ def load_kernel(kernel: ForwardKernel, target: int) -> Any | None:
             return found
     for candidate in targets:
         if library := build.find_library(cache, kernel, candidate):
-            binding.load_library(str(library))
+            try:
+                load_library(library)
+            except RuntimeError as error:  # removed meanwhile, or of another version: as good as none
+                say_once(f"a kernel library is not used: {error}")
+                continue
             return binding.find(kernel.config, kernel.traits, candidate)
     return None
+
+
+_open_libraries: list[int] = []  # files that were loaded by their number, which must not be used again
+
+
+def load_library(path: Path) -> None:
+    """Loads a kernel library, whatever its path is made of.
+
+    Raises:
+        RuntimeError: it can't be loaded, or is of another version of the binding.
+    """
+    name = str(path)
+    # The loader replaces $ORIGIN and its like, and the binding takes UTF-8 alone: such files go by number.
+    if "$" in name or not name.isprintable():
+        _open_libraries.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        name = f"/proc/self/fd/{_open_libraries[-1]}"
+    extension().load_library(name)
 
 
 def registered_kernels() -> list[tuple[ForwardKernel, int]]:
@@ -123,11 +148,22 @@ def registered_kernels() -> list[tuple[ForwardKernel, int]]:
     return kernels
 
 
+def build_obstacle() -> str | None:
+    """Why this machine compiles no kernel on first use, or None."""
+    if not environment.jit_enabled():
+        return "compiling on first use is off (FLASH_ATTENTION_JIT=0)"
+    try:
+        find_nvcc()
+    except CompilerNotFoundError as error:
+        return str(error)
+    return None
+
+
 def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
     if found := load_kernel(kernel, target):
         return found
-    if not environment.jit_enabled():
-        raise _not_built(kernel, target, "compiling on first use is off (FLASH_ATTENTION_JIT=0)")
+    if reason := build_obstacle():
+        raise _not_built(kernel, target, reason)
     print(
         f"flash_attention: compiling {kernel.short_form()} for sm_{target} on first use; "
         "FLASH_ATTENTION_JIT=0 forbids it",
@@ -138,7 +174,7 @@ def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
         (result,) = build.build_kernels([kernel], [target])
     except CompilerNotFoundError as error:
         raise _not_built(kernel, target, str(error)) from error
-    extension().load_library(str(result.path))
+    load_library(result.path)
     return extension().find(kernel.config, kernel.traits, target)
 
 
@@ -224,8 +260,8 @@ def extension() -> ModuleType:
     except ImportError as error:
         raise BindingNotBuiltError(
             f"the extension flash_attention_kernels does not load ({error}). It is built when the package is "
-            "installed where there is a C++20 compiler: install g++ 10 or newer, then "
-            "pip install --force-reinstall --no-deps flash-attention-kernels; "
-            "in a checkout: python setup.py build_ext --inplace"
+            "installed where there is a C++20 compiler: install g++ 10 or newer, then, in the folder of the "
+            "sources, pip install --force-reinstall --no-deps . or, to use them in place, "
+            "python setup.py build_ext --inplace"
         ) from error
     return flash_attention_kernels

@@ -29,24 +29,24 @@ def check_inputs(
     sinks: Tensor | None,
     layout: str,
     paged: bool = False,
-    device_types: tuple[str, ...] = DEVICE_TYPES,
+    padded: bool = False,
+    any_dtype: bool = False,
+    device_types: tuple[str, ...] | None = None,
 ) -> None:
     """Types, devices, shapes and head counts.
 
     Args:
         layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
         paged: the first dimension of k and v counts pages, not batch items.
-        device_types: where the tensors may be.
+        padded: other head sizes up to the largest are taken, too: the caller pads them.
+        any_dtype, device_types: as in ``check_kinds``.
 
     Raises:
         TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
     """
     inputs = {"q": q, "k": k, "v": v}
     check_tensors(inputs if sinks is None else {**inputs, "sinks": sinks})
-    if q.dtype not in DTYPES:
-        check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
-    check_dtypes(inputs, q.dtype, f"q is {q.dtype}")
-    check_devices(inputs, device_types)
+    check_kinds(inputs, any_dtype, device_types)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
@@ -60,23 +60,60 @@ def check_inputs(
         )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have one head size; given {shapes}")
-    check_head_sizes(q.shape[-1], v.shape[-1])
-    check_heads(q.shape[-2], k.shape[-2])
+    check_head_sizes(q.shape[-1], v.shape[-1], padded=padded)
+    check_heads(q.shape[-2], k.shape[-2], hint=_exchanged(q.shape[-3], k.shape[-3], rank))
     if sinks is not None:
         check_sinks(sinks, q)
 
 
-def check_head_sizes(d_head: int, d_head_v: int) -> None:
-    """Those that some kernel, perhaps a padded one, computes."""
-    for name, d in (("q and k", d_head), ("v", d_head_v)):
-        if d in HEAD_SIZES:
+def check_kinds(
+    inputs: dict[str, Tensor], any_dtype: bool = False, device_types: tuple[str, ...] | None = None
+) -> None:
+    """One 16-bit type and one device for all.
+
+    Args:
+        any_dtype: the types are converted later.
+        device_types: where the tensors may be; None: where calls run, or on meta, which stands for any.
+    """
+    name, first = next(iter(inputs.items()))
+    if not any_dtype:
+        if first.dtype not in DTYPES:
+            check_dtypes(inputs, torch.float16, "attention computes in 16 bit")
+        check_dtypes(inputs, first.dtype, f"{name} is {first.dtype}")
+    check_devices(inputs, device_types or (("meta",) if first.is_meta else DEVICE_TYPES))
+
+
+def _exchanged(len_q: int, len_k: int, rank: int) -> str:
+    """What to add to an error about heads: whether these lengths would fit better as head counts."""
+    if not len_k or len_q % len_k:
+        return ""
+    order, axes = ("(batch, heads, seq, d)", "1, 2") if rank == 4 else ("(heads, total, d)", "0, 1")
+    also = ", or call sdpa, which takes that order" if rank == 4 else ""
+    return f". The shapes look like {order}: pass q.transpose({axes}) and k and v likewise{also}"
+
+
+def check_head_sizes(
+    d_head: int, d_head_v: int, names: tuple[str, str] = ("q and k", "v"), padded: bool = False
+) -> None:
+    """Those that some kernel, perhaps a padded one, computes.
+
+    Args:
+        names: of the tensors that have them, for messages.
+        padded: all up to the largest, since the caller pads them.
+    """
+    for name, d in zip(names, (d_head, d_head_v), strict=True):
+        if d in HEAD_SIZES or (padded and 0 < d < HEAD_SIZES[-1]):
             continue
         if not 0 < d < HEAD_SIZES[-1]:
             remedy = "other attention is PyTorch's, torch.nn.functional.scaled_dot_product_attention"
         else:
             wanted = -(-d // HEAD_SIZES.step) * HEAD_SIZES.step
             # The scale is that of q and k: to pad v does not change it.
-            then = f"pass softmax_scale={d}**-0.5" if name != "v" else f"take the result's first {d} columns"
+            then = (
+                f"pass softmax_scale={d}**-0.5"
+                if name != names[1]
+                else f"take the result's first {d} columns"
+            )
             remedy = f"pad {name} with zeros to {wanted}, and {then}"
         raise ValueError(
             f"the head size of {name} is {d}; supported are the multiples of {HEAD_SIZES.step} from "
@@ -84,13 +121,21 @@ def check_head_sizes(d_head: int, d_head_v: int) -> None:
         )
 
 
-def check_heads(n_heads: int, n_heads_kv: int) -> None:
-    """Every kv head serves the same number of query heads."""
+def check_heads(
+    n_heads: int, n_heads_kv: int, names: tuple[str, str, str] = ("q", "k", "v"), hint: str = ""
+) -> None:
+    """Every kv head serves the same number of query heads.
+
+    Args:
+        names: of the tensors, for the message.
+        hint: its end.
+    """
+    q, k, v = names
     if n_heads_kv == n_heads or (n_heads_kv and n_heads and n_heads % n_heads_kv == 0):
         return
     raise ValueError(
-        f"q has {n_heads} heads and k and v have {n_heads_kv}; the heads of q must be a multiple of those of "
-        "k and v: for any other order give k and v a head for each of q, e.g. k[..., kv_head_of, :]"
+        f"{q} has {n_heads} heads and {k} and {v} have {n_heads_kv}; the heads of {q} must be a multiple of "
+        f"those of {k} and {v}: for any other order give them a head for each of {q}{hint}"
     )
 
 
@@ -188,6 +233,12 @@ def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
     check_int32_row(name, seqused, q)
 
 
+def check_counts(name: str, seqused: Tensor) -> None:
+    """Reads how many keys there are, which on a GPU waits for it. ValueError: less than none."""
+    if seqused.numel() and (fewest := int(seqused.min())) < 0:
+        raise ValueError(f"{name} has {fewest}; a count of keys is at least 0")
+
+
 def check_block_table(block_table: Tensor, q: Tensor) -> None:
     """The pages of each batch item: (batch, max_pages) int32 on the device of q."""
     check_tensors({"block_table": block_table})
@@ -244,8 +295,8 @@ def check_packing(
 
 def check_max_seqlen(name: str, value: int) -> None:
     """A host number, since a launch needs it. That of a tracer is known when the call runs."""
-    if isinstance(value, torch.SymInt):
-        return
+    if isinstance(value, torch.SymInt) or (torch.compiler.is_compiling() and type(value) is int):
+        return  # what is read from a tensor there can't be compared; the operator asks again
     if type(value) is not int or value < 0:
         error = ValueError if type(value) is int else TypeError
         raise error(
@@ -259,7 +310,7 @@ def check_offset_values(
     """Reads cumulative lengths, which on a GPU waits for them.
 
     Raises:
-        ValueError: they do not start at 0, decrease, do not end at ``total``, or pass the longest length.
+        ValueError: they do not start at 0, decrease, end beyond ``total``, or pass the longest length.
     """
     offsets = offsets.long()  # differences of 32-bit numbers need 33
     lengths = offsets.diff()
@@ -273,8 +324,10 @@ def check_offset_values(
         raise ValueError(
             f"{name} decreases by {-shortest} somewhere; each entry must be at least the one before"
         )
-    if last != total:
-        raise ValueError(f"{name} ends with {last}; it must end with the number of packed rows, {total}")
+    if last > total:
+        raise ValueError(
+            f"{name} ends with {last}; it must end at or before the number of packed rows, {total}"
+        )
     if longest > max_seqlen:
         raise ValueError(
             f"the longest sequence by {name} has {longest} rows; {max_seqlen_name} is {max_seqlen}"

@@ -30,6 +30,21 @@ def misaligned_stride(x: Tensor) -> str | None:
     return None
 
 
+def missing_memory(x: Tensor) -> str | None:
+    """Why the elements of x do not lie in memory, or None."""
+    if not x.numel():
+        return None
+    try:
+        address, size = x.data_ptr(), x.untyped_storage().nbytes()
+    except RuntimeError:
+        address, size = 0, 0
+    else:
+        needed = x.storage_offset() * x.element_size() + span_bytes(x)
+        if size < needed:
+            return f"its storage holds {size} bytes, and its elements need {needed}"
+    return None if address else "it stands for another tensor and has no memory of its own"
+
+
 def span_bytes(x: Tensor) -> int:
     """Bytes from the first element of x to the end of its last one."""
     if not x.numel():

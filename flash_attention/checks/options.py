@@ -33,7 +33,7 @@ def checked_flag(name: str, value: object) -> bool:
     raise TypeError(f"{name} is {given(value)}; it must be True or False")
 
 
-def checked_scale(softmax_scale: float | None, d_head: int) -> float:
+def checked_scale(softmax_scale: float | None, d_head: int, name: str = "softmax_scale") -> float:
     """The factor of the scores; None: d_head ** -0.5.
 
     Raises:
@@ -43,11 +43,10 @@ def checked_scale(softmax_scale: float | None, d_head: int) -> float:
     """
     if softmax_scale is None:
         return d_head**-0.5
-    scale = checked_number("softmax_scale", softmax_scale)
+    scale = checked_number(name, softmax_scale)
     if not abs(scale) <= FLOAT32_MAX:
         raise ValueError(
-            f"softmax_scale is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 "
-            "means zero"
+            f"{name} is {scale}; it must be finite in float32: None means d_head ** -0.5, and 0.0 means zero"
         )
     return scale
 
@@ -61,6 +60,15 @@ def checked_softcap(softcap: float) -> float:
     if not 0 <= cap <= FLOAT32_MAX:
         raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
     return max(cap, FLOAT32_TINY) if cap else cap
+
+
+def checked_factors(softmax_scale: float | None, softcap: float) -> tuple[float | None, float]:
+    """Both as numbers that compare equal only where they mean the same, of which True and 1.0 do not."""
+    if softmax_scale is not None and type(softmax_scale) is not float:
+        softmax_scale = checked_number("softmax_scale", softmax_scale)
+    if type(softcap) is not float:
+        softcap = checked_number("softcap", softcap)
+    return softmax_scale, softcap
 
 
 def checked_window(window: Window) -> Window:
@@ -79,22 +87,23 @@ def checked_window(window: Window) -> Window:
             raise TypeError(
                 f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
             )
-        if limit < 0:
+        if not torch.compiler.is_compiling() and limit < 0:  # there the operator asks
             raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
     return left, right
 
 
 def checked_number(name: str, value: object) -> float:
-    """A real number, or a 0-d CPU tensor of one, of which no gradient is wanted; TypeError: none of these."""
+    """A number, or a 0-d CPU tensor of one that wants no gradient. TypeError: anything else, True also."""
     if (
         isinstance(value, Tensor)
         and value.ndim == 0
         and value.device.type == "cpu"
+        and value.dtype is not torch.bool
         and not value.dtype.is_complex
     ):
         check_tensors({name: value})  # a factor that is learnt needs a gradient
         return float(value.detach())
-    if isinstance(value, Real | torch.SymFloat | torch.SymInt):
+    if isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:  # a whole number beyond float64; its sign does not matter to who refuses it
@@ -106,11 +115,16 @@ def checked_number(name: str, value: object) -> float:
 
 
 def refuse(**arguments: object) -> None:
-    """Raises NotImplementedError for the first argument that is neither None nor the number 0."""
+    """Raises NotImplementedError for the first argument that asks for something; None never does."""
     for name, value in arguments.items():
-        if value is None or (isinstance(value, Real) and value == 0):
+        neutral = {"dropout_p": 0, "num_splits": 0, "return_debug_mask": False}.get(name)
+        if value is None or (
+            neutral is not None
+            and isinstance(value, Real)
+            and isinstance(value, bool) == isinstance(neutral, bool)
+            and value == neutral
+        ):
             continue
-        neutral = {"dropout_p": "0", "num_splits": "0", "return_debug_mask": "False"}.get(name, "None")
         raise NotImplementedError(
             f"{name} is {given(value)}; flash-attention-kernels has no such feature: pass {neutral}"
         )

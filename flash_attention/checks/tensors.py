@@ -7,6 +7,7 @@ checked when it is new; ``remembered`` launches its like again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -14,12 +15,20 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flash_attention.backends import DEVICE_TYPES, backend
-from flash_attention.checks.memory import ALIGNMENT, misaligned_stride, misalignment, overlap, overlaps_itself
+from flash_attention.checks.memory import (
+    ALIGNMENT,
+    misaligned_stride,
+    misalignment,
+    missing_memory,
+    overlap,
+    overlaps_itself,
+)
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
+from flash_attention.torch_private import forward_levels, is_batched
 from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
+from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig
 
-is_batched = torch._C._functorch.is_batchedtensor
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
@@ -130,6 +139,7 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
             )
     check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
     check_devices(tensors)
+    check_memory({**tensors, "o": o})
     if config.d_head_v != config.d_head:
         raise ValueError(
             f"kernel_cfg has d_head={config.d_head} and d_head_v={config.d_head_v}; forward() takes one head "
@@ -187,19 +197,35 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
                 f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
                 f"its values. Pass a tensor like {name}.resolve_neg()"
             )
+    check_derivatives(tensors)
+
+
+def check_derivatives(tensors: dict[str, Tensor], remedy: str = "") -> None:
+    """Tensors of which nobody wants a gradient or a tangent.
+
+    Args:
+        remedy: what else may be done, for the message.
+    """
     if torch.is_grad_enabled():
         asking = [name for name, x in tensors.items() if x.requires_grad]
         if asking:
             raise NotImplementedError(
                 f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
-                f"call under torch.no_grad(), or pass {asking[0]}.detach()"
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
             )
-    if forward_ad._current_level >= 0:
+    if forward_levels._current_level >= 0:
         for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(
                     f"{name} has a tangent, and there is no forward-mode derivative: pass {name}.detach()"
                 )
+
+
+def check_memory(tensors: Mapping[str, Tensor | None]) -> None:
+    """Tensors whose elements lie in memory, which a kernel is given the address of."""
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and not x.is_meta and (why := missing_memory(x)):
+            raise ValueError(f"{name} cannot be read: {why}. Pass a tensor that holds its values")
 
 
 def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:
@@ -298,16 +324,20 @@ def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
     """Capability and resources of a CUDA device, from its facts."""
     if device.type != "cuda":
         return
-    facts = backend("cuda").device_facts_of(device)
+    check_fits_facts(config, backend("cuda").device_facts_of(device), str(device))
+
+
+def check_fits_facts(config: ForwardConfig, facts: DeviceFacts, where: str) -> None:
+    """The same of a GPU that need not be there; ``where`` is its name in messages."""
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:
         raise DeviceNotSupportedError(
-            f"{device} is a {facts.name} of compute capability {capability}; the kernels need "
+            f"{where} is a {facts.name} of compute capability {capability}; the kernels need "
             f"{'.'.join(map(str, MIN_CAPABILITY))} or newer: use such a GPU, or CPU tensors"
         )
     if reason := config.infeasible_reason(facts):
         raise InfeasibleConfigError(
-            f"kernel_cfg {config.short_form()} cannot run on {device} ({facts.name}, compute capability "
+            f"kernel_cfg {config.short_form()} cannot run on {where} ({facts.name}, compute capability "
             f"{capability}): {reason}; take a smaller tile or another family, or let attention() choose"
         )
 

@@ -1,7 +1,7 @@
 """The functions of flash-attn 2.8 by their names, with its signatures and meaning: only the import changes.
 
 What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
-``deterministic`` speaks of the backward pass there and may have any value. A window of -1 is no limit. With
+``deterministic`` speaks of the backward pass there; here it changes nothing. A window of -1 is no limit. With
 ``return_attn_probs`` the third result is empty, as it is there without dropout. Head sizes up to 256 that are
 no multiple of 8 are padded with zeros, which copies the tensors, as it does there. Signatures are written
 out, since type checkers, editors and the API page read them.
@@ -12,14 +12,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import Tensor
-from torch.nn.functional import pad
+import torch
+from torch import SymInt, Tensor
 
 from flash_attention.attention import attention, attention_varlen
-from flash_attention.checks.options import given, refuse
+from flash_attention.checks.calls import check_head_sizes, check_kinds
+from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.options import checked_flag, given, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.kv_cache import attend_with_cache
-from flash_helpers.select.problem import HEAD_SIZES, Window
+from flash_attention.compat.padding import check_unpadded, cut, missing_columns, padded
+from flash_attention.run.choices import LAYOUT
+from flash_attention.run.tracing import wants_autocast
+from flash_helpers.select.problem import Window
 
 __all__ = [
     "flash_attn_func",
@@ -31,10 +36,12 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
+WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 Result = Tensor | tuple[Tensor, ...]
 
 
 # ---------------------------------------------------------------------- batches
+@named_keywords
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -60,7 +67,7 @@ def flash_attn_func(
         window_size: (left, right), keys that are visible before and after that place; -1: all.
         softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
         alibi_slopes: None.
-        deterministic: any value; equal calls always give equal bits.
+        deterministic: True or False; equal calls always give equal bits.
         return_attn_probs: also return the log-sum-exp.
 
     Returns:
@@ -72,10 +79,14 @@ def flash_attn_func(
         and what ``flash_attention.attention`` raises.
     """
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
-    return _with_probs(_cut(attention(_padded(q), _padded(k), _padded(v), **options), v))
+    checked_flag("deterministic", deterministic)
+    lse = ("return_attn_probs", return_attn_probs)
+    options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    check_unpadded(q, k, v, LAYOUT)
+    return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
 
 
+@named_keywords
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -102,13 +113,14 @@ def flash_attn_kvpacked_func(
         TypeError, ValueError: kv is no tensor of this shape.
         and what ``flash_attn_func`` raises.
     """
-    k, v = _unpacked("kv", kv, ("batch", "seq_len_k", "2", "n_heads_kv", "d_head"))
+    k, v = _unpacked("kv", kv, ("batch", "seq_len_k", "2", "n_heads_kv", "d_head"), q)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
 
+@named_keywords
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -141,6 +153,7 @@ def flash_attn_qkvpacked_func(
 
 
 # ---------------------------------------------------------------------- packed sequences
+@named_keywords
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -181,12 +194,16 @@ def flash_attn_varlen_func(
         and what ``flash_attention.attention_varlen`` raises.
     """
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    options = _options(q, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    checked_flag("deterministic", deterministic)
+    lse = ("return_attn_probs", return_attn_probs)
+    options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    check_unpadded(q, k, v, "(total, heads, d)")
     packing = (cu_seqlens_q, cu_seqlens_k, _host_number(max_seqlen_q), _host_number(max_seqlen_k))
-    out = attention_varlen(_padded(q), _padded(k), _padded(v), *packing, **options)
-    return _with_probs(_cut(out, v))
+    out = attention_varlen(padded(q), padded(k), padded(v), *packing, **options)
+    return _with_probs(cut(out, v))
 
 
+@named_keywords
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -217,13 +234,14 @@ def flash_attn_varlen_kvpacked_func(
         TypeError, ValueError: kv is no tensor of this shape.
         and what ``flash_attn_varlen_func`` raises.
     """
-    k, v = _unpacked("kv", kv, ("total_k", "2", "n_heads_kv", "d_head"))
+    k, v = _unpacked("kv", kv, ("total_k", "2", "n_heads_kv", "d_head"), q)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
 
 
+@named_keywords
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -260,6 +278,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 # ---------------------------------------------------------------------- a cache
+@named_keywords
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -315,24 +334,20 @@ def flash_attn_with_kvcache(
         ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
     """
     refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
-    padded_k, padded_v = _padded(k_cache), _padded(v_cache)
-    result = attend_with_cache(
-        _padded(q),
-        padded_k,
-        padded_v,
-        None if k is None else _padded(k),
-        None if v is None else _padded(v),
+    lse = ("return_softmax_lse", return_softmax_lse)
+    return attend_with_cache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
         rotary=None if rotary_cos is None and rotary_sin is None else (rotary_cos, rotary_sin),
         rotary_interleaved=rotary_interleaved,
         cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx,
         block_table=block_table,
-        options=_options(q, softmax_scale, causal, window_size, softcap, return_softmax_lse),
+        options=_options(q, softmax_scale, causal, window_size, softcap, lse),
     )
-    for padded, cache in ((padded_k, k_cache), (padded_v, v_cache)):
-        if k is not None and padded is not cache:
-            cache.copy_(padded[..., : cache.shape[-1]])
-    return _cut(result, v_cache)
 
 
 # ---------------------------------------------------------------------- between the two libraries' words
@@ -342,34 +357,47 @@ def _options(
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
-    lse: bool,
+    lse: tuple[str, bool],
 ) -> dict[str, Any]:
-    """The keywords of ``flash_attention.attention``. The scale is that of q as the caller gave it."""
-    if softmax_scale is None and _missing_columns(q):
+    """The keywords of ``flash_attention.attention``. The scale is that of q as the caller gave it.
+
+    Args:
+        lse: name and value of the flag that asks for it.
+    """
+    if softmax_scale is None and missing_columns(q):
         softmax_scale = q.shape[-1] ** -0.5
     return {
         "softmax_scale": softmax_scale,
         "causal": causal,
         "window": _window(window_size),
         "softcap": softcap,
-        "return_lse": lse,
+        "return_lse": checked_flag(*lse),
     }
 
 
 def _window(window_size: tuple[int, int]) -> Window:
-    try:
-        left, right = map(_host_number, window_size)
-        return (None if left < 0 else left), (None if right < 0 else right)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"window_size is {given(window_size)}; it must be two whole numbers (left, right), such as "
-            "(128, 0), where -1 means no limit"
-        ) from None
+    if isinstance(window_size, Tensor | np.ndarray) and window_size.ndim == 1:
+        sides = window_size.tolist()  # those of a device are waited for
+    else:
+        sides = window_size
+    if isinstance(sides, tuple | list) and len(sides) == 2:
+        left, right = map(_host_number, sides)
+        if all(type(side) is int or isinstance(side, SymInt) for side in (left, right)):
+            return (None if left < 0 else left), (None if right < 0 else right)
+    raise TypeError(
+        f"window_size is {given(window_size)}; it must be two whole numbers (left, right), such as (128, 0), "
+        "where -1 means no limit"
+    )
 
 
 def _host_number(x: Any) -> Any:
-    """The number in a tensor of one or of NumPy, as flash-attn takes it: that of a device is waited for."""
-    return int(x) if isinstance(x, Tensor | np.integer) and x.ndim == 0 else x
+    """The whole number in a tensor of one or of NumPy, as flash-attn takes it; a device's is waited for.
+
+    Anything else stays as it is, for the checks to refuse: nothing is rounded.
+    """
+    if isinstance(x, Tensor) and x.ndim == 0 and x.dtype in WHOLE:
+        return x.item()
+    return int(x) if isinstance(x, np.integer) else x
 
 
 def _with_probs(result: Result) -> Result:
@@ -379,34 +407,25 @@ def _with_probs(result: Result) -> Result:
     return out, lse, out.new_empty(0)
 
 
-def _missing_columns(x: Any) -> int:
-    """Columns up to the next head size that kernels take."""
-    if not isinstance(x, Tensor) or x.is_nested or not x.ndim:
-        return 0
-    return -x.shape[-1] % HEAD_SIZES.step
+def _unpacked(name: str, packed: Tensor, shape: tuple[str, ...], q: Tensor | None = None) -> list[Tensor]:
+    """The tensors of a packed one of this shape, by the names of its sizes. One is their number.
 
-
-def _padded(x: Tensor) -> Tensor:
-    missing = _missing_columns(x)
-    return pad(x, (0, missing)) if missing else x
-
-
-def _cut(result: Result, v: Tensor) -> Result:
-    """A result whose output has no more columns than v has."""
-    if not _missing_columns(v):
-        return result
-    if isinstance(result, tuple):
-        return result[0][..., : v.shape[-1]], *result[1:]
-    return result[..., : v.shape[-1]]
-
-
-def _unpacked(name: str, packed: Tensor, shape: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """The tensors of a packed one of this shape, by the names of its sizes. One is their number."""
-    check_tensors({name: packed})
+    Args:
+        q: the queries, where they are not among the packed ones.
+    """
+    tensors = {name: packed} if q is None else {"q": q, name: packed}
+    check_tensors(tensors)
     n = int(shape[-3])
     if packed.ndim != len(shape) or packed.shape[-3] != n:
         raise ValueError(
             f"{name} has shape {tuple(packed.shape)}; it must be ({', '.join(shape)}): stack the {n} tensors "
             "along the third dimension from the end"
         )
-    return packed.unbind(-3)
+    first = packed if q is None else q
+    check_kinds(tensors, any_dtype=wants_autocast(first, packed, packed))
+    if q is not None and q.shape[-1:] != packed.shape[-1:]:
+        raise ValueError(
+            f"q and {name} must have one head size; given {tuple(q.shape)} and {tuple(packed.shape)}"
+        )
+    check_head_sizes(packed.shape[-1], packed.shape[-1], (name, name), padded=True)
+    return list(packed.unbind(-3))

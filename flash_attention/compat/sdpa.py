@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from flash_attention.attention import attention
-from flash_attention.checks.options import checked_flag, refuse
+from flash_attention.checks.calls import check_head_sizes, check_heads, check_kinds
+from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.options import checked_flag, checked_number, checked_scale, given, refuse
 from flash_attention.checks.tensors import check_tensors
-from flash_helpers.select.problem import Window
+from flash_attention.run.tracing import wants_autocast
+from flash_helpers.select.problem import UNLIMITED, Window
 
-IMPLEMENTATION = "flash_attention_kernels"
+NAMES = ("query", "key", "value")
 
 
+@named_keywords
 def sdpa(
     query: Tensor,
     key: Tensor,
@@ -25,12 +28,15 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` for 16-bit tensors without a mask.
+    """``torch.nn.functional.scaled_dot_product_attention`` for 16-bit tensors without a mask tensor.
 
     Args:
         query: (…, n_heads, seq_len_q, d_head), float16 or bfloat16; also without heads, (seq_len_q, d_head).
         key: (…, n_heads_kv, seq_len_k, d_head).
         value: (…, n_heads_kv, seq_len_k, d_head_v).
+        attn_mask: None, or ``causal_upper_left(seq_len_q, seq_len_k)`` or ``causal_lower_right`` of
+            ``torch.nn.attention.bias``. Queries without a visible key give 0.
+        dropout_p: 0.0.
         is_causal: key j is visible to query i when j <= i: aligned top-left, unlike ``attention``.
         scale: factor of the scores; None: d_head ** -0.5.
         enable_gqa: query heads may be a multiple of the heads of key and value.
@@ -39,45 +45,90 @@ def sdpa(
         (…, n_heads, seq_len_q, d_head_v), a view of a contiguous (batch, seq_len_q, n_heads, d_head_v).
 
     Raises:
-        NotImplementedError: attn_mask, dropout_p, an input that requires grad.
-        ValueError, TypeError: what ``attention`` raises; head counts that differ without enable_gqa.
+        NotImplementedError: attn_mask is another tensor, dropout_p, an input that requires grad.
+        ValueError, TypeError: arguments that do not fit; head counts that differ without enable_gqa.
     """
-    if attn_mask is not None:
-        raise NotImplementedError(
-            "attn_mask is a tensor; the kernels take no mask tensor: pass is_causal=True, or call "
-            "flash_attention.attention(window=…), or attention_varlen for padded batches"
-        )
     refuse(dropout_p=dropout_p)
-    check_tensors({"query": query, "key": key, "value": value})
-    if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
-        raise ValueError(
-            f"query, key and value must be (…, n_heads, seq, d); given {tuple(query.shape)}, "
-            f"{tuple(key.shape)} and {tuple(value.shape)}"
-        )
-    leading = query.shape[:-3]
-    if not leading == key.shape[:-3] == value.shape[:-3]:
-        raise ValueError(
-            "query, key and value must agree in all dimensions before n_heads; given "
-            f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}: use key.expand(…) to share "
-            "keys"
+    _check(query, key, value, checked_flag("enable_gqa", enable_gqa))
+    top_left, bottom_right = _alignment(query, key, attn_mask, checked_flag("is_causal", is_causal))
+    if scale is not None:  # a tracer's number is looked at when the call runs
+        compiling = torch.compiler.is_compiling()
+        scale = (
+            checked_number("scale", scale) if compiling else checked_scale(scale, query.shape[-1], "scale")
         )
     q, k, v = _heads_second(query), _heads_second(key), _heads_second(value)
-    if not checked_flag("enable_gqa", enable_gqa) and q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"query has {q.shape[2]} heads, key {k.shape[2]}; heads are shared only with enable_gqa=True"
-        )
-    k, v, window = _top_left(q, k, v, is_causal)
-    result = attention(q, k, v, softmax_scale=scale, window=window)
+    window: Window = UNLIMITED
+    if top_left:
+        k, v, window = _top_left(q, k, v)
+    result = attention(q, k, v, causal=bottom_right, softmax_scale=scale, window=window)
     assert isinstance(result, Tensor)  # without return_lse
     out = result.transpose(1, 2)
-    return out.reshape(*leading, *out.shape[1:]) if query.ndim >= 3 else out[0, 0]
+    if query.ndim == 4:
+        return out
+    return out.reshape(*query.shape[:-3], *out.shape[1:]) if query.ndim >= 3 else out[0, 0]
 
 
-def _top_left(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor, Window]:
-    """k, v and the window with which ``attention`` shows key j to query i when j <= i, if ``is_causal``."""
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """The caller's tensors under the caller's names, before anything is cut off or transposed."""
+    tensors = dict(zip(NAMES, (query, key, value), strict=True))
+    check_tensors(tensors)
+    check_kinds(tensors, any_dtype=wants_autocast(query, key, value))
+    shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+    if not query.ndim == key.ndim == value.ndim or query.ndim < 2:
+        raise ValueError(f"query, key and value must be (…, n_heads, seq, d); given {shapes}")
+    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(
+            f"query, key and value must agree in all dimensions before n_heads; given {shapes}: use "
+            "key.expand(…) to share keys"
+        )
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key must have one head size; given {shapes}")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"key and value must agree in all but the head size; given {shapes}")
+    check_head_sizes(query.shape[-1], value.shape[-1], ("query and key", "value"))
+    if query.ndim == 2:
+        return
+    n_heads, n_heads_kv = query.shape[-3], key.shape[-3]
+    if n_heads == n_heads_kv:
+        return
+    hint = ""
+    if query.shape[-2] == key.shape[-2]:
+        hint = (
+            ". The shapes look like (batch, seq, heads, d): pass query.transpose(1, 2) and so on, or call "
+            "flash_attention.attention, which takes that order"
+        )
+    if not enable_gqa:
+        raise ValueError(
+            f"query has {n_heads} heads, key {n_heads_kv}; heads are shared only with enable_gqa=True{hint}"
+        )
+    check_heads(n_heads, n_heads_kv, NAMES, hint)
+
+
+def _alignment(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tuple[bool, bool]:
+    """Whether the mask is causal from the top left, and from the bottom right."""
+    if attn_mask is None:
+        return is_causal, False
+    if not isinstance(attn_mask, CausalBias):
+        raise NotImplementedError(
+            f"attn_mask is {'a tensor' if isinstance(attn_mask, Tensor) else given(attn_mask)}; the kernels "
+            "take no mask tensor: pass is_causal=True or one of torch.nn.attention.bias, or call "
+            "flash_attention.attention(window=…), or attention_varlen for padded batches"
+        )
+    if is_causal:
+        raise ValueError("attn_mask is a causal one, and is_causal is True: pass one of them")
+    lengths = (query.shape[-2], key.shape[-2])
+    if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != lengths:
+        raise ValueError(
+            f"attn_mask is for {attn_mask.seq_len_q} queries and {attn_mask.seq_len_kv} keys; query and key "
+            f"have {lengths[0]} and {lengths[1]}: make it for these"
+        )
+    lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
+    return not lower_right, lower_right
+
+
+def _top_left(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Window]:
+    """k, v and the window with which ``attention`` shows key j to query i when j <= i."""
     seq_len_q, seq_len_k = q.shape[1], k.shape[1]
-    if not checked_flag("is_causal", is_causal):
-        return k, v, (None, None)
     if seq_len_q > seq_len_k:
         return k, v, (None, seq_len_q - seq_len_k)  # the last query's place is the last key
     return k[:, :seq_len_q], v[:, :seq_len_q], (None, 0)  # no query sees further
@@ -90,58 +141,3 @@ def _heads_second(x: Tensor) -> Tensor:
     if x.ndim == 2:
         return x[None, :, None]
     return (x[None] if x.ndim == 3 else x.flatten(0, -4)).transpose(1, 2)
-
-
-def register_with_torch() -> bool:
-    """Offers the library to PyTorch under the name ``flash_attention_kernels``.
-
-    After ``torch.nn.attention.activate_flash_attention_impl`` with that name, PyTorch's own attention runs
-    this library where it would run its flash attention on CUDA, forward only.
-
-    Returns:
-        False where this torch has no such registry (before 2.11).
-    """
-    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
-    if register is None:
-        return False
-    register(IMPLEMENTATION, register_fn=_Activated)
-    return True
-
-
-class _Activated:
-    """PyTorch's flash attention operator on CUDA, replaced until ``remove`` is called."""
-
-    def __init__(self) -> None:
-        self.library: torch.library.Library | None = torch.library.Library("aten", "IMPL", "CUDA")
-        self.library.impl("_scaled_dot_product_flash_attention", flash_attention_operator, "CUDA")
-
-    def remove(self) -> None:
-        self.library = None
-
-
-def flash_attention_operator(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
-    """``aten::_scaled_dot_product_flash_attention``: (batch, n_heads, seq, d) in, nine results out.
-
-    Raises:
-        NotImplementedError: dropout_p, return_debug_mask; what ``attention`` raises.
-    """
-    refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    seq_len_q, seq_len_k = q.shape[1], k.shape[1]
-    k, v, window = _top_left(q, k, v, is_causal)
-    out = torch.empty_like(query)  # PyTorch's shape inference expects the strides of query
-    _, lse = attention(q, k, v, softmax_scale=scale, window=window, return_lse=True, out=out.transpose(1, 2))
-    no_random_state = torch.empty(0, dtype=torch.int64, device="meta")
-    return (
-        out, lse, None, None, seq_len_q, seq_len_k, no_random_state, no_random_state,
-        query.new_empty(0),
-    )  # fmt: skip

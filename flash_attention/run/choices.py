@@ -1,40 +1,39 @@
-"""From a problem to the kernel that runs it here: remembered choices, their explanation, building ahead."""
+"""From a problem to the kernel that runs it here: remembered choices, their explanation, building ahead.
+
+``attention`` and ``explain_choice`` take the same way: the pure choice (``select``), then what is available.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.checks import calls as checks
+from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
-from flash_attention.checks.tensors import check_fits_device, check_grid, check_output_kind
+from flash_attention.checks.tensors import check_fits_facts, check_grid, check_output_kind
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.options import Options
-from flash_attention.run import launch_cache
-from flash_helpers import environment
-from flash_helpers.build import CompilerNotFoundError, build_kernels
-from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_attention.run.availability import available
+from flash_attention.run.cpu_choice import cpu_choice
+from flash_helpers import generation
+from flash_helpers.build import build_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
 from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window, visible_limits
-from flash_helpers.select.select import Choice, select
+from flash_helpers.select.select import Choice, ranking, select
 
 LAYOUT = "(batch, seq, heads, d)"
 CHOICES_KEPT = 1024  # problems whose choice is remembered
-
-# Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
-# AVX-512, 512 to 4096 keys, head sizes 64 and 128).
-CPU_B_C = 256
 
 INSISTED = "the caller insists on it"
 
@@ -81,9 +80,12 @@ def problem_of(
     )
 
 
-@lru_cache(CHOICES_KEPT)
+Asked = tuple[AttentionProblem, torch.device, ForwardConfig | None]
+_choices: dict[Asked, Choice] = {}  # of this generation
+
+
 def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfig | None) -> Choice:
-    """What runs a problem on a device that is there.
+    """What runs a problem on a device that is there. A kernel that is not built is compiled.
 
     Args:
         problem: the problem.
@@ -94,87 +96,77 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
         NoKernelError: no kernel computes the problem.
         InfeasibleConfigError: ``config`` does not.
         ValueError: more thread blocks than one launch holds.
+        BuildError, OSError: the kernel could not be compiled, and no other is built.
     """
-    return _choice(problem, device, config, explained=False)
+    asked = (problem, device, config)
+    if (known := _choices.get(asked)) is not None:
+        return known
+    generation.follow_environment()
+    begun = generation.number()
+    choice = _choice(problem, device, config, explained=False)
+    with generation.lock:
+        if begun == generation.number():
+            if len(_choices) >= CHOICES_KEPT:
+                del _choices[next(iter(_choices))]
+            _choices[asked] = choice
+    return choice
+
+
+@generation.forgets
+def _forget() -> None:
+    _choices.clear()
+    _tuning_results.cache_clear()
 
 
 def _choice(
     problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
 ) -> Choice:
-    """As ``choose``; with ``explained``, all other candidates are judged too."""
+    """As ``choose``; with ``explained``, all other candidates are judged too, and nothing is built."""
     if device.type == "cpu":
-        return _cpu_choice(problem, config)
+        if config is None:
+            return cpu_choice(problem)
+        # The CPU backend has every feature, whatever the kernels of the family have.
+        return _insisted(problem, config, size_reason(config, problem, [config]))
     facts = backend("cuda").device_facts_of(device)
+    choice = _choice_for(problem, facts, str(device), config, explained)
     if config is None:
-        choice = select(
-            problem,
-            facts,
-            _tuning_results(environment.tuning_db(), environment.cache_dir()),
-            is_built=lambda kernel: _is_built(kernel, facts.target),
-            may_build=_may_build,
-            explained=explained,
+        choice = available(
+            choice, lambda: ranking(problem, facts, _tuning_results()), device, build=not explained
         )
+    return choice
+
+
+def _choice_for(
+    problem: AttentionProblem, facts: DeviceFacts, where: str, config: ForwardConfig | None, explained: bool
+) -> Choice:
+    """The choice for a GPU, which need not be there, whatever is built.
+
+    Args:
+        where: the GPU's name, for messages.
+    """
+    if config is None:
+        results = _tuning_results()
+        choice = select(problem, facts, results, explained=explained)
+        if results.trouble:
+            choice = replace(choice, reason=f"{choice.reason}; {results.trouble}")
     else:
-        _check_able(problem, config, unable_reason(config, problem, [config]))
-        check_fits_device(config, device)
-        choice = Choice(kernel_for(config, problem), INSISTED)
+        choice = _insisted(problem, config, unable_reason(config, problem, [config]))
+        check_fits_facts(config, facts, where)
     seen = choice.problem or problem
     check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
     return choice
 
 
+def _insisted(problem: AttentionProblem, config: ForwardConfig, obstacle: str | None) -> Choice:
+    """The choice of a caller who names the configuration: it takes all keys in one go."""
+    _check_able(problem, config, obstacle)
+    return Choice(kernel_for(config, problem), INSISTED)
+
+
 @lru_cache(1)
-def _tuning_results(path: Path | None, folder: Path) -> TuningResults:
-    """The results of one file, which stay read while it does not change.
-
-    Args:
-        path, folder: where the file is sought; they tell one set of results from another.
-    """
-    return TuningResults(path)
-
-
-_built: set[tuple[ForwardKernel, int]] = set()  # seen once in memory or in the cache
-
-
-def _is_built(kernel: ForwardKernel, target: int) -> bool:
-    if (kernel, target) in _built:
-        return True
-    if backend("cuda").load_kernel(kernel, target) is None:
-        return False
-    _built.add((kernel, target))
-    return True
-
-
-def _may_build() -> bool:
-    """Whether this machine compiles kernels on first use."""
-    if not environment.jit_enabled():
-        return False
-    try:
-        find_nvcc()
-    except CompilerNotFoundError:
-        return False
-    return True
-
-
-def _cpu_choice(problem: AttentionProblem, config: ForwardConfig | None) -> Choice:
-    if config is not None:
-        # The CPU backend has every feature, whatever the kernels of the family have.
-        _check_able(problem, config, size_reason(config, problem, [config]))
-        return Choice(kernel_for(config, problem), INSISTED)
-    # Only B_c and the softmax variant have an influence on what the CPU backend computes.
-    config = FlashForwardKernelConfig(
-        problem.dtype, problem.d_head, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True
-    )
-    against = backend("cpu_fused").reason_against(
-        problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse
-    )
-    own = f"the CPU backend takes every problem, and blocks of {CPU_B_C} keys suit its matrix products"
-    if against:
-        return Choice(kernel_for(config, problem), f"{own}; PyTorch's own attention is faster, but {against}")
-    reason = (
-        f"PyTorch's own attention on the CPU computes the same, faster; where a score is not finite, {own}"
-    )
-    return Choice(kernel_for(config, problem), reason, fused=True)
+def _tuning_results() -> TuningResults:
+    """The user's results and those that ship, as this generation has read them."""
+    return TuningResults()
 
 
 def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | None) -> None:
@@ -184,6 +176,7 @@ def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | 
         )
 
 
+@named_keywords
 def explain_choice(
     q: Tensor,
     k: Tensor,
@@ -220,10 +213,9 @@ def explain_choice(
     if out is not None:
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
     problem = problem_of(q, k, v, sinks, options.causal, options.window, options.softcap, options.return_lse)
+    generation.follow_environment()
     if facts is not None:
-        if config is not None:
-            return select(problem, facts, candidates=[config])
-        return select(problem, facts, _tuning_results(environment.tuning_db(), environment.cache_dir()))
+        return _choice_for(problem, facts, facts.name, config, explained=True)
     return _choice(problem, q.device, config, explained=True)
 
 
@@ -231,13 +223,19 @@ def _device(device: torch.device | str) -> torch.device:
     if isinstance(device, str | torch.device):
         with contextlib.suppress(RuntimeError):  # a name that torch does not know
             known = torch.device(device)
+            if known.type == "cuda" and known.index is None and torch.cuda.is_available():
+                return torch.device("cuda", torch.cuda.current_device())
             if known.type in DEVICE_TYPES:
                 return known
     raise ValueError(f"device is {given(device)}; it must be 'cuda', 'cuda:N' or 'cpu'")
 
 
+@named_keywords
 def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
     """Builds and loads what a list of problems needs, so that no later call compiles anything.
+
+    Tuning results, environment variables and what is built are looked at anew, and all later calls choose by
+    them; ``prepare([])`` does that alone.
 
     Args:
         problems: the problems.
@@ -259,18 +257,16 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
     for problem in problems:
         checks.check_problem(problem)
     problems = [problem.without_idle_limits() for problem in problems]  # as calls ask for them
-    if device.type == "cuda":
+    generation.begin()
+    if device.type == "cuda" and problems:
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
-        results = _tuning_results(environment.tuning_db(), environment.cache_dir())
         kernels = dict.fromkeys(
-            select(problem, facts, results, explained=False).kernel for problem in problems
+            _choice_for(problem, facts, str(device), None, explained=False).kernel for problem in problems
         )
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
             build_kernels(missing, [facts.target])
         for kernel in kernels:
             cuda.get_kernel(kernel, device)
-        choose.cache_clear()  # choices that were made while these kernels were not built
-        launch_cache.forget()
     return [choose(problem, device, None) for problem in problems]

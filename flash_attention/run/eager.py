@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_flag, checked_scale
+from flash_attention.checks.tensors import check_memory
 from flash_attention.checks.tma import stride_obstacle
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
@@ -18,7 +19,10 @@ from flash_attention.run.choices import LAYOUT, choose, problem_of
 from flash_attention.run.launch import Cache, Ran, fill_without_keys, run_cpu, run_cuda
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import not_for_eager
+from flash_helpers import generation
+from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.select.problem import AttentionProblem, visible_limits
+from flash_helpers.select.select import Choice
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -36,20 +40,22 @@ def attention(
     options = options.checked(q)
     sinks, softcap = options.sinks, options.softcap
     checks.check_inputs(q, k, v, sinks, LAYOUT)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
+    check_memory({**inputs, "out": options.out})
     problem = problem_of(q, k, v, sinks, options.causal, options.window, softcap, options.return_lse)
+    chosen_in = generation.number()
     choice = choose(problem, q.device, options.config) if _has_rows(q) else None
     scale = checked_scale(options.softmax_scale, problem.d_head)
-    out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
+    out = _output(options, (*q.shape[:3], v.shape[3]), inputs)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if choice is not None:
         if not q.is_cuda:
-            run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
+            launch_cache.set_last_kernel(run_cpu(choice, problem, q, k, v, out, lse, scale, softcap, sinks))
         elif problem.seq_len_k:
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks)
-            _remember(key, (q, k, v, options.out, sinks), options, ran, out, lse)
+            _remember(key, (q, k, v, options.out, sinks), options, ran, chosen_in, out, lse)
         else:
             fill_without_keys(out, lse, sinks)
-        launch_cache.set_last_kernel(choice.kernel)
     return out if lse is None else (out, lse)
 
 
@@ -73,16 +79,22 @@ def attention_varlen(
     checks.check_inputs(q, k, v, sinks, "(total, heads, d)")
     scale = checked_scale(options.softmax_scale, q.shape[2])
     checks.check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
+    inputs |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    check_memory({**inputs, "out": options.out})
     if checked_flag("validate", validate) or not q.is_cuda:
         checks.check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
         checks.check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
-    out = _output(options, (*q.shape[:2], v.shape[2]), q, k, v)
+    out = _output(options, (*q.shape[:2], v.shape[2]), inputs)
     lse = _lse(options, q, (q.shape[1], q.shape[0]))
-    if out.numel():
+    batch = cu_seqlens_q.numel() - 1
+    if not (batch and max_seqlen_q):
+        fill_without_keys(out, lse, None)  # all rows lie behind the last offset
+    elif out.numel():
         left, right = visible_limits(options.causal, options.window, max_seqlen_q, max_seqlen_k)
         problem = AttentionProblem(
             dtype=checks.DTYPES[q.dtype],
-            batch=cu_seqlens_q.numel() - 1,
+            batch=batch,
             seq_len_q=max_seqlen_q,
             seq_len_k=max_seqlen_k,
             n_heads=q.shape[1],
@@ -97,20 +109,23 @@ def attention_varlen(
             lse=options.return_lse,
             tma_obstacle=stride_obstacle(q=q, k=k, v=v),
         )
+        chosen_in = generation.number()
         choice = choose(problem, q.device, options.config)
         if q.is_cuda:
             offsets = (cu_seqlens_q, cu_seqlens_k)
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, offsets)
             given = (q, k, v, options.out, sinks, *offsets, None, None, max_seqlen_q, max_seqlen_k)
-            _remember(key, given, options, ran, out, lse)
+            _remember(key, given, options, ran, chosen_in, out, lse)
         else:
             ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+            kernels = []
             for i in range(problem.batch):
                 queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
                 one_lse = None if lse is None else lse[None, :, queries]
                 one = (q[None, queries], k[None, keys], v[None, keys], out[None, queries], one_lse)
-                run_cpu(choice, problem, *one, scale, softcap, sinks)
-        launch_cache.set_last_kernel(choice.kernel)
+                kernels.append(run_cpu(choice, problem, *one, scale, softcap, sinks))
+            fill_without_keys(out[ends_q[-1] :], None if lse is None else lse[:, ends_q[-1] :], None)
+            _set_last_kernel(choice, kernels)
     return out if lse is None else (out, lse)
 
 
@@ -136,30 +151,40 @@ def attention_cached(
     capacity = k.shape[1]
     if block_table is not None:
         checks.check_block_table(block_table, q)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks, "seqused_k": seqused_k, "block_table": block_table}
+    check_memory({**inputs, "out": options.out})
+    if validate or not q.is_cuda:
+        checks.check_counts("seqused_k", seqused_k)
+    if block_table is not None:
         if validate or not q.is_cuda:
             checks.check_pages(block_table, seqused_k, k)
         capacity *= block_table.shape[1] if k.shape[0] else 0
     scale = checked_scale(options.softmax_scale, q.shape[3])
-    out = _output(options, (*q.shape[:3], v.shape[3]), q, k, v)
+    out = _output(options, (*q.shape[:3], v.shape[3]), inputs)
     lse = _lse(options, q, (q.shape[0], q.shape[2], q.shape[1]))
     if out.numel() and not capacity:
         fill_without_keys(out, lse, sinks)
     elif out.numel():
         causal, window, wants_lse = options.causal, options.window, options.return_lse
         problem = problem_of(q, k, v, sinks, causal, window, softcap, wants_lse, capacity, paged)
+        chosen_in = generation.number()
         choice = choose(problem, q.device, options.config)
         if q.is_cuda:
             cache = Cache(seqused_k, block_table)
             ran = run_cuda(choice, problem, q, k, v, out, lse, scale, softcap, sinks, cache=cache)
             given = (q, k, v, options.out, sinks, None, None, seqused_k, block_table)
-            _remember(key, given, options, ran, out, lse)
+            _remember(key, given, options, ran, chosen_in, out, lse)
         else:
+            kernels = []
             for i, n in enumerate(seqused_k.clamp(0, capacity).tolist()):
                 one = slice(i, i + 1)
                 keys, values = (_first_rows(x, i, n, block_table) for x in (k, v))
                 one_lse = None if lse is None else lse[one]
-                run_cpu(choice, problem, q[one], keys, values, out[one], one_lse, scale, softcap, sinks)
-        launch_cache.set_last_kernel(choice.kernel)
+                one_q, one_out = q[one], out[one]
+                kernels.append(
+                    run_cpu(choice, problem, one_q, keys, values, one_out, one_lse, scale, softcap, sinks)
+                )
+            _set_last_kernel(choice, kernels)
     return out if lse is None else (out, lse)
 
 
@@ -176,13 +201,12 @@ def _has_rows(q: Tensor) -> bool:
     return q.shape[0] * q.shape[1] * q.shape[2] > 0
 
 
-def _output(options: Options, shape: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _output(options: Options, shape: tuple[int, ...], inputs: dict[str, Tensor | None]) -> Tensor:
+    """The caller's output, apart from every input, or a new one."""
+    tensors = {name: x for name, x in inputs.items() if x is not None}
     if options.out is None:
-        return q.new_empty(shape)
-    inputs = {"q": q, "k": k, "v": v}
-    checks.check_out(
-        options.out, shape, inputs if options.sinks is None else {**inputs, "sinks": options.sinks}
-    )
+        return tensors["q"].new_empty(shape)
+    checks.check_out(options.out, shape, tensors)
     return options.out
 
 
@@ -190,9 +214,22 @@ def _lse(options: Options, q: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return q.new_empty(shape, dtype=torch.float32) if options.return_lse else None
 
 
+def _set_last_kernel(choice: Choice, kernels: list[ForwardKernel]) -> None:
+    """Of a CPU call that computes one item after the other: the chosen one, if it has run for any item."""
+    if kernels:
+        launch_cache.set_last_kernel(choice.kernel if choice.kernel in kernels else kernels[0])
+
+
 def _remember(
-    key: Key | None, given: tuple[object, ...], options: Options, ran: Ran, out: Tensor, lse: Tensor | None
+    key: Key | None,
+    given: tuple[object, ...],
+    options: Options,
+    ran: Ran,
+    chosen_in: int,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
+    launch_cache.set_last_kernel(ran.kernel)
     if key is not None:
         made = (out if options.out is None else None, lse, ran.workspace)
-        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made)
+        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made, chosen_in)

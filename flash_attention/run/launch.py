@@ -41,27 +41,38 @@ def run_cpu(
     scale: float,
     softcap: float,
     sinks: Tensor | None,
-) -> None:
-    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature."""
+) -> ForwardKernel:
+    """Computes by PyTorch's own attention, or with the CPU backend, which takes every layout and feature.
+
+    Returns:
+        What has run: the chosen kernel, or, where PyTorch's attention has computed nothing, the steps of its
+        configuration.
+    """
     # Of a packed sequence or a cache, limits may hide nothing although they do of the longest.
     left, right = visible_limits(False, (problem.left, problem.right), q.shape[1], k.shape[1])
-    open_items = [slice(None)]
+    group = problem.n_heads // problem.n_heads_kv
+    everything = (slice(0, q.shape[0]), slice(0, problem.n_heads))
+    left_over = [everything]
     if choice.fused:
-        open_items = backend("cpu_fused").attention(q, k, v, out, scale, left, right)
-    for items in open_items:
+        left_over = backend("cpu_fused").attention(q, k, v, out, scale, left, right)
+    for items, heads in left_over:
+        heads_kv = slice(heads.start // group, -(-heads.stop // group))
         backend("cpu").attention(
             choice.kernel.config,
-            q[items],
-            k[items],
-            v[items],
-            out[items],
-            None if lse is None else lse[items],
+            q[items, :, heads],
+            k[items, :, heads_kv],
+            v[items, :, heads_kv],
+            out[items, :, heads],
+            None if lse is None else lse[items, heads],
             scale,
             left=left,
             right=right,
             softcap=softcap,
-            sinks=sinks,
+            sinks=None if sinks is None else sinks[heads],
         )
+    if choice.fused and left_over == [everything]:
+        return ForwardKernel(choice.kernel.config, choice.kernel.traits)
+    return choice.kernel
 
 
 class Cache(NamedTuple):

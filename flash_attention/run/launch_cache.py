@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from flash_attention.backends import backend
+from flash_attention.torch_private import forward_levels
+from flash_helpers import generation
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ _CONSTANTS = (str, bool, int, float, tuple, type(None))  # types of options that
 
 Key = tuple[Any, ...]  # a call's name and options
 
-# With each table the configuration whose id is in its key: while the key is known, no other can have that id.
-_tables: dict[Key, tuple[Any, ForwardConfig | None]] = {}
+# With each table its function `call`, which the binding makes anew whenever it is asked for, and the
+# configuration whose id is in its key: while the key is known, no other can have that id.
+_tables: dict[Key, tuple[Any, Any, ForwardConfig | None]] = {}
 _latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
 
 
@@ -45,21 +47,20 @@ def repeat(key: Key, *given: Any) -> Any:
         found = _tables.get(key)
     except TypeError:  # an option that cannot be hashed
         return None
-    if found is None or forward_ad._current_level >= 0:  # tangents are asked for by the checks alone
+    if found is None or forward_levels._current_level >= 0:  # tangents are asked for by the checks alone
         return None
-    table = found[0]
-    result = table(*given)
+    result = found[1](*given)
     if result is not None:
-        _latest = table
+        _latest = found[0]
     return result
 
 
 def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
     """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
     found = _tables.get((id(kernel_cfg),))
-    if found is None or forward_ad._current_level >= 0:
+    if found is None or forward_levels._current_level >= 0:
         return None
-    return found[0](q, k, v, o)
+    return found[1](q, k, v, o)
 
 
 def remember(
@@ -69,6 +70,7 @@ def remember(
     kernel: ForwardKernel,
     launched: Launched,
     made: tuple[Tensor | None, Tensor | None, Tensor | None],
+    chosen_in: int | None = None,
 ) -> None:
     """Remembers a call that was just launched, if a launch on its own tensors is all there is to it.
 
@@ -78,19 +80,26 @@ def remember(
         kernel: what ran.
         launched: its launch.
         made: out, lse and workspace, as far as they were made for the call.
+        chosen_in: the generation that chose the kernel; None: the caller named it.
     """
     if not all(type(option) in _CONSTANTS for option in key):
         return
     cuda = backend("cuda")
-    found = _tables.get(key)
-    if found is None:
-        if len(_tables) >= MAX_TABLES:
-            forget()
-        found = _tables[key] = (cuda.call_table(), config)
     makers = tuple(None if x is None else cuda.maker_like(x) for x in made)
-    found[0].remember(given, made, makers, launched.launch, launched.arguments, given[0].get_device(), kernel)
+    with generation.lock:
+        if chosen_in not in (None, generation.number()):
+            return
+        found = _tables.get(key)
+        if found is None:
+            if len(_tables) >= MAX_TABLES:
+                forget()
+            table = cuda.call_table()
+            found = _tables[key] = (table, table.call, config)
+        device = given[0].get_device()
+        found[0].remember(given, made, makers, launched.launch, launched.arguments, device, kernel)
 
 
+@generation.forgets
 def forget() -> None:
     """Forgets all calls: choices may differ from now on."""
     _tables.clear()

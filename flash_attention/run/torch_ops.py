@@ -33,11 +33,17 @@ from flash_attention.checks.options import (
     checked_softcap,
     checked_window,
 )
-from flash_attention.checks.tensors import check_output_kind, check_output_strides
+from flash_attention.checks.tensors import (
+    check_output_kind,
+    check_output_strides,
+    check_tensors,
+    has_own_dispatch,
+)
 from flash_attention.options import Options
 from flash_attention.run import dlpack, eager
 from flash_attention.run.eager import Result
-from flash_attention.run.tracing import wants_autocast
+from flash_attention.run.tracing import stands_for_another, wants_autocast
+from flash_attention.torch_private import dispatch_modes, is_tracing, without_autocast, without_functionalize
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
 from flash_helpers.kernels.kernel import ForwardConfig
 
@@ -74,6 +80,9 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
         arrays, options = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
         result = None if _is_traced() else getattr(eager, name)(*arrays, options)
         return dlpack.exported(call(name, arrays, options) if result is None else result, q)
+    # Below autograd, where the operators' bodies run, nobody sees who wants a gradient or a tangent.
+    inputs = {"q": q, "k": leading[1], "v": leading[2], "sinks": options.sinks}
+    check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options
     left, right = checked_window(window)
     if backend is not None or config is not None:
@@ -88,6 +97,11 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     operators = torch.ops.flash_attention
     if out is None:
         out, lse = getattr(operators, name)(*leading, *rest)
+    elif stands_for_another(out) and not has_own_dispatch(out):
+        # functorch takes no operator that writes one of its tensors; it follows copy_.
+        made, lse = getattr(operators, name)(*leading, *rest)
+        check_output_kind("out", out, tuple(made.shape), made.dtype, made.device)
+        out.copy_(made)
     else:
         lse = getattr(operators, f"{name}_out")(*leading, *rest, out)
     return (out, lse) if return_lse else out
@@ -104,7 +118,7 @@ def _check_leading(name: str, leading: tuple[Any, ...]) -> None:
 
 def _is_traced() -> bool:
     """Whether somebody records operators: then even what could run at once has to be one."""
-    return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()
+    return is_dynamo_compiling() or dispatch_modes() > 0 or is_tracing()
 
 
 # ---------------------------------------------------------------------- the operators
@@ -143,8 +157,7 @@ def _define(
     def check_call(leading: tuple[Any, ...], sinks: Tensor | None) -> None:
         q, k, v = leading[:3]
         paged = packing == _CACHE and leading[4] is not None
-        # A meta tensor stands for one on any device.
-        checks.check_inputs(q, k, v, sinks, layout, paged, ("meta",) if q.is_meta else DEVICE_TYPES)
+        checks.check_inputs(q, k, v, sinks, layout, paged)
         if check_packing is not None:
             check_packing(*leading)
 
@@ -163,7 +176,8 @@ def _run(
     sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
     config = None if name is None else _parsed(name)
     given = Options(causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config)
-    result = eager(*leading, given)
+    with without_functionalize():
+        result = eager(*leading, given)
     return result if return_lse else (result, _no_lse(leading[0]))
 
 
@@ -171,7 +185,8 @@ def _fake(
     tensors: tuple[Tensor, ...], options: tuple[Any, ...], out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     q, _, v = tensors
-    _, _, softmax_scale, _, _, softcap, return_lse, _ = options
+    _, _, softmax_scale, left, right, softcap, return_lse, _ = options
+    checked_window((left, right))
     checked_scale(softmax_scale, q.shape[-1])
     checked_softcap(softcap)
     shape = (*q.shape[:-1], v.shape[-1])
@@ -210,13 +225,13 @@ def _parsed(name: str) -> ForwardConfig:
 
 # ---------------------------------------------------------------------- autocast
 def _autocast(operator: str, device_type: str) -> Callable[..., Any]:
-    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
+    unseen = without_autocast(device_type)
 
     def cast_and_call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
         if wants_autocast(q, k, v):
             dtype = torch.get_autocast_dtype(device_type)
             q, k, v = _cast(q, dtype), _cast(k, dtype), _cast(v, dtype)
-        with torch._C._ExcludeDispatchKeyGuard(key):
+        with unseen():
             return getattr(torch.ops.flash_attention, operator)(q, k, v, *rest)
 
     return cast_and_call

@@ -8,6 +8,13 @@ from torch import Tensor
 from flash_attention.checks.calls import DTYPES
 from flash_attention.checks.tensors import has_own_dispatch
 from flash_attention.run.dlpack import is_foreign
+from flash_attention.torch_private import (
+    dispatch_modes,
+    functionalizes,
+    is_functional,
+    is_tracing,
+    is_transformed,
+)
 
 
 def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
@@ -24,9 +31,15 @@ def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     if len(tensors) < len(inputs):
         return False
-    if any(has_own_dispatch(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
+    if functionalizes() or any(stands_for_another(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
         return True
     return all(x.is_meta for x in tensors) or wants_autocast(*tensors)
+
+
+def stands_for_another(x: Tensor) -> bool:
+    """Whether x has no memory of its own, but operators find what it stands for: fake tensors, and those of
+    torch.func.functionalize, torch.func.grad and torch.vmap."""
+    return has_own_dispatch(x) or is_transformed(x) or is_functional(x)
 
 
 def is_readable(x: Tensor) -> bool:
@@ -34,9 +47,10 @@ def is_readable(x: Tensor) -> bool:
     return not (
         torch.compiler.is_compiling()
         or x.device.type != "cpu"
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._is_tracing()
-        or has_own_dispatch(x)
+        or dispatch_modes() > 0
+        or is_tracing()
+        or functionalizes()
+        or stands_for_another(x)
     )
 
 

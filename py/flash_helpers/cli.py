@@ -10,16 +10,31 @@ from typing import Annotated
 
 import typer
 
+import flash_helpers
 from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.examples import examples
+from flash_helpers.commands.output import use_plain
+from flash_helpers.commands.pipe import patient_output
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help without boxes: it can be piped, searched and copied
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Kernels as data: measure, tune, explain, build.",
 )
 
 JSON_HELP = "write the outcome to this file; -: to standard output"
 SETS_HELP = "all, ampere, hopper, tune, ladder, hopper_ladder, 'B_r,B_c', or short forms joined by ;"
+
+Plain = Annotated[
+    bool,
+    typer.Option(
+        "--plain",
+        callback=use_plain,
+        help="tables as lines, one a row, nothing cut; so they are wherever the output is no terminal",
+    ),
+]
 
 
 def integers(text: str, name: str) -> list[int]:
@@ -40,20 +55,34 @@ def integers(text: str, name: str) -> list[int]:
         ) from None
 
 
+def show_version(wanted: bool) -> None:
+    """Prints the version and ends the program; the callback of ``--version``."""
+    if wanted:
+        typer.echo(f"flash-attention-kernels {flash_helpers.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def flash_attention() -> None:
+def flash_attention(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     """Kernels as data: measure, tune, explain, build."""
 
 
-@app.command()
+@app.command(epilog=examples("bench"))
 def bench(
     seq_lens: Annotated[
         str, typer.Argument(help="queries and keys, joined by commas")
     ] = "512,1024,2048,4096",
     d_heads: Annotated[str, typer.Argument(help="head sizes, joined by commas")] = "64,128",
     kernels: Annotated[
-        str, typer.Option(help=f"tuned: the best of each tuned bucket; none; {SETS_HELP}")
-    ] = "ladder",
+        str,
+        typer.Option(
+            help=f"attention: what it chooses; tuned: the best of each tuned bucket; none; {SETS_HELP}"
+        ),
+    ] = "attention",
     peers: Annotated[str, typer.Option(help="names joined by commas, all, default or none")] = "default",
     dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16",
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
@@ -68,6 +97,7 @@ def bench(
     device: Annotated[
         str | None, typer.Option(help="cuda, cuda:1, cpu; default: the GPU if there is one")
     ] = None,
+    plain: Plain = False,
 ) -> None:
     """Time kernels beside the best peers: checked first, in one process, in random order."""
     with shown_errors():
@@ -79,7 +109,7 @@ def bench(
         )  # fmt: skip
 
 
-@app.command()
+@app.command(epilog=examples("explain"))
 def explain(
     kernel: Annotated[
         str | None, typer.Argument(help="a kernel's short form; none: what the problem below gets, and why")
@@ -122,6 +152,7 @@ def explain(
         list[Path] | None, typer.Option(help="with --model-error: result files; default: the project's own")
     ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """A kernel: resources, bounds, instructions. A problem: what it gets, and why. Needs no GPU."""
     with shown_errors():
@@ -165,7 +196,7 @@ def explain(
         )
 
 
-@app.command()
+@app.command(epilog=examples("tune"))
 def tune(
     seq_lens: Annotated[
         str, typer.Argument(help="queries and keys, joined by commas")
@@ -184,6 +215,7 @@ def tune(
         Path | None, typer.Option(help="write the table of this card to this file or folder, in the end")
     ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """Find the fastest kernel of each kind of problem and remember it; resumes where it was stopped."""
     with shown_errors():
@@ -195,7 +227,7 @@ def tune(
         )  # fmt: skip
 
 
-@app.command()
+@app.command(epilog=examples("ladder"))
 def ladder(
     out: Annotated[Path, typer.Option(help="folder of the results and the report")] = Path("ladder"),
     family: Annotated[str, typer.Option(help="ampere, hopper or all")] = "ampere",
@@ -214,6 +246,7 @@ def ladder(
     rounds: int = 11,
     device: Annotated[str | None, typer.Option(help="default: the GPU if there is one")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """Run the steps of optimisation side by side and write the report."""
     with shown_errors():
@@ -226,7 +259,7 @@ def ladder(
         )  # fmt: skip
 
 
-@app.command()
+@app.command(epilog=examples("configs"))
 def configs(
     kernels: Annotated[str, typer.Argument(help=SETS_HELP)] = "all",
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
@@ -236,6 +269,7 @@ def configs(
     built: Annotated[bool | None, typer.Option("--built/--not-built", help="only those")] = None,
     device: Annotated[str, typer.Option(help="a GPU model: say whether it runs them")] = "",
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """List kernels: what each needs, where it is built."""
     with shown_errors():
@@ -244,13 +278,14 @@ def configs(
         configs_command(kernels, causal, dtype, d_head, words, built, device, json)
 
 
-@app.command()
+@app.command(epilog=examples("build"))
 def build(
     kernels: Annotated[str, typer.Argument(help=SETS_HELP)] = "all",
     causal: Annotated[str, typer.Option(help="no, yes or both")] = "no",
     target: Annotated[str, typer.Option(help="80,90 …; default: the GPUs that are here")] = "",
     jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """Compile kernels ahead of time."""
     with shown_errors():
@@ -259,8 +294,8 @@ def build(
         build_command(kernels, causal, target, jobs, json)
 
 
-@app.command()
-def doctor(json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None) -> None:
+@app.command(epilog=examples("doctor"))
+def doctor(json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None, plain: Plain = False) -> None:
     """What works here, what does not, and what to do about it."""
     with shown_errors():
         from flash_helpers.commands.doctor import doctor_command, exit_code
@@ -269,10 +304,11 @@ def doctor(json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None) ->
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(epilog=examples("cache"))
 def cache(
     action: Annotated[str, typer.Argument(help="size, list or clear")] = "size",
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """The folder of compiled kernels: its size, its contents; clear it."""
     with shown_errors():
@@ -281,13 +317,14 @@ def cache(
         cache_command(action, json)
 
 
-@app.command()
+@app.command(epilog=examples("report"))
 def report(
     results: Annotated[list[Path], typer.Argument(help="result files of one card")],
     out: Annotated[Path, typer.Option(help="folder to write to")] = Path("report"),
     mode: Annotated[str, typer.Option(help="hot, paused, cold, graph or call")] = "hot",
     readme: Annotated[Path | None, typer.Option(help="fill the marked tables of this file too")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
+    plain: Plain = False,
 ) -> None:
     """One self-contained HTML page and figures from result files."""
     with shown_errors():
@@ -298,7 +335,8 @@ def report(
 
 def main() -> None:
     """The console script."""
-    app()
+    with patient_output():
+        app()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Every function reads its variable when it is called, so that a test or a noteboo
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +20,13 @@ class Variable(NamedTuple):
     meaning: str
 
 
+PREFIX = "FLASH_ATTENTION_"
 VARIABLES = (
     Variable(
         "FLASH_ATTENTION_JIT",
         "1",
-        "compile a kernel that is not built yet on first use; 0 raises KernelNotBuiltError instead",
+        "compile a kernel that is not built yet on first use; with 0 attention runs the best one that is "
+        "built, and one that is named raises KernelNotBuiltError",
     ),
     Variable(
         "FLASH_ATTENTION_CACHE_DIR",
@@ -47,7 +50,8 @@ VARIABLES = (
     Variable(
         "NVCC_PREPEND_FLAGS",
         "not set",
-        "options nvcc puts before its own in each compilation; kernels built with others are built anew",
+        "options nvcc puts before its own in each compilation; kernels built with others are built anew. "
+        "Paths in them are absolute: nvcc runs in a folder of its own",
     ),
     Variable("NVCC_APPEND_FLAGS", "not set", "the same, behind its own"),
     Variable(
@@ -127,6 +131,12 @@ def nvcc_flags() -> tuple[str, ...]:
     return tuple(flags for flags in (prepended, appended) if flags)
 
 
+def of_compiler() -> dict[str, str]:
+    """The variables that nvcc runs with: this process', with temporary files in the folder it runs in."""
+    moved = ("TMPDIR", "TMP", "TEMP", "PWD", "OLDPWD")
+    return {**{name: value for name, value in os.environ.items() if name not in moved}, "TMPDIR": "."}
+
+
 def visible_devices() -> str | None:
     """``CUDA_VISIBLE_DEVICES``, which the CUDA driver reads; ``None`` where it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -136,6 +146,22 @@ def set_variables() -> dict[str, str]:
     """Those of ``VARIABLES`` that are set and not empty."""
     values = {variable.name: os.environ.get(variable.name, "") for variable in VARIABLES}
     return {name: value for name, value in values.items() if value}
+
+
+def unknown_variables() -> dict[str, str]:
+    """Variables that are set and named like the library's, but unknown: to the known one most like it."""
+    known = [variable.name for variable in VARIABLES]
+    unknown = [name for name in os.environ if name.upper().startswith(PREFIX) and name not in known]
+    return {
+        name: next(iter(difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)))
+        for name in sorted(unknown)
+    }
+
+
+def values() -> tuple[str, ...]:
+    """What choices and builds depend on: ``VARIABLES``, and where home and programs are; not set is empty."""
+    names = (*(variable.name for variable in VARIABLES), "XDG_CACHE_HOME", "HOME", "PATH")
+    return tuple(os.environ.get(name, "") for name in names)
 
 
 def search_path() -> list[Path]:

@@ -104,13 +104,15 @@ def parse_short_form(text: str) -> ForwardConfig:
         )
     try:
         config = parse_kernel_name_into_config(text)
-        problem = config.malformed_reason()
-    except ValueError:
-        problem = "it can't be read"
-    if problem is None:
-        return config
-    near = "".join(f"\n  {name}" for name in closest_short_forms(text))
-    raise ValueError(f"{text!r} is no valid kernel: {problem}. Close to it are:{near}")
+    except ValueError as error:
+        raise ValueError(f"{error}. Close to it are:{_near(text)}") from None
+    if problem := config.malformed_reason():
+        raise ValueError(f"{text!r} is no valid kernel: {problem}. Close to it are:{_near(text)}")
+    return config
+
+
+def _near(text: str) -> str:
+    return "".join(f"\n  {name}" for name in closest_short_forms(text))
 
 
 def closest_short_forms(text: str, count: int = 3) -> Sequence[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
+from flash_helpers.host_memory import available_memory
 from flash_helpers.kernels.dtype import DType
 
 if TYPE_CHECKING:
@@ -47,8 +47,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "seq_len", "d_head"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            _check_count(name, getattr(self, name), 1)
+        for name in ("heads_kv", "seq_len_k"):
+            _check_count(name, getattr(self, name), 0)
+        if type(self.causal) is not bool:
+            raise ValueError(f"causal is {self.causal!r}; allowed: True, False")
         object.__setattr__(self, "dtype", DType(self.dtype))
         object.__setattr__(self, "heads_kv", self.heads_kv or self.heads)
         object.__setattr__(self, "seq_len_k", self.seq_len_k or self.seq_len)
@@ -129,6 +132,13 @@ class Problem:
         return q, k, v
 
 
+def _check_count(name: str, value: object, least: int) -> None:
+    if type(value) is not int:
+        raise ValueError(f"{name} is {value!r}; it must be an integer")
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that can be allocated on ``device`` now, bytes."""
     if device.type == "cuda":
@@ -136,7 +146,7 @@ def free_bytes(device: torch.device) -> int:
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()
 
 
 def grid(

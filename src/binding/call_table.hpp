@@ -4,15 +4,13 @@
 // options, its tensors' types, devices, sizes, strides and alignment, and a few numbers. Python keeps one
 // table for each set of options; a table maps the rest to a launch whose pointers alone are new in each call.
 // So a call that has been made before runs no check again but those of what may still differ: whether an
-// input wants a gradient, whether an output given by the caller overlaps an input, which device is the
-// current one.
+// input wants a gradient or has lost its memory, whether an output given by the caller overlaps an input,
+// which device is the current one.
 //
 // `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)`, any of the last
 // ones left out, gives the result, or None: not known here, or not as it was. The caller then goes the long
 // way, which also says what is wrong, and `remember`s the call.
 #pragma once
-
-#include <Python.h>
 
 #include <array>
 #include <cstdint>
@@ -29,33 +27,61 @@ namespace flash::binding {
 
 class CallTable {
   public:
-    // A new reference to the result or to None; nullptr with a Python error.
-    PyObject *call(PyObject *const *args, Py_ssize_t n_args) {
+    // The result, or None.
+    Reference call(PyObject *const *args, Py_ssize_t n_args) {
         GivenCall given;
-        if (!given.read(args, n_args)) Py_RETURN_NONE;
+        if (!given.read(args, n_args)) return share(Py_None);
         // Shared: making tensors may run any Python code, which may forget the launch.
         const std::shared_ptr<const RememberedLaunch> found = find(given.layout);
-        if (found == nullptr || given.out_may_overlap()) Py_RETURN_NONE;
+        if (found == nullptr || given.out_may_overlap()) return share(Py_None);
         const CurrentDevice guard(tensor_reader(), found->device);
-        if (PyErr_Occurred()) return nullptr;
         std::array<char *, kSlots> addresses;
         for (int slot = 0; slot < kGivenSlots; ++slot) addresses[slot] = given.tensors[slot].data;
         std::array<Reference, kSlots> made;
         for (const Slot slot : kMade) {
             if (found->makers[slot] == nullptr) continue;
-            made[slot].reset(PyObject_CallNoArgs(found->makers[slot].get()));
-            if (made[slot] == nullptr) return nullptr;
+            made[slot] = checked(PyObject_CallNoArgs(found->makers[slot].get()));
             addresses[slot] = tensor_reader().address_of(made[slot].get());
-            if (addresses[slot] == nullptr) return nullptr;
         }
-        void *stream = nullptr;
-        if (!tensor_reader().current_stream(found->device, stream)) return nullptr;
+        void *const stream = tensor_reader().current_stream(found->device);
         // A failure is repeated, and explained, by the long way.
-        if (found->kernel->launch(found->problem_at(addresses), stream) != 0) Py_RETURN_NONE;
+        if (found->kernel->launch(found->problem_at(addresses), stream) != 0) return share(Py_None);
         last_label_ = share(found->label.get());
         Reference out = made[kOut] != nullptr ? std::move(made[kOut]) : share(args[kOut]);
-        return made[kLse] == nullptr ? out.release() : PyTuple_Pack(2, out.get(), made[kLse].get());
+        return made[kLse] == nullptr ? std::move(out) : pack_tuple(out, made[kLse]);
     }
+
+    void remember(std::shared_ptr<const RememberedLaunch> launch) {
+        if (find(launch->layout) != nullptr) return;
+        Launches forgotten;
+        if (launches_.size() >= kMaxLaunches) forgotten.swap(launches_);
+        const uint64_t hash = launch->layout.hash();
+        launches_.emplace(hash, std::move(launch));
+    }
+
+    // Forgets all. What the launches held is given back last, when the table is whole again: that may run any
+    // Python code, which may call this very table.
+    void clear() {
+        const Launches forgotten = std::exchange(launches_, {});
+        const Reference label = std::move(last_label_);
+    }
+
+    // For Python's garbage collector: visits every object that the table holds.
+    int traverse(visitproc visit, void *arg) const {
+        for (const auto &[hash, launch] : launches_) {
+            if (const int stop = launch->traverse(visit, arg); stop != 0) return stop;
+        }
+        Py_VISIT(last_label_.get());
+        return 0;
+    }
+
+    std::size_t size() const { return launches_.size(); }
+
+    PyObject *last_label() const { return last_label_.get(); }
+
+  private:
+    using Launches = std::unordered_multimap<uint64_t, std::shared_ptr<const RememberedLaunch>>;
+    static constexpr std::size_t kMaxLaunches = 256;
 
     std::shared_ptr<const RememberedLaunch> find(const CallLayout &layout) const {
         const auto [begin, end] = launches_.equal_range(layout.hash());
@@ -65,20 +91,7 @@ class CallTable {
         return nullptr;
     }
 
-    void remember(std::shared_ptr<const RememberedLaunch> launch) {
-        if (find(launch->layout) != nullptr) return;
-        if (launches_.size() >= kMaxLaunches) launches_.clear();
-        const uint64_t hash = launch->layout.hash();
-        launches_.emplace(hash, std::move(launch));
-    }
-
-    std::size_t size() const { return launches_.size(); }
-
-    PyObject *last_label() const { return last_label_.get(); }
-
-  private:
-    static constexpr std::size_t kMaxLaunches = 256;
-    std::unordered_multimap<uint64_t, std::shared_ptr<const RememberedLaunch>> launches_;
+    Launches launches_;
     Reference last_label_;
 };
 

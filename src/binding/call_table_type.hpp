@@ -1,110 +1,77 @@
 // The Python type flash_attention_kernels.CallTable: calling it looks a call up, `remember` files one.
 #pragma once
 
-#include <Python.h>
-#include <structmember.h>
-
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <memory>
 #include <new>
 #include <utility>
 
 #include "binding/call_table.hpp"
 #include "binding/given_call.hpp"
-#include "binding/launch.hpp"
 #include "binding/python.hpp"
-#include "binding/registry.hpp"
-#include "binding/remembered_launch.hpp"
-#include "binding/tensors.hpp"
+#include "binding/remember.hpp"
 
 namespace flash::binding {
 
 struct CallTableObject {
-    PyObject_HEAD vectorcallfunc call;
-    CallTable table;
+    PyObject_HEAD CallTable table;
 };
 
 inline CallTable &table_of(PyObject *self) { return reinterpret_cast<CallTableObject *>(self)->table; }
 
-inline PyObject *call_table(PyObject *self, PyObject *const *args, std::size_t n_args, PyObject *keywords) {
-    if (keywords != nullptr && PyTuple_GET_SIZE(keywords) != 0) {
-        PyErr_SetString(PyExc_TypeError, "a CallTable takes no keywords");
-        return nullptr;
-    }
-    return table_of(self).call(args, PyVectorcall_NARGS(n_args));
-}
-
-inline PyObject *new_call_table(PyTypeObject *type, PyObject *, PyObject *) {
-    auto *const self = reinterpret_cast<CallTableObject *>(type->tp_alloc(type, 0));
-    if (self == nullptr) return nullptr;
-    self->call = &call_table;
-    new (&self->table) CallTable;
-    return reinterpret_cast<PyObject *>(self);
+// ---------------------------------------------------------------- life
+inline PyObject *new_call_table(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        if (PyTuple_Size(args) != 0 || (keywords != nullptr && PyDict_Size(keywords) != 0)) {
+            raise_error(PyExc_TypeError, "a CallTable is made empty, without arguments");
+        }
+        auto *const self = allocate<CallTableObject>(type);
+        new (&self->table) CallTable;
+        return reinterpret_cast<PyObject *>(self);
+    });
 }
 
 inline void delete_call_table(PyObject *self) {
-    PyTypeObject *const type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     table_of(self).~CallTable();
-    type->tp_free(self);
-    Py_DECREF(type);
+    deallocate(self);
 }
 
-inline constexpr const char *kRemember =
-    "remember(given, made, makers, launch, arguments, device, label)\n\n"
-    "Files a launch that has just been made; says whether it can be made again from its tensors.\n\n"
-    "given: the call's arguments, as the table is called with them.\n"
-    "made: (out, lse, workspace), each a tensor that was made for the call, or None.\n"
-    "makers: for each of the three a function without arguments that makes it anew, or None.\n"
-    "launch: of a Kernel. arguments: what it was given. device: index of the tensors' device.\n"
-    "label: what `last` is to give once this launch is made again.";
+inline int traverse_call_table(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return table_of(self).traverse(visit, arg);
+}
+
+inline int clear_call_table(PyObject *self) {
+    table_of(self).clear();
+    return 0;
+}
+
+// ---------------------------------------------------------------- use
+inline constexpr const char *kCall =
+    "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)\n\n"
+    "The result of a call that is known here, or None. The same as calling the table, which takes longer.";
+
+inline PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    return guarded([&] { return table_of(self).call(args, n_args).release(); });
+}
+
+inline PyObject *call_table(PyObject *self, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        if (keywords != nullptr && PyDict_Size(keywords) != 0) {
+            raise_error(PyExc_TypeError, "a CallTable takes no keywords");
+        }
+        const auto items = items_of(args);
+        return table_of(self).call(items.data(), items.size()).release();
+    });
+}
 
 inline PyObject *remember(PyObject *self, PyObject *args) {
-    PyObject *given_args, *made, *makers, *launch_function, *launch_args, *label;
-    long device;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!lO:remember", &PyTuple_Type, &given_args, &PyTuple_Type, &made,
-                          &PyTuple_Type, &makers, &launch_function, &PyTuple_Type, &launch_args, &device,
-                          &label)) {
-        return nullptr;
-    }
-    if (PyTuple_GET_SIZE(made) != static_cast<Py_ssize_t>(kMade.size()) ||
-        PyTuple_GET_SIZE(makers) != static_cast<Py_ssize_t>(kMade.size())) {
-        PyErr_SetString(PyExc_TypeError, "remember: made and makers are tuples of 3: out, lse, workspace");
-        return nullptr;
-    }
-    auto launch = std::make_shared<RememberedLaunch>();
-    if (!PyCFunction_Check(launch_function) ||
-        !PyCapsule_IsValid(PyCFunction_GET_SELF(launch_function), kKernelCapsule)) {
-        PyErr_SetString(PyExc_TypeError, "remember: launch is not the launch of a Kernel");
-        return nullptr;
-    }
-    launch->kernel = static_cast<const Kernel *>(
-        PyCapsule_GetPointer(PyCFunction_GET_SELF(launch_function), kKernelCapsule));
-    void *stream = nullptr;
-    if (!read_launch(*launch->kernel, PySequence_Fast_ITEMS(launch_args), PyTuple_GET_SIZE(launch_args),
-                     launch->problem, stream)) {
-        return nullptr;
-    }
-    GivenCall given;
-    if (!given.read(PySequence_Fast_ITEMS(given_args), PyTuple_GET_SIZE(given_args))) Py_RETURN_FALSE;
-    std::array<TensorFacts, kSlots> tensors;
-    std::array<bool, kSlots> there{};
-    std::copy(given.tensors.begin(), given.tensors.end(), tensors.begin());
-    std::copy(given.is_given.begin(), given.is_given.end(), there.begin());
-    for (std::size_t i = 0; i < kMade.size(); ++i) {
-        PyObject *const tensor = PyTuple_GET_ITEM(made, i);
-        if (tensor == Py_None) continue;
-        if (there[kMade[i]] || !tensor_reader().read(tensor, tensors[kMade[i]])) Py_RETURN_FALSE;
-        there[kMade[i]] = true;
-        launch->makers[kMade[i]] = share(PyTuple_GET_ITEM(makers, i));
-    }
-    if (!launch->take_offsets(tensors, there)) Py_RETURN_FALSE;
-    launch->layout = given.layout;
-    launch->device = device;
-    launch->label = share(label);
-    table_of(self).remember(std::move(launch));
-    Py_RETURN_TRUE;
+    return guarded([&] {
+        auto launch = launch_to_remember(args);
+        const bool is_whole = launch != nullptr;
+        if (is_whole) table_of(self).remember(std::move(launch));
+        return Py_NewRef(is_whole ? Py_True : Py_False);
+    });
 }
 
 inline PyObject *last_label(PyObject *self, void *) {
@@ -114,30 +81,31 @@ inline PyObject *last_label(PyObject *self, void *) {
 
 inline Py_ssize_t table_size(PyObject *self) { return static_cast<Py_ssize_t>(table_of(self).size()); }
 
-// A new reference to the type flash_attention_kernels.CallTable; nullptr with a Python error.
-inline PyObject *make_call_table_type() {
-    static PyMethodDef methods[] = {{"remember", remember, METH_VARARGS, kRemember}, {}};
+// ---------------------------------------------------------------- the type
+inline Reference make_call_table_type() {
+    static PyMethodDef methods[] = {
+        {"call", as_method(&call), METH_FASTCALL, kCall},
+        {"remember", remember, METH_VARARGS, kRemember},
+        {},
+    };
     static PyGetSetDef properties[] = {
         {"last", last_label, nullptr, "Label of the launch that was made again last, or None.", nullptr}, {}};
-    static PyMemberDef members[] = {
-        {"__vectorcalloffset__", T_PYSSIZET, static_cast<Py_ssize_t>(offsetof(CallTableObject, call)),
-         READONLY, nullptr},
-        {}};
     static char documentation[] = "Launches by the layouts of their tensors; see src/binding/call_table.hpp.";
     static PyType_Slot slots[] = {
         {Py_tp_doc, documentation},
-        {Py_tp_new, reinterpret_cast<void *>(&new_call_table)},
-        {Py_tp_dealloc, reinterpret_cast<void *>(&delete_call_table)},
-        {Py_tp_call, reinterpret_cast<void *>(&PyVectorcall_Call)},
-        {Py_sq_length, reinterpret_cast<void *>(&table_size)},
+        type_slot(Py_tp_new, &new_call_table),
+        type_slot(Py_tp_dealloc, &delete_call_table),
+        type_slot(Py_tp_traverse, &traverse_call_table),
+        type_slot(Py_tp_clear, &clear_call_table),
+        type_slot(Py_tp_call, &call_table),
+        type_slot(Py_sq_length, &table_size),
         {Py_tp_methods, methods},
         {Py_tp_getset, properties},
-        {Py_tp_members, members},
         {},
     };
     static PyType_Spec spec = {"flash_attention_kernels.CallTable", sizeof(CallTableObject), 0,
-                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-    return PyType_FromSpec(&spec);
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+    return checked(PyType_FromSpec(&spec));
 }
 
 }  // namespace flash::binding

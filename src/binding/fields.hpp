@@ -1,24 +1,17 @@
-// The fields of every struct that crosses from Python to C++, and the reader made of them.
+// The fields of every struct that crosses from Python to C++.
 //
-// One list a struct serves the reader, the names that Python can ask for, and the compile-time
-// check that the list is complete. The Python dataclass of the same name has the same fields in the
-// same order. A new family adds its Description and its name in `Configs`.
+// One list a struct serves the reader (struct_reader.hpp), the names that Python can ask for, and the
+// compile-time check that the list is complete. The Python dataclass of the same name has the same fields in
+// the same order. A new family adds its Description and its name in `Configs`.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
-#include <algorithm>
 #include <array>
-#include <climits>
-#include <string>
+#include <cstddef>
 #include <tuple>
-#include <type_traits>
 
 #include "flash_attention.cuh"
 
 namespace flash::binding {
-
-namespace py = pybind11;
 
 template <typename Struct, typename Member>
 struct Field {
@@ -158,87 +151,5 @@ inline constexpr bool lists_every_field =
 static_assert(lists_every_field<FlashForwardKernelConfig>, "Description lacks a field of the struct");
 static_assert(lists_every_field<HopperForwardKernelConfig>, "Description lacks a field of the struct");
 static_assert(lists_every_field<ForwardTraits>, "Description lacks a field of the struct");
-
-// ---------------------------------------------------------------- reading
-inline std::string type_name(py::handle value) { return Py_TYPE(value.ptr())->tp_name; }
-
-[[noreturn]] inline void wrong_type(const std::string &where, py::handle value, const char *wanted) {
-    throw py::type_error(where + ": given " + py::repr(value).cast<std::string>() + " of type " +
-                         type_name(value) + ", wanted " + wanted);
-}
-
-// Exact types: Python's bool is an int, and a tile count that was given as True is a mistake.
-inline void read_value(const std::string &where, py::handle value, bool &out) {
-    if (!PyBool_Check(value.ptr())) wrong_type(where, value, "bool");
-    out = value.ptr() == Py_True;
-}
-
-inline void read_value(const std::string &where, py::handle value, int &out) {
-    if (!PyLong_CheckExact(value.ptr())) wrong_type(where, value, "int");
-    int overflow = 0;
-    const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-    if (overflow != 0 || number < INT_MIN || number > INT_MAX) wrong_type(where, value, "int of 32 bits");
-    out = static_cast<int>(number);
-}
-
-// A Python IntEnum of the same name; its numbers are the enumerators'.
-template <typename Enum>
-    requires std::is_enum_v<Enum>
-void read_value(const std::string &where, py::handle value, Enum &out) {
-    constexpr auto description = describe(Enum{});
-    if (!PyLong_Check(value.ptr()) || type_name(value) != description.name) {
-        wrong_type(where, value, description.name);
-    }
-    const long number = PyLong_AsLong(value.ptr());
-    if (std::ranges::find(description.numbers, number) == description.numbers.end()) {
-        wrong_type(where, value, description.name);
-    }
-    out = static_cast<Enum>(number);
-}
-
-inline py::object to_python(bool value) { return py::bool_(value); }
-inline py::object to_python(int value) { return py::int_(value); }
-template <typename Enum>
-    requires std::is_enum_v<Enum>
-py::object to_python(Enum value) {
-    return py::int_(static_cast<int>(value));
-}
-
-// Reads a Python object into the C++ struct of the same name, field by field.
-template <typename Struct>
-Struct read_struct(py::handle object) {
-    Struct result{};
-    const auto read_field = [&](const auto &field) {
-        const std::string where = std::string(Description<Struct>::name) + "." + field.name;
-        if (!py::hasattr(object, field.name)) {
-            throw py::attribute_error(where + ": given an object of type " + type_name(object) +
-                                      " that has no such field; build it with flash_helpers.kernel_configs");
-        }
-        read_value(where, object.attr(field.name), result.*field.member);
-    };
-    std::apply([&](const auto &...field) { (read_field(field), ...); }, Description<Struct>::fields);
-    return result;
-}
-
-// The Python object's configuration as the C++ key of its family.
-template <typename Config>
-Config py_to_cpp_kernel_config(py::handle config) {
-    return read_struct<Config>(config);
-}
-
-template <typename Struct>
-py::dict to_dict(const Struct &value) {
-    py::dict result;
-    std::apply([&](const auto &...field) { ((result[field.name] = to_python(value.*field.member)), ...); },
-               Description<Struct>::fields);
-    return result;
-}
-
-template <typename Struct>
-py::list field_names() {
-    py::list names;
-    std::apply([&](const auto &...field) { (names.append(field.name), ...); }, Description<Struct>::fields);
-    return names;
-}
 
 }  // namespace flash::binding

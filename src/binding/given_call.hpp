@@ -2,8 +2,6 @@
 // values.
 #pragma once
 
-#include <Python.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -53,11 +53,30 @@ int d_head_v(const Config &config) {
     }
 }
 
+// The record of a library at a place; throws where the library does not hold what a record promises.
+template <typename Config>
+const ForwardKernelRecord<Config> &record_at(const KernelLibrary &library, int i) {
+    const auto *const record = static_cast<const ForwardKernelRecord<Config> *>(library.records[i]);
+    if (record == nullptr || record->load == nullptr || record->launch == nullptr ||
+        record->attributes == nullptr) {
+        throw std::runtime_error("its record " + std::to_string(i) + " of " +
+                                 std::to_string(library.n_kernels) + " is empty or lacks a function");
+    }
+    return *record;
+}
+
+// Files the kernels of a library, all or, with an exception, none; returns how many were new.
 template <typename Config>
 int file_records(const KernelLibrary &library) {
+    if (library.n_kernels < 0 ||
+        (library.n_kernels > 0 && (library.records == nullptr || library.error_string == nullptr))) {
+        throw std::runtime_error("it announces " + std::to_string(library.n_kernels) +
+                                 " kernels without records or without texts of errors");
+    }
+    for (int i = 0; i < library.n_kernels; ++i) record_at<Config>(library, i);
     int n_new = 0;
     for (int i = 0; i < library.n_kernels; ++i) {
-        const auto &record = *static_cast<const ForwardKernelRecord<Config> *>(library.records[i]);
+        const auto &record = record_at<Config>(library, i);
         const Kernel kernel{
             .family = Description<Config>::family,
             .target = record.target,
@@ -77,36 +96,46 @@ int file_records(const KernelLibrary &library) {
     return n_new;
 }
 
+// Files what an open library presents. Throws std::runtime_error with the reason where it is no library of
+// this ABI.
+inline int file_library(void *handle) {
+    using EntryPoint = const KernelLibrary *(*)();
+    const auto entry_point = reinterpret_cast<EntryPoint>(dlsym(handle, kKernelLibrarySymbol));
+    const std::string name = kKernelLibrarySymbol;
+    if (entry_point == nullptr) throw std::runtime_error("no kernel library: it does not export " + name);
+    const KernelLibrary *const library = entry_point();
+    if (library == nullptr) throw std::runtime_error("no kernel library: its " + name + "() returns NULL");
+    if (library->abi != kAbiVersion) {
+        throw std::runtime_error("built for interface version " + std::to_string(library->abi) +
+                                 ", this binding speaks version " + std::to_string(kAbiVersion) +
+                                 "; remove the file, so that it is built again");
+    }
+    if (library->family == nullptr) throw std::runtime_error("it names no kernel family");
+    const std::string family = library->family;
+    int n_new = 0;
+    const bool known = any_config([&]<typename Config>() {
+        if (family != Description<Config>::family) return false;
+        n_new = file_records<Config>(*library);
+        return true;
+    });
+    if (!known) throw std::runtime_error("kernel family '" + family + "' is unknown to this binding");
+    return n_new;
+}
+
 // Opens a kernel library and files its kernels; a kernel that is filed already stays as it is.
 // Returns how many were new. Throws std::runtime_error where the file is no library of this ABI.
 inline int load_library(const std::string &path) {
     void *const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr)
-        throw std::runtime_error("cannot load the kernel library: " + std::string(dlerror()));
-    const auto refuse = [&](const std::string &reason) {
-        dlclose(handle);
-        throw std::runtime_error(path + ": " + reason);
-    };
-
-    using EntryPoint = const KernelLibrary *(*)();
-    const auto entry_point = reinterpret_cast<EntryPoint>(dlsym(handle, kKernelLibrarySymbol));
-    if (entry_point == nullptr)
-        refuse("no kernel library: it does not export " + std::string(kKernelLibrarySymbol));
-
-    const KernelLibrary &library = *entry_point();
-    if (library.abi != kAbiVersion) {
-        refuse("built for interface version " + std::to_string(library.abi) +
-               ", this binding speaks version " + std::to_string(kAbiVersion) +
-               "; remove the file, so that it is built again");
+    if (handle == nullptr) {
+        const char *const reason = dlerror();
+        throw std::runtime_error("cannot load the kernel library: " + (reason == nullptr ? path : reason));
     }
-    int n_new = 0;
-    const bool known = any_config([&]<typename Config>() {
-        if (std::string(library.family) != Description<Config>::family) return false;
-        n_new = file_records<Config>(library);
-        return true;
-    });
-    if (!known) refuse("kernel family '" + std::string(library.family) + "' is unknown to this binding");
-    return n_new;
+    try {
+        return file_library(handle);
+    } catch (const std::runtime_error &error) {
+        dlclose(handle);
+        throw std::runtime_error(path + ": " + error.what());
+    }
 }
 
 }  // namespace flash::binding

@@ -39,6 +39,13 @@ struct RememberedLaunch {
     std::array<Reference, kSlots> makers;  // functions that make tensors which the caller does not give
     Reference label;
 
+    // For Python's garbage collector: visits every object that the launch holds.
+    int traverse(visitproc visit, void *arg) const {
+        for (const Reference &maker : makers) Py_VISIT(maker.get());
+        Py_VISIT(label.get());
+        return 0;
+    }
+
     // Takes the pointers of `problem` as offsets from the tensors of their slots. False where one points
     // elsewhere: into a copy that the long way has made, and would have to make again.
     bool take_offsets(const std::array<TensorFacts, kSlots> &tensors, const std::array<bool, kSlots> &there) {
@@ -47,7 +54,10 @@ struct RememberedLaunch {
         for_each_pointer(problem, [&](auto *pointer, Slot slot) {
             *offset = kNoPointer;
             if (pointer != nullptr) {
-                *offset = reinterpret_cast<const char *>(pointer) - tensors[slot].data;
+                if (there[slot]) {
+                    *offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) -
+                                                   reinterpret_cast<uintptr_t>(tensors[slot].data));
+                }
                 inside &= there[slot] && *offset >= 0 && *offset < tensors[slot].span_bytes();
             }
             ++offset;

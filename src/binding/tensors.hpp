@@ -5,57 +5,26 @@
 // which takes several times as long.
 #pragma once
 
-#include <Python.h>
-
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 
+#include "binding/dlpack.hpp"
+#include "binding/launch.hpp"
 #include "binding/python.hpp"
 
 namespace flash::binding {
 
-// ---------------------------------------------------------------- DLPack's binary interface
-namespace dlpack {
-
-struct Device {
-    int32_t type, index;
-};
-struct DataType {
-    uint8_t code, bits;
-    uint16_t lanes;
-};
-struct Tensor {
-    void *data;
-    Device device;
-    int32_t rank;
-    DataType dtype;
-    int64_t *shape, *strides;  // strides in elements; nullptr: contiguous
-    uint64_t byte_offset;
-};
-struct ExchangeHeader {
-    uint32_t major, minor;
-    ExchangeHeader *older;
-};
-struct ExchangeApi {
-    ExchangeHeader header;
-    void *managed_tensor_allocator, *managed_tensor_from_object, *managed_tensor_to_object;
-    int (*tensor_from_object)(void *object, Tensor *out);  // a view that lives as long as the object
-    int (*current_work_stream)(int32_t device_type, int32_t device_index, void **out);
-};
-
-inline constexpr const char *kCapsule = "dlpack_exchange_api";
-inline constexpr uint32_t kMajor = 1;
-
-}  // namespace dlpack
-
-// ---------------------------------------------------------------- tensors
 inline constexpr int kMaxRank = 4;
+
+// Tensors of a GPU lie above what 32 bits reach: what lies below is the offset of a view whose storage has no
+// memory.
+inline constexpr uintptr_t kLowestCudaAddress = uintptr_t(1) << 32;
 
 struct TensorFacts {
     char *data;
     uint64_t dtype;   // equal for equal element types
     uint64_t device;  // equal for equal devices
+    bool on_cuda;
     int rank, element_bytes;
     std::array<int64_t, kMaxRank> shape, strides;  // strides in elements
 
@@ -69,38 +38,40 @@ struct TensorFacts {
         }
         return (last + 1) * element_bytes;
     }
+
+    // Whether memory may be where the tensor says. A storage that was resized to 0 has none.
+    bool has_memory() const {
+        return reinterpret_cast<uintptr_t>(data) >= (on_cuda ? kLowestCudaAddress : kLowestAddress);
+    }
 };
 
 // Reads tensors of exactly one Python type, and asks their library for what else a launch must know.
 class TensorReader {
   public:
     // exchange_api: the type's capsule, or None. is_grad_enabled(), exchange_device(index) -> index before,
-    // current_stream(index): Python functions. False with a Python error where the capsule is of another
-    // kind.
-    bool open(PyObject *tensor_type, PyObject *exchange_api, PyObject *is_grad_enabled,
+    // current_stream(index): Python functions. Throws PythonError where the capsule is of another kind.
+    void open(PyObject *tensor_type, PyObject *exchange_api, PyObject *is_grad_enabled,
               PyObject *exchange_device, PyObject *current_stream) {
         const dlpack::ExchangeApi *api = nullptr;
         if (exchange_api != Py_None) {
             api = static_cast<const dlpack::ExchangeApi *>(
                 PyCapsule_GetPointer(exchange_api, dlpack::kCapsule));
-            if (api == nullptr) return false;
+            if (api == nullptr) throw PythonError{};
             if (api->header.major != dlpack::kMajor || api->tensor_from_object == nullptr) api = nullptr;
         }
+        asked_ = std::make_unique<Asked>(tensor_type);
         api_ = api;
         tensor_type_ = share(tensor_type);
         is_grad_enabled_ = share(is_grad_enabled);
         exchange_device_ = share(exchange_device);
         current_stream_ = share(current_stream);
-        return true;
     }
 
-    // False, without a Python error, for what is no strided tensor of at most 4 dimensions, is empty, or
-    // wants a gradient: such calls take the long way, whose checks say what is wrong.
+    // False, without a Python error, for what is no strided tensor of at most 4 dimensions, is empty, has no
+    // memory, or wants a gradient: such calls take the long way, whose checks say what is wrong.
     bool read(PyObject *object, TensorFacts &facts) const {
         if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type_.get()) return false;
-        const bool is_read =
-            api_ != nullptr ? read_by_exchange(object, facts) : read_by_attributes(object, facts);
-        if (!is_read || facts.data == nullptr || wants_gradient(object)) {
+        if (!read_facts(object, facts) || !facts.has_memory() || wants_gradient(object)) {
             PyErr_Clear();
             return false;
         }
@@ -110,49 +81,118 @@ class TensorReader {
     // Whether what lies in a tensor's memory is the negative of its values, as of the imaginary part of a
     // conjugate view; true also where the question fails. Only tensors of real numbers ever are.
     bool is_negated(PyObject *object) const {
-        static PyObject *const kIsNeg = PyUnicode_InternFromString("is_neg");
-        const Reference negated(PyObject_CallMethodNoArgs(object, kIsNeg));
-        if (!negated) PyErr_Clear();
+        const Reference negated = asked_->is_neg.of(object);
+        if (negated == nullptr) PyErr_Clear();
         return negated.get() != Py_False;
     }
 
-    // The address of a tensor that this library has made itself; nullptr with a Python error.
+    // The address of a tensor that this library has made itself.
     char *address_of(PyObject *object) const {
         TensorFacts facts;
-        const bool found =
-            api_ != nullptr ? read_by_exchange(object, facts) : read_by_attributes(object, facts);
-        return found ? facts.data : nullptr;
-    }
-
-    // Makes a CUDA device the current one; gives the index of the one before, or -1 with a Python error.
-    long exchange_device(long device) const {
-        const Reference index(PyLong_FromLong(device));
-        const Reference before(index ? PyObject_CallOneArg(exchange_device_.get(), index.get()) : nullptr);
-        return before ? PyLong_AsLong(before.get()) : -1;
-    }
-
-    // The current CUDA stream of a device. False with a Python error.
-    bool current_stream(long device, void *&stream) const {
-        constexpr int32_t kCuda = 2;  // DLPack's number
-        if (api_ != nullptr && device >= 0) {
-            return api_->current_work_stream(kCuda, static_cast<int32_t>(device), &stream) == 0;
+        if (!read_facts(object, facts)) {
+            if (PyErr_Occurred()) throw PythonError{};
+            raise_error(PyExc_TypeError,
+                        "a call's maker gave %R, which is no strided tensor of at most %d "
+                        "dimensions",
+                        object, kMaxRank);
         }
-        const Reference index(PyLong_FromLong(device));
-        const Reference handle(index ? PyObject_CallOneArg(current_stream_.get(), index.get()) : nullptr);
-        stream = handle ? PyLong_AsVoidPtr(handle.get()) : nullptr;
-        return !PyErr_Occurred();
+        return facts.data;
+    }
+
+    // Makes a CUDA device the current one; gives the index of the one before.
+    long exchange_device(long device) const {
+        const Reference before = call_with(exchange_device_.get(), make_number(device));
+        return static_cast<long>(to_int64(before.get()));
+    }
+
+    // The current CUDA stream of a device.
+    void *current_stream(long device) const {
+        if (api_ == nullptr || api_->current_work_stream == nullptr || device < 0) {
+            return to_pointer(call_with(current_stream_.get(), make_number(device)).get());
+        }
+        void *stream = nullptr;
+        if (api_->current_work_stream(dlpack::kCuda, static_cast<int32_t>(device), &stream) != 0) {
+            if (PyErr_Occurred()) throw PythonError{};
+            raise_error(PyExc_RuntimeError, "the current stream of CUDA device %ld cannot be asked for",
+                        device);
+        }
+        return stream;
     }
 
   private:
+    // An attribute of a type's objects, found once: asking for it by name looks it up each time.
+    class Attribute {
+      public:
+        Attribute(PyObject *type, const char *name)
+            : descriptor_(checked(PyObject_GetAttrString(type, name))),
+              get_(reinterpret_cast<descrgetfunc>(
+                  PyType_GetSlot(Py_TYPE(descriptor_.get()), Py_tp_descr_get))) {
+            if (get_ == nullptr)
+                raise_error(PyExc_TypeError, "read_tensors: %R.%s is no property", type, name);
+        }
+
+        // nullptr with a Python error.
+        Reference of(PyObject *object) const {
+            PyObject *const type = reinterpret_cast<PyObject *>(Py_TYPE(object));
+            return Reference(get_(descriptor_.get(), object, type));
+        }
+
+      private:
+        Reference descriptor_;
+        descrgetfunc get_;
+    };
+
+    // A method of a type's objects without arguments, found once.
+    class Method {
+      public:
+        Method(PyObject *type, const char *name) : function_(checked(PyObject_GetAttrString(type, name))) {}
+
+        // nullptr with a Python error.
+        Reference of(PyObject *object) const {
+            return Reference(PyObject_CallFunctionObjArgs(function_.get(), object, nullptr));
+        }
+
+      private:
+        Reference function_;
+    };
+
+    // What tensors are asked for.
+    struct Asked {
+        explicit Asked(PyObject *type)
+            : data_ptr(type, "data_ptr"),
+              get_device(type, "get_device"),
+              stride(type, "stride"),
+              is_neg(type, "is_neg"),
+              is_cuda(type, "is_cuda"),
+              dtype(type, "dtype"),
+              shape(type, "shape"),
+              requires_grad(type, "requires_grad") {}
+
+        Method data_ptr, get_device, stride, is_neg;
+        Attribute is_cuda, dtype, shape, requires_grad;
+        Reference itemsize = interned("itemsize");
+    };
+
+    // False, perhaps with a Python error, where the object is no strided tensor of at most 4 dimensions.
+    bool read_facts(PyObject *object, TensorFacts &facts) const {
+        if (api_ != nullptr) return read_by_exchange(object, facts);
+        try {
+            return read_by_attributes(object, facts);
+        } catch (const PythonError &) {
+            return false;
+        }
+    }
+
     bool read_by_exchange(PyObject *object, TensorFacts &facts) const {
         dlpack::Tensor tensor;
         if (api_->tensor_from_object(object, &tensor) != 0) return false;
         if (tensor.rank > kMaxRank || tensor.strides == nullptr) return false;
-        facts.data = static_cast<char *>(tensor.data) + tensor.byte_offset;
+        facts.data = reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset);
         facts.dtype =
             uint64_t(tensor.dtype.code) << 32 | uint64_t(tensor.dtype.bits) << 16 | tensor.dtype.lanes;
         facts.device = uint64_t(static_cast<uint32_t>(tensor.device.type)) << 32 |
                        static_cast<uint32_t>(tensor.device.index);
+        facts.on_cuda = tensor.device.type == dlpack::kCuda;
         facts.rank = tensor.rank;
         facts.element_bytes = tensor.dtype.bits * tensor.dtype.lanes / 8;
         for (int i = 0; i < tensor.rank; ++i) {
@@ -163,46 +203,38 @@ class TensorReader {
     }
 
     bool read_by_attributes(PyObject *object, TensorFacts &facts) const {
-        static PyObject *const kData = PyUnicode_InternFromString("data_ptr");
-        static PyObject *const kDevice = PyUnicode_InternFromString("get_device");
-        static PyObject *const kIsCuda = PyUnicode_InternFromString("is_cuda");
-        static PyObject *const kDtype = PyUnicode_InternFromString("dtype");
-        static PyObject *const kBytes = PyUnicode_InternFromString("itemsize");
-        static PyObject *const kShape = PyUnicode_InternFromString("shape");
-        static PyObject *const kStride = PyUnicode_InternFromString("stride");
-        const Reference data(PyObject_CallMethodNoArgs(object, kData));
-        const Reference device(data ? PyObject_CallMethodNoArgs(object, kDevice) : nullptr);
-        const Reference is_cuda(device ? PyObject_GetAttr(object, kIsCuda) : nullptr);
-        const Reference dtype(is_cuda ? PyObject_GetAttr(object, kDtype) : nullptr);
-        const Reference bytes(dtype ? PyObject_GetAttr(dtype.get(), kBytes) : nullptr);
-        const Reference shape(bytes ? PyObject_GetAttr(object, kShape) : nullptr);
-        const Reference strides(shape ? PyObject_CallMethodNoArgs(object, kStride) : nullptr);
-        if (!strides || !PyTuple_Check(shape.get()) || !PyTuple_Check(strides.get())) return false;
-        const Py_ssize_t rank = PyTuple_GET_SIZE(shape.get());
-        if (rank > kMaxRank || PyTuple_GET_SIZE(strides.get()) != rank) return false;
-        facts.data = static_cast<char *>(PyLong_AsVoidPtr(data.get()));
+        const auto get = [&](const auto &asked) { return checked(asked.of(object).release()); };
+        const Reference dtype = get(asked_->dtype);
+        const Reference shape = get(asked_->shape), strides = get(asked_->stride);
+        if (!PyTuple_Check(shape.get()) || !PyTuple_Check(strides.get())) return false;
+        const Py_ssize_t rank = PyTuple_Size(shape.get());
+        if (rank > kMaxRank || PyTuple_Size(strides.get()) != rank) return false;
+        facts.data = static_cast<char *>(to_pointer(get(asked_->data_ptr).get()));
         facts.dtype = reinterpret_cast<uintptr_t>(dtype.get());  // one object for each type
+        facts.on_cuda = get(asked_->is_cuda).get() == Py_True;
         facts.device =
-            uint64_t(is_cuda.get() == Py_True) << 32 | static_cast<uint32_t>(PyLong_AsLong(device.get()));
+            uint64_t(facts.on_cuda) << 32 | static_cast<uint32_t>(to_int64(get(asked_->get_device).get()));
         facts.rank = static_cast<int>(rank);
-        facts.element_bytes = static_cast<int>(PyLong_AsLong(bytes.get()));
+        const Reference bytes = checked(PyObject_GetAttr(dtype.get(), asked_->itemsize.get()));
+        facts.element_bytes = static_cast<int>(to_int64(bytes.get()));
         for (Py_ssize_t i = 0; i < rank; ++i) {
-            facts.shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape.get(), i));
-            facts.strides[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(strides.get(), i));
+            facts.shape[i] = to_int64(PyTuple_GetItem(shape.get(), i));
+            facts.strides[i] = to_int64(PyTuple_GetItem(strides.get(), i));
         }
-        return !PyErr_Occurred();
+        return true;
     }
 
     // True also where the question fails.
     bool wants_gradient(PyObject *object) const {
-        static PyObject *const kRequiresGrad = PyUnicode_InternFromString("requires_grad");
-        const Reference required(PyObject_GetAttr(object, kRequiresGrad));
+        const Reference required = asked_->requires_grad.of(object);
         if (required.get() == Py_False) return false;
-        const Reference enabled(required ? PyObject_CallNoArgs(is_grad_enabled_.get()) : nullptr);
+        if (required == nullptr) return true;
+        const Reference enabled(PyObject_CallNoArgs(is_grad_enabled_.get()));
         return enabled.get() != Py_False;
     }
 
     const dlpack::ExchangeApi *api_ = nullptr;
+    std::unique_ptr<const Asked> asked_;
     Reference tensor_type_, is_grad_enabled_, exchange_device_, current_stream_;
 };
 
@@ -215,10 +247,11 @@ class CurrentDevice {
     CurrentDevice &operator=(const CurrentDevice &) = delete;
     ~CurrentDevice() {
         if (before_ == device_ || before_ < 0) return;
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);  // an error on its way stays as it is
-        reader_.exchange_device(before_);
-        PyErr_Restore(type, value, traceback);
+        const KeptError kept;
+        try {
+            reader_.exchange_device(before_);
+        } catch (const PythonError &) {
+        }
     }
 
   private:

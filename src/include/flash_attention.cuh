@@ -131,9 +131,11 @@ struct ForwardProblem {
     const float *sinks;
     // varlen: sequence b owns rows cu_seqlens[b] ... cu_seqlens[b + 1] of q and o, of k and v. The batch
     // strides are not used; seq_len_q is the longest sequence's, seq_len_k no less than that of any, such as
-    // total_k; total_q and total_k are all rows of q and of k; lse is (n_heads, total_q). cu_seqlens_q may be
-    // nullptr: every sequence then has seq_len_q rows at its place in the batch, as without the trait;
-    // likewise cu_seqlens_k. seqused_k, (batch), if given, is how many keys of each sequence exist.
+    // total_k; total_q and total_k are all rows of q and of k; lse is (n_heads, total_q). Rows of o before
+    // the first offset and behind the last become 0, their lse -inf. cu_seqlens_q may be nullptr: every
+    // sequence then has seq_len_q rows at its place in the batch, as without the trait; likewise
+    // cu_seqlens_k. seqused_k, (batch), if given, is how many keys of each sequence exist. Whatever these
+    // numbers are, no row is read or written that the tensors do not have (sequence_rows.cuh).
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
     int64_t total_q, total_k;
     // split: workspaces of the parts, (n_splits, batch, n_heads, seq_len_q, d_head_v) and (n_splits, batch,

@@ -10,6 +10,7 @@ import torch
 from contract_kernels import kernels
 from filelock import FileLock
 
+from flash_attention.backends.cuda import device_facts_of
 from flash_helpers import build
 
 
@@ -24,9 +25,9 @@ def _built_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     if not torch.cuda.is_available():
         return
     begin = time.perf_counter()
-    major, minor = torch.cuda.get_device_capability()
-    needed = kernels(10 * major + minor)
+    facts = device_facts_of()
+    needed = kernels(facts)
     # Of several test processes one builds with all cores; the others wait, and find everything built.
     with FileLock(tmp_path_factory.getbasetemp().parent / "kernels.lock"):
-        build.build_kernels(needed, [10 * major + minor])
+        build.build_kernels(needed, [facts.target])
     print(f"\n{len(needed)} kernels ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)

@@ -1,14 +1,16 @@
-"""One good configuration for small problems, compiled for every set of features that contract tests use.
+"""What contract tests run on a GPU, built ahead in parallel, so that few calls compile on first use.
 
-A choice prefers a kernel that is built to a slightly better one that is not, so that tests of automatic
-choice compile little beside these.
+That is what the library chooses for a few hundred queries with the features that tests use; and one
+configuration with each set of them, which random calls run in place of what is not built.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from flash_helpers.kernel_configs import (
+    DeviceFacts,
     DType,
     FlashForwardKernelConfig,
     ForwardKernel,
@@ -18,6 +20,9 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.families import family_of
 from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.results.lookup import TuningResults
+from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.select.select import select
 
 FEATURES: tuple[tuple[str, ...], ...] = (
     (),
@@ -32,8 +37,23 @@ PACKED: tuple[tuple[str, ...], ...] = ((), ("causal",), ("window",), ("softcap",
 
 
 def plain_config(dtype: DType, d_head: int) -> FlashForwardKernelConfig:
-    """The good configuration."""
+    """A configuration for small problems that no generation of GPUs chooses."""
     return FlashForwardKernelConfig(dtype, d_head, 64, 64, 4, True, True, True, 0, 2, 2, False, True)
+
+
+def chosen_kernels(facts: DeviceFacts) -> list[ForwardKernel]:
+    """What the library chooses for a few hundred queries with these features, padded or not."""
+    results, chosen = TuningResults(), dict[ForwardKernel, None]()
+    for dtype, d_head, names, varlen, lse in itertools.product(
+        DType, (64, 128, 56), dict.fromkeys(FEATURES + PACKED), (False, True), (False, True)
+    ):
+        if varlen and (dtype is DType.BF16 or names not in PACKED or d_head not in (64, 128)):
+            continue
+        problem = AttentionProblem(dtype, 2, 200, 200, 4, 2, d_head, d_head, varlen=varlen, lse=lse)
+        on = {name: True for name in names if name in ("softcap", "sinks")}
+        limits = {"right": 0} if "causal" in names else {"left": 9, "right": 4} if "window" in names else {}
+        chosen[select(replace(problem, **on, **limits), facts, results, explained=False).kernel] = None
+    return list(chosen)
 
 
 def family_configs(dtype: DType, causal: bool) -> dict[str, ForwardConfig]:
@@ -45,7 +65,7 @@ def family_configs(dtype: DType, causal: bool) -> dict[str, ForwardConfig]:
 
 
 def family_kernels(dtype: DType) -> list[ForwardKernel]:
-    """``family_configs``, compiled for what tests of known faults use."""
+    """These, compiled for what tests of known faults use."""
     return [
         ForwardKernel(config, ForwardTraits(causal=causal, padded_head=padded))
         for causal in (False, True)
@@ -54,17 +74,16 @@ def family_kernels(dtype: DType) -> list[ForwardKernel]:
     ]
 
 
-def kernels(target: int) -> list[ForwardKernel]:
-    """All of them that run on a GPU of this generation."""
-    traits = [ForwardTraits(**dict.fromkeys(names, True)) for names in FEATURES]
-    packed = [ForwardTraits(varlen=True, **dict.fromkeys(names, True)) for names in PACKED]
-    found = []
-    for dtype in DType:
-        for d_head in (64, 128):
-            config = plain_config(dtype, d_head)
-            found += [ForwardKernel(config, t) for t in traits]
-            found += [ForwardKernel(config, replace(t, padded_head=True)) for t in traits]
-            if dtype is DType.FP16:
-                found += [ForwardKernel(config, t) for t in packed]
-        found += family_kernels(dtype)
-    return [kernel for kernel in found if family_of(kernel).runs_on(target)]
+def kernels(facts: DeviceFacts) -> list[ForwardKernel]:
+    """All of them that run on a GPU, each once."""
+    found = chosen_kernels(facts)
+    packed = {DType.FP16: PACKED, DType.BF16: ()}
+    for dtype, d_head, padded in itertools.product(DType, (64, 128), (False, True)):
+        # A causal mask over one query hides nothing: what is left of the last set.
+        features = (*FEATURES, ("softcap", "sinks"))
+        traits = [ForwardTraits(**dict.fromkeys(names, True)) for names in features]
+        traits += [ForwardTraits(varlen=True, **dict.fromkeys(names, True)) for names in packed[dtype]]
+        config = plain_config(dtype, d_head)
+        found += [ForwardKernel(config, replace(each, padded_head=padded)) for each in traits]
+    found += [kernel for dtype in DType for kernel in family_kernels(dtype)]
+    return [kernel for kernel in dict.fromkeys(found) if family_of(kernel).runs_on(facts.target)]

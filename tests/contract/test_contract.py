@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -364,6 +365,58 @@ def test_c10_large_scores(device, exponent):
     o, lse = attend(q, k, v, return_lse=True)
     torch.testing.assert_close(o, torch.full_like(o, 4.0), atol=0, rtol=2**-7)
     torch.testing.assert_close(lse, torch.full_like(lse, 2.0**exponent), atol=0, rtol=2e-6)
+
+
+@pytest.mark.parametrize("seq_q", [1, 129])
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+def test_c10_scores_beyond_the_exponent(device, dtype, seq_q):
+    """Output and LSE are right or NaN; never 0 and -inf, which would say that there is no key."""
+    largest = 65504.0 if dtype is HALF else 122880.0
+    values = [largest / 2**i for i in range(18)] + [1.25 * 2**i for i in range(15)] + [2.0**40]
+    for value in (x for x in values if x < 65505 or dtype is BFLOAT):
+        for sign in (1, -1):
+            q = torch.full((1, seq_q, 1, 64), value, dtype=dtype, device=device)
+            k, v = (torch.full((1, 300, 1, 64), x, dtype=dtype, device=device) for x in (sign * value, 1.5))
+            o, lse = attend(q, k, v, return_lse=True)
+            score = q[0, 0, 0, 0].double() * k[0, 0, 0, 0].double() * 8
+            expected = torch.full_like(lse, float(score) + math.log(300))
+            assert lse.isnan().equal(o[..., 0].isnan().transpose(1, 2))
+            right = ~lse.isnan()
+            if abs(score) <= 2**26:
+                assert right.all()
+            torch.testing.assert_close(lse[right], expected[right], atol=1e-3, rtol=2e-6)
+            right = ~o.isnan()
+            torch.testing.assert_close(o[right], torch.full_like(o, 1.5)[right], atol=0, rtol=2**-7)
+
+
+def test_c10_scores_beyond_the_exponent_beside_others(device):
+    """Blocks are visited from the last to the first: a row's first scores are far below its largest one."""
+    q = torch.full((1, 129, 1, 64), 2.0**20, dtype=BFLOAT, device=device)
+    for shrink in range(24):
+        k = keys([0.0] * 8 + [-(2.0**17) * 0.83**shrink] * 600, device).to(BFLOAT)
+        v = keys([1.0] * 8 + [5.0] * 600, device).to(BFLOAT)
+        o, lse = attend(q, k, v, return_lse=True)
+        assert (o.isnan() | (o == 1)).all()
+        assert (lse.isnan() | ((lse - math.log(8)).abs() < 1e-3)).all()
+
+
+def test_c10_scores_beyond_the_exponent_with_sinks_and_softcaps(device):
+    q = torch.full((1, 70, 1, 64), 122880.0, dtype=BFLOAT, device=device)
+    v = torch.ones_like(q)
+    for options in ({"sinks": torch.zeros(1, device=device)}, {"softcap": 2.0**90}):
+        o, lse = attend(q, q, v, return_lse=True, **options)
+        assert (o.isnan() | (o == 1)).all()
+        assert (lse.isnan() | (lse > 2.0**36)).all()
+
+
+def test_c10_the_lowest_finite_scores_are_no_hidden_ones(device):
+    q = torch.full((1, 70, 1, 64), 2.0**61, dtype=BFLOAT, device=device)
+    k = torch.full(
+        (1, 70, 1, 64), -(2.0**60), dtype=BFLOAT, device=device
+    )  # scores of -2^127 before the scale
+    o, lse = attend(q, k, torch.ones_like(q), return_lse=True)
+    assert (o.isnan() | (o == 1)).all()
+    assert not (lse == -math.inf).any()
 
 
 @pytest.mark.parametrize("exponent", [10, 16, 20])
@@ -728,6 +781,36 @@ def test_c20_a_nan_value_is_shown_whatever_its_weight(device):
         assert lse.isfinite().all()
 
 
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 700), (5, 700), (130, 700), (300, 400), (64, 200)])
+@pytest.mark.parametrize("window", [(0, 0), (20, 0), (37, 5), (130, 3), (64, None)])
+def test_c30_keys_that_no_query_sees_may_hold_anything(device, window, seq_q, seq_k):
+    q, k, v = ramps((2, seq_q, 4, 64), (2, seq_k, 2, 64), device)
+    expected = [attend(q, k, v, window=window, causal=causal, return_lse=True) for causal in (False, True)]
+    hidden = max(0, seq_k - seq_q - window[0])
+    for rubbish in (math.nan, math.inf):
+        k[:, :hidden], v[:, :hidden] = rubbish, rubbish
+        for causal in (False, True):
+            found = attend(q, k, v, window=window, causal=causal, return_lse=True)
+            for mine, right in zip(found, expected[causal], strict=True):
+                assert mine.equal(right)
+            assert attend(q, k, v, window=window, causal=causal).isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (9, 9)}, {"window": (100, 0)}])
+def test_c30_a_hidden_key_may_hold_anything(device, options):
+    """Of k alone, where other queries see the key."""
+    q, k, v = ramps((1, 200, 2, 64), (1, 200, 2, 64), device)
+    finite = attend(q, k, v, **options, return_lse=True)
+    k[:, 120] = math.nan
+    out, lse = attend(q, k, v, **options, return_lse=True)
+    left, right = options.get("window", (200, 0))
+    sees = torch.zeros(200, dtype=torch.bool, device=device)
+    sees[max(0, 120 - right) : 120 + left + 1] = True
+    assert out[:, sees].isnan().all()
+    torch.testing.assert_close(out[:, ~sees], finite[0][:, ~sees], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse[..., ~sees], finite[1][..., ~sees], atol=1e-3, rtol=2e-6)
+
+
 @pytest.mark.parametrize("seq_k", [1, 11, 63, 65, 129, 509])
 @pytest.mark.parametrize("seq_q", [1, 11, 997])
 def test_c21_guarded(device, seq_q, seq_k):
@@ -879,7 +962,7 @@ def test_c25_offset_values(device):
     for index, values, text in (
         (3, [1, 5, 5, 69, 70, 103], "cu_seqlens_q starts with 1"),
         (3, [0, 5, 4, 69, 70, 103], "cu_seqlens_q decreases by 1"),
-        (4, [0, 9, 16, 56, 56, 355], "cu_seqlens_k ends with 355; .* 356"),
+        (4, [0, 9, 16, 56, 56, 357], "cu_seqlens_k ends with 357; .* 356"),
         (4, [0, 9, 16, 16, 16, 356], "340 rows; max_seqlen_k is 300"),
     ):
         wrong = torch.tensor(values, dtype=torch.int32, device=device)
@@ -927,6 +1010,89 @@ def test_c25_more_queries_than_were_announced(device, longest):
         first += n
     out.fill_(77.0)
     assert (around == 77).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (4, 3)}, {"sinks": True}])
+@pytest.mark.parametrize("ends", [[0, 30, 80], [0, 1, 2, 3], [0, 0, 0], [0]], ids=str)
+def test_c31_rows_behind_the_last_sequence(device, ends, options):
+    """Padding at the end of packed tensors, of queries and of keys."""
+    q, k, v = ramps((100, 4, 64), (120, 2, 64), device)
+    longest = max((b - a for a, b in pairwise(ends)), default=0)
+    if options == {"sinks": True}:
+        options = {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0], device=device)}
+    offsets = torch.tensor(ends, dtype=torch.int32, device=device)
+    around = torch.full((300, 4, 64), math.nan, dtype=HALF, device=device)
+    out = around[100:200]
+    for validate in (False, True):
+        around.fill_(math.nan)
+        arguments = (q, k, v, offsets, offsets, longest, longest)
+        _, lse = attend_packed(*arguments, **options, return_lse=True, out=out, validate=validate)
+        for begin, end in pairwise(ends):
+            one = slice(begin, end)
+            expected, expected_lse = reference(q[None, one], k[None, one], v[None, one], **options)
+            torch.testing.assert_close(out[one].double(), expected[0], atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(lse[:, one].double(), expected_lse[0], atol=1e-3, rtol=2e-6)
+        assert (out[ends[-1] :] == 0).all()
+        assert (lse[:, ends[-1] :] == -math.inf).all()
+        assert around[:100].isnan().all()
+        assert around[200:].isnan().all()
+
+
+ODD_OFFSETS = (
+    [0, -5, 256], [0, 256, -5], [-7, 100, 256], [0, 300, 256], [0, 2**31 - 1, 256], [-(2**31), 2**31 - 1, 5],
+    [256, 128, 0], [0, 0, 2**31 - 1], [20, 100, 200],
+)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", ["q", "k", "both"])
+@pytest.mark.parametrize("ends", ODD_OFFSETS, ids=str)
+def test_c31_offsets_that_nobody_reads_name_rows_of_the_tensors(which, ends):
+    """Nothing beside the tensors is read (it would be NaN) or written, and nothing is read out of bounds."""
+    good = [0, 128, 256]
+    around = torch.full((3 * 256, 4, 64), math.nan, dtype=HALF, device="cuda")
+    padded = torch.full((3, 3 * 256, 4, 64), math.nan, dtype=HALF, device="cuda")
+    q, k, v = padded[:, 256:512]
+    padded[:, 256:512] = ramp((3, 256, 4, 64), 5, device="cuda")
+    out = around[256:512]
+    offsets = [
+        torch.tensor(ends if which in (name, "both") else good, dtype=torch.int32, device="cuda")
+        for name in ("q", "k")
+    ]
+    for longest in (1, 128, 256):
+        for options in ({}, {"causal": True}):
+            attend_packed(q, k, v, *offsets, longest, 256, out=out, return_lse=True, **options)
+            torch.cuda.synchronize()
+            assert around[:256].isnan().all()
+            assert around[512:].isnan().all()
+    _, lse = attend_packed(q, k, v, *offsets, 256, 256, out=out, return_lse=True)
+    assert out.isfinite().all()
+    if which != "k" and ends[0] <= ends[-1]:
+        for none in (slice(0, max(ends[0], 0)), slice(max(min(ends[-1], 256), 0), 256)):
+            assert (out[none] == 0).all()
+            assert (lse[:, none] == -math.inf).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seq_q", [1, 70])
+@pytest.mark.parametrize("page_size", [0, 16, 64])
+@pytest.mark.parametrize("count", [-1, -(2**31), 97, 2**31 - 1])
+def test_c31_counts_that_nobody_reads(count, page_size, seq_q):
+    capacity = 96 if page_size != 64 else 128
+    around = torch.full((2, 3, capacity, 2, 64), math.nan, dtype=HALF, device="cuda")
+    q, rows, _ = ramps((1, seq_q, 4, 64), (1, capacity, 2, 64), "cuda")
+    around[:, 1] = rows[0]
+    k, v = around[0, 1:2], around[1, 1:2]
+    table = None
+    if page_size:
+        k, v = (x.reshape(-1, page_size, 2, 64) for x in (k, v))
+        table = torch.arange(len(k), dtype=torch.int32, device="cuda")[None]
+    seqused = torch.tensor([count], dtype=torch.int32, device="cuda")
+    out, lse = attention_cached(q, k, v, seqused, block_table=table, return_lse=True)
+    n = max(0, min(count, capacity))
+    expected, expected_lse = reference(q, rows[:, :n], rows[:, :n])
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
 
 
 # ---------------------------------------------------------------------- what runs
@@ -999,6 +1165,33 @@ def test_c29_a_cache_of_keys(device, page_size, seq_q):
             expected, expected_lse = reference(q[one], k[one, :n], v[one, :n], **options)
             torch.testing.assert_close(out[one].double(), expected, atol=2e-3, rtol=2e-3)
             torch.testing.assert_close(lse[one].double(), expected_lse, atol=1e-3, rtol=2e-6)
+
+
+@pytest.mark.parametrize("seq_q", [1, 5, 70])
+@pytest.mark.parametrize("page_size", [0, 16, 64])
+@pytest.mark.parametrize("window", [(0, 0), (30, 0), (100, 7)])
+def test_c30_evicted_pages_hold_anything(device, window, page_size, seq_q):
+    """A page that no query's window reaches, and the rows of the first page before it."""
+    lengths, capacity = (512, 300, 77), 512
+    q, k, v = ramps((3, seq_q, 4, 64), (3, capacity, 2, 64), device)
+    seqused = torch.tensor(lengths, dtype=torch.int32, device=device)
+    expected = [
+        reference(q[i : i + 1], k[i : i + 1, :n], v[i : i + 1, :n], window=window)
+        for i, n in enumerate(lengths)
+    ]
+    for i, n in enumerate(lengths):
+        k[i, : max(0, n - seq_q - window[0])] = math.nan
+        v[i, : max(0, n - seq_q - window[0])] = math.nan
+        k[i, n:], v[i, n:] = math.nan, math.nan
+    table = None
+    if page_size:
+        n_pages = 3 * capacity // page_size
+        table = torch.arange(n_pages - 1, -1, -1, dtype=torch.int32, device=device).view(3, -1)
+        k, v = (x.reshape(n_pages, page_size, 2, 64).flip(0) for x in (k, v))
+    out, lse = attention_cached(q, k, v, seqused, block_table=table, window=window, return_lse=True)
+    for i, (right, right_lse) in enumerate(expected):
+        torch.testing.assert_close(out[i : i + 1].double(), right, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(lse[i : i + 1].double(), right_lse, atol=1e-3, rtol=2e-6)
 
 
 NO_PAGES = (3, -1, 2**31 - 1, -(2**31))

@@ -7,6 +7,8 @@ A failure shrinks to the smallest case; of ``attention`` it has a one-line repea
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flash_attention import attention_varlen
+from flash_helpers import generation
 from flash_helpers.kernel_configs import DType
 from flash_helpers.test.cases import LAYOUTS, Case
 from flash_helpers.test.reference import reference
@@ -62,9 +65,20 @@ def test_cpu(case):
     case.check("cpu")
 
 
+@pytest.fixture(scope="module")
+def without_compiling() -> Iterator[None]:
+    """Calls run the best kernel that is built: one for every head size and feature would take hours."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("FLASH_ATTENTION_JIT", "0")
+        warnings.filterwarnings("ignore", ".* runs in its place", RuntimeWarning)
+        generation.begin()
+        yield
+    generation.begin()
+
+
 @pytest.mark.gpu
 @given(cases(cuda=True))
-def test_cuda(case):
+def test_cuda(without_compiling, case):
     case.check("cuda")
 
 
@@ -105,7 +119,7 @@ def test_packed_cpu(sequences, d, causal, spare):
 
 @pytest.mark.gpu
 @given(SEQUENCES, st.sampled_from((16, 64)), st.booleans(), st.integers(0, 3))
-def test_packed_cuda(sequences, d, causal, spare):
+def test_packed_cuda(without_compiling, sequences, d, causal, spare):
     check_packed("cuda", sequences, d, causal, spare)
 
 

@@ -55,6 +55,10 @@ WINDOW = [
     kernel(FP16, 64, "window", 128, 32),
     kernel(FP16, 64, "causal window", optimized_softmax=False),
     kernel(FP16, 128, "window", 128, 64, **LAGGED, **RING),
+    kernel(BF16, 128, "window", 128, 64, **ANCHORED, **RING),
+    kernel(FP16, 64, "window", kv_stages=3),
+    kernel(BF16, 64, "window", eager_load_blocks=False),
+    kernel(FP16, 128, "causal window", **NOT_ASYNC),
 ]
 SOFTCAP = [
     kernel(BF16, 128, "softcap"),

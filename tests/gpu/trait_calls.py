@@ -66,15 +66,20 @@ def guarded(shape: tuple[int, ...], dtype: torch.dtype, fill: float) -> tuple[Te
     return buffer, buffer[1:-1, GUARD : GUARD + rows, :, GUARD : GUARD + columns]
 
 
+PADDING = 77  # rows of packed tensors that are of no sequence
+
+
 class Sequences:
     """Where the rows of each sequence are: packed in one batch entry, or one sequence an entry."""
 
     def __init__(self, lengths: int | tuple[int, ...], batch: int) -> None:
+        """Packed sequences have padding behind the last one."""
         self.packed = isinstance(lengths, tuple)
         self.lengths = lengths if isinstance(lengths, tuple) else (lengths,) * batch
         self.longest = max(self.lengths)
         self.offsets = [sum(self.lengths[:b]) for b in range(len(self.lengths) + 1)]
-        self.shape = (1, self.offsets[-1]) if self.packed else (len(self.lengths), self.longest)
+        total = self.offsets[-1] + PADDING
+        self.shape = (1, total) if self.packed else (len(self.lengths), self.longest)
 
     def rows(self, x: Tensor, b: int) -> Tensor:
         """(1, rows, heads, columns) of sequence b."""
@@ -136,9 +141,15 @@ class Call:
             self.q *= 8
             self.k *= 10
             self.k[:, -256:] *= 0.001
-        for b, used in enumerate(self.used):
-            for x in (self.k, self.v):
-                self.k_seq.rows(x, b)[:, used:] = math.nan
+        left = case.window[0]
+        for x in (self.k, self.v):
+            if self.k_seq.packed:
+                x[:, self.k_seq.offsets[-1] :] = math.nan
+            for b, used in enumerate(self.used):
+                rows = self.k_seq.rows(x, b)
+                rows[:, used:] = math.nan
+                if left is not None:  # no query sees them
+                    rows[:, : max(0, used - self.q_seq.lengths[b] - left)] = math.nan
         self.sinks = None
         if kernel.traits.sinks:  # from far below the scores to far above them
             self.sinks = torch.linspace(-200, 200, self.heads, device="cuda").roll(1)
@@ -202,7 +213,8 @@ class Call:
     def sequence(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of sequence b, without the keys that do not exist."""
         q, k, v = self.q_seq.rows(self.q, b), self.k_seq.rows(self.k, b), self.k_seq.rows(self.v, b)
-        return q, k[:, : self.used[b]], v[:, : self.used[b]]
+        k, v = (x[:, : self.used[b]].nan_to_num() for x in (k, v))  # of keys that no query sees
+        return q, k, v
 
     def check(self) -> tuple[Tensor, Tensor]:
         """Launches twice and compares each sequence with the reference; returns o and lse.
@@ -214,6 +226,10 @@ class Call:
         again, lse_again = self.launch()
         assert torch.equal(o, again), f"{self.case}: two equal calls differ"
         assert torch.equal(lse, lse_again), f"{self.case}: two equal calls differ in LSE"
+        if self.q_seq.packed:
+            behind = self.q_seq.offsets[-1]
+            assert (o[:, behind:] == 0).all(), f"{self.case}: rows behind the last sequence are not 0"
+            assert (lse[:, behind:] == -math.inf).all(), f"{self.case}: ... their LSE is not -inf"
         for b in range(self.n):
             if self.q_seq.lengths[b]:
                 self._check_sequence(b, self.q_seq.rows(o, b), self.q_seq.lse(lse, b))

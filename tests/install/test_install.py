@@ -18,16 +18,14 @@ import pytest
 
 from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.build.wheel import build_wheel, copy_checkout
-from flash_helpers.kernel_selection import select_kernels
+from flash_helpers.build.wheel import copy_checkout
 
-KERNEL = "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax"
-PROGRAM = f"""
+PROGRAM = """
 import torch, flash_attention, flash_helpers.build as build
 from flash_helpers.kernel_selection import select_kernels
 assert "site-packages" in flash_attention.__file__, flash_attention.__file__
 x = torch.ones(1, 64, 2, 64, dtype=torch.float16)
-(kernel,) = select_kernels("{KERNEL}")
+(kernel,) = select_kernels({kernel!r})
 assert (flash_attention.forward(kernel.config, x, x, x) == 1).all()
 assert (flash_attention.attention(x, x, x, causal=True) == 1).all()
 assert torch.compile(flash_attention.attention, fullgraph=True, backend="aot_eager")(x, x, x).shape == x.shape
@@ -50,15 +48,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "torch_version" in metafunc.fixturenames:
         versions = metafunc.config.getoption("--torch-versions").split()
         metafunc.parametrize("torch_version", versions or ["as it is"], scope="module")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        find_nvcc()
-    except CompilerNotFoundError as error:
-        pytest.skip(str(error))
-    return build_wheel(tmp_path_factory.mktemp("dist"), {80: select_kernels(KERNEL)})
 
 
 def test_types_and_kernels_are_in_the_wheel(wheel: Path) -> None:
@@ -123,15 +112,15 @@ def environment(torch_version: str, tmp_path_factory: pytest.TempPathFactory) ->
     return Environment(python, torch_version, own, variables)
 
 
-def test_wheel(wheel: Path, environment: Environment, tmp_path: Path) -> None:
+def test_wheel(wheel: Path, kernel: str, environment: Environment, tmp_path: Path) -> None:
     environment.install(wheel)
-    printed = environment.run(PROGRAM + FIND, tmp_path)
+    printed = environment.run(PROGRAM.format(kernel=kernel) + FIND, tmp_path)
     assert "flash_helpers/prebuilt/libraries" in printed
     if environment.torch_version != "as it is":
         assert printed.startswith(environment.torch_version)
 
 
-def test_sources_without_any_compiler(environment: Environment, tmp_path: Path) -> None:
+def test_sources_without_any_compiler(kernel: str, environment: Environment, tmp_path: Path) -> None:
     """``pip install .`` where no C++ compiler is; a kernel is compiled once there is an nvcc."""
     try:
         nvcc = find_nvcc()
@@ -139,7 +128,9 @@ def test_sources_without_any_compiler(environment: Environment, tmp_path: Path) 
         pytest.skip(str(error))
     copy_checkout(tmp_path / "source")
     environment.install(tmp_path / "source", CC="/nowhere/cc", CXX="/nowhere/c++")
-    environment.run(PROGRAM + WITHOUT_BINDING, tmp_path)
+    environment.run(PROGRAM.format(kernel=kernel) + WITHOUT_BINDING, tmp_path)
     with_nvcc = f"{Path(nvcc.path).parent}:{environment.variables['PATH']}"
-    printed = environment.run(PROGRAM + COMPILE, tmp_path, PATH=with_nvcc)
-    assert f"{environment.variables['FLASH_ATTENTION_CACHE_DIR']}/libraries" in printed
+    printed = environment.run(PROGRAM.format(kernel=kernel) + COMPILE, tmp_path, PATH=with_nvcc)
+    assert (
+        f"{environment.variables['FLASH_ATTENTION_CACHE_DIR']}/flash_attention_store-2/libraries" in printed
+    )

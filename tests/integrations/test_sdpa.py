@@ -1,4 +1,4 @@
-"""PyTorch's signature and meaning of attention, and its registry."""
+"""PyTorch's signature and meaning of attention."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flash_attention import sdpa
-from flash_attention.compat.sdpa import IMPLEMENTATION, flash_attention_operator, register_with_torch
 
 
 def random(*shape: int) -> Tensor:
@@ -101,65 +99,3 @@ def test_compiled_without_recompilation() -> None:
         x = random(2, 4, seq_len, 32)
         assert (compiled(x, x, x, is_causal=True) == sdpa(x, x, x, is_causal=True)).all()
     assert counter.frame_count == 2
-
-
-# ---------------------------------------------------------------------- PyTorch's registry
-needs_registry = pytest.mark.skipif(
-    not hasattr(torch.nn.attention, "register_flash_attention_impl"), reason="this torch has no registry"
-)
-
-
-@needs_registry
-def test_the_registry_knows_the_library() -> None:
-    assert register_with_torch()
-    assert IMPLEMENTATION in torch.nn.attention.list_flash_attention_impls()
-
-
-@needs_registry
-def test_activation_replaces_pytorchs_operator_until_restored() -> None:
-    register_with_torch()
-    operator = "aten::_scaled_dot_product_flash_attention"
-    before = torch._C._dispatch_dump(operator)
-    torch.nn.attention.activate_flash_attention_impl(IMPLEMENTATION)
-    try:
-        assert "compat/sdpa.py" in torch._C._dispatch_dump(operator)
-    finally:
-        torch.nn.attention.restore_flash_attention_impl()
-    assert torch._C._dispatch_dump(operator) == before
-
-
-def test_a_torch_without_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.nn.attention, "register_flash_attention_impl", raising=False)
-    assert not register_with_torch()
-
-
-@needs_registry
-@pytest.mark.only_on("cuda")
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_pytorchs_function_runs_the_library_when_activated(is_causal: bool) -> None:
-    query, key, value = random(2, 4, 50, 64), random(2, 4, 50, 64), random(2, 4, 50, 64)
-    register_with_torch()
-    torch.nn.attention.activate_flash_attention_impl(IMPLEMENTATION)
-    try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            got = scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-    finally:
-        torch.nn.attention.restore_flash_attention_impl()
-    close(got, expected(query, key, value, is_causal=is_causal))
-    assert (got == sdpa(query, key, value, is_causal=is_causal)).all()
-
-
-@pytest.mark.only_on("cpu")
-@pytest.mark.parametrize(("seq_len_q", "seq_len_k"), [(16, 16), (5, 16)])
-def test_the_operator_gives_what_pytorchs_gives(seq_len_q: int, seq_len_k: int) -> None:
-    query, key, value = random(2, 4, seq_len_q, 32), random(2, 4, seq_len_k, 32), random(2, 4, seq_len_k, 32)
-    query = query.transpose(1, 2).contiguous().transpose(1, 2)
-    got = flash_attention_operator(query, key, value, scale=0.3)
-    assert got[0].stride() == query.stride()
-    theirs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=0.3)
-    close(got[0], expected(query, key, value, scale=0.3))
-    torch.testing.assert_close(got[1], theirs[1].view_as(got[1]), atol=1e-3, rtol=0)
-    assert len(got) == len(torch.ops.aten._scaled_dot_product_flash_attention.default._schema.returns)
-    for name in ("dropout_p", "return_debug_mask"):
-        with pytest.raises(NotImplementedError, match=rf"^{name} is "):
-            flash_attention_operator(query, key, value, **{name: 1})

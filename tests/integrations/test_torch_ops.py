@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import flash_attention
 from flash_attention import attention, attention_varlen
@@ -141,6 +142,43 @@ def test_varlen_has_one_graph() -> None:
         assert (lse == expected_lse).all()
         graphs.append(counter.frame_count)
     assert graphs[-1] == graphs[1] <= 2
+
+
+def test_a_length_that_is_read_from_a_tensor_is_not_compared() -> None:
+    """What is read while tracing is a symbol, of which nothing is known."""
+    q, k, v, offsets, longest = packed([20, 31])
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
+        longest = offsets.diff().max().item()
+        return attention_varlen(q, k, v, offsets, offsets, longest, longest, causal=True)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        got = compiled(q, k, v, offsets)
+    assert (got == attention_varlen(q, k, v, offsets, offsets, longest, longest, causal=True)).all()
+
+
+def test_a_negative_length_is_refused_while_tracing() -> None:
+    q, k, v, offsets, _ = packed([20, 31])
+    compiled = torch.compile(attention_varlen, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="max_seqlen_k is -1; it must be an int, at least 0"):
+        compiled(q, k, v, offsets, offsets, 31, -1)
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="window's right limit is -2; it must be at least 0"):
+        compiled(*qkv(16), window=(None, -2))
+
+
+@pytest.mark.parametrize("mode", ["jvp", "grad"])
+def test_derivatives_of_an_operator_are_refused(mode: str) -> None:
+    """Under a mode, calls become operators, below which nobody sees who wants a derivative."""
+    q, k, v = qkv(16)
+    calls = {
+        "jvp": lambda: torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,)),
+        "grad": lambda: attention(q.requires_grad_(), k, v),
+    }
+    with FlopCounterMode(display=False), pytest.raises(NotImplementedError, match=r"tangent|requires? grad"):
+        calls[mode]()
 
 
 def test_inputs_that_require_grad_are_refused_while_tracing() -> None:

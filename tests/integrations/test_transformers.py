@@ -10,6 +10,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 kernels = pytest.importorskip("flash_attention.compat.transformers")
+from transformers import masking_utils  # noqa: E402
 
 SIZES = dict(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -106,9 +107,10 @@ def test_generation(models) -> None:
 @torch.no_grad()
 def test_generate_runs_the_library(models, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = kernels.attention
+    forward = kernels.forward
+    original = forward.attention
     monkeypatch.setattr(
-        kernels, "attention", lambda *args, **options: calls.append(1) or original(*args, **options)
+        forward, "attention", lambda *args, **options: calls.append(1) or original(*args, **options)
     )
     tokens, _ = batch(None)
     out = models[0].generate(tokens, max_new_tokens=3, do_sample=False)
@@ -147,7 +149,7 @@ def test_packed_sequences_do_not_see_each_other(by: str) -> None:
 
 def test_a_static_cache_has_more_rows_than_tokens() -> None:
     q, k, v = heads(9)
-    mask = kernels.padding_mask(1, 1, 9, q_offset=4)
+    mask = kernels.padding_mask(1, 1, 9, q_offset=4, mask_function=masking_utils.causal_mask_function)
     out, _ = kernels.attention_forward(Layer(), q[:, :, :1], k, v, mask)
     alone, _ = kernels.attention_forward(Layer(), q[:, :, :1], k[:, :, :5], v[:, :, :5], None)
     same(out, alone)

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from flash_helpers.build.sass import disassemble, find_tool, parse_functions
+from flash_helpers.build.store import STORE
+
+pytestmark = pytest.mark.compile
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
@@ -109,7 +112,7 @@ def test_a_new_way_to_load_fragments(tmp_path: Path) -> None:
     assert tmp_path in Path(file).parents  # the binding that was built here
     assert last == "narrow_K_loads"
     if find_tool("cuobjdump"):  # the new field does what it says
-        (library,) = (tmp_path / "cache" / "libraries").rglob("*.so")
+        (library,) = (tmp_path / "cache" / STORE / "libraries").rglob("*.so")
         functions = parse_functions(disassemble(library)).values()
         loads = [Counter(i.opcode for i in f if i.name == "LDSM") for f in functions if len(f) > 100]
         wide, narrow = sorted(loads, key=lambda count: count.total())

@@ -12,6 +12,8 @@ from flash_helpers.build import KernelCache, build_library
 from flash_helpers.build.sass import Instruction, disassemble, find_tool, parse_functions
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel, ForwardTraits
 
+pytestmark = pytest.mark.compile
+
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, True)
 TRAITS = (
     ForwardTraits(),
@@ -26,7 +28,7 @@ TRAITS = (
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[ForwardTraits, list[Instruction]]:
     """The machine code of the main kernel of each of ``TRAITS`` for sm_80."""
     if find_tool("cuobjdump") is None:
-        pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump")
+        pytest.skip("no cuobjdump: pip install -r requirements/cuda-compiler.txt")
     cache = KernelCache(tmp_path_factory.mktemp("cache"))
     result = build_library([ForwardKernel(CONFIG, traits) for traits in TRAITS], 80, cache=cache)
     assert all(compiled.spill_bytes == 0 for compiled in result.kernels)

@@ -51,7 +51,7 @@ def test_a_small_gpu_of_a_later_generation_gets_kernels_that_fit_it() -> None:
             dtype, 4, 4096, 4096, 16, 16, d_head, d_head, left=left, right=right, lse=bool(lse)
         )
         choice = select(problem, facts, explained=False)
-        assert choice.reason.startswith("the choice of the ampere family"), choice.reason
+        assert choice.reason.startswith("the default of the ampere family"), choice.reason
         assert choice.kernel.config.infeasible_reason(facts) is None
 
 

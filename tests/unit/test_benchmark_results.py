@@ -181,7 +181,7 @@ def test_what_is_wrong_absent_or_broken_is_not_timed() -> None:
     assert list(rows["right"].timings) == ["hot"]  # a CPU has no graphs
     assert not rows["wrong"].timings
     assert "boom" in rows["broken"].reason
-    assert results.matrix_tflops["BF16"] > 0
+    assert results.matrix_tflops == {}  # a processor's rate of a matrix product is no ceiling
 
 
 class LostTimer(CpuTimer):
@@ -245,7 +245,7 @@ def test_every_peer_says_why_it_is_absent_without_a_gpu() -> None:
     problem = Problem(DType.FP16, 1, 1, 64, 64)
     for name, peer in PEERS.items():
         reason = peer.unavailable_reason(problem, CPU)
-        assert reason is None if name in ("math", "sdpa-cpu") else reason
+        assert reason is None if name in ("sdpa", "math", "sdpa-cpu") else reason
 
 
 def test_milestone_runs_every_section_and_survives_a_broken_kernel(

@@ -256,6 +256,7 @@ def test_nan_in_a_visible_place_is_shown():
     assert o.isnan().sum() == 128
 
 
+@pytest.mark.perf
 def test_two_seconds_for_a_real_size():
     config = dataclasses.replace(CONFIG, d_head=128)
     q, k, v = generate_qkv(QKVConfig(2, 1024, 8, 128, DType.FP16))

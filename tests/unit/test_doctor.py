@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +17,8 @@ from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.cli import app
 from flash_helpers.commands import doctor as module
 from flash_helpers.commands.doctor import BROKEN, CHECKS, LIMITED, OK, Check, doctor, exit_code, summary
+from flash_helpers.results import database as database_module
+from flash_helpers.results.database import TuningDatabase
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +90,52 @@ def test_variables_that_can_not_be_read_are_named(monkeypatch: pytest.MonkeyPatc
     assert found.status == BROKEN
     assert "FLASH_ATTENTION_JOBS is 'many'" in found.advice
     assert "FLASH_ATTENTION_JIT=0" in found.found
+
+
+def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASH_ATTENTION_CACH_DIR", "/somewhere")
+    found = check("variables")
+    assert found.status == LIMITED
+    assert "CACH_DIR is not read; the nearest known is FLASH_ATTENTION_CACHE_DIR" in found.advice
+
+
+@pytest.mark.parametrize("change", ["abi_version", "fields"])
+def test_a_binding_of_another_version_is_broken(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    binding = pytest.importorskip("flash_attention_kernels")
+    assert check("binding").status == OK
+    other = SimpleNamespace(
+        __file__="old.so", abi_version=binding.abi_version, config_field_names=binding.config_field_names
+    )
+    if change == "abi_version":
+        other.abi_version -= 1
+    else:
+        other.config_field_names = lambda name: [*binding.config_field_names(name)[1:], "gone"]
+    monkeypatch.setitem(sys.modules, "flash_attention_kernels", other)
+    found = check("binding")
+    assert found.status == BROKEN
+    assert f"version {other.abi_version}" in found.found or "other fields: " in found.found
+    assert "build_ext" in found.advice
+
+
+def test_a_tuning_database_that_can_not_be_written_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tuning.sqlite3"
+    monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(path))
+    assert check("tuning results").status == OK
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(tmp_path / "file" / "tuning.sqlite3"))
+    assert check("tuning results").status == LIMITED
+    TuningDatabase(path).check_writable()
+    monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(path))
+    assert check("tuning results").status == OK
+    with contextlib.closing(sqlite3.connect(path)) as holder:  # what a read-only file system does
+        holder.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(database_module, "READ_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(TuningDatabase, "devices", lambda self: [])
+        found = check("tuning results")
+    assert found.status == LIMITED
+    assert "not writable" in found.found
 
 
 def test_a_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ from flash_helpers.model.resources import Waves, occupancy, predict_registers, r
 from flash_helpers.model.step_costs import step_costs
 from flash_helpers.model.work import block_steps, work
 from flash_helpers.problem import Problem
-from flash_helpers.results.database import FINAL
 from flash_helpers.results.device import sources_digest
+from flash_helpers.results.measurement import FINAL
 from flash_helpers.select.choice import attention_problem
 from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase
 
@@ -178,6 +178,7 @@ def test_the_swizzle_removes_every_conflict_of_every_kernel() -> None:
             assert all(w == 1.0 for name, w in ways.items() if "cp.async" in name)
 
 
+@pytest.mark.compile
 def test_python_layout_equals_the_headers(tmp_path: Path) -> None:
     """Compiles swizzling.cuh on the host and compares every offset."""
     include = Path(__file__).parents[2] / "src" / "include"

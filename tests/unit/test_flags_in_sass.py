@@ -44,9 +44,12 @@ FAST = {
     choose_ampere_kernel(DType.BF16, 256, causal=True, seq_len=4096, lse=True)[0]: 650,
 }
 
-pytestmark = pytest.mark.skipif(
-    find_tool("cuobjdump") is None, reason="no cuobjdump: pip install nvidia-cuda-cuobjdump"
-)
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(
+        find_tool("cuobjdump") is None, reason="no cuobjdump: pip install -r requirements/cuda-compiler.txt"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

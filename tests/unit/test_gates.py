@@ -62,11 +62,12 @@ def test_each_generation_is_compared_with_sm_90(target: int) -> None:
 @pytest.fixture(scope="module", params=TARGETS)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     if find_tool("cuobjdump") is None:
-        pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump")
+        pytest.skip("no cuobjdump: pip install -r requirements/cuda-compiler.txt")
     cache = KernelCache(tmp_path_factory.mktemp("cache"))
     return build_library(compared_kernels(request.param)[SAMPLE[request.param]], request.param, cache=cache)
 
 
+@pytest.mark.compile
 def test_choices_pass_the_gates_with_the_recorded_counts(built: BuildResult) -> None:
     record = load_record(AMPERE_RECORD)
     code = machine_code(built.path, [compiled.kernel for compiled in built.kernels])
@@ -81,6 +82,7 @@ def test_choices_pass_the_gates_with_the_recorded_counts(built: BuildResult) -> 
         assert any("accesses to local memory" in text for text in violations(compiled, spilled))
 
 
+@pytest.mark.compile
 def test_a_kernel_that_is_not_in_a_library_is_named(built: BuildResult) -> None:
     other = next(k for k in map(ForwardKernel, get_kernels_to_build()))
     with pytest.raises(ValueError, match="does not hold"):

@@ -122,6 +122,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[ForwardK
     return result.path, {compiled.kernel: compiled.log for compiled in result.kernels}
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("kernel", KERNELS, ids=ForwardKernel.short_form)
 def test_ptxas_neither_spills_nor_serializes(
     built: tuple[Path, dict[ForwardKernel, str]], kernel: ForwardKernel
@@ -130,7 +131,8 @@ def test_ptxas_neither_spills_nor_serializes(
     assert (report.spill_bytes, report.warnings) == (0, ())
 
 
-@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="no cuobjdump: pip install nvidia-cuda-cuobjdump")
+@pytest.mark.compile
+@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="there is no cuobjdump")
 @pytest.mark.parametrize("kernel", KERNELS, ids=ForwardKernel.short_form)
 def test_machine_code_passes_the_gates(
     built: tuple[Path, dict[ForwardKernel, str]], kernel: ForwardKernel

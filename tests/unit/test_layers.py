@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "py" / "flash_helpers"
 
 NEED_TORCH = (  # folders and modules of flash_helpers that compute, measure, or read measurements
-    "test", "benchmark", "report", "run", "commands.ladder", "tune.command", "tune.halving", "tune.session",
-    "tune.tuner",
+    "test", "benchmark", "run", "tune.halving", "tune.session", "tune.tuner",
 )  # fmt: skip
 KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "commands.doctor", "explain.profiled_call")
 

@@ -8,11 +8,12 @@ from torch.autograd import forward_ad
 
 from flash_attention import attention, forward, last_kernel, prepare
 from flash_attention.run import launch_cache
+from flash_helpers import generation
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 KERNEL = ForwardKernel(CONFIG)
-KEY = ("attention", False, None, (None, None), 0.0, False, id(None), None)
+KEY = ("attention", False, None, (None, None), 0.0, False, None, None)
 LAUNCHED = SimpleNamespace(launch=print, arguments=())
 
 
@@ -25,7 +26,7 @@ class Table:
     def remember(self, given, made, makers, launch, arguments, device, label):
         self.told[given[0].shape] = label
 
-    def __call__(self, q, *rest):
+    def call(self, q, *rest):
         self.last = self.told.get(q.shape, self.last)
         return q + 1 if q.shape in self.told else None
 
@@ -76,7 +77,7 @@ def test_tables_are_bounded_and_hold_their_configurations():
     for n in range(3 * launch_cache.MAX_TABLES):
         remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
         assert len(launch_cache._tables) <= launch_cache.MAX_TABLES
-    assert all(config is CONFIG for _, config in launch_cache._tables.values())
+    assert all(config is CONFIG for *_, config in launch_cache._tables.values())
 
 
 def test_no_other_configuration_gets_the_id_of_a_remembered_one():
@@ -138,7 +139,7 @@ def test_last_kernel_is_that_of_the_latest_call():
     half = q[:, 2:].half()
     attention(half, half, half)
     assert last_kernel() not in (KERNEL, other)
-    table, _ = launch_cache._tables[KEY]
+    table, *_ = launch_cache._tables[KEY]
     table.told[half.shape] = KERNEL
     launch_cache.repeat(KEY, half, half, half)
     assert last_kernel() is KERNEL
@@ -156,23 +157,21 @@ def test_forward_is_found_by_its_configuration_alone():
     assert last_kernel() is latest
 
 
-def test_prepare_forgets(monkeypatch):
-    from flash_attention.run import choices
-    from flash_helpers.select.problem import AttentionProblem
-
+def test_a_new_generation_forgets():
     q = torch.zeros(1, 8, 2, 64)
     remember(q)
-    acted = SimpleNamespace(
-        device_facts_of=lambda device: SimpleNamespace(target=90),
-        load_kernel=lambda *a: 1,
-        get_kernel=lambda *a: 1,
-    )
-    monkeypatch.setattr(choices, "backend", lambda name: acted)
-    monkeypatch.setattr(choices, "select", lambda *a, **kw: SimpleNamespace(kernel=KERNEL))
-    monkeypatch.setattr(choices, "_choice", lambda *a, **kw: None)
-    prepare([AttentionProblem(DType.FP16, 1, 8, 8, 2, 2, 64, 64)])
+    prepare([])
     assert launch_cache.repeat(KEY, q, q, q) is None
-    choices.choose.cache_clear()
+
+
+def test_what_an_earlier_generation_chose_is_not_remembered():
+    q, chosen_in = torch.zeros(1, 8, 2, 64), generation.number()
+    generation.begin()
+    given = (q, q, q, None, None)
+    launch_cache.remember(KEY, given, None, KERNEL, LAUNCHED, (q, None, None), chosen_in)
+    assert launch_cache.repeat(KEY, q, q, q) is None
+    launch_cache.remember(KEY, given, None, KERNEL, LAUNCHED, (q, None, None), generation.number())
+    assert launch_cache.repeat(KEY, q, q, q) is not None
 
 
 def test_a_cpu_call_is_never_remembered():

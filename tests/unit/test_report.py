@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flash_helpers.benchmark.results import DifferentCardsError, ResultFileError, Results, Row
+from flash_helpers.benchmark.table import results_table
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_kernel_progression_configs
 from flash_helpers.kernels.dtype import DType
@@ -340,3 +341,73 @@ def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     readme.write_text("<!-- results: speed -->\n<!-- end results -->")
     with pytest.raises(ValueError, match="known: ratio, summary, tflops, ladder, features"):
         update_readme(readme, report)
+
+
+# ---------------------------------------------------------------- families, types and processors apart
+def two_families(tmp_path: Path) -> Path:
+    """fp16 rows of one family, bf16 rows of another, rows of the own choice; a peer in both."""
+    ampere, hopper = (
+        "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+        ("(BF16, 128, 128, 128, 2wg): tma+kv_2+q_1+exact"),
+    )
+    fp16, bf16 = (Problem(dtype, 4, 16, 4096, 128) for dtype in (DType.FP16, DType.BF16))
+    rows = [
+        row("fa2", "peer", fp16, 100.0), row("fa2", "peer", bf16, 200.0),
+        row(ampere, "kernel", fp16, 110.0), row(hopper, "kernel", bf16, 300.0),
+        replace(row("attention", "kernel", bf16, 320.0), kernel=hopper),
+    ]  # fmt: skip
+    path = tmp_path / "two.json"
+    Results(rows, {"BF16": 781.0, "FP16": 760.0}).save(path)
+    return path
+
+
+def test_no_heat_map_mixes_families_or_types(tmp_path: Path) -> None:
+    from flash_helpers.report.figures import draw
+
+    report = load_report([two_families(tmp_path)])
+    ratios = {title: part.ratios() for title, part in report.parts()}
+    assert ratios == {
+        "Ampere family, fp16": {("FP16", 128, False): {4096: pytest.approx(1.1)}},
+        "Hopper family, bf16": {("BF16", 128, False): {4096: pytest.approx(1.5)}},
+        "attention(), bf16": {("BF16", 128, False): {4096: pytest.approx(1.6)}},
+    }
+    panels = draw(report)["ratio"].axes
+    assert [axis.get_title(loc="left") for axis in panels] == list(ratios)
+    for axis, (title, families) in zip(panels, ratios.items(), strict=True):
+        dtype = title.rpartition(" ")[2]
+        assert [label.get_text().startswith(dtype) for label in axis.get_yticklabels()] == [True] * len(
+            families
+        )
+    assert len({axis.images[0].get_clim() for axis in panels}) == 1  # a colour means the same everywhere
+
+
+def test_a_processor_has_no_ceiling(tmp_path: Path) -> None:
+    problem = Problem(DType.BF16, 1, 8, 512, 64)
+    on_cpu = [
+        replace(row(name, kind, problem, 0.3), environment={"gpu": "cpu", "torch": "2.13.0"})
+        for name, kind in (("attention", "kernel"), ("sdpa-cpu", "peer"))
+    ]
+    path = tmp_path / "cpu.json"
+    results = Results(on_cpu, {"BF16": 0.0971})  # as earlier versions measured it
+    results.save(path)
+    write_report([path], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "matrix product" not in page
+    assert "<td>0.3</td>" in page  # TFLOP/s, which one decimal would have rounded as it does 0.04
+    headers = [str(column.header) for column in results_table(results).columns]
+    assert not any("matmul" in header for header in headers)
+    assert any(
+        "matmul" in str(c.header) for c in results_table(Results(recorded_rows(), {"BF16": 781.0})).columns
+    )
+
+
+def test_small_rates_keep_their_digits(tmp_path: Path) -> None:
+    problem = Problem(DType.BF16, 1, 8, 512, 64)
+    path = tmp_path / "slow.json"
+    Results(
+        [row("attention", "kernel", problem, 0.0432), row("fa2", "peer", problem, 0.05)], {"BF16": 0.25}
+    ).save(path)
+    write_report([path], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<td>0.0432</td>" in page
+    assert "matrix product 0.25 TFLOP/s (BF16)" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from pathlib import Path
 
@@ -27,9 +28,9 @@ from flash_helpers.kernels.families import FAMILIES, family_of
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
-from flash_helpers.select.prediction import predict
+from flash_helpers.select.prediction import MODEL_ERROR, predict
 from flash_helpers.select.problem import AttentionProblem, visible_limits
-from flash_helpers.select.select import GOOD_ENOUGH, select
+from flash_helpers.select.select import ranking, select
 from flash_helpers.test.reference import visible_keys
 
 AMPERE = get_kernels_to_build()[0]
@@ -178,7 +179,7 @@ def test_measured_before_modelled():
 
 @pytest.mark.parametrize("right", [None, 0])
 @pytest.mark.parametrize("name", KNOWN_DEVICES)
-def test_measured_choices_of_the_families(name, right):
+def test_defaults_of_the_families(name, right):
     problem, facts = dataclasses.replace(LARGE, right=right), device_facts(name)
     if facts.capability == (9, 0):
         measured, reason = choose_hopper_kernel(DType.BF16, 128, right == 0, LARGE.seq_len_q)
@@ -218,29 +219,59 @@ def test_tensors_that_are_copied_first_are_no_obstacle():
     assert stride_obstacle(k=torch.empty(2, 64, 64, 2).transpose(2, 3)) is None
 
 
-def test_a_good_built_kernel_comes_before_a_better_one_that_is_not():
-    ranking = [select(LARGE, RTX3090).kernel, *(r.kernel for r in select(LARGE, RTX3090).rejected)]
-    choice = select(LARGE, RTX3090, is_built=lambda kernel: kernel == ranking[2])
-    assert choice.kernel == ranking[2]
-    assert ranking[0].short_form() in choice.reason
-    assert "prepare()" in choice.reason
-    assert choice.rejected[0].kernel == ranking[0]
-    assert choice.rejected[0].reason == "it is not built yet"
-
-
-def test_a_bad_built_kernel_does_not():
-    problem = dataclasses.replace(LARGE, batch=1, seq_len_q=64, seq_len_k=65536)
-    best = select(problem, RTX3090)
-    slow = [r.kernel for r in best.rejected if "ms expected" in r.reason][-1]
-    least = predict(best.kernel, problem, RTX3090).seconds
-    assert predict(slow, problem, RTX3090).seconds > GOOD_ENOUGH * least
-    choice = select(problem, RTX3090, is_built=lambda kernel: kernel == slow)
-    assert choice.kernel == best.kernel
-    assert "not built yet" in choice.reason
-
-
-def test_pure():
+def test_pure(monkeypatch):
+    """Nothing but problem, facts, results and candidates goes in, and no kernel is looked for."""
+    assert set(inspect.signature(select).parameters) == {
+        "problem", "facts", "database", "candidates", "explained",
+    }  # fmt: skip
+    monkeypatch.setattr("flash_helpers.build.find_library", lambda *a: pytest.fail("the cache was asked"))
     assert select(LARGE, H100) == select(LARGE, H100)
+
+
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+@pytest.mark.parametrize("seq_len_q", [1, 4096])
+def test_the_ranking_begins_with_the_choice_and_has_every_able_kernel_once(name, seq_len_q):
+    problem, facts = dataclasses.replace(LARGE, seq_len_q=seq_len_q), device_facts(name)
+    ranked, choice = ranking(problem, facts), select(problem, facts)
+    assert ranked[0] == choice
+    kernels = [one.kernel for one in ranked]
+    assert len(set(kernels)) == len(kernels) > 3
+    assert [r.kernel for r in choice.rejected[: len(ranked) - 1]] == kernels[1:]
+    assert all((one.n_splits > 1) == one.kernel.traits.split for one in ranked)
+    seconds = [predict(k, choice.problem or problem, facts).seconds for k in kernels[1:]]
+    assert seconds == sorted(seconds)
+
+
+def test_what_was_measured_comes_before_what_the_model_likes():
+    facts = device_facts("H100")
+    default = select(LARGE, facts).kernel
+    tuned = next(c for c in default_candidates() if (c.dtype, c.d_head) == (DType.BF16, 128))
+
+    class Tuned:
+        def ranked(self, problem, facts, chosen=None):
+            return [(tuned, "900.0 TFLOP/s"), (chosen, "800.0 TFLOP/s")]
+
+    first, second, *_ = ranking(LARGE, facts, Tuned())
+    assert (first.kernel.config, second.kernel) == (tuned, default)
+    assert first.reason == "measured to be the quickest: 900.0 TFLOP/s"
+    assert first.rejected[0].kernel == default
+    assert first.rejected[0].reason == "measured beside it: 800.0 TFLOP/s"
+
+
+@pytest.mark.parametrize("name", KNOWN_DEVICES)
+def test_reasons_against_kernels_are_reasons(name):
+    """None is "1.00 times the chosen one's", and none is faster by the model without a word about it."""
+    for problem in (LARGE, DECODE, dataclasses.replace(LARGE, d_head=64, d_head_v=64, seq_len_q=333)):
+        choice = select(problem, device_facts(name))
+        for rejected in choice.rejected:
+            assert "1.00 times" not in rejected.reason
+        seen, facts = choice.problem or problem, device_facts(name)
+        chosen = predict(choice.kernel, seen, facts).seconds
+        for rejected in (r for r in choice.rejected if "ms expected" in r.reason):
+            ratio = predict(rejected.kernel, seen, facts).seconds / chosen
+            alike = 1 / (1 + MODEL_ERROR) < ratio < 1 + MODEL_ERROR
+            assert ("can't tell it from the chosen one" in rejected.reason) == alike
+            assert ("what was measured goes before" in rejected.reason) == (ratio < 1 and not alike)
 
 
 # ---------------------------------------------------------------------- split keys
@@ -254,14 +285,6 @@ def test_one_query_with_many_keys_is_split():
     assert f"keys in {choice.n_splits} parts" in choice.reason
     assert not select(LARGE, H100).kernel.traits.split
     assert not select(dataclasses.replace(DECODE, seq_len_k=300), H100).kernel.traits.split
-
-
-def test_split_kernels_are_not_compiled_for_a_small_gain():
-    short = dataclasses.replace(DECODE, seq_len_k=768)
-    built = ForwardKernel(select(short, H100).kernel.config)
-    choice = select(short, H100, is_built=lambda kernel: kernel == built)
-    assert choice.kernel == built
-    assert choice.n_splits == 1
 
 
 @pytest.mark.parametrize("name", KNOWN_DEVICES)
@@ -341,14 +364,6 @@ def test_kernels_that_copy_through_registers_take_no_pages():
     assert "async_copy" in unable_reason(slow, problem, [slow])
 
 
-def test_any_built_kernel_runs_where_nothing_can_be_compiled():
-    able = [r for r in select(LARGE, H100).rejected if "ms expected" in r.reason]
-    slow = able[-1].kernel
-    choice = select(LARGE, H100, is_built=lambda kernel: kernel == slow, may_build=lambda: False)
-    assert choice.kernel == slow
-    assert select(LARGE, H100, is_built=lambda kernel: kernel == slow).kernel != slow
-
-
 def test_a_window_limits_the_parts():
     windowed = dataclasses.replace(DECODE, seq_len_q=64, seq_len_k=65536, left=1000, right=0)
     assert windowed.keys_of_block(64) == 1064
@@ -378,21 +393,3 @@ def test_small_problems_get_small_query_blocks():
     narrow = ForwardKernel(dataclasses.replace(AMPERE_BF16, B_r=64, n_warps=4))
     assert predict(narrow, problem, H100).seconds < predict(wide, problem, H100).seconds
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128
-
-
-def test_where_the_quickest_is_not_built_the_next_measured_one_runs():
-    """And not one that the model likes: a table must not be slower than the choice that it replaces."""
-    facts = device_facts("H100")
-    choice = select(LARGE, facts).kernel
-    tuned = next(c for c in default_candidates() if (c.dtype, c.d_head) == (DType.BF16, 128))
-
-    class Tuned:
-        def ranked(self, problem, facts, chosen=None):
-            return [(tuned, "0.5 ms"), (chosen, "0.6 ms")]
-
-    quickest = select(LARGE, facts, Tuned())
-    assert quickest.kernel.config == tuned
-    for explained in (False, True):
-        found = select(LARGE, facts, Tuned(), is_built=lambda k: k.config != tuned, explained=explained)
-        assert found.kernel == choice
-        assert "would have to be compiled first" in found.reason

@@ -22,6 +22,8 @@ from flash_helpers.select.choice import attention_problem, chosen_kernels
 from flash_helpers.select.select import select
 from flash_helpers.tune import Bucket, TuningDatabase, TuningResults
 
+pytestmark = pytest.mark.perf
+
 H100 = device_facts("H100")
 ARGUMENTS = ("tune", "64,128", "64", "--dtype", "bf16", "--batch", "2", "--heads", "2", "--device", "cpu")
 BUCKETS = 4  # two lengths, with and without a mask

@@ -14,7 +14,8 @@ import pytest
 from flash_helpers.kernel_configs import device_facts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
-from flash_helpers.results.database import FINAL, SCREENED, NotATuningDatabaseError, default_path
+from flash_helpers.results.database import NotATuningDatabaseError, default_path
+from flash_helpers.results.measurement import FINAL, SCREENED
 from flash_helpers.tune import Bucket, Measurement, TunedDevice, TuningDatabase, TuningResults
 
 PROBLEM = Problem(DType.BF16, 2, 8, 1024, 128, True)

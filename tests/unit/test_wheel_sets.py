@@ -20,11 +20,12 @@ from flash_helpers.kernels.families import family_of
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.prediction import predict
 from flash_helpers.select.problem import AttentionProblem, visible_limits
-from flash_helpers.select.select import GOOD_ENOUGH, select
+from flash_helpers.select.select import ranking, select
 
 TARGETS = (80, 86, 89, 90)
 SM_SHARES = (0.5, 0.8, 1.0, 1.1)  # smaller and larger cards of a generation
 CALLS = 400
+MOST = 1.5  # times the best kernel's expected time that the one a wheel brings may take
 
 
 def calls(seed: int) -> Iterator[tuple[str, AttentionProblem]]:
@@ -87,13 +88,11 @@ def test_no_common_call_needs_a_compiler(target):
         best = select(problem, facts, shipped, explained=False)
         if best.kernel in brought:
             continue
-        run = select(
-            problem, facts, shipped, explained=False, is_built=brought.__contains__, may_build=lambda: False
-        )
-        assert run.kernel in brought, (kind, problem.label(), best.kernel.short_form())
+        run = next((one for one in ranking(problem, facts, shipped) if one.kernel in brought), None)
+        assert run is not None, (kind, problem.label(), best.kernel.short_form())
         seen = best.problem or problem
         ratio = predict(run.kernel, seen, facts).seconds / predict(best.kernel, seen, facts).seconds
-        assert ratio <= GOOD_ENOUGH, (kind, problem.label(), ratio, best.kernel.short_form())
+        assert ratio <= MOST, (kind, problem.label(), ratio, best.kernel.short_form())
         substituted.append((kind, problem.label()))
     # Very few heads in all, or tuned results of near lengths.
     assert len(substituted) <= CALLS // 100, substituted

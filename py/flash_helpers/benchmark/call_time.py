@@ -13,7 +13,6 @@ call   wall time of a call of up to 1024 keys, or of one query over a cache: hos
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
@@ -42,7 +40,9 @@ from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.plan import MODES
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.timing import timer_for
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.output import console_for
 from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_configs import get_kernel_progression_configs
 
@@ -185,7 +185,7 @@ def run(
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
     document["build_seconds"] = build_ahead([wanted.case for wanted in cases], device)
-    console = Console(width=None if os.isatty(1) else 200, highlight=False)
+    console = console_for()
     try:
         for wanted in cases:
             if time.monotonic() - begin > seconds:
@@ -224,4 +224,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

@@ -1,30 +1,34 @@
-"""What ``flash-attention bench`` and ``tools/benchmark/run_kernels.py`` do."""
+"""What ``flash-attention bench`` and ``tools/benchmark/run_kernels.py`` do.
+
+Arguments are checked before torch is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.benchmark.peers import select_peers
-from flash_helpers.benchmark.plan import DEFAULT_MODES, Plan
+from flash_helpers.benchmark.plan import DEFAULT_MODES, Plan, check_device_name
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.benchmark.table import results_table
-from flash_helpers.commands.output import STDOUT, console_for, write_json
+from flash_helpers.commands.output import STDOUT, console_for, error_console, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.problem import Problem, grid
-from flash_helpers.results.device import TunedDevice
-from flash_helpers.results.lookup import tuned_configs
 
-CPU_WORK = (4096, 512)  # tokens and hidden size: a sixteenth of a GPU's grid, so that it ends in minutes
+if TYPE_CHECKING:
+    import torch
+
+GPU_WORK, CPU_WORK = (16384, 2048), (4096, 512)  # tokens and hidden size: on the CPU it ends in minutes, too
+CHOSEN, TUNED = "attention", "tuned"
 
 
 def bench_command(
@@ -34,7 +38,7 @@ def bench_command(
     causal: str = "no",
     batch: int = 0,
     heads: int = 0,
-    kernels: str = "all",
+    kernels: str = CHOSEN,
     peers: str = "default",
     rounds: int = 11,
     modes: Sequence[str] = DEFAULT_MODES,
@@ -51,38 +55,45 @@ def bench_command(
         causal: ``no``, ``yes`` or ``both``.
         batch, heads: 0: chosen so that batch · seq_len and heads · d_head are the same for every size: 16384
             and 2048, on the CPU 4096 and 512.
-        kernels: ``tuned``: the best of each tuned bucket of this card; or as in ``select_configs``.
+        kernels: ``attention``: what ``attention()`` chooses for each size; ``tuned``: the best of each tuned
+            bucket of this card; or as in ``select_configs``. On a size for which the set has no kernel,
+            ``attention()`` is timed in its place, unless the set is ``none``.
         peers: see ``select_peers``.
         rounds, modes: see ``Plan``.
-        automatic: measure ``attention()`` as well.
+        automatic: measure ``attention()`` on every size.
         json: result file to write, after each row; ``-``: standard output, in the end.
         device: default: the GPU if there is one.
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
         NotWritableError: ``json`` can't be written.
+        KeyboardInterrupt: the finished rows are shown and written.
     """
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
     check_file(json)
-    console = console or console_for(json, width=160)
+    console = console or console_for(json)
     others: list[Implementation] = select_peers(peers)
-    if automatic:
+    if automatic or kernels == CHOSEN:
         others.append(AttentionImplementation())
+    names = [DType.from_string(name) for name in dtypes.split(",")]
+    plan = Plan(rounds, tuple(dict.fromkeys(modes)))
+    configs = [] if kernels in (CHOSEN, TUNED) else select_configs(kernels)
+    check_device_name(device)
+    grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)  # refuses sizes that are none
+    if not configs and not others and kernels != TUNED:
+        raise ValueError("there is nothing to measure: no kernel and no peer is given; name one")
+
+    from flash_helpers.benchmark.runner import bench, named_device
+
     where = named_device(device)
-    tokens, width = (16384, 2048) if where.type == "cuda" else CPU_WORK
-    problems = grid(
-        [DType.from_string(name) for name in dtypes.split(",")],
-        seq_lens,
-        d_heads,
-        CAUSAL[causal],
-        batch,
-        heads,
-        tokens,
-        width,
-    )
-    configs = _tuned(where) if kernels == "tuned" else select_configs(kernels)
-    results = Results()
+    work = GPU_WORK if where.type == "cuda" else CPU_WORK
+    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, *work)
+    if kernels == TUNED:
+        configs = _tuned(where)
+    for line in _without_kernel(problems, configs, kernels):
+        console.print(line, style="yellow", markup=False)
+    results, interrupted = Results(), None
 
     def save() -> None:
         if json == STDOUT:
@@ -90,7 +101,7 @@ def bench_command(
         elif json is not None:
             results.save(json)
 
-    with shown_progress(Console(stderr=True)) as show:
+    with shown_progress(error_console()) as show:
         seen: set[Problem] = set()
 
         def on_row(row: Row) -> None:
@@ -105,21 +116,39 @@ def bench_command(
                 problems,
                 configs,
                 others,
+                fallback=None if kernels == "none" else AttentionImplementation(),
                 device=where,
-                plan=Plan(rounds, tuple(dict.fromkeys(modes))),
+                plan=plan,
                 on_row=on_row,
                 results=results,
             )
-        except KeyboardInterrupt:
-            console.print("interrupted: these are the finished rows", style="yellow")
+        except KeyboardInterrupt as error:
+            interrupted = error
+    if interrupted is not None:
+        console.print("interrupted: these are the finished rows", style="yellow")
     console.print(results_table(results, mode=modes[0]))
     save()
+    if interrupted is not None:
+        raise interrupted
     return results
+
+
+def _without_kernel(problems: Sequence[Problem], configs: Sequence[ForwardConfig], kernels: str) -> list[str]:
+    """A line for each type and head size that the named set has no kernel for."""
+    if kernels in (CHOSEN, "none"):
+        return []
+    missing = {(p.dtype, p.d_head) for p in problems if not any(p.fits(config) for config in configs)}
+    return [
+        f"{kernels!r} has no kernel for {dtype.name.lower()} and head size {d_head}: attention() is timed"
+        for dtype, d_head in sorted(missing)
+    ]
 
 
 def _tuned(device: torch.device) -> list[ForwardConfig]:
     if device.type != "cuda":
         raise ValueError("kernels 'tuned' are those measured best on a GPU; there is none here")
     from flash_attention.backends.cuda import device_facts_of
+    from flash_helpers.results.device import TunedDevice
+    from flash_helpers.results.lookup import tuned_configs
 
     return tuned_configs(TunedDevice.of(device_facts_of(device)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
@@ -37,7 +35,9 @@ from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.window_cost import PLAIN, cost_of_windows, with_windows
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.output import console_for
 from flash_helpers.commands.writable import check_folder
 
 TOKENS, HEADS, HEADS_KV = 16384, 32, 8
@@ -133,7 +133,7 @@ def run(
     document["build_seconds"] = build_ahead([PLAIN, *cases], device, with_windows)
     copied = copy_rate(device, COPY_BYTES // scale, ROUNDS)
     document["copy_bytes_per_second"] = copied
-    console = Console(width=None if os.isatty(1) else 160, highlight=False)
+    console = console_for()
     try:
         document["cost_of_windows"] = cost_of_windows(device, 2 * ROUNDS)
         # What nobody else can say first: decoding and windows.
@@ -178,4 +178,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

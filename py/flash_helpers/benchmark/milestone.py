@@ -30,7 +30,9 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import bench, default_device
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, shown_rate
 from flash_helpers.benchmark.timing import Timing
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
+from flash_helpers.commands.output import console_for
 from flash_helpers.commands.writable import check_folder
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
@@ -248,7 +250,7 @@ def main(
     seq_len: int = SEQ_LEN,
 ) -> None:
     """The figures that a release is judged by, on the device that is there."""
-    console = Console(width=None if os.isatty(1) else 160)
+    console = console_for()
     jobs = jobs or os.cpu_count() or 1
     with shown_errors():
         check_folder(out, "--out")
@@ -262,4 +264,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from typing import TYPE_CHECKING, Any
 
 from flash_helpers.benchmark.implementations import Implementation, Prepared
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class SdpaPeer:
-    """PyTorch's ``scaled_dot_product_attention`` with exactly one backend allowed."""
+    """PyTorch's ``scaled_dot_product_attention``, with exactly one backend allowed or as it chooses.
+
+    Attributes:
+        backend: its name in ``torch.nn.attention.SDPBackend``; empty: what PyTorch chooses.
+    """
 
     name: str
-    backend: Any
+    backend: str
     devices: tuple[str, ...] = ("cuda",)
     kind: str = "peer"
 
@@ -36,6 +39,9 @@ class SdpaPeer:
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """Views with heads before seq_len, no copies; the backend is chosen outside the call."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
         q_view, k_view, v_view = (x.transpose(1, 2) for x in (q, k, v))
         options: dict[str, Any] = {"is_causal": problem.causal}
         if problem.heads_kv != problem.heads:
@@ -44,7 +50,9 @@ class SdpaPeer:
         def call() -> Tensor:
             return scaled_dot_product_attention(q_view, k_view, v_view, **options).transpose(1, 2)
 
-        return Prepared(call, lambda: sdpa_kernel(self.backend))
+        if not self.backend:
+            return Prepared(call)
+        return Prepared(call, lambda: sdpa_kernel(getattr(SDPBackend, self.backend)))
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class FlexPeer:
 
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """Compiles for these shapes; takes seconds."""
+        import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         offset = problem.seq_len_k - problem.seq_len
@@ -126,14 +135,15 @@ class FlexPeer:
 PEERS: dict[str, Implementation] = {
     peer.name: peer
     for peer in (
-        SdpaPeer("fa2", SDPBackend.FLASH_ATTENTION),
-        SdpaPeer("cudnn", SDPBackend.CUDNN_ATTENTION),
-        SdpaPeer("efficient", SDPBackend.EFFICIENT_ATTENTION),
-        SdpaPeer("math", SDPBackend.MATH, devices=("cuda", "cpu")),
+        SdpaPeer("fa2", "FLASH_ATTENTION"),
+        SdpaPeer("cudnn", "CUDNN_ATTENTION"),
+        SdpaPeer("efficient", "EFFICIENT_ATTENTION"),
+        SdpaPeer("math", "MATH", devices=("cuda", "cpu")),
         PackagePeer("fa3", "fa3_fwd_interface", "fa3-fwd", dtypes=(DType.BF16,)),
         PackagePeer("fa4", "flash_attn.cute", "flash-attn-4"),
         FlexPeer(),
-        SdpaPeer("sdpa-cpu", SDPBackend.FLASH_ATTENTION, devices=("cpu",)),
+        SdpaPeer("sdpa-cpu", "FLASH_ATTENTION", devices=("cpu",)),
+        SdpaPeer("sdpa", "", devices=("cuda", "cpu")),
     )
 }
 """All peers by name: the value of ``--peers``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MODES: dict[str, tuple[str, bool]] = {
@@ -15,6 +16,8 @@ MODES: dict[str, tuple[str, bool]] = {
 """Name of a timing in a row: (mode of the timer, whether to pause between rounds)."""
 
 DEFAULT_MODES = ("hot", "paused")
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,13 @@ class Plan:
             raise ValueError(f"unknown timing {', '.join(map(repr, unknown))}; known: {', '.join(MODES)}")
         if self.rounds < 1:
             raise ValueError(f"rounds is {self.rounds}; it must be at least 1")
+
+
+def check_device_name(text: str | None) -> None:
+    """Refuses what can name no device anywhere; ``runner.named_device`` says what is here.
+
+    Raises:
+        ValueError: neither ``cpu`` nor a CUDA device.
+    """
+    if text is not None and not _DEVICE.fullmatch(text):
+        raise ValueError(f"device is {text!r}; valid: cpu, cuda, or a GPU by its number, such as cuda:1")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flash_helpers.benchmark.timing import Timing
+from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_json, typed
 from flash_helpers.problem import Problem
 
 SCHEMA = 1
@@ -88,19 +89,24 @@ class Row:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Row:
-        """The inverse of ``to_json``."""
-        return cls(
-            implementation=values["implementation"],
-            kind=values["kind"],
+        """The inverse of ``to_json``. Raises one of ``CONTENT_ERRORS`` where the values are no row."""
+        error = values["error"]
+        row = cls(
+            implementation=typed(values, "implementation", str),
+            kind=typed(values, "kind", str),
             problem=Problem.from_json(values["problem"]),
-            status=values["status"],
-            reason=values["reason"],
-            error=values["error"],
-            timings={mode: Timing(**timing) for mode, timing in values["milliseconds"].items()},
-            gpu_state=values["gpu_state"],
-            environment=values["environment"],
-            kernel=values.get("kernel", ""),  # files of earlier versions do not have it
+            status=typed(values, "status", str),
+            reason=typed(values, "reason", str),
+            error=error if error is None else float(typed(values, "error", (int, float))),
+            timings={mode: Timing.from_json(t) for mode, t in typed(values, "milliseconds", dict).items()},
+            gpu_state=typed(values, "gpu_state", dict),
+            environment=typed(values, "environment", dict),
+            # Files of earlier versions do not have it.
+            kernel=typed(values, "kernel", str) if "kernel" in values else "",
         )
+        for mode in row.timings:
+            amount(row.tflops(mode))
+        return row
 
 
 @dataclass
@@ -145,8 +151,8 @@ class Results:
             ResultFileError: no such file, no JSON, or a broken row.
         """
         try:
-            document = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+            document = read_json(path)
+        except (OSError, ContentError) as error:
             raise ResultFileError(f"{path} can't be read as a result file: {error}") from error
         found = document.get("schema") if isinstance(document, dict) else None
         if found != SCHEMA:
@@ -158,11 +164,11 @@ class Results:
         known = ("schema", "matrix_tflops", "rows")
         try:
             return cls(
-                rows=[Row.from_json(values) for values in document["rows"]],
-                matrix_tflops=document["matrix_tflops"],
+                rows=[Row.from_json(values) for values in typed(document, "rows", list)],
+                matrix_tflops={n: amount(rate) for n, rate in typed(document, "matrix_tflops", dict).items()},
                 extra={key: value for key, value in document.items() if key not in known},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except CONTENT_ERRORS as error:
             raise broken_rows(path, error) from error
 
 

@@ -30,6 +30,7 @@ def bench(
     configs: Sequence[ForwardConfig] = (),
     implementations: Sequence[Implementation] = (),
     *,
+    fallback: Implementation | None = None,
     device: torch.device | str | None = None,
     plan: Plan | None = None,
     timer: Timer | None = None,
@@ -42,6 +43,7 @@ def bench(
         problems: the sizes.
         configs: kernel configurations; each runs the problems of its dtype and head size.
         implementations: peers, or ``AttentionImplementation()``.
+        fallback: measured, besides those, on problems that none of ``configs`` fits.
         device: default: the current CUDA device if there is one, else the CPU.
         plan: how to measure.
         timer: measures one call; default: the timer of the device.
@@ -65,11 +67,17 @@ def bench(
     if not any(MODES[mode][0] in timer.modes for mode in plan.modes):
         known = ", ".join(name for name, (mode, _) in MODES.items() if mode in timer.modes)
         raise ValueError(f"none of the timings {', '.join(plan.modes)} is known on {device}; known: {known}")
+
+    def everyone_on(problem: Problem) -> list[Implementation]:
+        kernels = [KernelImplementation.of(c, problem) for c in configs if problem.fits(c)]
+        stand_in = [fallback] if fallback is not None and not kernels else []
+        return [*implementations, *kernels, *(one for one in stand_in if one not in implementations)]
+
     for problem in problems:
-        fitting = sum(problem.fits(config) for config in configs)
-        problem.check_memory(device, outputs=fitting + len(implementations))
+        problem.check_memory(device, outputs=len(everyone_on(problem)))
     facts = environment(device)
-    for dtype in sorted({p.dtype for p in problems}):
+    # A processor's rate of a matrix product is no ceiling: it depends on size and type in ways of its own.
+    for dtype in sorted({p.dtype for p in problems}) if device.type == "cuda" else ():
         if dtype.name not in results.matrix_tflops:
             results.matrix_tflops[dtype.name] = matrix_tflops(dtype, device, timer)
 
@@ -80,8 +88,7 @@ def bench(
                 on_row(results.rows[-1])
 
     for problem in problems:
-        kernels = [KernelImplementation.of(c, problem) for c in configs if problem.fits(c)]
-        everyone = [*implementations, *kernels]
+        everyone = everyone_on(problem)
         try:
             keep(measure_problem(problem, everyone, device, plan, timer))
         except DeviceLostError as lost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,7 @@ def results_table(results: Results, mode: str = "hot", title: str = "") -> Table
     Raises:
         DifferentCardsError: rows of different cards.
     """
+    ceilings = {} if _on_cpu(results) else results.matrix_tflops
     modes = [m for m in dict.fromkeys(m for row in results.rows for m in row.timings)]
     table = Table(title=title or None, title_justify="left")
     table.add_column("problem", no_wrap=True)
@@ -30,15 +31,17 @@ def results_table(results: Results, mode: str = "hot", title: str = "") -> Table
     table.add_column("ms", justify="right")
     table.add_column("p20-p80", justify="right")
     table.add_column("/ best\npeer", justify="right")
-    table.add_column("% of\nmatmul", justify="right")
+    if ceilings:
+        table.add_column("% of\nmatmul", justify="right")
     table.add_column("error", justify="right")
     previous = None
     for row in results.rows:
         if previous is not None and row.problem != previous:
             table.add_section()
-        label = row.problem.label() if row.problem != previous else ""
         name = row.shown_name + (f"  [{row.status}] {row.reason}" if row.reason else "")
-        table.add_row(label, Text(name), *_cells(row, results, modes, mode), style=_style(row))
+        table.add_row(
+            row.problem.label(), Text(name), *_cells(row, results, ceilings, modes, mode), style=_style(row)
+        )
         previous = row.problem
     return table
 
@@ -56,19 +59,27 @@ def shown_rate(tflops: float | None) -> str:
     return f"{tflops:.1f}" if tflops >= 10 else f"{tflops:.3g}"
 
 
-def _cells(row: Row, results: Results, modes: Sequence[str], mode: str) -> list[str]:
+def _on_cpu(results: Results) -> bool:
+    """Whether the rows are of a processor, whose matrix rate is no ceiling."""
+    return any(row.environment.get("gpu") == "cpu" for row in results.rows)
+
+
+def _cells(
+    row: Row, results: Results, ceilings: Mapping[str, float], modes: Sequence[str], mode: str
+) -> list[str]:
     error = f"{row.error:.1e}" if row.error is not None else ""
     if not row.timings:
-        return [*("" for _ in modes), "", "", "", "", error]
+        return [*("" for _ in modes), "", "", "", *([""] if ceilings else []), error]
     timing = row.timings.get(mode) or next(iter(row.timings.values()))
     ratio = ratio_to_best_peer(row, results.rows, mode)
-    ceiling, rate = results.matrix_tflops.get(row.problem.dtype.name), row.tflops(mode)
+    ceiling, rate = ceilings.get(row.problem.dtype.name), row.tflops(mode)
+    share = f"{100 * rate / ceiling:.0f}" if rate and ceiling else ""
     return [
         *(shown_rate(row.tflops(m)) for m in modes),
         f"{timing.median:.4f}" + ("" if timing.launch_hidden else "*"),
         f"{timing.p20:.4f}-{timing.p80:.4f}",
         f"{ratio:.3f}" if ratio else "",
-        f"{100 * rate / ceiling:.0f}" if rate and ceiling else "",
+        *([share] if ceilings else []),
         error,
     ]
 

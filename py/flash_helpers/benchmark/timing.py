@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flash_helpers.content import ContentError, amount, typed
+
 Measure = Callable[["TimedCall"], float]
 
 
@@ -81,6 +83,15 @@ class Timing:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Timing:
+        """The inverse of ``to_json``. Raises ContentError where the values are no times."""
+        median, p20, p80 = (amount(typed(values, name, (int, float))) for name in ("median", "p20", "p80"))
+        if median == 0:
+            raise ContentError("median is 0")
+        hidden = typed(values, "launch_hidden", bool) if "launch_hidden" in values else True
+        return cls(median, p20, p80, typed(values, "rounds", int), hidden)
 
 
 def repeats_for(milliseconds: float, target_ms: float, most: int = 32) -> int:

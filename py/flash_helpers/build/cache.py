@@ -1,41 +1,50 @@
 """The content-addressed cache of compiled output.
 
-An artifact is a folder ``<root>/<kind>/<key>/`` with one file and ``facts.json`` (the file's name,
-size and SHA-256, and whatever the maker wants to remember). The key names everything that the file
-depends on, so an artifact is never updated: it is there and right, or it is not there.
+An artifact is a folder ``<kind>/<key>/`` of a store with one file and ``facts.json`` (the file's name,
+size and SHA-256, and whatever the maker wants to remember, under a digest of its own). The key names
+everything that the file depends on, so an artifact is never updated: it is there and right, or it is not.
 
 - Published by renaming a finished folder into place: no reader sees half a file.
 - One maker at a time for each key, by an operating system lock that dies with its process. Readers
   take no lock. Correctness does not rest on the lock: two makers would rename equal contents.
 - Read with size and digest checked: a damaged artifact counts as missing and is made again.
-- Libraries that came with the package (``flash_helpers/prebuilt``) are found as if they were in the cache.
-- Where the folder cannot be written, a private folder in the temporary directory is used instead.
+- Read only from a store that nobody else can write (``trust``): what is in it becomes code of this process.
+- Libraries that came with the package (``flash_helpers/prebuilt``) are found as if they were in the cache;
+  they are trusted as the package's own code is.
+- Where the folder cannot be used, a private folder in the temporary directory is used instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import stat
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import filelock
+from typing import Any, TypeVar
 
 from flash_helpers import environment
+from flash_helpers.build import store as stores
+from flash_helpers.build.errors import BuildError, KernelCacheError
+from flash_helpers.build.store import STORE
+from flash_helpers.content import ContentError, read_text, seal, unseal
+from flash_helpers.messages import say_once
+from flash_helpers.trust import own_file_reason, untrusted_reason
 
 FACTS_FILE = "facts.json"
 PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt"  # what a wheel brought; read, never written
-LOCK_TIMEOUT_S = 900.0  # a maker that takes longer than this is stuck: make the artifact beside it
-_ABANDONED_S = 24 * 3600.0  # age at which another process' unfinished folder is swept away
+MAX_FACTS = 16 << 20  # bytes of facts.json, most of them the compiler's output
+MAX_TEXT = 64 << 10  # bytes of a small file
+_ATTEMPTS = 5  # to make an artifact whose folder another process removes meanwhile
+T = TypeVar("T")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OTHER_FOLDER = "set FLASH_ATTENTION_CACHE_DIR to a folder"
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,18 @@ class KernelCache:
     """The cache below one folder.
 
     Args:
-        root: the folder; ``None`` takes ``environment.cache_dir()``. It is made when first written to.
+        root: the folder, of which only the subfolder ``store`` is used; ``None`` takes
+            ``environment.cache_dir()``. Both are made when first written to.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or environment.cache_dir()
+        self.store = self.root / STORE
 
     def get(self, kind: str, key: str) -> Artifact | None:
         """The artifact, verified; ``None`` where it is missing or damaged."""
-        for root in self._roots():
-            if artifact := _read(root / kind / key):
+        for store in self.readable_stores():
+            if artifact := _read(store, kind, key):
                 return artifact
         return None
 
@@ -88,58 +99,103 @@ class KernelCache:
             make: makes its files in the folder that it is given, where nobody has made them yet.
 
         Raises:
-            OSError: neither the cache folder nor the temporary directory can be written.
+            KernelCacheError: neither the cache folder nor the temporary directory can be written, the disk is
+                full, or the folder is removed again and again.
         """
         if artifact := self.get(kind, key):
             return artifact
-        root = self.writable_root()
-        with _lock(root / "locks" / f"{kind}-{key}.lock"):
-            if artifact := self.get(kind, key):
-                return artifact
-            return _make(root, kind, key, make)
+        store = self.writable_root() / STORE
+
+        def get_or_make() -> Artifact:
+            with stores.locked(store, f"{kind}-{key}"):
+                return self.get(kind, key) or _make(store, kind, key, make)
+
+        return _write(store, get_or_make)
 
     def write_text(self, name: str, text: str) -> Path:
-        """Writes a small file below the root, atomically: readers see the old text or the new."""
-        path = self.writable_root() / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _unfinished(self.writable_root(), path.name) as folder:
-            (folder / path.name).write_text(text, encoding="utf-8")
-            os.replace(folder / path.name, path)
-        return path
+        """Writes a small file of the store, atomically: readers see the old text or the new.
+
+        Raises:
+            KernelCacheError: as ``get_or_make``.
+        """
+        store = self.writable_root() / STORE
+        path = store / name
+
+        def write() -> Path:
+            for folder in reversed(path.relative_to(store).parents[:-1]):
+                stores.own_folder(store / folder)
+            with stores.unfinished(store, path.name) as folder:
+                (folder / path.name).write_text(text, encoding="utf-8")
+                if path.is_dir() and not path.is_symlink():  # damage: nothing of the library's
+                    os.rename(path, folder / f"{path.name}-damaged")
+                os.replace(folder / path.name, path)
+            return path
+
+        return _write(store, write)
 
     def read_texts(self, folder: str, pattern: str) -> list[str]:
-        """The small files of one folder below the root whose name matches ``pattern``."""
+        """The small files of one folder of the store whose name matches ``pattern``."""
         texts = []
-        for root in self._roots():
-            for path in sorted((root / folder).glob(pattern)):
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    texts.append(path.read_text(encoding="utf-8"))
+        for store in self.readable_stores():
+            for path in sorted((store / folder).glob(pattern)):
+                if store != PREBUILT and own_file_reason(store, path):
+                    continue
+                with contextlib.suppress(OSError, ContentError):
+                    texts.append(read_text(path, MAX_TEXT))
         return texts
 
     def writable_root(self) -> Path:
-        """The folder that new artifacts go to: ``root``, or the private one where it can't be written."""
+        """The folder that new artifacts go to: ``root``, or the private one where it can't be used.
+
+        Raises:
+            KernelCacheError: the private one can't be used either.
+        """
         try:
-            _check_writable(self.root)
+            stores.check_writable(self.root)
         except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise _full(self.root) from error
             fallback = _private_folder()
-            _say_once(
-                f"flash_attention: cannot write the kernel cache {self.root} ({error.strerror or error}); "
-                f"using {fallback}. Set FLASH_ATTENTION_CACHE_DIR to a folder that can be written."
+            say_once(
+                f"cannot write the kernel cache {self.root} ({error.strerror or error}); "
+                f"using {fallback}. S{_OTHER_FOLDER[1:]} of yours that can be written."
             )
             return fallback
         return self.root
 
-    def _roots(self) -> list[Path]:
+    def readable_stores(self) -> list[Path]:
+        """The folders that artifacts are read from, all of which nobody else can write."""
         # An earlier process may have fallen back, so the private folder is read wherever there is one.
         private = _private_folders or [folder for folder in [_default_private_folder()] if _only_ours(folder)]
-        return [self.root, *private, PREBUILT]
+        found = []
+        for root in dict.fromkeys([self.root, *private]):
+            store = root / STORE
+            if reason := _unusable_reason(store):
+                say_once(
+                    f"no kernel is loaded from {store}: {reason}. Remove it, or forbid others to write there "
+                    f"(chmod go-w), or {_OTHER_FOLDER} of yours"
+                )
+            else:
+                found.append(store)
+        return [*found, PREBUILT]
 
 
 # ---------------------------------------------------------------- one artifact
-def _read(folder: Path) -> Artifact | None:
+class _RemovedError(Exception):
+    """The folder that an artifact was made in is gone."""
+
+
+def _read(store: Path, kind: str, key: str) -> Artifact | None:
+    """The artifact of a store, if it is what was written, and only we can have written it."""
+    ours = store != PREBUILT
+    folder = store / kind / key
     try:
-        facts = json.loads((folder / FACTS_FILE).read_bytes())
+        if ours and own_file_reason(store, folder / FACTS_FILE):
+            return None
+        facts = unseal(read_text(folder / FACTS_FILE, MAX_FACTS))
         path = folder / facts["file"]
+        if path.parent != folder or not path.is_file() or (ours and own_file_reason(store, path)):
+            return None
         if path.stat().st_size == facts["size"] and _sha256(path) == facts["sha256"]:
             return Artifact(path, facts)
     except (OSError, ValueError, KeyError, TypeError):
@@ -147,22 +203,33 @@ def _read(folder: Path) -> Artifact | None:
     return None
 
 
-def _make(root: Path, kind: str, key: str, make: Make) -> Artifact:
-    place = root / kind / key
-    with _unfinished(root, key) as folder:
-        name, facts = make(folder)
-        facts |= {"file": name, "size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if _read(place) is None:  # nothing there, or damaged
-            with _unfinished(root, f"{key}-damaged") as trash:
-                with contextlib.suppress(FileNotFoundError):
-                    os.rename(place, trash / key)
-                with contextlib.suppress(OSError):  # another maker was first: the contents are the same
-                    os.rename(folder, place)
-    artifact = _read(place)
+def _make(store: Path, kind: str, key: str, make: Make) -> Artifact:
+    place = stores.own_folder(store / kind) / key
+    with stores.unfinished(store, key) as folder:
+        try:
+            name, facts = make(folder)
+            facts |= {"file": name, "size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+            (folder / FACTS_FILE).write_text(seal(facts), encoding="utf-8")
+            for file in (folder / name, folder / FACTS_FILE):
+                file.chmod(file.stat().st_mode & ~0o022)  # whatever the umask says
+            stores.own_folder(store / kind)
+            if _read(store, kind, key) is None:  # nothing there, or damaged
+                with stores.unfinished(store, f"{key}-damaged") as trash:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(place, trash / key)
+                    try:
+                        os.rename(folder, place)
+                    except OSError as error:
+                        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                            raise
+                        # Another maker was first: the contents are the same.
+        except (OSError, BuildError) as error:
+            if not folder.exists() and _read(store, kind, key) is None:
+                raise _RemovedError from error
+            raise
+    artifact = _read(store, kind, key)
     if artifact is None:
-        raise OSError(f"the kernel cache lost {place} right after it was written; is the disk full?")
+        raise _RemovedError
     return Artifact(artifact.path, artifact.facts, made_now=True)
 
 
@@ -174,51 +241,58 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def _unfinished(root: Path, name: str) -> Iterator[Path]:
-    """A folder to work in, on the file system of ``root``; removed afterwards unless it was renamed."""
-    parent = root / "tmp"
-    parent.mkdir(parents=True, exist_ok=True)
-    _sweep(parent)
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=parent))
+# ---------------------------------------------------------------- what goes wrong with folders
+def _write(store: Path, action: Callable[[], T]) -> T:
+    """Does ``action``, which writes into a store; again where somebody removes the store meanwhile."""
     try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for _ in range(_ATTEMPTS):
+            try:
+                return action()
+            except _RemovedError:
+                pass
+            except FileNotFoundError as error:
+                if not str(error.filename).startswith(str(store)):
+                    raise
+            stores.check_writable(store.parent)
+    except KernelCacheError:
+        raise
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise _full(store) from error
+        raise KernelCacheError(
+            f"the kernel cache {store} can't be used: {error}; {_OTHER_FOLDER} of yours that can be written"
+        ) from error
+    raise KernelCacheError(
+        f"the kernel cache {store} was removed {_ATTEMPTS} times while a kernel was compiled into it; "
+        f"compile again when nothing clears it, or {_OTHER_FOLDER} that nothing else clears"
+    )
 
 
-def _sweep(parent: Path) -> None:
-    """Removes what processes that were killed left behind."""
-    for folder in parent.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(folder, ignore_errors=True)
+def _full(folder: Path) -> KernelCacheError:
+    return KernelCacheError(full_message(folder))
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Holds the lock of one key. Goes on without it where it can't be had: see the module's docstring."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path, timeout=LOCK_TIMEOUT_S)
-    held = contextlib.ExitStack()
-    # NotImplementedError: the file system has no locks, as some network mounts.
-    with contextlib.suppress(filelock.Timeout, NotImplementedError, OSError):
-        held.enter_context(lock)
-    with held:
-        yield
+def full_message(folder: Path) -> str:
+    """What to say where a disk has no room for a compiled kernel."""
+    room = ""
+    with contextlib.suppress(OSError):
+        nearest = next(f for f in (folder, *folder.parents) if f.exists())
+        room = (
+            f": {shutil.disk_usage(nearest).free:,} bytes are free, and a quota or a file size limit may hold"
+        )
+    return (
+        f"no room to compile a kernel in {folder}{room}. Free space (flash-attention cache clear removes "
+        f"compiled kernels), or {_OTHER_FOLDER} on another disk"
+    )
 
 
-# ---------------------------------------------------------------- where it can be written
 _private_folders: list[Path] = []  # the fall-back folder, once this process needed it
-_said: set[str] = set()
 
 
-def _check_writable(root: Path) -> None:
-    """Raises OSError where files can't be made below ``root``. Permission bits alone don't tell (read-only
-    mounts, quotas, the superuser), so a file is made."""
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=root):
-        pass
+def _unusable_reason(store: Path) -> str | None:
+    if store.is_symlink():
+        return "it is a link"
+    return untrusted_reason(store)
 
 
 def _private_folder() -> Path:
@@ -226,14 +300,22 @@ def _private_folder() -> Path:
 
     Libraries are loaded from it, so one that somebody else could have put there is not trusted.
     """
-    if not _private_folders:
-        folder = _default_private_folder()
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700)
+    folder = _private_folders[0] if _private_folders else _default_private_folder()
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+    try:
         if not _only_ours(folder):
             folder = Path(tempfile.mkdtemp(prefix="flash_attention_kernels_"))
-        _private_folders.append(folder)
-    return _private_folders[0]
+        stores.check_writable(folder)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise _full(folder) from error
+        raise KernelCacheError(
+            f"neither the kernel cache nor the temporary folder {folder.parent} can be used ({error}); "
+            f"{_OTHER_FOLDER} of yours that can be written"
+        ) from error
+    _private_folders[:] = [folder]
+    return folder
 
 
 def _default_private_folder() -> Path:
@@ -248,9 +330,3 @@ def _only_ours(folder: Path) -> bool:
     return (
         stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) == 0o700
     )
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        print(text, file=sys.stderr)

@@ -17,5 +17,5 @@ if __name__ == "__main__":
         sys.exit(str(error))
     cuobjdump = find_tool("cuobjdump")
     if cuobjdump is None:
-        sys.exit(f"no cuobjdump; pip install {' '.join(DISASSEMBLER_PACKAGES)}")
+        sys.exit(f"no cuobjdump: pip install {' '.join(DISASSEMBLER_PACKAGES)}")
     print(f"{nvcc.path}, version {nvcc.build}; {cuobjdump}")

@@ -6,8 +6,12 @@ compiles none.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +23,8 @@ from typing import Any
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import sources
-from flash_helpers.build.cache import Artifact, KernelCache, digest_of
-from flash_helpers.build.errors import KernelCompileError
+from flash_helpers.build.cache import Artifact, KernelCache, digest_of, full_message
+from flash_helpers.build.errors import KernelCacheError, KernelCompileError
 from flash_helpers.build.instantiations import (
     LIBRARY_FILE,
     TABLE_FILE,
@@ -31,6 +35,8 @@ from flash_helpers.build.instantiations import (
 )
 from flash_helpers.build.nvcc import Nvcc, find_nvcc
 from flash_helpers.build.ptxas import parse_ptxas
+from flash_helpers.build.workplace import bring, workplace
+from flash_helpers.host_memory import available_memory
 from flash_helpers.kernels.families import KernelFamily, common_family
 from flash_helpers.kernels.kernel import ForwardKernel
 
@@ -44,6 +50,13 @@ LINK_FLAGS = (
 )  # fmt: skip
 MEMORY_PER_JOB = 2 << 30  # bytes; what one compilation of a large kernel may take
 _MAX_ERROR_LINES = 8
+_ATTEMPTS = 3  # to link objects that another process removes meanwhile
+_HEADERS, _LIBRARIES = "include", "toolkit_lib"  # links in the folder that nvcc runs in
+_MIN_FREE = 1 << 20  # bytes; with less no step of nvcc gets far
+# What nvcc's steps say where a disk, a quota or a limit of the file size is full.
+_NO_ROOM = re.compile(
+    r"No space left on device|Disk quota exceeded|File too large|[Ff]ile size limit exceeded"
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,8 @@ def build_library(
         ValueError: no kernel, or kernels of several families, or a family without this target.
         CompilerNotFoundError: no usable compiler.
         KernelCompileError: the compiler refused a kernel; the kernels that are not begun are not tried.
+        KernelCacheError: there is no room, or no folder that can be written.
+        NoPlainFolderError: no folder that can be written has a path that nvcc can be given.
     """
     family = common_family(kernels)
     family.check_target(target)
@@ -128,22 +143,35 @@ def build_library(
         family, target, cache, root, nvcc, sources.digest_of_headers(family.launcher_header, root)
     )
 
-    objects: dict[ForwardKernel, Artifact] = {}
-    compiled: dict[ForwardKernel, CompiledKernel] = {}
+    for _ in range(_ATTEMPTS):
+        compiled = _compile_all(compiler, in_turn, jobs, progress)
+        with contextlib.suppress(_ObjectsRemovedError):
+            library = compiler.link(table_source(kernels), [compiled[kernel][1] for kernel in kernels])
+            return BuildResult(library.path, target, tuple(compiled[kernel][0] for kernel in kernels))
+    raise KernelCacheError(
+        f"the kernel cache {cache.root} was cleared {_ATTEMPTS} times between compiling and linking; build "
+        "again when nothing clears it, or set FLASH_ATTENTION_CACHE_DIR to a folder that nothing else clears"
+    )
+
+
+def _compile_all(
+    compiler: _Compiler, kernels: Sequence[ForwardKernel], jobs: int | None, progress: Progress | None
+) -> dict[ForwardKernel, tuple[CompiledKernel, Artifact]]:
+    """Each kernel with what is known of it and its object."""
+    compiled: dict[ForwardKernel, tuple[CompiledKernel, Artifact]] = {}
     with ThreadPoolExecutor(max_workers=max(1, min(jobs or default_jobs(), len(kernels)))) as pool:
-        futures = {pool.submit(compiler.compile, kernel): kernel for kernel in in_turn}
+        futures = {pool.submit(compiler.compile, kernel): kernel for kernel in kernels}
         try:
             for done, future in enumerate(as_completed(futures), start=1):
                 kernel = futures[future]
-                objects[kernel] = future.result()
-                compiled[kernel] = _describe(kernel, objects[kernel])
+                described = _describe(kernel, future.result())
+                compiled[kernel] = described, future.result()
                 if progress is not None:
-                    progress(compiled[kernel], done, len(kernels))
+                    progress(described, done, len(kernels))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    library = compiler.link(table_source(kernels), [objects[kernel] for kernel in kernels])
-    return BuildResult(library.path, target, tuple(compiled[kernel] for kernel in kernels))
+    return compiled
 
 
 def default_jobs() -> int:
@@ -151,7 +179,17 @@ def default_jobs() -> int:
     if (wanted := environment.jobs()) is not None:
         return wanted
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, _available_memory() // MEMORY_PER_JOB))
+    return max(1, min(cores, available_memory() // MEMORY_PER_JOB))
+
+
+class _ObjectsRemovedError(Exception):
+    """An object is gone that was there a moment ago."""
+
+
+def compile_flags(family: KernelFamily, target: int) -> tuple[str, ...]:
+    """What nvcc is told for a target, beside what the user's variables add."""
+    arch = family.arch(target)
+    return (*COMPILE_FLAGS, "-gencode", f"arch=compute_{arch},code=sm_{arch}")
 
 
 @dataclass(frozen=True)
@@ -165,31 +203,32 @@ class _Compiler:
     nvcc: Nvcc
     headers_digest: str
 
-    @property
-    def _flags(self) -> tuple[str, ...]:
-        arch = self.family.arch(self.target)
-        return (*COMPILE_FLAGS, "-gencode", f"arch=compute_{arch},code=sm_{arch}")
-
     def compile(self, kernel: ForwardKernel) -> Artifact:
         """The object of one kernel."""
         source, name = kernel_source(kernel, self.target), kernel_id(kernel)
+        own_flags = compile_flags(self.family, self.target)
+        flags = (*own_flags, *environment.nvcc_flags())
 
         def make(folder: Path) -> tuple[str, dict[str, Any]]:
-            unit = folder / f"{name}.cu"
-            unit.write_text(source, encoding="utf-8")
             start = time.perf_counter()
-            log = self._run(
-                [*self._flags, "-I", self.include_root, "-c", unit, "-o", folder / f"{name}.o"],
-                kernel.short_form(),
-                name,
-            )
+            with self._workplace(folder) as place:
+                (place / f"{name}.cu").write_text(source, encoding="utf-8")
+                log = self._run(
+                    [*own_flags, "-I", _HEADERS, "-c", f"{name}.cu", "-o", f"{name}.o"],
+                    place, kernel.short_form(), name,
+                )  # fmt: skip
+                shutil.move(place / f"{name}.o", folder / f"{name}.o")
             return f"{name}.o", {
                 "kernel": kernel.short_form(),
+                "target": self.target,
+                "source": digest_of(source),
+                "headers": self.headers_digest,
+                "flags": flags,
+                "version": flash_helpers.__version__,
                 "seconds": time.perf_counter() - start,
                 "log": log,
             }
 
-        flags = (*self._flags, *environment.nvcc_flags())
         key = digest_of(flash_helpers.__version__, source, self.headers_digest, flags, self.nvcc.build)
         return self.cache.get_or_make("objects", key, make)
 
@@ -198,17 +237,22 @@ class _Compiler:
         entry_point, name = library_source(), f"flash_{self.family.name}_sm_{self.target}"
 
         def make(folder: Path) -> tuple[str, dict[str, Any]]:
-            (folder / TABLE_FILE).write_text(table, encoding="utf-8")
-            (folder / LIBRARY_FILE).write_text(entry_point, encoding="utf-8")
-            # One short argument for what may be hundreds of paths.
-            (folder / "objects.txt").write_text(
-                "\n".join(f'"{artifact.path}"' for artifact in objects), encoding="utf-8"
-            )
-            self._run(
-                [*LINK_FLAGS, *self.nvcc.link_flags, "-I", self.include_root, folder / LIBRARY_FILE,
-                 "-optf", folder / "objects.txt", "-o", folder / f"{name}.so"],
-                f"the kernel library {name}", name,
-            )  # fmt: skip
+            with self._workplace(folder) as place:
+                (place / TABLE_FILE).write_text(table, encoding="utf-8")
+                (place / LIBRARY_FILE).write_text(entry_point, encoding="utf-8")
+                for number, artifact in enumerate(objects):
+                    try:
+                        bring(artifact.path, place / f"{number}.o")
+                    except FileNotFoundError as error:
+                        raise _ObjectsRemovedError from error
+                # One short argument for what may be hundreds of files.
+                (place / "objects.txt").write_text("\n".join(f"{n}.o" for n in range(len(objects))))
+                self._run(
+                    [*LINK_FLAGS, *([f"-L{_LIBRARIES}"] if self.nvcc.libraries else []), "-I", _HEADERS,
+                     LIBRARY_FILE, "-optf", "objects.txt", "-o", f"{name}.so"],
+                    place, f"the kernel library {name}", name,
+                )  # fmt: skip
+                shutil.move(place / f"{name}.so", folder / f"{name}.so")
             reports = {artifact.facts["kernel"]: parse_ptxas(artifact.facts["log"]) for artifact in objects}
             return f"{name}.so", {
                 "kernels": list(reports),
@@ -220,10 +264,16 @@ class _Compiler:
         key = digest_of(flash_helpers.__version__, table, entry_point, keys, LINK_FLAGS, self.nvcc.build)
         return self.cache.get_or_make("libraries", key, make)
 
-    def _run(self, arguments: Sequence[str | Path], what: str, name: str) -> str:
-        command = [str(self.nvcc.path), *map(str, arguments)]
+    def _workplace(self, folder: Path) -> contextlib.AbstractContextManager[Path]:
+        links = {_HEADERS: self.include_root}
+        return workplace(folder, links | ({_LIBRARIES: self.nvcc.libraries} if self.nvcc.libraries else {}))
+
+    def _run(self, arguments: Sequence[str], place: Path, what: str, name: str) -> str:
+        command = [str(self.nvcc.path.absolute()), *arguments]
         run = subprocess.run(
             command,
+            cwd=place,
+            env=environment.of_compiler(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -232,6 +282,10 @@ class _Compiler:
         )
         if run.returncode == 0:
             return run.stdout
+        if not place.exists():
+            raise FileNotFoundError(errno.ENOENT, "removed while nvcc ran in it", str(place))
+        if _NO_ROOM.search(run.stdout) or shutil.disk_usage(place).free < _MIN_FREE:
+            raise KernelCacheError(full_message(place))
         shown = shlex.join(command)
         log = self.cache.write_text(f"logs/{name}.log", f"{shown}\n\n{run.stdout}")
         raise KernelCompileError(
@@ -259,19 +313,3 @@ def _error_lines(log: str) -> list[str]:
     signs = ("error", "fatal", "not found", "cannot find", "no such file")
     errors = [line for line in lines if any(sign in line.lower() for sign in signs)]
     return (errors or lines[-_MAX_ERROR_LINES:])[:_MAX_ERROR_LINES]
-
-
-def _available_memory() -> int:
-    """Memory that new processes can use, bytes: the machine's, or the container's limit if it is lower."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-        if limit != "max":
-            available = min(available, int(limit) - used)
-    except (OSError, ValueError):
-        pass  # no such files here: the first figure is good enough
-    return max(0, available)

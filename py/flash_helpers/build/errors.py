@@ -18,6 +18,10 @@ class SourcesNotFoundError(BuildError):
     """The kernels' C++ headers are missing from the installation."""
 
 
+class KernelCacheError(BuildError, OSError):
+    """The cache of compiled kernels can't take what was built; the message says why and what to do."""
+
+
 class KernelCompileError(BuildError):
     """The compiler refused a kernel.
 

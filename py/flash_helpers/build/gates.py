@@ -23,6 +23,7 @@ from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, ste
 from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.sass import Instruction, disassemble, parse_functions
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
@@ -196,4 +197,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

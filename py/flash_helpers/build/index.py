@@ -1,22 +1,26 @@
 """Which library in the cache holds which kernel, without asking a compiler.
 
-An entry is one small file, ``index/<headers digest>/<target>-<kernel id>.json``. It names the library's key,
-so it can go stale (the library was deleted or damaged) but never wrong: a kernel whose headers or
-generated text changed looks for another file or finds another digest inside.
+An entry is one small file, ``index/<headers digest>/<target>-<kernel id>.json``, under a digest of its own.
+It names the library's key, so it can go stale (the library was deleted or damaged) but never wrong: a kernel
+whose headers or generated text changed looks for another file or finds another digest inside, and a damaged
+entry is as good as none.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import KernelCache, digest_of
-from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult
+from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult, compile_flags
 from flash_helpers.build.instantiations import kernel_id, kernel_source
+from flash_helpers.content import ContentError, seal, unseal
+from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.families import FAMILIES, KernelFamily, family_of
 from flash_helpers.kernels.kernel import ForwardKernel
 
@@ -31,7 +35,7 @@ def remember(cache: KernelCache, result: BuildResult, include_root: Path | None 
             "source": _source_digest(compiled.kernel, result.target),
             "library": result.path.parent.name,
         }
-        cache.write_text(f"{folder}/{_file_name(compiled.kernel, result.target)}", json.dumps(entry))
+        cache.write_text(f"{folder}/{_file_name(compiled.kernel, result.target)}", seal(entry))
 
 
 def find_library(
@@ -58,6 +62,22 @@ def built_kernels(
     return sorted({(entry["kernel"], entry["target"]) for entry in entries if entry["target"] in wanted})
 
 
+def is_current(facts: dict[str, Any], include_root: Path | None = None) -> bool:
+    """Whether an object with these facts is what its kernel would be compiled to now, but for the compiler.
+
+    Args:
+        facts: of an artifact of kind ``objects``.
+        include_root: in place of the package's headers.
+    """
+    kernel = parse_kernel(facts["kernel"])
+    family, target, root = family_of(kernel), facts["target"], include_root or sources.include_root()
+    return bool(
+        (facts["version"], facts["source"]) == (flash_helpers.__version__, _source_digest(kernel, target))
+        and facts["headers"] == sources.digest_of_headers(family.launcher_header, root)
+        and tuple(facts["flags"]) == (*compile_flags(family, target), *environment.nvcc_flags())
+    )
+
+
 def _file_name(kernel: ForwardKernel, target: int) -> str:
     return f"{target}-{kernel_id(kernel)}.json"
 
@@ -75,10 +95,6 @@ def _folder(family: KernelFamily, include_root: Path | None) -> str:
 def _parse(texts: Iterable[str]) -> list[dict]:
     entries = []
     for text in texts:
-        try:
-            entry = json.loads(text)
-        except ValueError:
-            continue  # damaged: as good as none
-        if isinstance(entry, dict) and {"kernel", "target", "source", "library"} <= entry.keys():
-            entries.append(entry)
+        with contextlib.suppress(ContentError):
+            entries.append(unseal(text))
     return entries

@@ -137,7 +137,7 @@ def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check:
             if not _holds(path, text) if check else write_if_different(path, text):
                 changed.append(path)
         for path in sorted(family_folder.glob("*")):
-            if path not in wanted and path.read_text(encoding="utf-8", errors="replace").startswith(_BANNER):
+            if path not in wanted and _is_generated(path):
                 changed.append(path)
                 if not check:
                     path.unlink()
@@ -146,6 +146,13 @@ def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check:
 
 def _template_arguments(kernel: ForwardKernel) -> str:
     return f"{kernel.config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}"
+
+
+def _is_generated(path: Path) -> bool:
+    """Whether a file bears the mark of what is written here; links and folders do not."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.read_text(encoding="utf-8", errors="replace").startswith(_BANNER)
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flash_helpers import environment
 from flash_helpers.build.errors import CompilerNotFoundError
+from flash_helpers.build.workplace import not_quotable
 
 MIN_VERSION = (12, 8)
 """The oldest nvcc accepted. Kernels are C++20 with a struct as template argument, for targets from
@@ -46,13 +47,13 @@ class Nvcc:
         path: the program.
         version: (major, minor).
         build: the whole version, ``13.0.88``.
-        link_flags: what linking needs beyond the compiler's own defaults.
+        libraries: folder of the CUDA runtime where the compiler does not look for it; None: it does.
     """
 
     path: Path
     version: tuple[int, int]
     build: str
-    link_flags: tuple[str, ...] = ()
+    libraries: Path | None = None
 
 
 def find_nvcc() -> Nvcc:
@@ -103,6 +104,8 @@ def _natural_order(path: Path) -> list[int]:
 @functools.lru_cache(maxsize=64)
 def _inspect(path: Path, mtime_ns: int) -> Nvcc | str:
     """The compiler at ``path``, or why it won't do. ``mtime_ns`` makes a replaced program a new question."""
+    if character := not_quotable(path):
+        return f"its path has a {character!r}, which nvcc can't take: install it where the path has none"
     if missing := _missing_from_pip(path):
         return f"incomplete, {missing}"
     try:
@@ -118,13 +121,13 @@ def _inspect(path: Path, mtime_ns: int) -> Nvcc | str:
     version = (int(match[1]), int(match[2]))
     if version < MIN_VERSION:
         return f"version {match[3]} is too old"
-    return Nvcc(path, version, match[3], _link_flags(path))
+    return Nvcc(path, version, match[3], _libraries(path))
 
 
-def _link_flags(path: Path) -> tuple[str, ...]:
+def _libraries(path: Path) -> Path | None:
     # pip's toolkit keeps its libraries in lib/, where its own nvcc.profile does not look (lib64/).
     lib = path.parent.parent / "lib"
-    return (f"-L{lib}",) if (lib / "libcudart_static.a").is_file() else ()
+    return lib if (lib / "libcudart_static.a").is_file() else None
 
 
 def _missing_from_pip(path: Path) -> str | None:

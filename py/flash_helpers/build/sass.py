@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flash_helpers.build.nvcc import candidates
+from flash_helpers.build.nvcc import DISASSEMBLER_PACKAGES, candidates
 
 CLASSES: dict[str, tuple[str, ...]] = {
     "HMMA": ("HMMA",),
@@ -100,7 +100,8 @@ def disassemble(binary: Path) -> str:
     tool = find_tool("cuobjdump")
     if tool is None:
         raise DisassemblerNotFoundError(
-            "cuobjdump was not found in CUDA_HOME, PATH or pip packages; pip install nvidia-cuda-cuobjdump"
+            "cuobjdump was not found in CUDA_HOME, PATH or pip packages: "
+            f"pip install {' '.join(DISASSEMBLER_PACKAGES)}"
         )
     done = subprocess.run([tool, "-sass", binary], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -8,6 +8,7 @@ copy of the checkout, which stays as it is.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,24 @@ from pathlib import Path
 
 from flash_helpers.build import BuildError, build_kernels
 from flash_helpers.build.cache import KernelCache
+from flash_helpers.build.store import STORE
 from flash_helpers.build.wheel_sets import NAMES, SETS, wheel_kernels
+from flash_helpers.build.wheel_tag import place_wheel
 from flash_helpers.commands.writable import NotWritableError, check_folder
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.kernel import ForwardKernel
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-INPUTS = ("flash_attention", "py", "src", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+INPUTS = (
+    "flash_attention",
+    "py",
+    "src",
+    "requirements",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+)
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "generated", "prebuilt")
 
 
@@ -37,7 +49,7 @@ def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
         The wheel.
 
     Raises:
-        BuildError: a kernel could not be compiled.
+        BuildError: a kernel or the binding could not be compiled.
         subprocess.CalledProcessError: pip could not build the wheel; its output is on stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -46,10 +58,11 @@ def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
         if prebuilt:
             _add_prebuilt(copy / "py" / "flash_helpers" / "prebuilt", prebuilt)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        subprocess.run([*command, "-w", built, copy], check=True)
+        # The C++ library is linked in: an older one may be loaded before the binding is.
+        flags = f"{os.environ.get('LDFLAGS', '')} -static-libstdc++".strip()
+        subprocess.run([*command, "-w", built, copy], check=True, env=os.environ | {"LDFLAGS": flags})
         (wheel,) = built.glob("*.whl")
-        out.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copy(wheel, out))
+        return place_wheel(wheel, out)
 
 
 def copy_checkout(folder: Path) -> None:
@@ -67,9 +80,9 @@ def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Non
     """Compiles through a cache in ``folder``, of which only the libraries and their index stay."""
     for target, kernels in prebuilt.items():
         build_kernels(kernels, [target], cache=KernelCache(folder))
-    for part in folder.iterdir():
-        if part.name not in ("libraries", "index"):
-            shutil.rmtree(part)
+    for part in ("libraries", "index"):
+        shutil.move(folder / STORE / part, folder / part)
+    shutil.rmtree(folder / STORE)
 
 
 def _kernels(target: int, sets: str | None, kernels: str | None) -> list[ForwardKernel]:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.build import BuildResult, CompiledKernel, KernelCache, build_kernels
-from flash_helpers.commands.output import console_for, shown_bytes, write_json
-from flash_helpers.commands.progress import shown_progress
+from flash_helpers.build import BuildResult, CompiledKernel, KernelCache, Progress, build_kernels
+from flash_helpers.commands.output import console_for, error_console, shown_bytes, write_json
+from flash_helpers.commands.progress import Show, shown_progress
 from flash_helpers.commands.targets import select_targets
 from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
@@ -101,7 +101,7 @@ def build_command(
     console = console or console_for(json_path)
     start = time.perf_counter()
     try:
-        libraries = build(kernels, causal, target, jobs, Console(stderr=True))
+        libraries = build(kernels, causal, target, jobs, error_console())
     except KeyboardInterrupt:
         console.print(
             "interrupted: what is compiled is kept; the same command goes on from there", style="yellow"
@@ -124,6 +124,8 @@ def build_command(
                 console.print(f"spills {k.spill_bytes} bytes a thread: {name}", style="yellow", markup=False)
             for warning in k.warnings:
                 console.print(f"{k.kernel.short_form()}: {warning}", style="yellow", markup=False)
+    if not any(not k.cached for library in libraries for k in library.result.kernels):
+        console.print("nothing was compiled: every kernel was built before")
     console.print(f"{time.perf_counter() - start:.1f} s")
     write_json(json_path, [library.to_json() for library in libraries])
     return libraries
@@ -131,17 +133,28 @@ def build_command(
 
 @contextmanager
 def compile_progress(console: Console | None, title: str = "compiling") -> Iterator[Any]:
-    """Progress of ``build_kernels``; gives its ``progress`` argument, None without a console."""
+    """Progress of ``build_kernels``; gives its ``progress`` argument, None without a console.
+
+    Kernels that were compiled before are not counted: where there is nothing to compile, nothing is shown.
+    """
     if console is None:
         yield None
         return
     with shown_progress(console) as show:
-        before = 0
+        yield compiled_only(show, title)
 
-        def on_kernel(compiled: CompiledKernel, done: int, total: int) -> None:
-            nonlocal before
-            show(title, before + done, before + total, compiled.kernel.short_form())
-            if done == total:
-                before += total
 
-        yield on_kernel
+def compiled_only(show: Show, title: str = "compiling") -> Progress:
+    """Shows the progress of ``build_kernels`` on ``show``; kernels that were compiled before do not count."""
+    before, known = 0, 0  # kernels of the libraries before this one; those of all that were there
+
+    def on_kernel(compiled: CompiledKernel, done: int, total: int) -> None:
+        nonlocal before, known
+        if compiled.cached:
+            known += 1
+        else:
+            show(title, before + done - known, before + total - known, compiled.kernel.short_form())
+        if done == total:
+            before += total
+
+    return on_kernel

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,20 +14,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.build import KernelCache, built_kernels
-from flash_helpers.build.cache import FACTS_FILE
+from flash_helpers.build import KernelCache
+from flash_helpers.build.cache import FACTS_FILE, MAX_FACTS
+from flash_helpers.build.index import is_current
+from flash_helpers.build.store import remove_part
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.writable import check_file
+from flash_helpers.content import CONTENT_ERRORS, read_text, unseal
 
 PARTS = {
     "objects": "compiled kernels",
     "libraries": "kernel libraries",
     "index": "which library holds which kernel",
     "logs": "output of failed compilations",
-    "tmp": "unfinished work",
     "locks": "locks",
+    "tmp": "unfinished work",
 }
-"""The folders below the cache's root, and nothing else, belong to it."""
+"""The folders of a store. Nothing else is listed, measured or removed."""
+
+EARLIER_PARTS = ("objects", "libraries", "index", "logs", "locks")
+"""What versions before 0.1 put beside the store. They are only named: a user's own may be called so."""
 
 
 class CacheNotClearedError(OSError):
@@ -59,7 +65,7 @@ class CachedObject:
         kernel: its short form.
         bytes: size of the object file.
         seconds: how long it took to compile.
-        targets: generations for which a kernel of this name is usable now: none: made from older sources.
+        targets: the generation that it is compiled for; none where headers, flags or version have changed.
     """
 
     kernel: str
@@ -70,10 +76,10 @@ class CachedObject:
 
 def cache_parts(cache: KernelCache | None = None) -> list[CachePart]:
     """The size of every part."""
-    root = (cache or KernelCache()).root
+    store = (cache or KernelCache()).store
     found = []
     for name, meaning in PARTS.items():
-        sizes = list(_sizes(root / name))
+        sizes = list(_sizes(store / name))
         found.append(CachePart(name, meaning, len(sizes), sum(sizes)))
     return found
 
@@ -81,41 +87,61 @@ def cache_parts(cache: KernelCache | None = None) -> list[CachePart]:
 def cached_objects(cache: KernelCache | None = None) -> list[CachedObject]:
     """Every compiled kernel in the cache, by name."""
     cache = cache or KernelCache()
-    targets: dict[str, list[int]] = {}
-    for name, target in built_kernels(cache, range(80, 200)):
-        targets.setdefault(name, []).append(target)
-    found = []
-    for path in (cache.root / "objects").glob(f"*/{FACTS_FILE}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged or just being removed
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            name = facts["kernel"]
-            usable = tuple(targets.get(name, ()))
-            found.append(CachedObject(name, int(facts["size"]), float(facts["seconds"]), usable))
-    return sorted(found, key=lambda entry: (entry.kernel, entry.bytes))
+    found: dict[tuple[str, int], CachedObject] = {}
+    for path in (cache.store / "objects").glob(f"*/{FACTS_FILE}"):
+        # What is damaged, or just being removed, is as good as none.
+        with contextlib.suppress(OSError, *CONTENT_ERRORS):
+            facts = unseal(read_text(path, MAX_FACTS))
+            name, target = facts["kernel"], facts["target"]
+            entry = CachedObject(
+                name, facts["size"], facts["seconds"], (target,) if is_current(facts) else ()
+            )
+            found[path.parent.name, target] = entry
+    return sorted(found.values(), key=lambda entry: (entry.kernel, entry.targets, entry.bytes))
 
 
-def clear_cache(cache: KernelCache | None = None) -> int:
-    """Removes every compiled kernel; tuning results stay. Running programs keep what they have loaded.
+@dataclass(frozen=True)
+class Cleared:
+    """What ``clear_cache`` did.
 
-    Returns:
-        The bytes freed.
+    Attributes:
+        freed: bytes.
+        in_use: folders of unfinished work that a running process works in, which stay.
+    """
+
+    freed: int
+    in_use: int
+
+
+def clear_cache(cache: KernelCache | None = None) -> Cleared:
+    """Removes every compiled kernel; tuning results stay, and all that the user put there.
+
+    Running programs keep what they have loaded, and running builds go on.
 
     Raises:
-        CacheNotClearedError: something can't be removed.
+        CacheNotClearedError: something can't be removed, or is a link, which is not followed.
     """
     cache = cache or KernelCache()
-    freed = sum(part.bytes for part in cache_parts(cache))
+    before = sum(part.bytes for part in cache_parts(cache))
+    in_use = 0
     for name in PARTS:
         try:
-            shutil.rmtree(cache.root / name)
-        except FileNotFoundError:
-            continue
+            in_use += remove_part(cache.store, name)
         except OSError as error:
             raise CacheNotClearedError(
-                f"{cache.root / name} can't be removed: {error.strerror}; remove it yourself, or name "
-                "another folder with FLASH_ATTENTION_CACHE_DIR"
+                f"{cache.store / name} can't be removed: {error.strerror or error}; remove it yourself, or "
+                "name another folder with FLASH_ATTENTION_CACHE_DIR"
             ) from error
-    return freed
+    with contextlib.suppress(OSError):  # a build is under way
+        cache.store.rmdir()
+    return Cleared(before - sum(part.bytes for part in cache_parts(cache)), in_use)
+
+
+def earlier_folders(cache: KernelCache) -> list[Path]:
+    """Folders beside the store that an earlier version of the library seems to have made; it removes none."""
+    return [
+        folder for name in EARLIER_PARTS if (folder := cache.root / name).is_dir() and not folder.is_symlink()
+    ]
 
 
 def cache_command(
@@ -144,10 +170,17 @@ def cache_command(
         _print_objects(objects, console)
         document["kernels"] = [asdict(entry) for entry in objects]
     elif action == "clear":
-        document["freed"] = clear_cache(cache)
-        console.print(f"freed {shown_bytes(document['freed'])}; tuning results stay")
+        document |= asdict(clear_cache(cache))
+        stay = f", and {document['in_use']} builds under way" if document["in_use"] else ""
+        console.print(f"freed {shown_bytes(document['freed'])}; tuning results stay{stay}")
     else:
         raise ValueError(f"cache can't {action!r}; valid: size, list, clear")
+    if earlier := earlier_folders(cache):
+        document["earlier"] = [str(folder) for folder in earlier]
+        console.print(
+            "not used any more, and not removed since they may be yours: " + ", ".join(document["earlier"]),
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
     write_json(json_path, document)
     return document
 
@@ -169,14 +202,18 @@ def _print_objects(objects: list[CachedObject], console: Console) -> None:
     for title in ("size", "compiled in", "usable on"):
         table.add_column(title, justify="right")
     for entry in objects:
-        usable = ", ".join(f"sm_{target}" for target in entry.targets) or "older sources"
+        usable = ", ".join(f"sm_{target}" for target in entry.targets) or "none: of other sources or flags"
         table.add_row(Text(entry.kernel), shown_bytes(entry.bytes), f"{entry.seconds:.1f} s", usable)
     console.print(table)
     console.print(f"{len(objects)} compiled kernels, {shown_bytes(sum(e.bytes for e in objects))}")
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # another process may remove it meanwhile
-            if path.is_file():
-                yield path.stat().st_size
+    if folder.is_symlink():
+        return
+    for place, _, names in os.walk(folder):  # follows no links
+        for name in names:
+            with contextlib.suppress(OSError):  # another process may remove it meanwhile
+                facts = os.lstat(os.path.join(place, name))
+                if stat.S_ISREG(facts.st_mode):
+                    yield facts.st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from rich.text import Text
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import CompilerNotFoundError, KernelCache, SourcesNotFoundError, built_kernels
-from flash_helpers.build.nvcc import PIP_PACKAGES, find_nvcc
+from flash_helpers.build.nvcc import DISASSEMBLER_PACKAGES, PIP_PACKAGES, find_nvcc
 from flash_helpers.build.sass import find_tool
 from flash_helpers.build.sources import include_root
+from flash_helpers.commands.binding_check import binding_difference
 from flash_helpers.commands.cache import cache_parts
 from flash_helpers.commands.output import console_for, shown_bytes, write_json
 from flash_helpers.commands.writable import check_file
@@ -151,7 +153,10 @@ def _binding() -> Check:
             "python setup.py build_ext --inplace"
         )
         return Check("binding", LIMITED, f"the extension does not load: {error}", advice)
-    return Check("binding", OK, str(module.__file__))
+    found, again = str(module.__file__), "build it again: install the package again; in a checkout: "
+    if wrong := binding_difference(module):
+        return Check("binding", BROKEN, f"{found}: {wrong}", f"{again}python setup.py build_ext --inplace")
+    return Check("binding", OK, found)
 
 
 def _sources() -> Check:
@@ -177,7 +182,8 @@ def _compiler() -> Check:
 def _disassembler() -> Check:
     if tool := find_tool("cuobjdump"):
         return Check("disassembler", OK, str(tool))
-    advice = "only explain --compile needs it, to count instructions: pip install nvidia-cuda-cuobjdump"
+    packages = " ".join(DISASSEMBLER_PACKAGES)
+    advice = f"only explain --compile needs it, to count instructions: pip install {packages}"
     return Check("disassembler", LIMITED, "no cuobjdump", advice)
 
 
@@ -192,8 +198,8 @@ def _cache() -> Check:
     )
     found = f"{root}, {shown_bytes(size)}, {built}"
     if root != cache.root:
-        advice = "set FLASH_ATTENTION_CACHE_DIR to a folder that can be written"
-        return Check("kernel cache", LIMITED, f"{cache.root} can't be written; {found}", advice)
+        advice = "set FLASH_ATTENTION_CACHE_DIR to a folder of yours that can be written, and by nobody else"
+        return Check("kernel cache", LIMITED, f"{cache.root} can't be used; {found}", advice)
     free = shutil.disk_usage(root).free
     if free < 1 << 30:
         return Check("kernel cache", LIMITED, found, f"only {shown_bytes(free)} are free on its disk")
@@ -203,14 +209,30 @@ def _cache() -> Check:
 def _tuning() -> Check:
     path = default_path()
     if not path.exists():
+        if not _can_make(path):
+            advice = "tune needs it: set FLASH_ATTENTION_TUNING_DB to a file that can be made"
+            return Check("tuning results", LIMITED, f"{path} can't be made", advice)
         return Check(
             "tuning results",
             OK,
             f"none of this machine's yet ({path}): kernels are chosen by the shipped tables and the model",
         )
-    devices = TuningDatabase(path).devices()
+    database = TuningDatabase(path)
+    devices = database.devices()
     names = "; ".join(f"{d.gpu}, driver {d.driver}" for d in devices) or "nothing yet"
+    try:
+        database.check_writable()
+    except OSError as error:
+        advice = (
+            "tune can add nothing: make the file writable, or name another with FLASH_ATTENTION_TUNING_DB"
+        )
+        return Check("tuning results", LIMITED, f"{path}: {names}; not writable: {error}", advice)
     return Check("tuning results", OK, f"{path}: {names}")
+
+
+def _can_make(path: Path) -> bool:
+    nearest = next(folder for folder in path.parents if os.path.lexists(folder))
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _variables() -> Check:
@@ -220,15 +242,19 @@ def _variables() -> Check:
             read()
         except ValueError as error:
             problems.append(str(error))
-    found = ", ".join(f"{name}={value}" for name, value in environment.set_variables().items()) or "none set"
+    unknown = environment.unknown_variables()
+    values = {**environment.set_variables(), **dict.fromkeys(unknown, "(unknown)")}
+    found = ", ".join(f"{name}={value}" for name, value in values.items()) or "none set"
+    status = BROKEN if problems else LIMITED
+    problems += [f"{name} is not read; the nearest known is {nearest}" for name, nearest in unknown.items()]
     if problems:
-        return Check("variables", BROKEN, found, "; ".join(problems))
+        return Check("variables", status, found, "; ".join(problems))
     return Check("variables", OK, found)
 
 
 def _optional() -> Check:
     if importlib.util.find_spec("matplotlib") is None:
-        advice = "pip install 'flash-attention-kernels[report]'"
+        advice = "pip install matplotlib"
         return Check("optional packages", LIMITED, "no matplotlib: reports can't be written", advice)
     return Check("optional packages", OK, "matplotlib")
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
+
+from flash_helpers.commands.output import error_console
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, ModuleNotFoundError)
 
@@ -21,9 +22,7 @@ def shown_errors() -> Iterator[None]:
     except USER_ERRORS as error:
         if type(error) is RuntimeError:
             raise  # our errors are subclasses: this is a defect, and its traceback is wanted
-        Console(stderr=True).print(
-            f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True
-        )
+        error_console().print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

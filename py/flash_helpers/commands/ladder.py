@@ -1,4 +1,7 @@
-"""``flash-attention ladder``: runs the steps of optimisation side by side and writes the report."""
+"""``flash-attention ladder``: runs the steps of optimisation side by side and writes the report.
+
+Arguments are checked before torch is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from flash_helpers.benchmark.ladder import Step, ladder_steps, ladder_table
 from flash_helpers.benchmark.peers import select_peers
-from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.plan import Plan, check_device_name
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.build import build_kernels
 from flash_helpers.commands.build import compile_progress
-from flash_helpers.commands.output import console_for, write_json
+from flash_helpers.commands.output import console_for, error_console, write_json
+from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.targets import present_targets
 from flash_helpers.commands.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL
@@ -142,14 +144,19 @@ def ladder_command(
     start = time.monotonic()
     check_file(json_path)
     check_folder(out, "--out")
+    check_device_name(device)
+    plan_climbs(family, dtype, d_heads, seq_lens or (SEQ_LEN,), causal, batch, heads)
+    selected, plan = select_peers(peers), Plan(rounds, ("hot",))
     console = console or console_for(json_path)
+
+    from flash_helpers.benchmark.runner import bench, named_device
+
     where = named_device(device)
     on_cpu = where.type == "cpu"
     if seq_lens is None:
         seq_lens = (CPU_SEQ_LEN if on_cpu else SEQ_LEN,)
     work = CPU_WORK if on_cpu else GPU_WORK
     climbs = plan_climbs(family, dtype, d_heads, seq_lens, causal, batch, heads, work)
-    selected = select_peers(peers)
     if on_cpu:
         console.print(ON_CPU, style="yellow", soft_wrap=True)
     else:
@@ -157,18 +164,18 @@ def ladder_command(
         console.print(f"built after {seconds:.0f} s", highlight=False)
     results, steps = Results(), list[Step]()
     path = out / RESULT_FILE
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=None)
+    n_rows = sum(len(climb.problems) * (len(climb.rungs) + len(selected)) for climb in climbs)
+    with shown_progress(error_console()) as show:
 
         def on_row(row: Row) -> None:
-            progress.update(task, description=f"measuring {row.problem.label()}")
+            show("measured", len(results.rows), n_rows, f"{row.problem.label()} {row.implementation}")
             results.save(path)
 
         for climb in climbs:
             first = len(results.rows)
             bench(
                 climb.problems, [rung.config for rung in climb.rungs], selected, device=where,
-                plan=Plan(rounds, ("hot",)), on_row=on_row, results=results,
+                plan=plan, on_row=on_row, results=results,
             )  # fmt: skip
             names = [kernel.short_form() for kernel in climb.kernels]
             for problem in climb.problems:
@@ -189,7 +196,7 @@ def _build(climbs: Sequence[Climb]) -> float:
     """Compiles every kernel for the GPUs that are here; seconds that it took."""
     start = time.monotonic()
     kernels = dict.fromkeys(kernel for climb in climbs for kernel in climb.kernels)
-    with compile_progress(Console(stderr=True)) as on_kernel:
+    with compile_progress(error_console()) as on_kernel:
         for target in present_targets():
             if here := [kernel for kernel in kernels if family_of(kernel).runs_on(target)]:
                 build_kernels(here, [target], None, on_kernel)

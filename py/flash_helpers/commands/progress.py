@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 LINE_SECONDS = 10.0  # between two plain lines of one kind of work, so that a log stays readable
 
@@ -26,11 +27,14 @@ def shown_progress(console: Console, clock: Callable[[], float] = time.monotonic
     if not console.is_terminal:
         yield _Lines(console, clock)
         return
+    # The text gets what is left of the line: bar, count and time stay whole however long a kernel's name is.
+    whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}", markup=False),
+        TextColumn("{task.description}", table_column=whole), BarColumn(20, table_column=whole.copy()),
+        MofNCompleteColumn(table_column=whole.copy()), TimeElapsedColumn(table_column=whole.copy()),
+        TextColumn("{task.fields[last]}", markup=False, table_column=rest),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         tasks: dict[str, int] = {}
 
         def show(work: str, done: int, total: int | None, text: str = "") -> None:

@@ -110,12 +110,13 @@ def explain_problem_command(
     asked = asked or Asked(batch, heads, seq_len, causal=causal)
     if d_head < 1:
         raise ValueError(f"d_head is {d_head}; it must be at least 1")
+    devices = _devices(device)
     check_head_size(d_head)
     check_head_size(asked.d_head_v or d_head)
     problem = asked.problem(DType.from_string(dtype), d_head, asked.d_head_v or d_head)
     results = TuningResults()
     explanations = []
-    for facts in _devices(device):
+    for facts in devices:
         measured = results.of(problem, facts)
         explanation = explain_problem(problem, facts, select(problem, facts, results), measured)
         explanations.append(explanation)

@@ -51,6 +51,7 @@ def _performance_lines(e: Explanation, p: Performance) -> list[Line]:
     lines += [
         (f"bound: {bound.name}", f"{bound.milliseconds:.4f} ms ({bound.how})") for bound in p.bounds.all
     ]
+    rate = e.work.flop / p.expected / 1e9
     lines += [
         ("binding", f"{p.bounds.text()}: at most {e.attainable_tflops:.0f} TFLOP/s"),
         (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from flash_helpers.kernels.cpp_names import config_in_cpp_name
@@ -140,8 +141,12 @@ class Name(Generic[Config]):
             elif isinstance(kind, OneOf) and kind.words[value]:
                 yield kind.words[value]
 
+    @cached_property
+    def _named(self) -> tuple[tuple[Field[Any], Any], ...]:
+        return tuple((f, f.metadata["name"]) for f in fields(self.config))  # type: ignore[arg-type]
+
     def _fields(self, *kinds: type) -> list[tuple[Field[Any], Any]]:
-        return [(f, f.metadata["name"]) for f in fields(self.config) if isinstance(f.metadata["name"], kinds)]  # type: ignore[arg-type]
+        return [(f, kind) for f, kind in self._named if isinstance(kind, kinds)]
 
     def _group(self, group: Group) -> list[Field[Any]]:
         return [f for f, kind in self._fields(Group) if kind == group]

@@ -73,11 +73,16 @@ def _read() -> dict[str, Any]:
     return content
 
 
+def _facts_of(figures: list[int], source: str) -> CompiledFacts:
+    registers, spill_bytes, instructions, local_wavefronts = map(int, figures[:4])
+    return CompiledFacts(registers, spill_bytes, instructions, local_wavefronts, source=source)
+
+
 @lru_cache(1)
 def _facts() -> dict[tuple[str, int], CompiledFacts]:
     source = f"recorded with {compiler()}"
     return {
-        (kernel, int(target)): CompiledFacts(*map(int, figures[:4]), source=source)  # type: ignore[misc]
+        (kernel, int(target)): _facts_of(figures, source)
         for kernel, targets in _read()["kernels"].items()
         for target, figures in targets.items()
     }

@@ -82,9 +82,7 @@ def write_figures(report: Report, out: Path) -> list[Path]:
     try:
         from flash_helpers.report.figures import FIGURES, draw
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the report needs matplotlib: pip install 'flash-attention-kernels[report]'"
-        ) from error
+        raise ModuleNotFoundError("the report needs matplotlib: pip install matplotlib") from error
     from flash_helpers.report.page import html_page
     from flash_helpers.report.style import standalone, to_png, to_svg
 

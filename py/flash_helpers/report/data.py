@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flash_helpers.benchmark.results import (
@@ -15,15 +15,20 @@ from flash_helpers.benchmark.results import (
     broken_rows,
     check_same_card,
 )
+from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     get_kernel_progression_configs,
     parse_kernel_name_into_config,
 )
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 
 OURS = "this library"  # the fastest configuration of each size
+CHOICE = "attention"  # what rows of the library's own choice are called
+UNKNOWN_FAMILY = "other kernels"  # named by another version of the library
 
 Family = tuple[str, int, bool]
 """What one panel shows: (dtype name, d_head, causal)."""
@@ -36,7 +41,7 @@ class Report:
     Attributes:
         rows: timed rows; of repeated ones the last.
         missing: rows that were not timed.
-        matrix_tflops: dtype name to TFLOP/s.
+        matrix_tflops: dtype name to TFLOP/s; empty for a processor.
         mode: which timing is shown.
         skipped: why files were left out, a line each.
     """
@@ -83,6 +88,24 @@ class Report:
                 curves.setdefault(name, {})[seq_len] = row.tflops(self.mode) or 0.0
         peers = sorted(name for name in curves if name != OURS)
         return {name: dict(sorted(curves[name].items())) for name in [OURS, *peers] if name in curves}
+
+    def parts(self) -> list[tuple[str, Report]]:
+        """(title, report) of what may be seen as one picture: one element type and one family of kernels.
+
+        ``attention()``, whose kernels may be of several families, is a part of its own. Peers are in each.
+        """
+        peers = [row for row in self.rows if row.kind != "kernel"]
+        kernels: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.kind == "kernel":
+                kernels.setdefault((_contender(row), row.problem.dtype.name), []).append(row)
+        return [
+            (
+                f"{name}, {dtype.lower()}",
+                replace(self, rows=(*rows, *(row for row in peers if row.problem.dtype.name == dtype))),
+            )
+            for (name, dtype), rows in sorted(kernels.items())
+        ]
 
     def _shown_problems(self, family: Family) -> dict[int, Problem]:
         """The problem of each length; of several, what most implementations have, then the largest."""
@@ -174,7 +197,7 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
             if name.startswith("screening_"):
                 try:
                     rows += [Row.from_json(values) for values in section]
-                except (KeyError, TypeError, ValueError) as error:
+                except CONTENT_ERRORS as error:
                     raise broken_rows(path, error) from error
         rows += results.rows
     if skipped and len(skipped) == len(paths):
@@ -188,6 +211,8 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
         raise ValueError(
             f"no row of {names} was timed in mode {mode!r}; choose one that was with --mode: {modes}"
         )
+    if any(row.environment.get("gpu") == "cpu" for row in rows):
+        matrix = {}  # a processor's rate of a matrix product is no ceiling; older files have one
     untimed = tuple(row for key, row in missing.items() if key not in timed)
     return Report(tuple(timed.values()), untimed, matrix, mode, tuple(skipped))
 
@@ -201,6 +226,17 @@ def family_label(family: Family) -> str:
 def seq_lens_of(ratios: dict[Family, dict[int, float]]) -> Sequence[int]:
     """All lengths of a ratio table, sorted."""
     return sorted({seq_len for row in ratios.values() for seq_len in row})
+
+
+def _contender(row: Row) -> str:
+    """Whose row it is: the library's own choice, or the family of a kernel."""
+    if row.implementation == CHOICE:
+        return "attention()"
+    try:
+        config = parse_kernel_name_into_config(row.implementation)
+    except ValueError:
+        return UNKNOWN_FAMILY  # the file is of a version with other kernels
+    return f"{family_of(ForwardKernel(config)).name.capitalize()} family"
 
 
 def _family(problem: Problem) -> Family:

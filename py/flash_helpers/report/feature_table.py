@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.benchmark.cases import Case
-from flash_helpers.benchmark.contestants import OURS
-from flash_helpers.report.data import ResultFileError
+from flash_helpers.benchmark.results import ResultFileError
+from flash_helpers.content import CONTENT_ERRORS, amount, read_json, typed
+
+OURS = "ours"  # this library's name among the contestants of that benchmark
 
 
 def feature_table(path: Path) -> str:
@@ -21,13 +21,13 @@ def feature_table(path: Path) -> str:
         ResultFileError: it can't be read, or is no such file.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         rows, copied = document["rows"], document["copy_bytes_per_second"]
         names = [n for n in dict.fromkeys(n for row in rows for n in row["milliseconds"]) if n != OURS]
         header = ["", "problem", "us", "rate", *(f"{name} / ours" for name in names)]
         lines = [_line(row, copied, names) for row in rows if OURS in row["milliseconds"]]
-        facts = document["environment"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        facts, copied = typed(document, "environment", dict), amount(copied)
+    except (OSError, *CONTENT_ERRORS) as error:
         raise ResultFileError(
             f"{path} can't be read as a result file of flash_helpers.benchmark.features: {error!r}; measure "
             "again"
@@ -40,6 +40,8 @@ def feature_table(path: Path) -> str:
 
 
 def _line(row: Mapping[str, Any], copied: float, names: list[str]) -> list[str]:
+    from flash_helpers.benchmark.cases import Case  # imports torch
+
     case = Case(**{**row["case"], "lengths": tuple(row["case"]["lengths"])})
     own = row["milliseconds"][OURS]["median"]
     if case.feature == "decode":

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.problem import Problem
-from flash_helpers.report.data import OURS, Report, family_label, seq_lens_of
+from flash_helpers.report.data import OURS, Family, Report, family_label, seq_lens_of
 from flash_helpers.report.style import FAINT, INK, PALETTE, RC, series_style
 
 
@@ -54,15 +55,32 @@ def tflops_over_length(report: Report) -> Figure | None:
 
 
 def ratio_heat_map(report: Report) -> Figure | None:
-    """Best kernel over best peer; purple: faster, orange: slower, the number in each field."""
-    ratios = report.ratios()
-    if not ratios:
+    """Best kernel over best peer, a panel for each family of kernels and element type.
+
+    Purple: faster, orange: slower, the number in each field; colours mean the same in all panels.
+    """
+    panels = [(title, ratios) for title, part in report.parts() if (ratios := part.ratios())]
+    if not panels:
         return None
-    lengths = seq_lens_of(ratios)
+    lengths = sorted({s for _, ratios in panels for s in seq_lens_of(ratios)})
+    heights = [len(ratios) for _, ratios in panels]
+    spread = max(
+        [abs(v - 1) for _, ratios in panels for row in ratios.values() for v in row.values()] + [0.05]
+    )
+    figure = Figure(figsize=(1.6 + 0.85 * len(lengths), 0.42 * sum(heights) + 0.75 * len(panels) + 0.25))
+    axes = figure.subplots(len(panels), squeeze=False, gridspec_kw={"height_ratios": heights}).flat
+    for axis, (title, ratios) in zip(axes, panels, strict=True):
+        _ratio_panel(axis, ratios, lengths, spread)
+        axis.set_title(title, loc="left")
+    axis.set_xlabel("sequence length")
+    figure.tight_layout()
+    return figure
+
+
+def _ratio_panel(
+    axis: Axes, ratios: dict[Family, dict[int, float]], lengths: Sequence[int], spread: float
+) -> None:
     values = [[row.get(s, float("nan")) for s in lengths] for row in ratios.values()]
-    spread = max([abs(v - 1) for row in values for v in row if v == v] + [0.05])
-    figure = Figure(figsize=(1.6 + 0.85 * len(lengths), 1.0 + 0.42 * len(values)))
-    axis = figure.subplots()
     axis.imshow(values, cmap="PuOr", vmin=1 - spread, vmax=1 + spread, aspect="auto")
     for y, row in enumerate(values):
         for x, value in enumerate(row):
@@ -71,11 +89,9 @@ def ratio_heat_map(report: Report) -> Figure | None:
                 axis.text(x, y, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
     axis.set_xticks(range(len(lengths)), [_length(s) for s in lengths])
     axis.set_yticks(range(len(ratios)), [family_label(family) for family in ratios])
-    axis.set_xlabel("sequence length")
     axis.grid(False)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
-    return figure
 
 
 def ladder_waterfall(report: Report) -> Figure | None:

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from flash_helpers.build.gates import AMPERE_RECORD, TARGETS, load_record
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
@@ -221,4 +222,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
+from flash_helpers.benchmark.table import shown_rate
 from flash_helpers.report.data import Report, family_label, seq_lens_of
 
 STYLE = """
@@ -30,8 +31,9 @@ CAPTIONS = {
     "tflops": "FLOP = 4 · batch · heads · d_head · visible pairs. Medians; all implementations measured in "
     "one process, in random order. This library: at each size the fastest of the configurations that were "
     "measured.",
-    "ratio": "Above 1 (purple): the fastest configuration of this library is faster than the fastest peer; "
-    "below 1 (orange): slower. All figures are of the card named above.",
+    "ratio": "A panel for each family of kernels and element type. Above 1 (purple): its fastest "
+    "configuration is faster than the fastest peer; below 1 (orange): slower. All figures are of the card "
+    "named above.",
     "ladder": "Each step of optimisation is a configuration of the same kernel. Hatched: a step that lost.",
     "roofline": "Bytes are the fewest possible: Q, K, V read once, O written once.",
     "landscape": "Each point is one configuration.",
@@ -77,7 +79,9 @@ def facts_line(report: Report) -> str:
     shown = [str(facts.get("gpu"))]
     shown += [f"{name} {facts[name]}" for name in ("driver", "cuda", "torch", "cudnn") if facts.get(name)]
     shown += [f"commit {facts['git_commit']}"] if facts.get("git_commit") else []
-    shown += [f"matrix product {rate:.0f} TFLOP/s ({name})" for name, rate in report.matrix_tflops.items()]
+    for name, rate in report.matrix_tflops.items():
+        digits = f"{rate:.0f}" if rate >= 10 else f"{rate:.3g}"
+        shown.append(f"matrix product {digits} TFLOP/s ({name})")
     return "; ".join(shown) + f"; timing: {report.mode}"
 
 
@@ -103,7 +107,7 @@ def _rows_table(report: Report) -> str:
         rows.append(
             (
                 row.problem.label(),
-                f"{row.tflops(report.mode):.1f}",
+                shown_rate(row.tflops(report.mode)),
                 f"{timing.median:.4f}",
                 f"{timing.p20:.4f}",
                 f"{timing.p80:.4f}",

@@ -9,6 +9,7 @@ from typing import Any
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
+MAX_LENGTH = 1 << 40  # beyond any tensor
 HEADS_PER_SM = (1 / 16, 8.0)  # beyond these the SMs are as good as empty, or full whatever the tile
 
 
@@ -29,6 +30,17 @@ class Bucket:
     heads_per_sm: float
     queries: int
     keys: int
+
+    def __post_init__(self) -> None:
+        for name in ("d_head", "queries", "keys"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MAX_LENGTH:
+                raise ValueError(f"{name} of a bucket is {value!r}; allowed: an integer from 1 to 2^40")
+        load = self.heads_per_sm
+        if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 < load <= MAX_LENGTH:
+            raise ValueError(f"heads_per_sm of a bucket is {load!r}; allowed: a number above 0")
+        if not isinstance(self.dtype, DType) or type(self.causal) is not bool:
+            raise ValueError(f"dtype of a bucket is {self.dtype!r}, causal {self.causal!r}: of other types")
 
     @classmethod
     def of(
@@ -57,20 +69,6 @@ class Bucket:
             problem.dtype, problem.d_head, problem.causal, problem.batch * problem.heads,
             problem.seq_len, problem.seq_len_k, sm_count,
         )  # fmt: skip
-
-    def distance(self, other: Bucket) -> float:
-        """Doublings of lengths and load between two buckets; infinite where neither stands for the other."""
-        if (self.dtype, self.d_head, self.causal) != (other.dtype, other.d_head, other.causal):
-            return math.inf
-        pairs = (
-            (self.heads_per_sm, other.heads_per_sm),
-            (self.queries, other.queries),
-            (self.keys, other.keys),
-        )
-        load, queries, keys = (abs(math.log2(a / b)) for a, b in pairs)
-        if math.log2(self.queries / self.keys) != math.log2(other.queries / other.keys):
-            return math.inf  # a few queries over many keys is another kind of work
-        return load + max(queries, keys)
 
     def label(self) -> str:
         """A short text, e.g. ``fp16 d128 causal, 4096 queries, 2 heads per SM``."""

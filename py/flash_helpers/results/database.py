@@ -1,7 +1,8 @@
 """Tuning results in one SQLite file that several processes may write.
 
 What was measured together is one transaction: an interrupted tune loses what it was measuring, nothing
-before. A damaged file is moved aside, never repaired and never fatal.
+before. A damaged file is moved aside, never repaired and never fatal; of a damaged row only that row is lost.
+A file that others can write is not read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,26 +20,26 @@ import filelock
 
 from flash_helpers import environment
 from flash_helpers.build.cache import KernelCache
-from flash_helpers.kernels.dtype import DType
-from flash_helpers.problem import Problem
+from flash_helpers.build.errors import KernelCacheError
+from flash_helpers.content import CONTENT_ERRORS
+from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.device import TunedDevice
+from flash_helpers.results.measurement import FINAL, VALUES, Measurement, row_bucket, row_measurement
+from flash_helpers.trust import make_private_folders, untrusted_reason
 
 SCHEMA = 1
 FILE_NAME = f"tuning-{SCHEMA}.sqlite3"
 WRITE_TIMEOUT_S = 30.0  # how long another process' commit, a few milliseconds, is waited for
 READ_TIMEOUT_S = 2.0  # reading may stand in the way of an attention call
+_SUFFIX, _MAGIC = ".sqlite3", b"SQLite format 3\0"
 SIDE_FILES = ("", "-wal", "-shm", "-journal")  # what SQLite keeps beside a file belongs to it
-
-SCREENED, ELIMINATED, FINAL = "screened", "eliminated", "final"
 
 _KEY = (
     "gpu", "capability", "driver", "sources",
     "dtype", "d_head", "causal", "heads_per_sm", "queries", "keys", "kernel",
 )  # fmt: skip
-_VALUES = ("status", "reason", "stage", "milliseconds", "p20", "p80", "rounds", "error", "problem", "facts")
-_CREATE = f"""
-CREATE TABLE IF NOT EXISTS measurement (
+_CREATE = f"""CREATE TABLE measurement (
     gpu TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, sources TEXT NOT NULL,
     dtype TEXT NOT NULL, d_head INTEGER NOT NULL, causal INTEGER NOT NULL, heads_per_sm REAL NOT NULL,
     queries INTEGER NOT NULL, keys INTEGER NOT NULL, kernel TEXT NOT NULL,
@@ -49,8 +49,8 @@ CREATE TABLE IF NOT EXISTS measurement (
     PRIMARY KEY ({", ".join(_KEY)})
 )"""
 _UPSERT = (
-    f"INSERT OR REPLACE INTO measurement ({', '.join(_KEY + _VALUES)}) "
-    f"VALUES ({', '.join('?' * len(_KEY + _VALUES))})"
+    f"INSERT OR REPLACE INTO measurement ({', '.join(_KEY + VALUES)}) "
+    f"VALUES ({', '.join('?' * len(_KEY + VALUES))})"
 )
 _BUCKET = "dtype = ? AND d_head = ? AND causal = ? AND heads_per_sm = ? AND queries = ? AND keys = ?"
 _DEVICE = "gpu = ? AND capability = ? AND driver = ?"
@@ -59,52 +59,17 @@ T = TypeVar("T")
 
 
 class NotATuningDatabaseError(ValueError):
-    """A readable SQLite file that holds something else; it is left alone."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What is known of one kernel in one bucket.
-
-    Attributes:
-        kernel: its short form.
-        problem: the sizes it ran on.
-        status: ``ok``, ``wrong`` or ``failed``.
-        reason: why it is not ``ok``.
-        stage: ``screened`` (to be measured more), ``eliminated`` (slower than half of the others), or
-            ``final`` (measured together with the best).
-        milliseconds, p20, p80: of a call, over ``rounds`` measurements; None when it was not timed.
-        rounds: number of measurements.
-        error: relative error against the float32 reference.
-        facts: torch, CUDA, commit, time of the measurement.
-    """
-
-    kernel: str
-    problem: Problem
-    status: str = "ok"
-    reason: str = ""
-    stage: str = SCREENED
-    milliseconds: float | None = None
-    p20: float | None = None
-    p80: float | None = None
-    rounds: int = 0
-    error: float | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def tflops(self) -> float | None:
-        """10^12 FLOP a second by the median time."""
-        return self.problem.flop() / self.milliseconds / 1e9 if self.milliseconds else None
-
-    @property
-    def done(self) -> bool:
-        """Whether it needs no further measurement."""
-        return self.status != "ok" or self.stage != SCREENED
+    """A file that holds something else; it is left alone."""
 
 
 def default_path() -> Path:
     """``FLASH_ATTENTION_TUNING_DB``, else a file in the folder of compiled kernels."""
-    return environment.tuning_db() or KernelCache().writable_root() / FILE_NAME
+    if path := environment.tuning_db():
+        return path
+    cache = KernelCache()
+    with contextlib.suppress(KernelCacheError):  # no room to write anything: results may still be read
+        return cache.writable_root() / FILE_NAME
+    return cache.root / FILE_NAME
 
 
 class TuningDatabase:
@@ -142,12 +107,12 @@ class TuningDatabase:
         """Everything known of a bucket: finalists first, then by time; what was not timed is last."""
         digests = list(sources)
         query = (
-            f"SELECT kernel, {', '.join(_VALUES)} FROM measurement "
+            f"SELECT kernel, {', '.join(VALUES)} FROM measurement "
             f"WHERE {_DEVICE} AND {_BUCKET} AND sources IN ({', '.join('?' * len(digests))}) "
             f"ORDER BY milliseconds IS NULL, stage = '{FINAL}' DESC, milliseconds, kernel"
         )
         arguments = (*_device_key(device), *_bucket_key(bucket), *digests)
-        return [_measurement(row) for row in self._read(query, arguments)]
+        return self._sound(self._read(query, arguments), row_measurement)
 
     def buckets(self, device: TunedDevice, sources: Iterable[str]) -> list[Bucket]:
         """The buckets in which a kernel was timed on the device."""
@@ -156,15 +121,12 @@ class TuningDatabase:
             f"SELECT DISTINCT dtype, d_head, causal, heads_per_sm, queries, keys FROM measurement "
             f"WHERE {_DEVICE} AND milliseconds IS NOT NULL AND sources IN ({', '.join('?' * len(digests))})"
         )
-        rows = self._read(query, (*_device_key(device), *digests))
-        return sorted(Bucket(DType.from_string(row[0]), row[1], bool(row[2]), *row[3:]) for row in rows)
+        return sorted(self._sound(self._read(query, (*_device_key(device), *digests)), row_bucket))
 
     def devices(self) -> list[TunedDevice]:
         """The devices that anything was measured on."""
-        return [
-            TunedDevice(*row)
-            for row in self._read("SELECT DISTINCT gpu, capability, driver FROM measurement")
-        ]
+        rows = self._read("SELECT DISTINCT gpu, capability, driver FROM measurement")
+        return self._sound(rows, lambda row: TunedDevice(*row))
 
     def forget(self, device: TunedDevice, bucket: Bucket) -> None:
         """Removes everything known of a bucket on a device."""
@@ -180,24 +142,56 @@ class TuningDatabase:
             self._use(remove)
 
     # ------------------------------------------------------------------ the file
+    def check_writable(self) -> None:
+        """Raises what ``record`` would: the file can't be opened or written, or others can write it."""
+        self._use(lambda connection: connection.execute("BEGIN IMMEDIATE"), READ_TIMEOUT_S)
+
     def _read(self, query: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        if not self.path.exists():
+        if not os.path.exists(self.path):
             return []
         return self._use(lambda connection: connection.execute(query, arguments).fetchall(), READ_TIMEOUT_S)
 
+    def _sound(self, rows: Sequence[Sequence[Any]], parse: Callable[[Sequence[Any]], T]) -> list[T]:
+        """What can be made of rows. Damaged ones are left out, which is said once."""
+        found = []
+        for row in rows:
+            try:
+                found.append(parse(row))
+            except CONTENT_ERRORS:
+                say_once(
+                    f"damaged rows of the tuning database {self.path} are left out; what is tuned again "
+                    "takes their place"
+                )
+        return found
+
+    def _check_trusted(self) -> None:
+        """Raises where somebody else can have written the file, or what SQLite keeps beside it."""
+        for suffix in SIDE_FILES:
+            path = Path(f"{self.path}{suffix}")
+            if os.path.exists(path) and not path.is_file():
+                raise NotATuningDatabaseError(
+                    f"{path} is no file; set FLASH_ATTENTION_TUNING_DB to another place"
+                )
+            if reason := untrusted_reason(path):
+                raise PermissionError(
+                    f"tuning database {self.path}: {reason}. Forbid others to write it (chmod go-w) where it "
+                    "is yours, or name another file with FLASH_ATTENTION_TUNING_DB"
+                )
+
     def _use(self, action: Callable[[sqlite3.Connection], T], timeout: float = WRITE_TIMEOUT_S) -> T:
         """Does ``action`` with an open connection; once more with a new file if this one is damaged."""
+        self._check_trusted()
         try:
             try:
                 with self._open(timeout) as connection:
                     return action(connection)
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
                 self._move_aside(error)
             with self._open(timeout) as connection:
                 return action(connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise OSError(
                 f"tuning database {self.path}: {error}. FLASH_ATTENTION_TUNING_DB names another file"
             ) from error
@@ -206,8 +200,11 @@ class TuningDatabase:
     def _open(self, timeout: float) -> Iterator[sqlite3.Connection]:
         # A connection a use: none is carried over a fork, none is shared by threads. The journal is SQLite's
         # default, not a write-ahead log, which can't be read from a read-only folder or a network mount.
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.exists(self.path):
+            make_private_folders(self.path.parent)
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self.path, timeout=timeout)
+        connection.text_factory = _text
         try:
             if _version(connection) != SCHEMA:
                 self._create(connection)
@@ -221,17 +218,26 @@ class TuningDatabase:
             version = _version(connection)
             if version == SCHEMA:
                 return
-            if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
+            # A process of an earlier version may have been killed before it wrote the schema's number.
+            if version or found not in ([], [_CREATE]):
                 raise NotATuningDatabaseError(
                     f"{self.path} is a database, but not of tuning results with schema {SCHEMA}; it is left "
                     "alone. Set FLASH_ATTENTION_TUNING_DB to another file"
                 )
             with connection:
-                connection.execute(_CREATE)
+                connection.execute("BEGIN IMMEDIATE")  # which Python does not do by itself for these
+                if not found:
+                    connection.execute(_CREATE)
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
-    def _move_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _move_aside(self, error: Exception) -> None:
         """Renames a damaged file to the first free ``name.corrupt-N``, unless another process just did."""
+        if not self._is_ours():
+            raise NotATuningDatabaseError(
+                f"{self.path} is no database ({error}); it is left alone. Set FLASH_ATTENTION_TUNING_DB to "
+                "another file"
+            )
         with self._lock():
             if self._is_sound():
                 return
@@ -247,11 +253,17 @@ class TuningDatabase:
                 file=sys.stderr,
             )
 
+    def _is_ours(self) -> bool:
+        """Whether a file that SQLite can't read was a tuning database: by its name, or by how it begins."""
+        with self.path.open("rb") as file:
+            begin = file.read(len(_MAGIC))
+        return self.path.suffix == _SUFFIX or begin == _MAGIC
+
     def _is_sound(self) -> bool:
         try:
             with contextlib.closing(sqlite3.connect(self.path, timeout=WRITE_TIMEOUT_S)) as connection:
                 return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             return False
 
     def _lock(self) -> filelock.FileLock:
@@ -262,9 +274,19 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Subclasses name other troubles: locked, read-only, full."""
-    return type(error) is sqlite3.DatabaseError
+def _is_damage(error: Exception) -> bool:
+    """Subclasses name other troubles: locked, read-only, full. A table that lacks columns is damaged too.
+
+    Messages of SQLite that quote damaged names can't be decoded.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return True
+    lacks = isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such ")
+    return type(error) is sqlite3.DatabaseError or lacks
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")  # what can't be read costs its row, not the query
 
 
 def _device_key(device: TunedDevice) -> tuple[str, str, str]:
@@ -274,9 +296,3 @@ def _device_key(device: TunedDevice) -> tuple[str, str, str]:
 def _bucket_key(bucket: Bucket) -> tuple[Any, ...]:
     mask, lengths = int(bucket.causal), (bucket.queries, bucket.keys)
     return (bucket.dtype.name, bucket.d_head, mask, bucket.heads_per_sm, *lengths)
-
-
-def _measurement(row: Sequence[Any]) -> Measurement:
-    values = dict(zip(("kernel", *_VALUES), row, strict=True))
-    problem, facts = (json.loads(values.pop(name)) for name in ("problem", "facts"))
-    return Measurement(problem=Problem.from_json(problem), facts=facts, **values)

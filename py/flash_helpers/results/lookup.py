@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import NotATuningDatabaseError, TuningDatabase
 from flash_helpers.results.device import TunedDevice, present_sources
 from flash_helpers.results.tables import TableError, shipped_table
 
-MAX_DISTANCE = 2  # doublings of length or load over which a result is still worth more than the model
-OWN_LEAD = 1.01  # less is what two measurements of one kernel differ by
-NEAR_LEAD = 1.03  # a kernel that leads by less in a near bucket may be behind in the one that is asked for
+NOISE = 1.01  # two measurements of one kernel differ by up to 1 %: a smaller lead is none
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class TunedBucket:
     """The measured kernels of one bucket.
 
     Attributes:
-        bucket: where they were measured, which may be near the one asked for.
+        bucket: where they were measured.
         source: where the results are from, in words.
-        kernels: the fastest first.
+        kernels: the best first: finalists, then what was measured less, each by time.
         took_part: those, and other kernels known to have been tried.
     """
 
@@ -79,8 +79,8 @@ class AttentionSizes(Protocol):
 def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None = None) -> TunedBucket | None:
     """The measured kernels of a bucket on a device, where any gave a time.
 
-    The nearer bucket first; of two that are equally near the user's. The user's results count when card,
-    driver and kernel sources are those of now; shipped ones when the card is the same.
+    The user's results come before the table that ships. They count when card, driver and kernel sources are
+    those of now; shipped ones when the card is the same.
 
     Args:
         bucket: what is asked for.
@@ -88,49 +88,47 @@ def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None 
         database: the user's results; ``None``: the default file.
 
     Returns:
-        The kernels, the fastest first; ``None`` when nothing near was measured.
+        The kernels, the fastest first; ``None`` when the bucket was not measured.
     """
-    own = _measured_here(bucket, device, database or TuningDatabase())
-    return next(iter(_by_distance(bucket, own, _shipped(bucket, device))), None)
+    return _measured_here(bucket, device, database or TuningDatabase()) or _shipped(bucket, device)
 
 
 def _measured_here(bucket: Bucket, device: TunedDevice, database: TuningDatabase) -> TunedBucket | None:
-    """The user's results nearest to a bucket."""
-    sources, source = present_sources(), f"measured on this machine ({database.path})"
-    for near in _near(bucket, database.buckets(device, sources)):
-        rows = database.measurements(device, sources, near)
-        kernels = tuple(
-            TunedKernel(m.kernel, m.milliseconds, m.tflops) for m in rows if m.milliseconds and m.tflops
-        )
-        if kernels:
-            return TunedBucket(near, source, kernels, frozenset(m.kernel for m in rows))
-    return None
+    """The user's results for a bucket."""
+    rows = database.measurements(device, present_sources(), bucket)
+    kernels = tuple(
+        TunedKernel(m.kernel, m.milliseconds, m.tflops)
+        for m in rows
+        if m.milliseconds and m.tflops and _names_kernel(m.kernel, bucket)
+    )
+    if not kernels:
+        return None
+    source = f"measured on this machine ({database.path})"
+    return TunedBucket(bucket, source, kernels, frozenset(m.kernel for m in rows))
 
 
 def _shipped(bucket: Bucket, device: TunedDevice) -> TunedBucket | None:
-    """The results nearest to a bucket in the table that ships for this card."""
+    """The results for a bucket in the table that ships for this card."""
     table = shipped_table(device)
-    if table is None:
+    entry = None if table is None else table.buckets.get(bucket)
+    if table is None or entry is None or not entry.kernels:
         return None
-    for near in _near(bucket, table.buckets):
-        entry = table.buckets[near]
-        if entry.kernels:
-            source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
-            return TunedBucket(
-                near, source, tuple(TunedKernel(*row) for row in entry.kernels), entry.took_part
-            )
-    return None
+    kernels = tuple(TunedKernel(*row) for row in entry.kernels if _names_kernel(row[0], bucket))
+    if not kernels:
+        return None
+    source = f"from the shipped table of {table.device.gpu}, driver {table.device.driver}"
+    return TunedBucket(bucket, source, kernels, entry.took_part)
 
 
-def _near(bucket: Bucket, others: Iterable[Bucket]) -> list[Bucket]:
-    """Those within ``MAX_DISTANCE``, the nearest first."""
-    near = [other for other in others if other.distance(bucket) <= MAX_DISTANCE]
-    return sorted(near, key=lambda other: (other.distance(bucket), other))
-
-
-def _by_distance(bucket: Bucket, *found: TunedBucket | None) -> list[TunedBucket]:
-    """The nearest first, equally near ones in the order given."""
-    return sorted(filter(None, found), key=lambda each: each.bucket.distance(bucket))
+@functools.lru_cache(maxsize=4096)
+def _names_kernel(name: str, bucket: Bucket) -> bool:
+    """Whether a name is that of a kernel for the bucket's type and head size; a damaged one is not."""
+    try:
+        config = parse_kernel_name_into_config(name)
+        fits = config.dtype is bucket.dtype and config.d_head >= bucket.d_head
+        return fits and config.malformed_reason() is None
+    except CONTENT_ERRORS:
+        return False
 
 
 def tuned_configs(device: TunedDevice, database: TuningDatabase | None = None) -> list[ForwardConfig]:
@@ -150,12 +148,17 @@ def tuned_configs(device: TunedDevice, database: TuningDatabase | None = None) -
 
 
 class TuningResults:
-    """Tuning results as selection asks for them. Results are read again when the file changed.
+    """Tuning results as selection asks for them, as they are when a device is first asked about.
+
+    What is written later does not count: a process that saw it would change its choices between two calls.
 
     Args:
         path: the user's database; ``None``: the default file.
         driver: in place of this machine's.
         shipped_only: leave the user's results out.
+
+    Attributes:
+        trouble: why results that should count could not be read; empty: all were read.
     """
 
     def __init__(
@@ -163,67 +166,70 @@ class TuningResults:
     ) -> None:
         self._database = None if shipped_only else TuningDatabase(path)
         self._driver = driver
-        self._state: object = None
-        self._found: dict[tuple[Bucket, TunedDevice], list[TunedBucket]] = {}
+        self._own: dict[TunedDevice, dict[Bucket, TunedBucket]] = {}
+        self.trouble = ""
 
     def ranked(
         self, problem: AttentionSizes, facts: DeviceFacts, chosen: ForwardConfig | None = None
     ) -> list[tuple[ForwardConfig, str]]:
-        """The measured configurations worth taking, the quickest first, each with its measurement in words.
+        """The measured configurations, the one to take first, each with its measurement in words.
+
+        The rule: the default gives way to what was measured beside it, in the problem's own bucket, to be
+        faster by more than ``NOISE``. Of near buckets nothing follows: their leads do not carry over.
 
         Args:
             problem: the problem.
             facts: the device.
-            chosen: what is taken where nothing was measured. Results count where it took part: those that are
-                ahead of it by ``OWN_LEAD``, in a near bucket by ``NEAR_LEAD``, then itself. Where it took no
-                part in the user's, those of the shipped table count.
+            chosen: the default, which runs where nothing was measured. Of the user's and the shipped
+                results the first in which it took part count. ``None``: there is no default.
         """
         name = chosen and ForwardKernel(chosen, ForwardTraits(causal=problem.causal)).short_form()
-        for found in self._near(problem, facts):
-            kernels: Sequence[TunedKernel] = found.kernels
-            if name is not None:
-                if name not in found.took_part:
-                    continue
-                lead = OWN_LEAD if found.bucket == _bucket_of(problem, facts) else NEAR_LEAD
-                kernels = _up_to(name, kernels, lead)
-            return [
-                (
-                    parse_kernel_name_into_config(kernel.kernel),
-                    f"{kernel.tflops:.1f} TFLOP/s on {found.bucket.label()}, {found.source}",
-                )
-                for kernel in kernels
-            ]
+        for found in self._measured(problem, facts):
+            if name is None or name in found.took_part:
+                ahead, rest = _around(name, found.kernels)
+                where = f"on {found.bucket.label()}, {found.source}"
+                return [
+                    (parse_kernel_name_into_config(kernel.kernel), f"{kernel.tflops:.1f} TFLOP/s {where}")
+                    for kernel in (*ahead, *rest)
+                ]
         return []
 
     def of(self, problem: AttentionSizes, facts: DeviceFacts) -> TunedBucket | None:
         """What ``lookup`` finds for a problem; nothing where V's head size differs from Q's."""
-        return next(iter(self._near(problem, facts)), None)
+        return next(iter(self._measured(problem, facts)), None)
 
-    def _near(self, problem: AttentionSizes, facts: DeviceFacts) -> list[TunedBucket]:
-        """The user's and the shipped results near a problem, the nearer ones first."""
+    def _measured(self, problem: AttentionSizes, facts: DeviceFacts) -> list[TunedBucket]:
+        """The user's and the shipped results of the problem's bucket."""
         if problem.d_head_v != problem.d_head:
             return []
-        if self._database is not None and (state := _state_of(self._database.path)) != self._state:
-            self._state = state
-            self._found.clear()
-        key = (_bucket_of(problem, facts), TunedDevice.of(facts, self._driver))
-        if key not in self._found:
-            self._found[key] = self._read(*key)
-        return self._found[key]
-
-    def _read(self, bucket: Bucket, device: TunedDevice) -> list[TunedBucket]:
-        """A call must not fail for want of advice: what can't be read is said, and left out."""
-        own = shipped = None
-        try:
-            if self._database is not None:
-                own = _measured_here(bucket, device, self._database)
-        except (OSError, NotATuningDatabaseError) as error:
-            print(f"flash_attention: no tuning results of this machine are used: {error}", file=sys.stderr)
+        bucket, device = _bucket_of(problem, facts), TunedDevice.of(facts, self._driver)
+        own = self._all_of(device).get(bucket)
         try:
             shipped = _shipped(bucket, device)
         except TableError as error:
-            print(f"flash_attention: no shipped tuning results are used: {error}", file=sys.stderr)
-        return _by_distance(bucket, own, shipped)
+            shipped = None
+            self._say(f"no shipped tuning results are used: {error}")
+        return [found for found in (own, shipped) if found is not None]
+
+    def _all_of(self, device: TunedDevice) -> dict[Bucket, TunedBucket]:
+        """All of the user's results for a device. A call must not fail for want of advice."""
+        if device not in self._own:
+            found: dict[Bucket, TunedBucket] = {}
+            try:
+                if self._database is not None:
+                    for bucket in self._database.buckets(device, present_sources()):
+                        if (entry := _measured_here(bucket, device, self._database)) is not None:
+                            found[bucket] = entry
+            except (OSError, NotATuningDatabaseError) as error:
+                found = {}
+                self._say(f"no tuning results of this machine are used: {error}")
+            self._own[device] = found
+        return self._own[device]
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            say_once(trouble)
+        self.trouble = trouble
 
 
 def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
@@ -233,19 +239,15 @@ def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
     )  # fmt: skip
 
 
-def _up_to(name: str, kernels: Sequence[TunedKernel], lead: float) -> list[TunedKernel]:
-    """Those of the kernels, the fastest first, that lead ``name`` by so much, then itself; all without it."""
+def _around(name: str | None, kernels: Sequence[TunedKernel]) -> tuple[list[TunedKernel], list[TunedKernel]]:
+    """Those of the kernels, the best first, that are ahead of ``name`` by more than noise; the others.
+
+    Of the others, ``name`` comes first. Without it, as where it gave no time, all are ahead. What stands
+    behind ``name`` is not ahead by a better time: it was measured a few times only (``stage``).
+    """
     place = next((n for n, kernel in enumerate(kernels) if kernel.kernel == name), None)
-    if place is None:  # it was tried and gave no time
-        return list(kernels)
+    if place is None:
+        return list(kernels), []
     own = kernels[place]
-    return [*(k for k in kernels[:place] if k.milliseconds * lead <= own.milliseconds), own]
-
-
-def _state_of(path: Path) -> object:
-    """Changes whenever something is written."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+    ahead = [kernel for kernel in kernels[:place] if kernel.milliseconds * NOISE <= own.milliseconds]
+    return ahead, [own, *(kernel for kernel in kernels if kernel not in (own, *ahead))]

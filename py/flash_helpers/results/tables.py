@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flash_helpers import generation
+from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_json, typed
 from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import TuningDatabase
 from flash_helpers.results.device import TunedDevice, present_sources
@@ -86,6 +89,8 @@ def export_table(
     for bucket in database.buckets(device, sources):
         everything = database.measurements(device, sources, bucket)
         rows = [m for m in everything if m.milliseconds]
+        if not rows:
+            continue  # those that were there are damaged
         chosen = {kernel.short_form() for kernel in chosen_kernels(rows[0].problem, facts)}
         shown = [m for rank, m in enumerate(rows) if rank < KERNELS_A_BUCKET or m.kernel in chosen]
         latest = max((latest, *(m.facts for m in shown)), key=lambda f: str(f.get("measured_at", "")))
@@ -119,35 +124,46 @@ def export_table(
         path /= _file_name(device.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    generation.begin()  # it may be a table that choices are made by
     return path
 
 
 def load_table(path: Path) -> ShippedTable:
-    """Reads a table.
+    """Reads a table. Damaged buckets are left out, which is said.
 
     Raises:
         TableError: unreadable, or of another schema.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         if document["schema"] != SCHEMA:
             raise TableError(f"{path} has schema {document['schema']}, this version reads schema {SCHEMA}")
-        buckets = {
-            Bucket.from_json(entry["bucket"]): TableBucket(
-                tuple(
-                    (str(row["kernel"]), float(row["milliseconds"]), float(row["tflops"]))
-                    for row in entry["kernels"]
-                ),
-                frozenset([*(row["kernel"] for row in entry["kernels"]), *entry["without_time"]]),
-            )
-            for entry in document["buckets"]
-        }
-        device = TunedDevice(document["gpu"], document["capability"], document["driver"])
-        return ShippedTable(device, buckets, document["facts"])
-    except (OSError, KeyError, TypeError, AttributeError) as error:
+        device = TunedDevice(*(typed(document, name, str) for name in ("gpu", "capability", "driver")))
+        buckets, facts = typed(document, "buckets", list), typed(document, "facts", dict)
+    except TableError:
+        raise
+    except (OSError, *CONTENT_ERRORS) as error:
         raise TableError(f"{path} can't be read as a tuned table: {error!r}; {_REMEDY}") from error
-    except json.JSONDecodeError as error:
-        raise TableError(f"{path} can't be read as a tuned table: {error}; {_REMEDY}") from error
+    found = {}
+    for entry in buckets:
+        try:
+            found[Bucket.from_json(entry["bucket"])] = _bucket(entry)
+        except CONTENT_ERRORS:
+            say_once(f"damaged entries of the tuned table {path} are left out; {_REMEDY}")
+    return ShippedTable(device, found, facts)
+
+
+def _bucket(entry: dict[str, Any]) -> TableBucket:
+    kernels = tuple(
+        (typed(row, "kernel", str), amount(row["milliseconds"]), amount(row["tflops"]))
+        for row in typed(entry, "kernels", list)
+    )
+    if any(milliseconds == 0 for _, milliseconds, _ in kernels):
+        raise ContentError("a kernel takes no time")
+    without_time = typed(entry, "without_time", list)
+    if not all(isinstance(name, str) for name in without_time):
+        raise ContentError("a kernel without time has no name")
+    return TableBucket(kernels, frozenset([*(name for name, _, _ in kernels), *without_time]))
 
 
 def shipped_table(device: TunedDevice) -> ShippedTable | None:
@@ -162,6 +178,9 @@ def _table_of(folder: Path, gpu: str, capability: str) -> ShippedTable | None:
         return None
     table = load_table(path)
     return table if (table.device.gpu, table.device.capability) == (gpu, capability) else None
+
+
+generation.forgets(_table_of.cache_clear)
 
 
 def _file_name(gpu: str) -> str:

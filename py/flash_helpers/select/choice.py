@@ -11,7 +11,7 @@ from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
 from flash_helpers.select.candidates import head_sizes, unable_reason
-from flash_helpers.select.family_choices import measured_choices
+from flash_helpers.select.family_choices import family_choices
 from flash_helpers.select.problem import HEAD_SIZES, AttentionProblem, visible_limits
 from flash_helpers.select.select import Choice, TuningDatabase, select
 
@@ -96,7 +96,7 @@ def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
     for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
         queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
         sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), lse)
-        for choice in measured_choices(sizes, facts):
+        for choice in family_choices(sizes, facts):
             whole = choice.obstacle is None and not choice.kernel.traits.split
             if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
                 kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None

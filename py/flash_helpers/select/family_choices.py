@@ -1,4 +1,4 @@
-"""What each family's tables of measured choices say of one problem on one device."""
+"""What each family's table of defaults says of one problem on one device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAST_MEMORY = 30e9
 
 
 @dataclass(frozen=True)
-class MeasuredChoice:
+class FamilyChoice:
     """A family's choice for a problem.
 
     Attributes:
@@ -46,7 +46,7 @@ class MeasuredChoice:
     obstacle: str | None
 
 
-def measured_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[MeasuredChoice]:
+def family_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[FamilyChoice]:
     """The choices of each family that runs on the device, the one that is expected to be faster first.
 
     That is the family made for the device, but where ``FAST_MEMORY`` says otherwise. Of one family, the
@@ -57,8 +57,8 @@ def measured_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[Meas
         problem: the problem as the kernel is given it.
         facts: the device.
     """
-    hopper: list[MeasuredChoice] = []
-    ampere: list[MeasuredChoice] = []
+    hopper: list[FamilyChoice] = []
+    ampere: list[FamilyChoice] = []
     if facts.capability == HOPPER_CAPABILITY and (sizes := _size_for(problem, _hopper_sizes())):
         hopper = _hopper_choices(problem, facts, sizes)
     if facts.capability >= (8, 0) and (sizes := _size_for(problem, _ampere_sizes())):
@@ -77,7 +77,7 @@ def _is_decoding(problem: AttentionProblem) -> bool:
 
 def _hopper_choices(
     problem: AttentionProblem, facts: DeviceFacts, sizes: tuple[int, int]
-) -> list[MeasuredChoice]:
+) -> list[FamilyChoice]:
     def choose(split: bool) -> tuple[ForwardConfig, str]:
         kernel, reason = choose_hopper_kernel(
             problem.dtype,
@@ -92,7 +92,7 @@ def _hopper_choices(
     return _split_and_whole(problem, facts, choose(True), choose(False))
 
 
-def _ampere_choices(problem: AttentionProblem, facts: DeviceFacts, d_head: int) -> list[MeasuredChoice]:
+def _ampere_choices(problem: AttentionProblem, facts: DeviceFacts, d_head: int) -> list[FamilyChoice]:
     def choose(split: bool) -> tuple[ForwardConfig, str]:
         if split and problem.seq_len_q <= MAX_DECODE_ROWS:
             return choose_ampere_decode_config(problem.dtype, d_head, facts), DECODE_REASON
@@ -115,7 +115,7 @@ def _split_and_whole(
     facts: DeviceFacts,
     split: tuple[ForwardConfig, str],
     whole: tuple[ForwardConfig, str],
-) -> list[MeasuredChoice]:
+) -> list[FamilyChoice]:
     """The choices of a family, the one for keys in parts only where there is more than one part."""
     found = []
     config, reason = split
@@ -123,10 +123,10 @@ def _split_and_whole(
     if variant is not None and not _obstacle(config, problem, facts):
         parts = parts_of_keys(variant, problem, facts)
         if parts > 1:
-            found.append(MeasuredChoice(variant, parts, reason, None))
+            found.append(FamilyChoice(variant, parts, reason, None))
     for config, reason in (split, whole) if _is_decoding(problem) else (whole,):
         obstacle = _obstacle(config, problem, facts)
-        found.append(MeasuredChoice(kernel_for(config, problem), 1, reason, obstacle))
+        found.append(FamilyChoice(kernel_for(config, problem), 1, reason, obstacle))
     return found
 
 

@@ -1,12 +1,14 @@
 """Which kernel computes a problem, and why: a pure function of problem, device facts and tuning results.
 
-No GPU is asked and nothing is built, so that a choice can be explained and tested anywhere.
+No GPU is asked, nothing is built, and what is built has no influence: a choice can be explained and tested
+anywhere, and is the same in every process. What runs where the chosen kernel cannot be built is decided
+afterwards (``availability``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -22,13 +24,10 @@ from flash_helpers.select.candidates import (
     unable_reason,
 )
 from flash_helpers.select.errors import NoKernelError
-from flash_helpers.select.family_choices import MeasuredChoice, measured_choices
+from flash_helpers.select.family_choices import FamilyChoice, family_choices
 from flash_helpers.select.prediction import Prediction, predict
 from flash_helpers.select.problem import AttentionProblem
-
-# A built kernel runs in place of a better one that would have to be compiled first, if it is expected to
-# take at most this many times as long.
-GOOD_ENOUGH = 1.5
+from flash_helpers.select.pytorch_attention import PyTorchAttention
 
 
 class TuningDatabase(Protocol):
@@ -37,8 +36,8 @@ class TuningDatabase(Protocol):
     def ranked(
         self, problem: AttentionProblem, facts: DeviceFacts, chosen: ForwardConfig | None = None
     ) -> list[tuple[ForwardConfig, str]]:
-        """What was measured for such a problem on such a device to be no slower than ``chosen``, and how it
-        is known; the quickest first."""
+        """What was measured for such a problem on such a device, beside ``chosen``, and how fast it was; what
+        is to be taken first comes first."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Choice:
         n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
         problem: what the kernel computes, where a single query's heads have become rows or its hidden keys
             are left out; None: the problem as it was given.
-        fused: on the CPU, PyTorch's own fused attention runs in the kernel's place, where scores are finite.
+        wanted: the kernel that would run if it were built; None: it is the one that runs.
     """
 
     kernel: ForwardKernel
@@ -69,7 +68,12 @@ class Choice:
     rejected: tuple[Rejected, ...] = ()
     n_splits: int = 1
     problem: AttentionProblem | None = None
-    fused: bool = False
+    wanted: ForwardKernel | None = None
+
+    @property
+    def fused(self) -> bool:
+        """On the CPU: PyTorch's own fused attention runs, where scores are finite."""
+        return isinstance(self.kernel, PyTorchAttention)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -94,101 +98,100 @@ def select(
     database: TuningDatabase | None = None,
     *,
     candidates: Iterable[ForwardConfig] | None = None,
-    is_built: Callable[[ForwardKernel], bool] = lambda kernel: True,
-    may_build: Callable[[], bool] = lambda: True,
     explained: bool = True,
 ) -> Choice:
-    """Chooses a kernel: what tuning found, else the family's measured choice, else what the model expects.
+    """Chooses a kernel: what tuning found, else the family's default, else what the model expects.
 
     Args:
         problem: what to compute.
         facts: the device.
         database: tuning results, which come first; None: there are none.
         candidates: configurations to choose from; None: those that are built ahead of time and each
-            family's measured choice.
-        is_built: whether a kernel is there already; a good one that is comes before a better one that is not.
-        may_build: whether a kernel that is not there can be compiled; else any built one will do.
+            family's default.
         explained: also judge all other candidates, which takes milliseconds.
 
     Raises:
         NoKernelError: no candidate can compute it; the message has the reasons.
     """
+    if not explained:
+        given, problem = problem, problem.with_rows_packed()
+        defaults = family_choices(problem, facts) if candidates is None else []
+        if known := _known_best(problem, facts, database, defaults, candidates):
+            return replace(known[0], problem=None if problem == given else problem)
+        return replace(ranking(given, facts, database, candidates=candidates)[0], rejected=())
+    return ranking(problem, facts, database, candidates=candidates)[0]
+
+
+def ranking(
+    problem: AttentionProblem,
+    facts: DeviceFacts,
+    database: TuningDatabase | None = None,
+    *,
+    candidates: Iterable[ForwardConfig] | None = None,
+) -> list[Choice]:
+    """Every kernel that can compute a problem, the one to choose first; each as if it were chosen.
+
+    What was measured or is a family's default comes before what the model expects, the quickest first. Only
+    the first has ``rejected``, and there all others with the reasons against them.
+
+    Args, Raises: as for ``select``.
+    """
     given, problem = problem, problem.with_rows_packed()
-    measured = measured_choices(problem, facts) if candidates is None else []
-    ahead = _known_best(problem, facts, database, measured, candidates)
-    known = ahead[0] if ahead else None
-    seen_as = None if problem == given else problem
-    if known is not None and not explained and is_built(known[0]):
-        return Choice(known[0], known[1], n_splits=known[2], problem=seen_as)
-
-    predictions, rejected = _predictions(problem, facts, measured, ahead, candidates)
+    candidates = None if candidates is None else list(candidates)
+    defaults = family_choices(problem, facts) if candidates is None else []
+    known = _known_best(problem, facts, database, defaults, candidates)
+    predictions, unable = _predictions(problem, facts, defaults, known, candidates)
     if not predictions:
-        raise NoKernelError(_nothing_fits(given, facts, rejected))
-    ranked = sorted(predictions, key=lambda kernel: predictions[kernel].seconds)
-    fastest = predictions[ranked[0]]
-    if known is None:
-        best, basis = ranked[0], f"{fastest.text()}, the least of {len(ranked)} by the model"
-    else:
-        best, basis = known[:2]
+        raise NoKernelError(_nothing_fits(given, facts, unable))
 
-    chosen, reason = best, basis
-    if not is_built(best):
-        limit = GOOD_ENOUGH * max(predictions[best].seconds, fastest.seconds)
-        if not may_build():
-            limit = float("inf")
-        # What was measured to be next best comes before what the model says of others.
-        built = next((kernel for kernel, _, _ in ahead if is_built(kernel)), None) or next(
-            (k for k in ranked if predictions[k].seconds <= limit and is_built(k)), None
+    ranked = {choice.kernel: choice for choice in known}
+    for kernel in sorted(predictions, key=lambda kernel: predictions[kernel].seconds):
+        reason = f"{predictions[kernel].text()}, the least of {len(predictions)} by the model"
+        ranked.setdefault(kernel, Choice(kernel, reason, n_splits=predictions[kernel].n_splits))
+    first, *others = ranked.values()
+    measured = {choice.kernel: choice.reason for choice in known}
+    rejected = [
+        Rejected(
+            other.kernel,
+            measured.get(other.kernel) or predictions[other.kernel].against(predictions[first.kernel]),
         )
-        if built is None:
-            reason += "; it is not built yet, and no built one comes near it"
-        else:
-            chosen = built
-            reason = (
-                f"it is built, while {best.short_form()} ({basis}) would have to be compiled first: "
-                "prepare() does that ahead of time"
-            )
-    others = []
-    for kernel in ranked:
-        if kernel == best != chosen:
-            others.append(Rejected(kernel, "it is not built yet"))
-        elif kernel != chosen:
-            others.append(Rejected(kernel, predictions[kernel].against(predictions[chosen])))
-    # What was not built and would be best is what the reader wants to see first.
-    others.sort(key=lambda other: other.kernel != best)
-    return Choice(chosen, reason, (*others, *rejected), predictions[chosen].n_splits, seen_as)
+        for other in others
+    ]
+    seen_as = None if problem == given else problem
+    first = replace(first, rejected=(*rejected, *unable))
+    return [replace(choice, problem=seen_as) for choice in (first, *others)]
 
 
 def _known_best(
     problem: AttentionProblem,
     facts: DeviceFacts,
     database: TuningDatabase | None,
-    measured: Sequence[MeasuredChoice],
+    defaults: Sequence[FamilyChoice],
     candidates: Iterable[ForwardConfig] | None,
-) -> list[tuple[ForwardKernel, str, int]]:
-    """Kernels, reasons and parts by measurement, the best first; empty: none that could compute it.
+) -> list[Choice]:
+    """What is known without the model, the best first: measured kernels, or the default; those that can.
 
     Tuning times kernels without features that take all keys in one go: it is asked about no others, nor
-    where parts of the keys fill the GPU. A family's choice gives way only to what was measured beside it.
+    where parts of the keys fill the GPU.
     """
-    usable = next((choice for choice in measured if choice.obstacle is None), None)
-    known: list[tuple[ForwardKernel, str, int]] = []
+    usable = next((choice for choice in defaults if choice.obstacle is None), None)
+    known: list[Choice] = []
     plain = not any(on for name, on in problem.features().items() if name != "causal")
     if database is not None and plain and (usable is None or usable.n_splits == 1):
-        chosen = None if usable is None else usable.kernel.config
-        for config, basis in database.ranked(problem, facts, chosen):
+        default = None if usable is None else usable.kernel.config
+        for config, basis in database.ranked(problem, facts, default):
             if _can(config, problem, facts, candidates):
-                text = "measured to be among the quickest" if known else "measured to be the quickest"
-                known.append((kernel_for(config, problem), f"{text}: {basis}", 1))
+                text = "measured beside it" if known else "measured to be the quickest"
+                known.append(Choice(kernel_for(config, problem), f"{text}: {basis}"))
     if known or usable is None:
         return known
     family = family_of(usable.kernel).name
-    reason = f"the choice of the {family} family for such problems: {usable.reason}"
+    reason = f"the default of the {family} family for such problems: {usable.reason}"
     if usable.n_splits > 1:
         reason += f"; keys in {usable.n_splits} parts, so that their blocks fill the GPU"
-    for choice in measured[: measured.index(usable)]:
+    for choice in defaults[: defaults.index(usable)]:
         reason += f"; {family_of(choice.kernel).name} kernels cannot: {choice.obstacle}"
-    return [(usable.kernel, reason, usable.n_splits)]
+    return [Choice(usable.kernel, reason, n_splits=usable.n_splits)]
 
 
 def _can(
@@ -205,8 +208,8 @@ def _can(
 def _predictions(
     problem: AttentionProblem,
     facts: DeviceFacts,
-    measured: Sequence[MeasuredChoice],
-    known: Sequence[tuple[ForwardKernel, str, int]],
+    defaults: Sequence[FamilyChoice],
+    known: Sequence[Choice],
     candidates: Iterable[ForwardConfig] | None,
 ) -> tuple[dict[ForwardKernel, Prediction], list[Rejected]]:
     """The expected time of every kernel that can compute the problem, and the others with their reasons."""
@@ -223,14 +226,14 @@ def _predictions(
             prediction = predict(split, problem, facts)
             if prediction.n_splits > 1:
                 able[split] = prediction
-    for choice in measured:
+    for choice in defaults:
         if choice.obstacle is None:
             for kernel in (choice.kernel, kernel_for(choice.kernel.config, problem)):
                 able[kernel] = predict(kernel, problem, facts)
         else:
             rejected[choice.kernel] = Rejected(choice.kernel, choice.obstacle)
-    for kernel, _, _ in known:
-        able[kernel] = predict(kernel, problem, facts)
+    for chosen in known:
+        able[chosen.kernel] = predict(chosen.kernel, problem, facts)
     return able, [r for kernel, r in rejected.items() if kernel not in able]
 
 

@@ -4,8 +4,8 @@
 
 On CUDA the cases are drawn for a bounded set of kernels of both families, which are built in parallel first:
 nothing is compiled in between. A call either names the kernel's configuration or leaves the choice to the
-library, which takes what is built. Several processes share the cases and the GPU. Failures shrink, and each
-prints the one line that repeats it.
+library, which takes the best that is built (``FLASH_ATTENTION_JIT=0``) and warns of it. Several processes
+share the cases and the GPU. Failures shrink, and each prints the one line that repeats it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from flash_helpers.benchmark.runner import named_device
+from flash_helpers.commands.alone import run_alone
 from flash_helpers.commands.errors import shown_errors
 from flash_helpers.commands.writable import check_file
 from flash_helpers.kernel_configs import (
@@ -363,4 +364,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_alone(main)

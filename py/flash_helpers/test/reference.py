@@ -7,6 +7,7 @@ mask cannot be wrong twice in the same way.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,3 +98,40 @@ def reference(
             lse[:, :, first:last] = total
         first = last
     return out, lse
+
+
+class ReferenceGradients(NamedTuple):
+    """Gradients in float64; ``dsinks`` is None where there are no sinks."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dsinks: Tensor | None
+
+
+def reference_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    sinks: Tensor | None = None,
+    **options: Any,
+) -> ReferenceGradients:
+    """Gradients of ``reference`` by PyTorch's differentiation in float64.
+
+    Args:
+        q, k, v, sinks, options: as ``reference`` takes them.
+        dout: gradient of the output, (batch, seq_len_q, n_heads, d_head_v).
+        dlse: gradient of the log-sum-exp, (batch, n_heads, seq_len_q), or None.
+    """
+    inputs = [x.detach().double().requires_grad_() for x in (q, k, v, *(() if sinks is None else (sinks,)))]
+    out, lse = reference(*inputs[:3], sinks=inputs[3] if sinks is not None else None, **options)
+    seen = lse != -math.inf
+    loss = (out * dout.double()).sum()
+    if dlse is not None:
+        loss = loss + (lse[seen] * dlse.double()[seen]).sum()
+    found = torch.autograd.grad(loss, inputs, allow_unused=True)
+    grads = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+    return ReferenceGradients(grads[0], grads[1], grads[2], grads[3] if sinks is not None else None)

@@ -5,9 +5,10 @@ a GPU; measuring does.
 """
 
 from flash_helpers.results.bucket import Bucket
-from flash_helpers.results.database import Measurement, TuningDatabase
+from flash_helpers.results.database import TuningDatabase
 from flash_helpers.results.device import TunedDevice
 from flash_helpers.results.lookup import TunedBucket, TunedKernel, TuningResults, lookup, tuned_configs
+from flash_helpers.results.measurement import Measurement
 
 __all__ = [
     "Bucket",

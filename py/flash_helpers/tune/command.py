@@ -1,4 +1,7 @@
-"""What ``flash-attention tune`` does."""
+"""What ``flash-attention tune`` does.
+
+Arguments are checked before torch is imported, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.benchmark.measuring import DeviceLostError
-from flash_helpers.benchmark.runner import named_device
+from flash_helpers.benchmark.plan import check_device_name
 from flash_helpers.benchmark.table import shown_rate
-from flash_helpers.build import CompiledKernel
-from flash_helpers.commands.output import console_for, write_json
+from flash_helpers.commands.build import compiled_only
+from flash_helpers.commands.output import console_for, error_console, write_json
 from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL, select_configs
@@ -25,7 +27,6 @@ from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.tables import export_table
 from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import tuning_space
-from flash_helpers.tune.tuner import tune
 
 
 def tune_command(
@@ -80,6 +81,12 @@ def tune_command(
     names = [DType.from_string(name) for name in dtypes.split(",")]
     problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)
     configs = tuning_space() if kernels == "tune" else select_configs(kernels)
+    check_device_name(device)
+
+    from flash_helpers.benchmark.measuring import DeviceLostError
+    from flash_helpers.benchmark.runner import named_device
+    from flash_helpers.tune.tuner import tune
+
     where = named_device(device)
     seen: dict[Bucket, TunedProblem] = {}
     stopped: KeyboardInterrupt | DeviceLostError | None = None
@@ -150,11 +157,8 @@ def tuned_table(outcomes: Sequence[TunedProblem]) -> Table:
 @contextmanager
 def _watched(n_buckets: int, seen: dict[Bucket, TunedProblem]) -> Iterator[Watcher]:
     """A watcher that shows progress on standard error, and keeps what each bucket has come to."""
-    with shown_progress(Console(stderr=True)) as show:
+    with shown_progress(error_console()) as show:
         passes = {"screening": 0, "ranking": 0}
-
-        def on_kernel(compiled: CompiledKernel, done: int, total: int) -> None:
-            show("compiling", done, total, compiled.kernel.short_form())
 
         def on_pass(name: str, tuned: TunedProblem) -> None:
             seen[tuned.bucket] = tuned
@@ -163,7 +167,7 @@ def _watched(n_buckets: int, seen: dict[Bucket, TunedProblem]) -> Iterator[Watch
             show(name, passes[name], n_buckets, f"{tuned.bucket.label()}: {best}")
 
         yield Watcher(
-            on_kernel,
+            compiled_only(show),
             on_screened=lambda tuned: on_pass("screening", tuned),
             on_end=lambda tuned: on_pass("ranking", tuned),
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flash_helpers.benchmark.timing import Measure, TimedCall, Timing, alternate
-from flash_helpers.results.database import ELIMINATED, FINAL, SCREENED
+from flash_helpers.results.measurement import ELIMINATED, FINAL, SCREENED
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
-from flash_helpers.results.database import Measurement
+from flash_helpers.results.measurement import Measurement
 from flash_helpers.tune.compile import OnKernel
 from flash_helpers.tune.space import Pruned
 

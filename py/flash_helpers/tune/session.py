@@ -22,8 +22,9 @@ from flash_helpers.kernels.families import family_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
-from flash_helpers.results.database import FINAL, Measurement, TuningDatabase
+from flash_helpers.results.database import TuningDatabase
 from flash_helpers.results.device import TunedDevice, present_sources, sources_digest
+from flash_helpers.results.measurement import FINAL, Measurement
 from flash_helpers.tune.halving import Plan, StageResult, successive_halving
 from flash_helpers.tune.outcome import TunedProblem, Watcher
 from flash_helpers.tune.space import prune

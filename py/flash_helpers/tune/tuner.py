@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from flash_helpers import generation
 from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
 from flash_helpers.benchmark.timing import Timer, timer_for
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -108,21 +109,26 @@ def tune(
         watcher or Watcher(),
         out_of(budget),
     )
-    work = session.plan_work(problems, tuning_space() if configs is None else configs, chosen, fresh)
-    unknown = {tuned.bucket: session.unknown(tuned.bucket, kernels) for tuned, kernels in work}
-    for tuned, _ in work:
-        tuned.problem.check_memory(device, outputs=len(unknown[tuned.bucket]))
-    if not session.out_of_time():
-        in_turn = chain.from_iterable(zip_longest(*unknown.values()))  # no bucket goes without, come what may
-        session.ready, session.refused = compile_kernels(
-            dict.fromkeys(kernel for kernel in in_turn if kernel is not None),
-            facts.target,
-            jobs,
-            session.watcher.on_kernel,
-            out_of(None if budget is None else COMPILE_SHARE * budget),
-        )
-    for tuned, kernels in work:
-        session.screen(tuned, kernels)
-    for tuned, kernels in work:
-        session.finish(tuned, kernels)
+    try:
+        work = session.plan_work(problems, tuning_space() if configs is None else configs, chosen, fresh)
+        unknown = {tuned.bucket: session.unknown(tuned.bucket, kernels) for tuned, kernels in work}
+        for tuned, _ in work:
+            tuned.problem.check_memory(device, outputs=len(unknown[tuned.bucket]))
+        if not session.out_of_time():
+            in_turn = chain.from_iterable(
+                zip_longest(*unknown.values())
+            )  # no bucket goes without, come what may
+            session.ready, session.refused = compile_kernels(
+                dict.fromkeys(kernel for kernel in in_turn if kernel is not None),
+                facts.target,
+                jobs,
+                session.watcher.on_kernel,
+                out_of(None if budget is None else COMPILE_SHARE * budget),
+            )
+        for tuned, kernels in work:
+            session.screen(tuned, kernels)
+        for tuned, kernels in work:
+            session.finish(tuned, kernels)
+    finally:
+        generation.begin()  # choices of this process are made anew, by what was measured
     return [tuned for tuned, _ in work]

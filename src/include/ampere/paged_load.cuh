@@ -34,9 +34,9 @@ struct PagedTileLoader {
                                  uint32_t smem)
         : matrix(first_page), table(pages), first_row(row), smem_tile(smem) {}
 
-    // See TileLoader. Rows beyond `valid_rows` are not looked up either.
+    // See TileLoader. Rows that are not read are not looked up either.
     template <bool kEdge>
-    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
+    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0, int first_valid = 0) {
         const uint32_t thread = computed_here(threadIdx.x);
         const int chunk = thread % Tile::row_chunks;
         const int row = thread / Tile::row_chunks;
@@ -48,8 +48,8 @@ struct PagedTileLoader {
 #pragma unroll
         for (int pass = 0; pass < passes; ++pass) {
             const int in_tile = row + pass * Kernel::copy_rows;
-            places[pass] =
-                table.page_size.place(first_row + (kEdge ? min_of(in_tile, valid_rows - 1) : in_tile));
+            places[pass] = table.page_size.place(
+                first_row + (kEdge ? max_of(first_valid, min_of(in_tile, valid_rows - 1)) : in_tile));
             pages[pass] =
                 __ldg(table.entries + places[pass].entry);  // all are under way before one is needed
         }
@@ -58,7 +58,7 @@ struct PagedTileLoader {
             const char *gmem = matrix.begin + pages[pass] * table.page_bytes +
                                places[pass].row * matrix.row_bytes + chunk * kChunkBytes;
             const bool exists = static_cast<uint32_t>(pages[pass]) < table.n_pages &&
-                                (!kEdge || row + pass * Kernel::copy_rows < valid_rows);
+                                (!kEdge || is_row(row + pass * Kernel::copy_rows, first_valid, valid_rows));
 #pragma unroll
             for (int panel = 0; panel < Tile::panels; ++panel) {
                 cp_async(smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes,

@@ -1,9 +1,11 @@
 // Where the rows of one sequence lie, and how many there are, for sequences of different lengths.
 //
 //     cu_seqlens, packed     rows cu_seqlens[b] … cu_seqlens[b + 1] - 1 of one long tensor
-//     none                   `seq_len` rows at place b of the batch
+//     none                   `longest` rows at place b of the batch
 //
-// and of the keys only the first seqused[b], where that is given.
+// and of the keys only the first seqused[b], where that is given. These numbers lie on the device, where
+// nobody has looked at them. Whatever they are, the rows that are named here are rows of the tensor: all who
+// read or write by such numbers come through this file.
 #pragma once
 
 #include "common/cuda_utils.cuh"
@@ -17,21 +19,27 @@ struct SequenceRows {
     int n_rows;
 };
 
-// `seqused`: of keys, or nullptr. A count beyond the sequence's own rows is cut down to them, so that
-// no other sequence's rows are read; a negative one is 0.
-FLASH_HOST_DEVICE constexpr SequenceRows sequence_rows(const int *cu_seqlens, const int *seqused, int seq_len,
-                                                       int b) {
-    SequenceRows rows{b, 0, seq_len};
-    if (cu_seqlens != nullptr) rows = {0, cu_seqlens[b], max_of(0, cu_seqlens[b + 1] - cu_seqlens[b])};
-    if (seqused != nullptr) rows.n_rows = max_of(0, min_of(rows.n_rows, seqused[b]));
-    return rows;
+// The rows of a packed tensor that offsets of 32 bits can name.
+constexpr int nameable_rows(int64_t total) { return total < INT32_MAX ? static_cast<int>(total) : INT32_MAX; }
+
+// An offset as a number of rows that the tensor has: 0 … n_rows.
+FLASH_HOST_DEVICE constexpr int row_offset(int offset, int n_rows) {
+    return max_of(0, min_of(offset, n_rows));
 }
 
-// Of queries. `longest` of the call is what grid and workspaces have room for: a sequence with more, which
-// only the device could know, is cut down to it, so that nothing is written behind the workspaces' ends.
-FLASH_HOST_DEVICE constexpr SequenceRows sequence_queries(const int *cu_seqlens_q, int longest, int b) {
-    SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, longest, b);
-    rows.n_rows = min_of(rows.n_rows, longest);
+// `total`: nameable_rows of the packed tensor. `longest`: of a sequence; grid, workspaces and tensor maps
+// have room for so many, and one with more is cut down to them. `seqused`: of keys, or nullptr; a count
+// beyond the sequence's own rows is cut down to them, so that no other sequence's rows are read. What is
+// negative is 0.
+FLASH_HOST_DEVICE constexpr SequenceRows sequence_rows(const int *cu_seqlens, const int *seqused, int longest,
+                                                       int total, int b) {
+    SequenceRows rows{b, 0, longest};
+    if (cu_seqlens != nullptr) {
+        const int begin = row_offset(cu_seqlens[b], total);
+        const int n_rows = row_offset(cu_seqlens[b + 1], total) - begin;
+        rows = {0, begin, max_of(0, min_of(n_rows, longest))};
+    }
+    if (seqused != nullptr) rows.n_rows = max_of(0, min_of(rows.n_rows, seqused[b]));
     return rows;
 }
 

@@ -8,8 +8,9 @@
 //   * a zero scale becomes the smallest normal float: every exponent rounds to 0, every P to 1, and a
 //     masked score, -inf, still gives P = 0, where -inf * 0 would be NaN.
 // m * exponent_factor is rounded, the other product is not: all P of a row share a factor 2^d, where
-// |d| <= 2^-24 |m * exponent_factor|. It cancels in O / l; only scaled scores beyond 2^20 lose accuracy by
-// it when the maximum changes, beyond 2^30 they overflow, where the plain form still is right.
+// |d| <= 2^-24 |m * exponent_factor|. It cancels in O / l; scaled scores beyond 2^20 lose accuracy by it when
+// the maximum changes. Beyond largest_exponent P may overflow, or be 0 for all keys of a row: such a row ends
+// as NaN (row_end.cuh). The plain form is right there too.
 //
 // With a soft cap, both forms take S := tanh(S * score_factor), which is softcap_tanh.
 #pragma once
@@ -17,6 +18,7 @@
 #include <cfloat>
 
 #include "common/cuda_utils.cuh"
+#include "flash_attention.cuh"
 
 namespace flash {
 
@@ -32,9 +34,18 @@ struct SoftmaxScale {
 
 // The maximum of a row that has seen no key: finite, and so small that no score of a row is below it, yet
 // lowest * exponent_factor does not overflow. Scores of -inf, masked or not, then give P = 0 and the first
-// finite maximum a rescale by 0, without a special case for (-inf) - (-inf).
+// finite maximum a rescale by 0, without a special case for (-inf) - (-inf). Scores below it are possible
+// only where they overflow as exponents, and count as -inf.
 FLASH_HOST_DEVICE constexpr float lowest_score(float exponent_factor) {
-    return -FLT_MAX / 4 / (exponent_factor > 1 ? exponent_factor : 1.0f);
+    constexpr float margin = 1 - 0x1p-20f;  // the product is rounded
+    return exponent_factor > 1 ? -FLT_MAX * margin / exponent_factor : -FLT_MAX;
+}
+
+// How far from 0 the reference of a row may be, as an exponent of 2. Of the second form the largest P of a
+// row is 2^d, |d| <= 4 up to 2^27 and 32 up to 2^30, in which P of fp16 and of bf16 have room, a lagged
+// reference's 2^8 included. The plain form's P are at most 1.
+FLASH_HOST_DEVICE constexpr float largest_exponent(DType dtype, bool optimized_softmax) {
+    return !optimized_softmax ? FLT_MAX : dtype == DType::FP16 ? 0x1p27f : 0x1p30f;
 }
 
 // For scores softcap * tanh(score * softmax_scale / softcap): the cap is a part of the exponent's factor.

@@ -22,6 +22,7 @@
 #include "common/cuda_utils.cuh"
 #include "common/early_launch.cuh"
 #include "common/ptx.cuh"
+#include "common/rows_of_none.cuh"
 #include "common/sequence_rows.cuh"
 #include "flash_attention.cuh"
 
@@ -42,6 +43,7 @@ struct SplitCombineArgs {
     int64_t total_rows;  // batch * n_heads * seq_len_q
     int64_t total_q;
     int n_splits, n_heads, seq_len_q, d_head_v;
+    int batch, rows_q;  // where cu_seqlens_q is given; nameable_rows of q
 };
 
 // The same on every lane of the warp: `own` of all lanes joined in a fixed order.
@@ -92,8 +94,8 @@ FLASH_DEVICE float weigh_parts(const SplitCombineArgs &args, int64_t row_index, 
     return sum == 0.0f ? -INFINITY : reference + logf(sum);
 }
 
-// kDHeadV: the largest d_head_v.
-template <DType kDType, int kDHeadV>
+// kDHeadV: the largest d_head_v. kVarlen: queries may be packed.
+template <DType kDType, int kDHeadV, bool kVarlen>
 __global__ void __launch_bounds__(kCombineThreads)
     split_combine_kernel(const __grid_constant__ SplitCombineArgs args) {
     constexpr int columns = 4;  // of a thread: 16 bytes of a part
@@ -116,7 +118,12 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float *part = args.partial_O + int64_t{row_index} * args.d_head_v + column;
     const int64_t part_size = args.total_rows * args.d_head_v;
     wait_for_prerequisites();
-    const SequenceRows rows = sequence_queries(args.cu_seqlens_q, args.seq_len_q, batch);
+    if constexpr (kVarlen) {
+        clear_rows_of_none(args, args.O, args.O_strides, args.batch, args.n_heads,
+                           args.d_head_v / kChunkElements, thread, kCombineThreads);
+    }
+    const int *cu_seqlens_q = kVarlen ? args.cu_seqlens_q : nullptr;
+    const SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch);
     if (row >= rows.n_rows) return;
 
     float4 first_parts[parts_ahead];
@@ -131,8 +138,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
     const float lse = weigh_parts(args, row_index, sink, weights);
     if (thread == 0 && args.lse != nullptr) {
-        args.lse[lse_begin(args.cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q,
-                           args.total_q) +
+        args.lse[lse_begin(cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q, args.total_q) +
                  row] = lse;
     }
 
@@ -186,7 +192,7 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .O = problem.o,
         .lse = problem.lse,
         .sinks = TRAITS.sinks ? problem.sinks : nullptr,
-        .cu_seqlens_q = TRAITS.varlen ? problem.cu_seqlens_q : nullptr,
+        .cu_seqlens_q = problem.cu_seqlens_q,
         .O_strides = problem.o_strides,
         .total_rows = total_rows,
         .total_q = problem.total_q,
@@ -194,10 +200,12 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .n_heads = problem.n_heads,
         .seq_len_q = problem.seq_len_q,
         .d_head_v = problem.d_head_v,
+        .batch = problem.batch,
+        .rows_q = nameable_rows(problem.total_q),
     };
     void *parameters[] = {&args};
     const cudaError_t error = launch_kernel<kTarget >= 90>(
-        reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV>),
+        reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV, TRAITS.varlen>),
         static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
     return error;

@@ -47,7 +47,7 @@ struct SequenceFinder {
         const int in_sequence = number - __shfl_sync(kAllLanes, own_begin, owner);
         const SequenceRows q_rows = queries(args, sequence);
         const SequenceRows k_rows =
-            sequence_rows(args.cu_seqlens_k, args.seqused_k, args.work.seq_len_k, sequence);
+            sequence_rows(args.cu_seqlens_k, args.seqused_k, args.work.seq_len_k, args.rows_k, sequence);
 
         WorkShape shape{};
         shape.n_heads = shape.n_head_pairs = args.work.n_heads;
@@ -67,7 +67,7 @@ struct SequenceFinder {
     static FLASH_DEVICE int parts(const ForwardKernelArgs &args) { return TRAITS.split ? args.n_parts : 1; }
 
     static FLASH_DEVICE SequenceRows queries(const ForwardKernelArgs &args, int sequence) {
-        return sequence_queries(args.cu_seqlens_q, args.work.seq_len_q, sequence);
+        return sequence_rows(args.cu_seqlens_q, nullptr, args.work.seq_len_q, args.rows_q, sequence);
     }
 };
 

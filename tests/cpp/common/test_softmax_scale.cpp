@@ -45,6 +45,25 @@ int main() {
             }
         }
     }
+    // No finite score is below the lowest one, unless it overflows as an exponent.
+    for (const float factor : {1e-30f, 0.18f, 1.0f, 1.5f, 30.0f, 1e30f}) {
+        const float lowest = lowest_score(factor);
+        CHECK(factor > 1 ? double(-FLT_MAX) / factor * 0.999 > lowest : lowest == -FLT_MAX);
+    }
+    // Up to largest_exponent the largest P of a row has room in its type, next to a lagged reference's 2^8,
+    // and so has what is 2^-14 of it.
+    for (const DType dtype : {DType::FP16, DType::BF16}) {
+        const float largest = largest_exponent(dtype, true);
+        const int room = dtype == DType::FP16 ? 15 : 126;
+        for (float exponent = 1; exponent < largest; exponent *= 1.37f) {
+            const float off =
+                (std::nextafter(exponent, 2 * largest) - exponent) / 2;  // by rounding m * factor
+            CHECK(off + 8 <= room);
+            CHECK(dtype == DType::BF16 || -off - 8 >= -24);
+        }
+        CHECK(largest > 0x1p26f * kLog2e);  // scores that the contract promises
+        CHECK(largest_exponent(dtype, false) == FLT_MAX);
+    }
     // Soft cap: softcap * tanh(score * scale / softcap) in the exponent, for any sign of the scale.
     for (const float factor : {0.125f, -3.0f, 0.0f, 1e30f, -FLT_MAX}) {
         for (const float softcap : {0.0f, 1e-45f, FLT_MIN, 1e-3f, 30.0f, 1e6f, FLT_MAX}) {

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that build: a small kernel in place of the real ones, and a cache of its own."""
+"""Fixtures of the tests that build and of the binding: small kernels, a cache of its own."""
 
 from __future__ import annotations
 
@@ -36,3 +36,32 @@ def cache(tmp_path: Path) -> KernelCache:
 @pytest.fixture
 def fake_nvcc(tmp_path: Path) -> FakeNvcc:
     return FakeNvcc(tmp_path / "toolkit")
+
+
+# ---------------------------------------------------------------- the binding
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    """A kernel that runs on the host and writes what it was given to the output."""
+    from echo_kernel import find_echo
+
+    return find_echo(tmp_path_factory.mktemp("echo"))
+
+
+@pytest.fixture(params=["exchange_api", "attributes"])
+def devices(request):
+    """Both ways to read tensors; a process knows one, the next user of the backend sets it again."""
+    import flash_attention_kernels as binding
+    import torch
+    from told_calls import Devices
+
+    from flash_attention.backends import cuda
+
+    devices = Devices()
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if request.param == "attributes":
+        api = None
+    elif api is None:
+        pytest.skip("this torch has no DLPack exchange API")
+    binding.read_tensors(torch.Tensor, api, torch.is_grad_enabled, devices.exchange, devices.stream)
+    yield devices
+    cuda._call_table_type.cache_clear()

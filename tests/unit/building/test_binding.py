@@ -9,7 +9,8 @@ from typing import get_type_hints
 
 import flash_attention_kernels as binding
 import pytest
-from echo_kernel import Problem, compile_library, find_echo
+from binding_arguments import CONFIG, FIELDS, launch_arguments, lookalike
+from echo_kernel import Problem, compile_library
 
 from flash_attention.backends import cuda
 from flash_helpers.build import KernelCache, build_kernels
@@ -17,25 +18,13 @@ from flash_helpers.build.sources import include_root
 from flash_helpers.kernel_configs import (
     PLAIN,
     DType,
-    FlashForwardKernelConfig,
     ForwardKernel,
     ForwardTraits,
     HopperForwardKernelConfig,
 )
 from flash_helpers.kernels.families import FAMILIES
 
-CONFIG = FlashForwardKernelConfig(DType.BF16, 64, 128, 32, 8, True, False, True, 2, 2, 0, False, True)
-FIELDS = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
-
-
-def lookalike(**changes):
-    """An object with the configuration's class name whose fields can be anything; ``...`` removes one."""
-    cls = type("FlashForwardKernelConfig", (), {})
-    instance = cls()
-    for name, value in (FIELDS | changes).items():
-        if value is not ...:
-            setattr(instance, name, value)
-    return instance
+pytestmark = pytest.mark.compile
 
 
 # ---------------------------------------------------------------- drift
@@ -177,16 +166,6 @@ def test_library_exports_its_entry_point_only(library):
     assert [line.split()[-1] for line in shown.stdout.splitlines()] == ["flash_attention_kernel_library"]
 
 
-SHAPE, STRIDE = (2, 3, 4, 64), (768, 256, 64, 1)
-
-
-def launch_arguments(**changes):
-    arguments = dict.fromkeys(("q", "k", "v", "o", "lse", "stream"), 0)
-    arguments |= {"q_shape": SHAPE, "k_shape": SHAPE}
-    arguments |= dict.fromkeys(("q_stride", "k_stride", "v_stride", "o_stride"), STRIDE)
-    return list((arguments | {"softmax_scale": 0.125} | changes).values())
-
-
 def test_launch_without_a_gpu_says_so(library, kernels):
     binding.load_library(str(library))
     kernel = binding.find(kernels[0].config, kernels[0].traits, 80)
@@ -245,11 +224,6 @@ def test_library_of_another_kind(tmp_path, text, reason):
 
 
 # ---------------------------------------------------------------- what a launch passes on
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory):
-    return find_echo(tmp_path_factory.mktemp("echo"))
-
-
 def test_launch_passes_every_argument(echo):
     seen = Problem()
     big = 1 << 40
@@ -305,8 +279,8 @@ def test_launch_takes_what_torch_hands_out(echo):
     o = torch.zeros(4096, dtype=torch.uint8)
     echo.launch(
         q.data_ptr(),
-        0,
-        0,
+        q.data_ptr(),
+        q.data_ptr(),
         o.data_ptr(),
         0,
         0,
@@ -323,8 +297,8 @@ def test_launch_takes_what_torch_hands_out(echo):
 
 
 def test_error_of_a_launch_is_raised(echo):
-    with pytest.raises(binding.CudaError, match=r"^\('launch: no memory to echo to \(cudaError 1\)', 1\)$"):
-        echo.launch(*launch_arguments())
+    with pytest.raises(binding.CudaError, match=r"^\('launch: told to fail \(cudaError 1\)', 1\)$"):
+        echo.launch(*launch_arguments(softmax_scale=0))
 
 
 def test_attributes(echo):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from flash_helpers import messages
 from flash_helpers.build import cache as cache_module
+from flash_helpers.build import store as stores
 from flash_helpers.build.cache import KernelCache, digest_of
 
 HERE = Path(__file__).resolve()
@@ -59,7 +61,7 @@ def test_damaged_artifact_is_made_again(cache, damage):
     artifact = cache.get_or_make("objects", "k", make)
     assert artifact.made_now
     assert artifact.path.read_text() == "contents"
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.store / "tmp").iterdir()) == []
 
 
 def test_failed_maker_leaves_nothing(cache):
@@ -69,7 +71,7 @@ def test_failed_maker_leaves_nothing(cache):
 
     with pytest.raises(RuntimeError, match="no"):
         cache.get_or_make("objects", "k", fail)
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.store / "tmp").iterdir()) == []
     assert cache.get_or_make("objects", "k", make).made_now
 
 
@@ -78,23 +80,24 @@ def test_maker_that_won_elsewhere_is_kept(cache):
 
     def outrun(folder):
         KernelCache(cache.root)  # another process publishes while this one still works
-        cache_module._make(cache.root, "objects", "k", make)
+        cache_module._make(cache.store, "objects", "k", make)
         return make(folder)
 
-    artifact = cache_module._make(cache.root, "objects", "k", outrun)
+    stores.check_writable(cache.root)
+    artifact = cache_module._make(cache.store, "objects", "k", outrun)
     assert artifact.path.read_text() == "contents"
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.store / "tmp").iterdir()) == []
 
 
 def test_no_lock_is_needed_when_it_is_there(cache, monkeypatch):
     cache.get_or_make("objects", "k", make)
-    monkeypatch.setattr(cache_module, "_lock", lambda path: pytest.fail("locked"))
+    monkeypatch.setattr(stores, "locked", lambda store, name: pytest.fail("locked"))
     assert not cache.get_or_make("objects", "k", make).made_now
 
 
 def test_abandoned_work_is_swept(cache):
     cache.get_or_make("objects", "k", make)
-    old, new = cache.root / "tmp" / "old", cache.root / "tmp" / "new"
+    old, new = cache.store / "tmp" / "old", cache.store / "tmp" / "new"
     old.mkdir()
     new.mkdir()
     os.utime(old, (1, 1))
@@ -152,12 +155,14 @@ def names(calls):
     return sorted(Path(call).suffix for call in calls)
 
 
+@pytest.mark.compile
 def test_eight_processes_build_the_same_kernel_once(tmp_path, slow_nvcc):
     paths = {finish(process) for process in [start(tmp_path) for _ in range(8)]}
     assert len(paths) == 1
     assert names(slow_nvcc.calls) == [".o", ".so"]
 
 
+@pytest.mark.compile
 def test_eight_processes_build_eight_kernels(tmp_path, slow_nvcc):
     processes = [start(tmp_path, 16 * n) for n in range(1, 9)]
     assert len({finish(process) for process in processes}) == 8
@@ -178,7 +183,7 @@ def test_killed_maker_leaves_no_half_file_and_no_lock(tmp_path, slow_nvcc):
     assert finish(start(tmp_path)).endswith(".so")
     # Two compiler calls of a second each, and the start of Python: no waiting for a dead process.
     assert time.monotonic() - began < 15
-    objects = [path for path in (tmp_path / "cache" / "objects").glob("*/*.o")]
+    objects = [path for path in (tmp_path / "cache" / stores.STORE / "objects").glob("*/*.o")]
     assert [path.read_text() for path in objects] == ["half whole"]
 
 
@@ -188,7 +193,7 @@ def private_temporary_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(cache_module.tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(cache_module, "_private_folders", [])
-    monkeypatch.setattr(cache_module, "_said", set())
+    monkeypatch.setattr(messages, "_said", set())
     return tmp_path / "temporary"
 
 
@@ -229,11 +234,14 @@ def test_fallback_does_not_trust_a_folder_others_can_write(private_temporary_fol
 def test_read_only_folder_is_still_read(private_temporary_folder, cache, monkeypatch):
     cache.get_or_make("objects", "k", make)
 
+    check_writable = stores.check_writable
+
     def refuse(root):
         if root == cache.root:
             raise OSError(30, "Read-only file system")
+        check_writable(root)
 
-    monkeypatch.setattr(cache_module, "_check_writable", refuse)
+    monkeypatch.setattr(stores, "check_writable", refuse)
     assert not cache.get_or_make("objects", "k", make).made_now
     assert cache.get_or_make("objects", "k2", make).path.is_relative_to(private_temporary_folder)
 

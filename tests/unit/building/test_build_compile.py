@@ -117,16 +117,16 @@ def test_compile_error_names_command_errors_and_log(cache, small_root, kernel, t
 def test_default_jobs(monkeypatch):
     monkeypatch.setattr(compile_module.os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.delenv("FLASH_ATTENTION_JOBS", raising=False)
-    monkeypatch.setattr(compile_module, "_available_memory", lambda: 8 << 30)
+    monkeypatch.setattr(compile_module, "available_memory", lambda: 8 << 30)
     assert compile_module.default_jobs() == 4  # two cores and 8 GB must not be filled
-    monkeypatch.setattr(compile_module, "_available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(compile_module, "available_memory", lambda: 1 << 30)
     assert compile_module.default_jobs() == 1
     monkeypatch.setenv("FLASH_ATTENTION_JOBS", "3")
     assert compile_module.default_jobs() == 3
 
 
 def test_available_memory_is_a_sensible_figure():
-    assert 64 << 20 < compile_module._available_memory() < 1 << 46
+    assert 64 << 20 < compile_module.available_memory() < 1 << 46
 
 
 # ---------------------------------------------------------------- ahead of time
@@ -163,7 +163,7 @@ def test_index_survives_damage(cache, small_root, kernel, fake_nvcc, monkeypatch
     assert find_library(cache, kernel, 80, small_root) is None
     (again,) = build_kernels([kernel], [80], cache=cache, include_root=small_root)
     assert find_library(cache, kernel, 80, small_root) == again.path
-    (entry,) = (cache.root / "index").glob("*/*.json")
+    (entry,) = (cache.store / "index").glob("*/*.json")
     for text in ("", "[]", "{}", "\x00"):
         entry.write_text(text)
         assert find_library(cache, kernel, 80, small_root) is None
@@ -177,6 +177,7 @@ def test_build_kernels_refuses_targets_without_a_family(cache, small_root, kerne
 
 
 # ---------------------------------------------------------------- the real compiler
+@pytest.mark.compile
 def test_real_compiler_builds_a_library_in_a_folder_with_a_space(tmp_path, small_root, kernel):
     cache = KernelCache(tmp_path / "a cache")
     bf16 = ForwardKernel(
@@ -190,6 +191,7 @@ def test_real_compiler_builds_a_library_in_a_folder_with_a_space(tmp_path, small
         assert not compiled.cached
 
 
+@pytest.mark.compile
 def test_real_compiler_error(cache, small_root, kernel):
     (small_root / "ampere" / "inner.cuh").write_text('static_assert(false, "B_r must be positive");\n')
     with pytest.raises(KernelCompileError, match="B_r must be positive") as caught:

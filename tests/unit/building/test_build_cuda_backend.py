@@ -19,6 +19,8 @@ from flash_helpers.build import build_kernels, sources
 from flash_helpers.build import compile as compile_module
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType, FlashForwardKernelConfig, ForwardKernel
 
+pytestmark = pytest.mark.compile
+
 ROOT = Path(__file__).resolve().parents[3]
 H100 = types.SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
@@ -195,8 +197,8 @@ class Recorder:
 def recorder(device, monkeypatch):
     """CPU tensors count as tensors of device -1, which is the current one."""
     recorder, asked = Recorder(), []
-    monkeypatch.setattr(cuda, "_current_device", lambda: -1)
-    monkeypatch.setattr(cuda, "_raw_stream", lambda index: 77)
+    monkeypatch.setattr(cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(cuda, "current_stream", lambda index: 77)
     monkeypatch.setattr(cuda, "get_kernel", lambda kernel, device: asked.append(kernel) or recorder)
     monkeypatch.setattr(torch, "device", lambda kind, index: index)
     recorder.asked = asked
@@ -233,7 +235,7 @@ def test_forward_keeps_no_tensor(recorder):
 def test_forward_goes_to_the_tensors_device(recorder, monkeypatch):
     entered = []
     current = [3]
-    monkeypatch.setattr(cuda, "_current_device", lambda: current[0])
+    monkeypatch.setattr(cuda, "current_device", lambda: current[0])
 
     @contextlib.contextmanager
     def guard(index):

@@ -117,7 +117,7 @@ def test_pip_package(tmp_path):
     program = make_pip_toolkit(tmp_path / "site-packages" / "nvidia" / "cu13")
     found = find_nvcc()
     assert found.path == program
-    assert found.link_flags == (f"-L{program.parent.parent}/lib",)
+    assert found.libraries == program.parent.parent / "lib"
 
 
 def test_pip_package_that_is_incomplete(tmp_path):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.install
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -19,7 +21,7 @@ def wheel(tmp_path_factory):
     ignored = shutil.ignore_patterns(
         "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info"
     )
-    for name in ("flash_attention", "py", "src"):
+    for name in ("flash_attention", "py", "src", "requirements"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, folder)

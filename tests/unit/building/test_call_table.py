@@ -1,80 +1,13 @@
 """Calls made before: what a table knows again, what it does not, what it passes on. Tensors are the CPU's."""
 
-import functools
 import threading
 
 import flash_attention_kernels as binding
 import pytest
 import torch
-from echo_kernel import Problem, find_echo
+from told_calls import SCALE, SHAPE, arguments, inputs, maker, remembered, seen
 
-from flash_attention.backends import cuda
-
-SHAPE = (2, 8, 4, 64)
-SCALE = 0.25
-
-
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory):
-    return find_echo(tmp_path_factory.mktemp("echo"))
-
-
-class Devices:
-    """The functions by which a table asks for device and stream."""
-
-    def __init__(self):
-        self.current, self.entered = 0, []
-
-    def exchange(self, index):
-        self.entered.append(index)
-        before, self.current = self.current, index
-        return before
-
-    def stream(self, index):
-        return 1000 + index
-
-
-@pytest.fixture(params=["exchange_api", "attributes"])
-def devices(request):
-    """Both ways to read tensors; a process knows one, the next user of the backend sets it again."""
-    devices = Devices()
-    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if request.param == "attributes":
-        api = None
-    elif api is None:
-        pytest.skip("this torch has no DLPack exchange API")
-    binding.read_tensors(torch.Tensor, api, torch.is_grad_enabled, devices.exchange, devices.stream)
-    yield devices
-    cuda._call_table_type.cache_clear()
-
-
-def inputs(shape=SHAPE, dtype=torch.float16):
-    return [torch.zeros(shape, dtype=dtype) for _ in range(3)]
-
-
-def maker(shape, dtype=torch.float16):
-    return functools.partial(torch.empty, shape, dtype=dtype)
-
-
-def arguments(q, k, v, o, lse=None, **features):
-    given = [x.data_ptr() for x in (q, k, v, o)] + [0 if lse is None else lse.data_ptr(), 0]
-    rest = (q.shape, k.shape, q.stride(), k.stride(), v.stride(), o.stride(), SCALE)
-    return (*given, *rest, *((cuda.Features(64, **features),) if features else ()))
-
-
-def remembered(echo, given, o, label="kernel", lse=None, workspace=None, views=None, device=0, **features):
-    """A table that was told of one call."""
-    table = binding.CallTable()
-    made = (None if len(given) > 3 and given[3] is not None else o, lse, workspace)
-    makers = tuple(None if x is None else maker(x.shape, x.dtype) for x in made)
-    q, k, v = views or given[:3]
-    launch = arguments(q, k, v, o, lse, **features)
-    assert table.remember(tuple(given), made, makers, echo.launch, launch, device, label)
-    return table
-
-
-def seen(o):
-    return Problem.from_buffer_copy(o.view(torch.uint8).numpy().tobytes())
+pytestmark = pytest.mark.compile
 
 
 # ---------------------------------------------------------------- what is passed on
@@ -256,7 +189,7 @@ def test_failed_launch_goes_the_long_way(devices, echo):
     o = torch.empty(SHAPE, dtype=torch.float16)
     q, k, v = inputs()
     table, launch = binding.CallTable(), list(arguments(q, k, v, o))
-    launch[3] = 0  # the kernel refuses to write nowhere
+    launch[12] = 0  # the kernel refuses this scale
     assert table.remember(
         (q, k, v), (o, None, None), (maker(SHAPE), None, None), echo.launch, tuple(launch), 0, ""
     )
@@ -315,3 +248,27 @@ def test_tables_keep_no_tensor_and_give_back_what_they_hold(devices, echo):
     assert [x() is None for x in alive] == [True] * 4 + [False, True]
     del table
     assert alive[4]() is None
+
+
+# ---------------------------------------------------------------- tensors without memory
+def test_storage_that_was_resized_away_is_not_known(devices, echo):
+    """A view into it has its offset for an address, which looks like memory."""
+
+    def views():
+        return [torch.zeros(2, 9, 4, 64).half()[:, 1:] for _ in range(3)]
+
+    table = remembered(echo, views(), torch.empty(SHAPE, dtype=torch.float16))
+    assert table(*views()) is not None
+    for place in range(3):
+        given = views()
+        given[place].untyped_storage().resize_(0)
+        assert given[place].data_ptr() == 2 * given[place].storage_offset() > 0
+        assert table(*given) is None
+
+
+def test_wrappers_are_not_known(devices, echo):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    q, k, v = inputs()
+    assert table(torch._to_functional_tensor(q), k, v) is None
+    torch.func.vmap(lambda x: x if table(x, k, v) is None else 1 / 0)(q[None])
+    assert table(q, k, v) is not None

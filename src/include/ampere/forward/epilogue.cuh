@@ -37,7 +37,7 @@ struct Epilogue {
                 const int query = first_row + row;
                 const float l = softmax.total(m, r);
                 const RowEnd end =
-                    Kernel::traits.sinks ? end_row(softmax, m, r, l, sink) : end_row(softmax, m, r, l);
+                    Kernel::traits.sinks ? softmax.end_row(m, r, l, sink) : softmax.end_row(m, r, l);
                 stage_row(O, m, r, warp_row + row, end.factor);
                 if (lse != nullptr && lane % 4 == 0 && query < mask.seq_len_q) lse[query] = end.lse;
             }
@@ -59,7 +59,7 @@ struct Epilogue {
                 const int query = first_row + m * kMmaM + accumulator(lane, 2 * r).row;
                 const float l = softmax.total(m, r);  // of all lanes, before some leave
                 if (query >= mask.seq_len_q) continue;
-                const RowEnd end = end_row(softmax, m, r, l);
+                const RowEnd end = softmax.end_row(m, r, l);
                 float *row = partial_O + int64_t(query) * d_head_v + accumulator(lane, 0).column;
 #pragma unroll
                 for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {
@@ -74,30 +74,6 @@ struct Epilogue {
     }
 
   private:
-    struct RowEnd {
-        float factor;  // of O
-        float lse;
-    };
-
-    // A row without keys, or with scores of -inf alone, has l = 0: its O is 0, its LSE -inf.
-    FLASH_DEVICE static RowEnd end_row(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l) {
-        return {l == 0.0f ? 0.0f : reciprocal_approx(l), softmax.log_sum_exp(m, r, l)};
-    }
-
-    // The sink is one more logit, without a value. It may exceed all scores by far, and then takes the
-    // place of their reference, or be infinite, or the only one.
-    FLASH_DEVICE static RowEnd end_row(const OnlineSoftmax<Kernel> &softmax, int m, int r, float l,
-                                       float sink) {
-        if (l == 0.0f) return {0.0f, sink};
-        const float exponent_m = softmax.reference_exponent(m, r);
-        const float exponent_sink = sink * kLog2e;
-        const float larger = fmaxf(exponent_m, exponent_sink);
-        const float weight_m = exp2_approx(exponent_m - larger);
-        const float weight_sink = exponent_sink == larger ? 1.0f : exp2_approx(exponent_sink - larger);
-        const float sum = l * weight_m + weight_sink;
-        return {weight_m * reciprocal_approx(sum), (larger + __log2f(sum)) * kLn2};
-    }
-
     FLASH_DEVICE void stage_row(const Output<Kernel> &O, int m, int r, int tile_row, float factor) const {
         const int in_chunk = accumulator(threadIdx.x % kWarpSize, 0).column * kElementBytes;
 #pragma unroll

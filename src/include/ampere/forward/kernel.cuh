@@ -26,6 +26,7 @@
 #include "ampere/paged_load.cuh"
 #include "ampere/warp_pair.cuh"
 #include "common/mask.cuh"
+#include "common/rows_of_none.cuh"
 
 namespace flash::ampere {
 
@@ -241,6 +242,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         .V =
             kv_loader<Kernel>(gmem_V, args, args.V_strides, k_seq.batch, last_key_row, smem + Kernel::smem_V),
         .blocks_left = blocks.end - blocks.begin,
+        .hidden_keys = uniform(mask.visible_begin(q_row) - blocks.begin * Kernel::B_c),
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
@@ -323,6 +325,11 @@ template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
+    if constexpr (TRAITS.varlen && !TRAITS.split) {
+        const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
+        clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
+                           args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
+    }
     const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
     if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
         // Nobody reads shared memory any more, and what was stored is overwritten after it was written.

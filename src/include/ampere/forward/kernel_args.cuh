@@ -25,8 +25,9 @@ struct ForwardKernelArgs {
     int window_left, window_right;                       // window
     const float *sinks;                                  // sinks: (n_heads)
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
-    int64_t total_q;                                     // varlen: rows of lse where cu_seqlens_q is given
-    int n_splits;                                        // split
+    int64_t total_q;         // varlen: rows of q, o and lse where cu_seqlens_q is given
+    int rows_q, rows_k;      // varlen: nameable_rows of q and k, where their offsets are given
+    int n_splits;            // split
     float *partial_O;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
     float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q)
     int d_head, d_head_v;    // padded_head: of the tensors
@@ -61,8 +62,8 @@ FLASH_DEVICE Place find_place(const ForwardKernelArgs &args, int block_index) {
                 batch,
                 head,
                 q_block,
-                sequence_queries(args.cu_seqlens_q, args.seq_len_q, batch),
-                sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k, batch)};
+                sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch),
+                sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k, args.rows_k, batch)};
     } else {
         return {part, batch, head, q_block, {batch, 0, args.seq_len_q}, {batch, 0, args.seq_len_k}};
     }

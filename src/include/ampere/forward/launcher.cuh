@@ -50,6 +50,8 @@ struct ForwardLauncher {
             .cu_seqlens_k = problem.cu_seqlens_k,
             .seqused_k = problem.seqused_k,
             .total_q = problem.total_q,
+            .rows_q = nameable_rows(problem.total_q),
+            .rows_k = nameable_rows(problem.total_k),
             .n_splits = problem.n_splits,
             .partial_O = problem.partial_o,
             .partial_lse = problem.partial_lse,

@@ -32,7 +32,25 @@ struct KVSource {
     using Loader = KVLoader<Kernel>;
     Loader K;
     Loader V;
-    int blocks_left;
+    int blocks_left;  // 1: the block that is loaded next is the last
+    int hidden_keys;  // window: the first rows of the last block, which no query of the thread block sees
+
+    template <bool kEdge>
+    FLASH_DEVICE void load_K(int valid_keys, uint32_t slot = 0) {
+        K.template load<kEdge>(valid_keys, slot);
+    }
+
+    // Hidden rows of V become zeros: what is in their place, NaN maybe, would outlive the product with P = 0.
+    // Those of K need not: their scores are masked.
+    template <bool kEdge>
+    FLASH_DEVICE void load_V(int valid_keys, uint32_t slot = 0) {
+        if constexpr (Kernel::traits.window) {
+            if (blocks_left == 1 && hidden_keys > 0) {
+                return V.template load<true>(kEdge ? valid_keys : Kernel::B_c, slot, hidden_keys);
+            }
+        }
+        V.template load<kEdge>(valid_keys, slot);
+    }
 };
 
 // One slot for K and one for V.
@@ -49,7 +67,7 @@ struct SingleSlot {
 
     // Q is under way. `valid_keys`: rows of the first block that lie within the tensor.
     FLASH_DEVICE void start(int valid_keys) {
-        if constexpr (eager) source.K.template load<true>(valid_keys);
+        if constexpr (eager) source.template load_K<true>(valid_keys);
     }
 
     FLASH_DEVICE void wait_for_Q() {
@@ -59,22 +77,23 @@ struct SingleSlot {
 
     template <bool kEdge>
     FLASH_DEVICE void before_scores(int valid_keys) {
-        if constexpr (!eager) source.K.template load<kEdge>(valid_keys);
+        if constexpr (!eager) source.template load_K<kEdge>(valid_keys);
         wait_for_copies<Kernel>();
         __syncthreads();  // K is complete; all warps are done with the V block before it
         if constexpr (eager) {
             // Always true; but under a condition the compiler does not work out addresses ahead of the loop.
-            if (source.blocks_left > 0) source.V.template load<kEdge>(valid_keys);
+            if (source.blocks_left > 0) source.template load_V<kEdge>(valid_keys);
         }
     }
 
     template <bool kEdge>
     FLASH_DEVICE void after_scores(int valid_keys) {
-        if constexpr (!eager) source.V.template load<kEdge>(valid_keys);
+        if constexpr (!eager) source.template load_V<kEdge>(valid_keys);
         wait_for_copies<Kernel>();
         __syncthreads();  // V is complete; all warps are done with K
+        --source.blocks_left;
         if constexpr (eager) {
-            if (--source.blocks_left > 0) source.K.template load<false>(Kernel::B_c);
+            if (source.blocks_left > 0) source.template load_K<false>(Kernel::B_c);
         }
     }
 
@@ -99,8 +118,8 @@ struct SlotRing {
     template <bool kEdge>
     FLASH_DEVICE void load_block(uint32_t into, int valid_keys) {
         if (source.blocks_left > 0) {
-            source.K.template load<kEdge>(valid_keys, into * slot_bytes);
-            source.V.template load<kEdge>(valid_keys, into * slot_bytes);
+            source.template load_K<kEdge>(valid_keys, into * slot_bytes);
+            source.template load_V<kEdge>(valid_keys, into * slot_bytes);
         }
         --source.blocks_left;
     }
@@ -210,11 +229,12 @@ struct MbarrierRing : SlotRing<Kernel> {
     template <bool kEdge>
     FLASH_DEVICE void load(uint32_t into, int valid_keys) {
         if constexpr (separate_V) {
-            const bool exists = this->source.blocks_left-- > 0;
-            if (exists) this->source.K.template load<kEdge>(valid_keys, into * Ring::slot_bytes);
+            const bool exists = this->source.blocks_left > 0;
+            if (exists) this->source.template load_K<kEdge>(valid_keys, into * Ring::slot_bytes);
             mbarrier_arrive_after_copies(full(into));
-            if (exists) this->source.V.template load<kEdge>(valid_keys, into * Ring::slot_bytes);
+            if (exists) this->source.template load_V<kEdge>(valid_keys, into * Ring::slot_bytes);
             mbarrier_arrive_after_copies(full_V(into));
+            --this->source.blocks_left;
         } else {
             Ring::template load_block<kEdge>(into, valid_keys);
             mbarrier_arrive_after_copies(full(into));

@@ -25,6 +25,7 @@
 #include "ampere/forward/static_kernel_configuration.cuh"
 #include "ampere/gemm.cuh"
 #include "common/ptx.cuh"
+#include "common/row_end.cuh"
 #include "common/softcap.cuh"
 #include "common/softmax_scale.cuh"
 
@@ -125,14 +126,13 @@ struct OnlineSoftmax {
         }
     }
 
-    // m as an exponent of 2.
-    FLASH_DEVICE float reference_exponent(int m, int r) const {
-        return optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
-    }
-
-    // log(sum over keys of exp(scaled score)), natural logarithm.
-    FLASH_DEVICE float log_sum_exp(int m, int r, float total) const {
-        return (reference_exponent(m, r) + __log2f(total)) * kLn2;
+    // The end of a row of which the quad has the sum `total`; `sink`: its head's sink, if there is one.
+    template <typename... Sink>
+    FLASH_DEVICE RowEnd end_row(int m, int r, float total, Sink... sink) const {
+        constexpr float largest = largest_exponent(Kernel::dtype, optimized);
+        const float exponent = optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
+        const bool unseen = reference[m][r] == reference_of(scale.lowest);
+        return flash::end_row(exponent, sum_or_nan(total, exponent, unseen, largest), sink...);
     }
 
     // Whether a score has outgrown an anchored reference, or is NaN.

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "common/softmax_scale.cuh"
+#include "common/row_end.cuh"
 #include "hopper/forward/item_slot.cuh"
 #include "hopper/layout.cuh"
 
@@ -110,38 +110,13 @@ FLASH_DEVICE void store_partial_output(const float (&rmem_O)[d_v / 2], const flo
     }
 }
 
-// The softmax's denominator and what follows from it, of one row whose largest exponent is `exponent` (base
-// 2, of the reference) and whose sum is `sum` = sum of 2^(x - exponent).
-struct RowEnd {
-    float factor;  // of O
-    float lse;     // natural log
-};
-
-// A row without keys, or with scores of -inf alone, has O = 0 and LSE = -inf.
-FLASH_DEVICE RowEnd end_row(float exponent, float sum) {
-    constexpr float kLn2 = 0.69314718f;
-    const bool empty = sum == 0.f;  // NaN is not empty: it must show
-    return {empty ? 0.f : __fdividef(1.f, sum), empty ? -INFINITY : exponent * kLn2 + __logf(sum)};
-}
-
-// With a sink, one more logit without a value, which may exceed all scores by far, be infinite or the only
-// one.
-FLASH_DEVICE RowEnd end_row(float exponent, float sum, float sink) {
-    const float sink_exponent = sink * kLog2e;
-    if (sum == 0.f) return {0.f, sink};
-    const float largest = fmaxf(exponent, sink_exponent);
-    const float weight = exp2_approx(exponent - largest);  // of the row's own keys
-    const float of_sink = sink_exponent == largest ? 1.f : exp2_approx(sink_exponent - largest);
-    const RowEnd end = end_row(largest, sum * weight + of_sink);
-    return {end.factor * weight, end.lse};
-}
-
 // Normalises O and sends it and the LSE out.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int n>
 FLASH_DEVICE void finish_item(const float (&rmem_O)[n], const RowState &state, const ForwardKernelArgs &args,
                               const SharedMemory<CFG, TRAITS> &smem, const WorkItem &item, uint32_t q_slot,
                               int warpgroup, int warp, int lane) {
     using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    constexpr float kLargest = largest_exponent(CFG.dtype, true);
     const int row_of_warp = warpgroup * kWarpgroupRows + warp * 16;
     const int row0 = item.q_block * Static::B_r + row_of_warp + (lane >> 2);
     const SequenceRows rows = query_rows<TRAITS>(args, item);
@@ -153,6 +128,7 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[n], const RowState &state, c
         sum += __shfl_xor_sync(kAllLanes, sum, 1);
         sum += __shfl_xor_sync(kAllLanes, sum, 2);
         const float exponent = state.reference[r] * args.scale_log2;
+        sum = sum_or_nan(sum, exponent, state.reference[r] == args.lowest, kLargest);
         // The combination of parts adds the sink.
         const RowEnd end = TRAITS.sinks && !TRAITS.split ? end_row(exponent, sum, args.sinks[item.head])
                                                          : end_row(exponent, sum);

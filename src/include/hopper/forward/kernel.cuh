@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/ptx.cuh"
+#include "common/rows_of_none.cuh"
 #include "hopper/forward/producer.cuh"
 #include "hopper/forward/work_loop.cuh"
 
@@ -41,8 +42,13 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
             LoadThread<CFG, TRAITS>{smem, maps, args}.run();
         } else if (!Static::kDirectStore && threadIdx.x == 32) {
             run_store_thread<CFG, TRAITS>(smem, maps, args);
-        } else if (!Static::kWarpLoads && warp >= 2) {
-            fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
+        } else if (warp >= 2) {  // these have nothing else to do
+            if constexpr (!Static::kWarpLoads) {
+                fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
+            } else if constexpr (TRAITS.varlen && !TRAITS.split) {
+                clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
+                                   chunks_of_row<CFG, TRAITS>(args), threadIdx.x - 64, 64);
+            }
         }
     } else {
         acquire_registers<Static::kRegisters.consumer>();

@@ -31,12 +31,13 @@ struct ForwardKernelArgs {
     float score_factor;                                  // softcap: scores become tanh(score_factor S)
     const float *sinks;                                  // (n_heads)
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
-    int64_t total_q;                                     // varlen: rows of lse where cu_seqlens_q is given
-    int batch;                                           // varlen, split
-    int n_parts;                                         // split
+    int64_t total_q;         // varlen: rows of q, o and lse where cu_seqlens_q is given
+    int batch;               // varlen, split
+    int n_parts;             // split
     float *partial_o;        // split: (n_parts, batch, n_heads, seq_len_q, d_head_v)
     float *partial_lse;      // split: (n_parts, batch, n_heads, seq_len_q)
     int d_head_v;            // padded_head: of the tensors
+    int rows_q, rows_k;      // varlen: nameable_rows of q and k, where their offsets are given
     const int *block_table;  // paged: (batch, max_pages)
     int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes

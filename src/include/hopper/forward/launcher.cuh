@@ -97,6 +97,8 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     args.cu_seqlens_k = problem.cu_seqlens_k;
     args.seqused_k = problem.seqused_k;
     args.total_q = problem.total_q;
+    args.rows_q = nameable_rows(problem.total_q);
+    args.rows_k = nameable_rows(problem.total_k);
     args.batch = problem.batch;
     args.partial_o = problem.partial_o;
     args.partial_lse = problem.partial_lse;

@@ -10,7 +10,7 @@
 // the others.
 #pragma once
 
-#include "hopper/forward/consumer.cuh"
+#include "hopper/forward/hidden_values.cuh"
 
 namespace flash::hopper {
 
@@ -79,9 +79,10 @@ FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
     if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
-// The last P V of an item, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
+// The last P V of `item`, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg) {
+FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg, const WorkItem &item) {
+    clear_hidden_values(wg, item, wg.kv);
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
@@ -120,6 +121,7 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
             wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
     }
     wg.round_weights();
+    if (kMasked && wg.kv_block == wg.end_of_loops()) clear_hidden_values(wg, wg.item, wg.kv);
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();

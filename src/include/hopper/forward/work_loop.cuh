@@ -20,7 +20,7 @@ FLASH_DEVICE void run_item_alone(Consumer<CFG, TRAITS> &wg) {
     }
     const uint32_t q_slot = wg.q.slot();
     wg.q.advance();
-    if constexpr (CFG.overlap_products) last_pv(wg);
+    if constexpr (CFG.overlap_products) last_pv(wg, wg.item);
     if (!Consumer<CFG, TRAITS>::Static::kDirectStore)
         wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
     wg.finish(wg.item, wg.row_state(), q_slot);
@@ -35,7 +35,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
     const WorkItem done = wg.item;
     wg.q.advance();
     if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
-        last_pv(wg);
+        last_pv(wg, done);
         wg.fetch_item();
         if (wg.item.end_kv_block < 0) {
             wg.pass_turn();
@@ -58,12 +58,13 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
     } else {
         wg.fetch_item();
         if (wg.item.end_kv_block < 0) {
-            last_pv(wg);
+            last_pv(wg, done);
             wg.sync_warpgroup();  // as in run_item_alone
             wg.finish(done, wg.row_state(), q_slot);
             return false;
         }
         const auto v = wg.kv;
+        clear_hidden_values(wg, done, v);
         wg.kv.advance();
         wg.go_to_first_tile();
         const RowState state = wg.row_state();

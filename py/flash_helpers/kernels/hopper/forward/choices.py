@@ -1,4 +1,4 @@
-"""The Hopper family's best configuration for each range of problems, with the reason."""
+"""The Hopper family's default configuration for each range of problems, with the reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _config(
 
 @dataclass(frozen=True)
 class HopperChoice:
-    """The best measured configuration of a range of problems.
+    """The default configuration of a range of problems: what runs unless tuning has found a faster one.
 
     Attributes:
         d_head: head size.
@@ -225,13 +225,14 @@ CHOICES = (
     HopperChoice(
         192, 2048, None,
         _config(192, 128, 96, 2, 2, d_head_v=128, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
-        "not measured: the widest tiles that leave room for two Q slots, which count most for short items",
+        "by its resources, for want of measurements: the widest tiles that leave room for two Q slots, which "
+        "count most for short items",
         d_head_v=128,
     ),
     HopperChoice(
         192, None, None,
         _config(192, 128, 128, 2, 1, d_head_v=128, **_ONE_Q_SLOT),
-        "not measured: the widest tiles that fit beside one Q slot",
+        "by its resources, for want of measurements: the widest tiles that fit beside one Q slot",
         d_head_v=128,
     ),
 )  # fmt: skip
@@ -240,12 +241,14 @@ VARLEN_CHOICES = (
     HopperChoice(
         64, None, None,
         _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
-        "not measured: three and four consumers leave the load warp too few registers to find sequences",
+        "by its resources, for want of measurements: three and four consumers leave the load warp too few "
+        "registers to find sequences",
     ),
     HopperChoice(
         96, None, None,
         _D96,
-        "not measured: as for head size 64, three consumers leave the load warp too few registers",
+        "by its resources, for want of measurements: as for head size 64, three consumers leave the load "
+        "warp too few registers",
     ),
     *(choice for choice in CHOICES if choice.d_head not in (64, 96)),
 )  # fmt: skip

@@ -1,0 +1,88 @@
+"""Keywords that a function does not have, with the name that it has for what they mean elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# One meaning a row: its names here, in PyTorch, in flash-attn and in other libraries.
+MEANINGS = (
+    ("q", "query", "Q"),
+    ("k", "key", "K"),
+    ("v", "value", "V"),
+    ("causal", "is_causal"),
+    ("softmax_scale", "scale", "sm_scale", "scaling"),
+    ("window", "window_size", "sliding_window", "local_window_size"),
+    ("softcap", "logits_soft_cap", "soft_cap", "logit_cap"),
+    ("sinks", "s_aux", "learnable_sink", "sink"),
+    ("return_lse", "return_softmax_lse", "return_attn_probs", "return_softmax"),
+    ("out", "o", "output"),
+    ("config", "kernel_cfg"),
+    ("seqused_k", "cache_seqlens", "kv_seqlens"),
+    ("block_table", "block_tables", "page_table"),
+    ("cu_seqlens_q", "cu_seqlens"),
+    ("max_seqlen_q", "max_seqlen"),
+    ("enable_gqa",),
+)
+
+# What a function may lack, and what to do then. ``{names}`` are those that the call has.
+ADVICE = {
+    "dropout_p": "there is no dropout: leave it out",
+    "dropout": "there is no dropout: leave it out",
+    "alibi_slopes": "there is no such bias of scores",
+    "attn_mask": "the kernels take no mask tensor: causal and window say which keys are visible, and "
+    "attention_varlen takes padded batches without their padding",
+    "attention_mask": "the kernels take no mask tensor: attention_varlen takes batches without padding",
+    "enable_gqa": "heads are shared without asking where those of q are a multiple of those of k and v",
+    "deterministic": "leave it out: equal calls always give equal bits",
+    "num_splits": "leave it out: the library chooses how many parts the keys are cut into",
+    "cu_seqlens_q": "flash_attention.attention_varlen takes packed sequences",
+    "cu_seqlens_k": "flash_attention.attention_varlen takes packed sequences",
+    "seqused_k": "flash_attention.cached.attention_cached takes a cache of keys",
+    "block_table": "flash_attention.cached.attention_cached takes a cache of keys in pages",
+    "config": "flash_attention.attention(…, config=…) takes a configuration",
+    "sinks": "flash_attention.attention(…, sinks=…) takes sinks",
+    "out": "flash_attention.attention(…, out=…) writes into a tensor",
+}
+
+
+def unknown_keyword(function: str, names: Iterable[str], allowed: Iterable[str]) -> TypeError:
+    """The error for keywords that a function does not have.
+
+    Args:
+        function: its name.
+        names: what it was given.
+        allowed: what it takes.
+    """
+    name, takes = next(iter(names)), list(allowed)
+    row = next((row for row in MEANINGS if name in row), (name,))
+    ours = [other for other in row if other in takes]
+    if ours:
+        advice = f"its name here is {ours[0]}"
+    else:
+        advice = next((ADVICE[other] for other in (name, *row) if other in ADVICE), "leave it out")
+    return TypeError(f"{function} has no argument {name}: {advice}. It takes {', '.join(takes)}")
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    """Names of a function's arguments, without what takes the unknown ones."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+
+
+def named_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which now says what its arguments are called when it is given others."""
+    takes = parameters(function)
+    known = frozenset(takes)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        if not known.issuperset(keywords):
+            raise unknown_keyword(function.__name__, (n for n in keywords if n not in known), takes)
+        return function(*args, **keywords)
+
+    return call

@@ -1,0 +1,226 @@
+"""What ``compat/kv_cache.py`` refuses before it writes: every tensor, as the caller gave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.checks.calls import check_block_table, check_inputs, check_pages
+from flash_attention.checks.memory import overlap, overlaps_itself, span_bytes
+from flash_attention.checks.options import checked_scale
+from flash_attention.checks.tensors import check_memory, check_tensors
+from flash_attention.compat.padding import missing_columns
+from flash_attention.options import Options
+from flash_attention.run.choices import LAYOUT
+from flash_attention.run.tracing import is_readable, stands_for_another, wants_autocast
+
+PAGE_MULTIPLE = 16  # tokens
+ROTARY_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_tensor_kinds(tensors: dict[str, Any]) -> None:
+    """Tensors on one device, by their names in the call.
+
+    All but the first three may be None, and ``cache_seqlens`` one count for all items.
+    """
+    required = ("q", "k_cache", "v_cache")
+    given = {
+        name: x
+        for name, x in tensors.items()
+        if name in required or not (x is None or (name == "cache_seqlens" and not isinstance(x, Tensor)))
+    }
+    check_tensors(given)
+    q = given["q"]
+    if q.ndim != 4:
+        raise ValueError(f"q has shape {tuple(q.shape)}; it must be (batch, seq_len_q, n_heads, d_head)")
+    for name, x in given.items():
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q on {q.device}: move it with .to(q.device)")
+    check_memory(_in_memory(tensors))
+
+
+def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, options: dict[str, Any]) -> None:
+    """What ``attention_cached`` would refuse once the cache has changed, and the head sizes as they are.
+
+    Args:
+        shared: the first dimension of the cache does not count q's batch items.
+        options: keywords of ``attention``.
+    """
+    compiling = torch.compiler.is_compiling()
+    if compiling and not any(map(missing_columns, (q, k_cache, v_cache))):
+        return  # operators are checked while they are recorded, when nothing is written
+    any_dtype = wants_autocast(q, k_cache, v_cache)
+    check_inputs(q, k_cache, v_cache, None, LAYOUT, shared, padded=True, any_dtype=any_dtype)
+    if not compiling:
+        Options(**options).checked(q)
+        checked_scale(options["softmax_scale"], q.shape[3])
+
+
+def _in_memory(tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors among them, or none where what happens to them is only recorded."""
+    given = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    if torch.compiler.is_compiling() or any(x.is_meta or stands_for_another(x) for x in given.values()):
+        return {}
+    return given
+
+
+def check_apart(tensors: dict[str, Any]) -> None:
+    """Caches that are written: no place standing for two, and apart from all that is read."""
+    given = _in_memory(tensors)
+    if not given:
+        return
+    begins = {name: x.data_ptr() for name, x in given.items()}
+    ends = {name: begins[name] + span_bytes(x) for name, x in given.items()}
+    for name in ("k_cache", "v_cache"):
+        cache = given[name]
+        if overlaps_itself(cache):
+            raise ValueError(
+                f"elements of {name} share memory (shape {tuple(cache.shape)}, strides {cache.stride()}), "
+                f"and k and v are appended: pass {name}.contiguous(), and keep it"
+            )
+        for other, x in given.items():
+            near = begins[name] < ends[other] and begins[other] < ends[name]
+            if other != name and near and overlap(cache, x):
+                pair = "k_cache and v_cache" if other == "v_cache" else f"{name} and {other}"
+                raise ValueError(
+                    f"{pair} overlap in memory, and k and v are appended: each needs memory of its own"
+                )
+
+
+def check_rotary(cos: Tensor | None, sin: Tensor | None, q: Tensor, k: Tensor | None) -> None:
+    """Tables of cosines and sines, floating-point, of one shape, with at most q's columns."""
+    if k is None:
+        raise ValueError("rotary_cos and rotary_sin are given without k and v: rotate q before the call")
+    if cos is None or sin is None:
+        raise ValueError("rotary_cos and rotary_sin must be given together")
+    for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
+        if table.dtype not in ROTARY_TYPES:
+            raise TypeError(
+                f"{name} is {table.dtype}; it must be one of {', '.join(map(str, ROTARY_TYPES))}: convert it"
+            )
+    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
+        raise ValueError(
+            f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}; both must be "
+            f"(seq_len_rotary, d_rotary / 2) with d_rotary at most the head size {q.shape[3]}"
+        )
+
+
+def check_pages_of(block_table: Tensor | None, counts: Tensor, k_cache: Tensor) -> None:
+    """Pages that hold keys, where they can be read."""
+    if block_table is not None and not torch.compiler.is_compiling() and is_readable(block_table):
+        check_pages(block_table, counts, k_cache)
+
+
+def check_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cache_seqlens: int | Tensor | None,
+    cache_batch_idx: Tensor | None,
+    block_table: Tensor | None,
+) -> None:
+    """Shapes of the cache and of what is appended; the rest is ``attention``'s."""
+    batch = q.shape[0]
+    if k_cache.ndim != 4 or k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(
+            f"k_cache and v_cache must be (batch or pages, tokens, n_heads_kv, d) and agree; given "
+            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    if block_table is None and cache_batch_idx is None and k_cache.shape[0] < batch:
+        raise ValueError(
+            f"q has {batch} batch items, k_cache and v_cache {k_cache.shape[0]}; they need at least as many: "
+            "pass larger ones, or cache_batch_idx, the cache's item for each of q's"
+        )
+    if (k is None) != (v is None):
+        raise ValueError("k and v must be given together: both are appended to the cache, or neither")
+    if k is not None and v is not None:
+        if cache_seqlens is None:
+            raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
+        for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            if new.ndim != 4 or new.shape[0] != batch or new.shape[2:] != cache.shape[2:]:
+                raise ValueError(
+                    f"{name} has shape {tuple(new.shape)}; it must be ({batch}, seq_len_new, "
+                    f"{cache.shape[2]}, {cache.shape[3]}), as q's batch and {name}_cache say"
+                )
+            if new.dtype is not cache.dtype:
+                raise TypeError(f"{name} is {new.dtype}, {name}_cache {cache.dtype}: convert {name}")
+        if k.shape[1] != v.shape[1]:
+            raise ValueError(f"k and v must have one length; given {k.shape[1]} and {v.shape[1]}")
+    if cache_batch_idx is not None and (
+        cache_batch_idx.dtype not in (torch.int32, torch.int64)
+        or tuple(cache_batch_idx.shape) != (batch,)
+        or cache_batch_idx.device != q.device
+    ):
+        raise ValueError(
+            f"cache_batch_idx is {cache_batch_idx.dtype} of shape {tuple(cache_batch_idx.shape)} on "
+            f"{cache_batch_idx.device}; it must be int32 or int64 of shape ({batch},) on {q.device}"
+        )
+    if block_table is None:
+        return
+    if cache_batch_idx is not None:
+        raise ValueError(
+            "cache_batch_idx and block_table exclude each other: reorder the rows of block_table"
+        )
+    check_block_table(block_table, q)
+    if k_cache.shape[1] % PAGE_MULTIPLE:
+        raise ValueError(
+            f"pages have {k_cache.shape[1]} tokens (k_cache's second dimension); with block_table it must be "
+            f"a multiple of {PAGE_MULTIPLE}"
+        )
+
+
+def check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:
+    """Items that the cache has, each once if it is written, as far as ``check_room`` can see it."""
+    if cache_batch_idx is None or not is_readable(cache_batch_idx):
+        return
+    for item in cache_batch_idx.tolist():
+        if not 0 <= item < k_cache.shape[0]:
+            there = f"the items 0 to {k_cache.shape[0] - 1}" if k_cache.shape[0] else "no item"
+            raise ValueError(f"cache_batch_idx has {item}; k_cache has {there}")
+    if appended and cache_batch_idx.unique().numel() < cache_batch_idx.numel():
+        raise ValueError(
+            f"cache_batch_idx is {cache_batch_idx.tolist()}, and k and v are appended: name no item twice"
+        )
+
+
+def check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
+    """Where counts can be read (``is_readable``); those of a CUDA device must not be waited for."""
+    if not is_readable(seqused) or not seqused.numel():
+        return
+    longest = int(seqused.max())
+    if longest + n_new > capacity:
+        raise ValueError(
+            f"cache_seqlens has {longest}, and k and v append {n_new}: the cache holds {capacity} tokens an "
+            "item; make it larger, or pass a block_table with more pages"
+        )
+
+
+def check_one_owner(pages: Tensor, rows: Tensor) -> None:
+    """Places that are written, (batch, seq_len_new): none twice, as far as ``check_room`` can see it."""
+    if not is_readable(pages):
+        return
+    places = torch.stack((pages, rows), -1).flatten(0, 1)
+    kinds, counts = places.unique(dim=0, return_counts=True)
+    shared = kinds[counts > 1]
+    if len(shared):
+        page, row = shared[0].tolist()
+        raise ValueError(
+            f"block_table has page {page} for two batch items that both append to its row {row}: give each "
+            "item a page of its own for what it appends"
+        )
+
+
+def check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
+    """Rotary rows for n positions behind each count, as far as ``check_room`` can see it."""
+    if not is_readable(seqused) or not seqused.numel():
+        return
+    last = int(seqused.max()) + n
+    if last > cos.shape[0]:
+        raise ValueError(
+            f"rotary_cos and rotary_sin have {cos.shape[0]} rows, and positions up to {last - 1} are turned: "
+            f"give at least {last}"
+        )

@@ -1,0 +1,173 @@
+"""Tensors that hold no values of their own: the operator takes them, or an error names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flash_attention import attention, attention_varlen, forward, sdpa
+from flash_attention.cached import attention_cached
+from flash_attention.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache
+from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
+
+CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
+Arguments = dict[str, Any]
+
+
+def random(*shape: int) -> Tensor:
+    """The same on every device."""
+    generator = torch.Generator("cpu").manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, device="cpu").half().to(torch.get_default_device())
+
+
+def batch() -> Arguments:
+    return {name: random(1, 64, 2, 64) for name in "qkv"}
+
+
+def packed() -> Arguments:
+    ends = torch.tensor([0, 30, 64]).int()
+    given = {name: random(64, 2, 64) for name in "qkv"}
+    return {
+        **given,
+        "cu_seqlens_q": ends,
+        "cu_seqlens_k": ends.clone(),
+        "max_seqlen_q": 40,
+        "max_seqlen_k": 40,
+    }
+
+
+def cached() -> Arguments:
+    cache = {"k": random(4, 16, 2, 64), "v": random(4, 16, 2, 64)}
+    table = torch.arange(4).int()[None]
+    return {"q": random(1, 4, 2, 64), **cache, "seqused_k": torch.tensor([50]).int(), "block_table": table}
+
+
+def appended() -> Arguments:
+    caches = {"k_cache": random(1, 64, 2, 64), "v_cache": random(1, 64, 2, 64)}
+    return {
+        "q": random(1, 4, 2, 64), **caches, "k": random(1, 4, 2, 64), "v": random(1, 4, 2, 64),
+        "cache_seqlens": torch.tensor([50]).int(),
+    }  # fmt: skip
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Arguments]]] = {
+    "attention": (attention, batch),
+    "attention with out": (
+        attention,
+        lambda: batch() | {"out": random(1, 64, 2, 64), "sinks": torch.ones(2)},
+    ),
+    "attention_varlen": (attention_varlen, packed),
+    "attention_varlen with out": (attention_varlen, lambda: packed() | {"out": random(64, 2, 64)}),
+    "attention_cached": (attention_cached, cached),
+    "flash_attn_func": (flash_attn_func, batch),
+    "flash_attn_with_kvcache": (flash_attn_with_kvcache, appended),
+    "forward": (lambda **given: forward(CONFIG, **given), lambda: batch() | {"o": random(1, 64, 2, 64)}),
+}
+PLACES = [
+    pytest.param(name, argument, id=f"{name}-{argument}")
+    for name, (_, make) in CALLS.items()
+    for argument, x in make().items()
+    if isinstance(x, Tensor)
+]
+
+
+@pytest.mark.parametrize("size", [0, 64])
+@pytest.mark.parametrize(("name", "argument"), PLACES)
+def test_storage_that_was_resized_away_is_refused(name: str, argument: str, size: int) -> None:
+    call, make = CALLS[name]
+    arguments = make()
+    call(**arguments)  # on a GPU it is now remembered
+    if arguments[argument].untyped_storage().nbytes() <= size:
+        size = 1
+    arguments[argument].untyped_storage().resize_(size)
+    with pytest.raises(ValueError, match=rf"^{argument} cannot be read: its storage holds {size} bytes"):
+        call(**arguments)
+
+
+def test_views_into_storage_that_was_resized_away_are_refused() -> None:
+    for size in (0, 1000):
+        whole = random(1, 65, 2, 64)
+        view = whole[:, 1:]
+        attention(view, view, view)
+        whole.untyped_storage().resize_(size)
+        assert view.storage_offset()
+        with pytest.raises(ValueError, match=f"^q cannot be read: its storage holds {size} bytes"):
+            attention(view, view, view)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "forward"])
+def test_functionalized_calls_give_the_same(name: str) -> None:
+    """Wrappers, whose address is 0, go to the operator; what is written in place is written."""
+    call, make = CALLS[name]
+    names = [n for n, x in make().items() if isinstance(x, Tensor)]
+    numbers = {n: x for n, x in make().items() if not isinstance(x, Tensor)}
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(names, tensors, strict=True))
+        out = call(**given, **numbers)
+        return out, *(x for x in given.values() if x.is_floating_point())
+
+    expected = run(*(make()[n] for n in names))
+    got = torch.func.functionalize(run)(*(make()[n] for n in names))
+    torch.testing.assert_close(got, expected, atol=0, rtol=0)
+
+
+def test_a_wrapper_of_functionalization_goes_to_the_operator() -> None:
+    x = random(1, 64, 2, 64)
+    wrapped = torch._to_functional_tensor(x)
+    assert wrapped.data_ptr() == 0
+    expected, outs = attention(x, x, x), []
+    torch._enable_functionalization(reapply_views=False)
+    try:
+        # Of plain tensors, too, what is made meanwhile would be a wrapper.
+        for given in (wrapped, x):
+            out = attention(given, given, given)
+            assert torch._is_functional_tensor(out) == (given is wrapped)
+            outs.append(torch._from_functional_tensor(out) if given is wrapped else out)
+    finally:
+        torch._disable_functionalization()
+    assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_forward_refuses_wrappers() -> None:
+    x = random(1, 64, 2, 64)
+    with pytest.raises(ValueError, match=r"^k cannot be read"):
+        forward(CONFIG, x, torch._to_functional_tensor(x), x)
+
+
+def test_tensors_of_other_transforms() -> None:
+    """Under torch.func.grad, tensors of which no gradient is wanted go to the operator."""
+    x = random(1, 64, 2, 64)
+    seen = []
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            seen.append(attention(x, x, x))
+        return x.float().sum()
+
+    torch.func.grad(loss)(x)
+    assert len(seen) == 1
+    with pytest.raises(NotImplementedError, match=r"requires? grad"):
+        torch.func.grad(lambda x: attention(x, x, x).float().sum())(x)
+    with pytest.raises(NotImplementedError, match="tangent"):
+        torch.func.jvp(lambda x: attention(x, x, x), (x,), (x,))
+    with pytest.raises(NotImplementedError, match=r"torch\.vmap"):
+        torch.func.vmap(lambda x: attention(x, x, x))(x[None])
+
+
+@pytest.mark.parametrize("call", [attention, sdpa, flash_attn_func])
+def test_fake_and_meta_tensors_give_the_like(call: Callable[..., Tensor]) -> None:
+    x = random(1, 64, 2, 64)
+    expected = call(x, x, x)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    for like in (fake, x.to("meta")):
+        out = call(like, like, like)
+        assert (out.shape, out.stride(), out.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    with pytest.raises(ValueError, match="device"):
+        call(x, x.to("meta"), x)
