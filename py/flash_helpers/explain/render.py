@@ -54,10 +54,7 @@ def _performance_lines(e: Explanation, p: Performance) -> list[Line]:
     rate = e.work.flop / p.expected / 1e9
     lines += [
         ("binding", f"{p.bounds.text()}: at most {e.attainable_tflops:.0f} TFLOP/s"),
-        (
-            "time, predicted",
-            f"{p.expected:.4f} ms, {e.work.flop / p.expected / 1e9:.0f} TFLOP/s; {_time_error()}",
-        ),
+        ("time, predicted", f"{p.expected:.4f} ms, {rate:.0f} TFLOP/s; {_time_error()}"),
     ]
     return lines
 
