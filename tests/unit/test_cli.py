@@ -110,9 +110,9 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("explain", "--d-head", "7"), "d_head is 7; attention takes the multiples of 8 from 8 to 256"),
         (("explain", SHORT_FORM, "--d-head", "64"), "--d-head is 64, and the kernel has its own"),
         (("explain", SHORT_FORM, "--dtype", "bf16"), "--dtype is bf16, and the kernel has its own"),
-        (("explain", f"{SHORT_FORM} | window"), "more traits than causal"),
+        (("explain", f"{SHORT_FORM} | window"), "give it as an option (--window)"),
         (("explain", "--dtype", ""), "unknown dtype ''; valid: FP16"),
-        (("explain", "--compile"), "--compile compiles a kernel: name it first"),
+        (("explain", "--compile"), "--compile is about a kernel: name it first"),
         (("tune", "--budget", "-1"), "must be a number of seconds"),
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
         (("explain", "x"), "Close to it are"),
@@ -254,7 +254,7 @@ def test_configs_say_what_a_device_can_run() -> None:
 # ---------------------------------------------------------------- explain and bench
 def test_explain_reads_the_traits_of_a_short_form() -> None:
     (explained,) = json_of("explain", f"{SHORT_FORM} | causal")  # type: ignore[misc]
-    assert explained["problem"]["causal"]
+    assert explained["problem"]["right"] == 0
     assert explained["kernel"] == f"{SHORT_FORM} | causal"
     assert json_of("explain", SHORT_FORM, "--causal") == [explained]
     assert "unknown trait 'sideways'" in run("explain", f"{SHORT_FORM} | sideways").output
@@ -262,7 +262,8 @@ def test_explain_reads_the_traits_of_a_short_form() -> None:
 
 def test_explain_of_a_length_beyond_every_memory_ends_at_once() -> None:
     (explained,) = json_of("explain", SHORT_FORM, "--seq-len", str(10**11), "--causal")  # type: ignore[misc]
-    assert explained["problem"]["seq_len"] == 10**11
+    assert explained["problem"]["seq_len_q"] == 10**11
+    assert "one launch holds" in explained["infeasible"]
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -59,7 +59,7 @@ def test_registers_by_hand() -> None:
 def test_predicted_registers_are_near_the_compiled_ones() -> None:
     """What the issue was: 156 predicted where 205 compile, 188 where 250 do."""
     error = register_error()
-    assert error.count >= 300
+    assert error.count >= 200
     assert error.median <= 6
     assert error.worst <= 50
     ampere = [

@@ -381,13 +381,15 @@ def test_prediction_grows_with_the_work():
     assert predict(kernel, dataclasses.replace(LARGE, batch=32), H100).seconds == pytest.approx(
         2 * base, rel=0.05
     )
-    assert predict(kernel, dataclasses.replace(LARGE, right=0), H100).seconds == pytest.approx(
-        base / 2, rel=0.02
-    )
+    # A little more than half: tiles that the diagonal crosses are computed whole.
+    causal = predict(kernel, dataclasses.replace(LARGE, right=0), H100).seconds
+    assert base / 2 < causal < 1.06 * base / 2
     assert predict(kernel, LARGE, RTX3090).seconds > 3 * base
 
 
 def test_small_problems_get_small_query_blocks():
     problem = dataclasses.replace(LARGE, batch=1, seq_len_q=256, seq_len_k=256)
-    assert select(problem, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 64
+    wide = ForwardKernel(dataclasses.replace(AMPERE_BF16, B_r=128, n_warps=8))
+    narrow = ForwardKernel(dataclasses.replace(AMPERE_BF16, B_r=64, n_warps=4))
+    assert predict(narrow, problem, H100).seconds < predict(wide, problem, H100).seconds
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,7 +182,9 @@ def test_pruning_names_its_reasons_and_keeps_the_best() -> None:
     kept, pruned = prune([huge, wide, narrow], decode, A100)
     assert kept == [ForwardKernel(narrow)]
     reasons = {p.kernel.config: p.reason for p in pruned}
-    assert "4.0 times the time of the best" in reasons[wide]
+    found = re.fullmatch(r"the model expects (\d\.\d) times the time of the best", reasons[wide])
+    assert found is not None
+    assert 3 <= float(found[1]) <= 4
     assert "262144 bytes of shared memory" in reasons[huge]
     assert prune(CONFIGS, replace(SMALL, d_head=128), A100) == ([], [])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -152,3 +153,41 @@ def _table(rows: list[ErrorRow]) -> Table:
     for row in rows:
         table.add_row(row.what, Text(row.group), str(row.count), *row.figures(), f"{row.bias:.2f}")
     return table
+
+
+PAGE = """# The model's errors
+
+Made by `python -m flash_helpers.explain.model_error docs/model-error.md`;
+`flash-attention explain --model-error` prints the same.
+
+Predicted registers and instructions of the main loop are held against {compiled} compiled kernels
+({compiler}), predicted times against the result files. A time is off by its ratio: 5 % means 1.05 times too long or too short.
+
+| prediction | of | number | median error | worst error | predicted / in fact |
+| --- | --- | ---: | ---: | ---: | ---: |
+{rows}
+
+Worst of all times: `{worst}`.
+"""
+
+
+def page(rows: list[ErrorRow]) -> str:
+    """The errors as a page of the documentation."""
+    lines = []
+    for row in rows:
+        middle, worst = row.figures()
+        lines.append(f"| {row.what} | {row.group} | {row.count} | {middle} | {worst} | {row.bias:.2f} |")
+    case = next((row.worst_case for row in rows if row.group == "all"), "none was measured here")
+    return PAGE.format(compiled=len(all_recorded()), compiler=compiler(), rows="\n".join(lines), worst=case)
+
+
+def main() -> None:
+    """Writes the page to the file that is named."""
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m flash_helpers.explain.model_error FILE")
+    cells, _ = read_cells(sorted(RESULTS.glob("*.json")))
+    Path(sys.argv[1]).write_text(page([*compiled_errors(), *time_errors(cells)]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

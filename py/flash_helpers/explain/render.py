@@ -51,15 +51,12 @@ def _performance_lines(e: Explanation, p: Performance) -> list[Line]:
     lines += [
         (f"bound: {bound.name}", f"{bound.milliseconds:.4f} ms ({bound.how})") for bound in p.bounds.all
     ]
+    rate = e.work.flop / p.expected / 1e9
     lines += [
         ("binding", f"{p.bounds.text()}: at most {e.attainable_tflops:.0f} TFLOP/s"),
-        ("time, predicted", f"{p.expected:.4f} ms, {_share(e, p)} of that rate; {_time_error()}"),
+        ("time, predicted", f"{p.expected:.4f} ms, {rate:.0f} TFLOP/s; {_time_error()}"),
     ]
     return lines
-
-
-def _share(e: Explanation, p: Performance) -> str:
-    return f"{p.bounds.longest / p.expected:.0%}"
 
 
 def _time_error() -> str:
