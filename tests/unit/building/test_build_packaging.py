@@ -1,6 +1,7 @@
 """What an installation holds: the kernels' sources, and no need for a C++ compiler."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,3 +89,28 @@ except BindingNotBuiltError as error:
     lines = run.stdout.splitlines()
     assert lines[0] == str(site / "flash_helpers" / "csrc" / "include")
     assert "install g++ 10 or newer" in lines[1]
+
+
+def test_metadata_is_complete_and_its_links_are_absolute(wheel):
+    """What the package index shows."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    header, _, text = archive.read(name).decode().partition("\n\n")
+    fields = [line.partition(": ")[::2] for line in header.splitlines()]
+    urls = {value.partition(", ")[0] for key, value in fields if key == "Project-URL"}
+    assert urls == {"Repository", "Documentation", "Changelog", "Issues"}
+    classifiers = [value for key, value in fields if key == "Classifier"]
+    for minor in range(10, 14):
+        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+    assert any(key == "Keywords" for key, _ in fields)
+    assert ("Description-Content-Type", "text/markdown") in fields
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert any(link.endswith("/raw/main/docs/kernels/figures/attention-h200.svg") for link in links)
+
+
+def test_requirements_come_with_the_package(wheel):
+    inside = zipfile.ZipFile(wheel)
+    kept = inside.read("flash_helpers/requirements/cuda-compiler.txt").decode()
+    assert kept == (ROOT / "requirements" / "cuda-compiler.txt").read_text()
