@@ -131,8 +131,12 @@ struct OnlineSoftmax {
     FLASH_DEVICE RowEnd end_row(int m, int r, float total, Sink... sink) const {
         constexpr float largest = largest_exponent(Kernel::dtype, optimized);
         const float exponent = optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
-        // Found out again: no register holds it through the loops.
-        const float lowest = __uint_as_float(computed_here(__float_as_uint(scale.lowest)));
+        // Found out again: no register holds it through the loops. Kernels of packed sequences, whose end has
+        // more to find out, spill by that what others spill without it.
+        float lowest = scale.lowest;
+        if constexpr (!Kernel::traits.varlen) {
+            lowest = __uint_as_float(computed_here(__float_as_uint(lowest)));
+        }
         const bool unseen = reference[m][r] == reference_of(lowest);
         return flash::end_row(exponent, sum_or_nan(total, exponent, unseen, largest), sink...);
     }
