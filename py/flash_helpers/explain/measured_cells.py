@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flash_helpers.content import CONTENT_ERRORS, ContentError, read_json
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
@@ -56,14 +56,14 @@ def read_cells(files: Iterable[Path]) -> tuple[list[Cell], dict[str, int]]:
     left_out: Counter[str] = Counter()
     for path in files:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = read_json(path)
+        except (OSError, ContentError) as error:
             raise ValueError(f"{path} can't be read as a result file: {error}") from None
         rows = content.get("rows") if isinstance(content, dict) else None
         for row in rows if isinstance(rows, list) else []:
             try:
                 cell = _cell(path.name, row, content.get("environment") or row.get("environment") or {})
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except CONTENT_ERRORS as error:
                 left_out[_reason(error)] += 1
                 continue
             if cell is not None:
