@@ -35,7 +35,8 @@ help:
 # What each command needs is installed when it is first asked for, and no more: tools/environment.py says so,
 # and refuses a Python that the project can't use before pip starts.
 SOURCES := pyproject.toml setup.py constraints.txt tools/environment.py requirements/cuda-compiler.txt \
-	src/flash_attention.cpp src/include/flash_attention.cuh $(wildcard src/binding/*.hpp)
+	src/flash_attention.cpp src/include/flash_attention.cuh $(wildcard src/binding/*.hpp) \
+	$(wildcard py/flash_helpers/kernels/*.py py/flash_helpers/kernels/*/*/config.py)
 
 $(VENV)/.base: $(SOURCES)
 	@$(PYTHON) tools/environment.py $(VENV)

@@ -12,7 +12,14 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "py"))
+
+from flash_helpers.kernels.cpp_headers import write_headers  # noqa: E402
+
 BINDING = "flash_attention_kernels"
+HEADERS = ("binding/*.hpp", "include/flash_attention.cuh", "include/generated/*")  # that the binding reads
+write_headers(ROOT / "src" / "include")  # sources of the binding and of the kernels, so they travel with both
 
 
 class BuildBinding(build_ext):
@@ -23,9 +30,6 @@ class BuildBinding(build_ext):
         if self.inplace:
             for old in Path().glob(f"{BINDING}.cpython-*"):
                 old.unlink()
-
-
-ROOT = Path(__file__).resolve().parent
 
 
 def readme_for_the_index() -> str:
@@ -52,7 +56,7 @@ setup(
             BINDING,
             sources=["src/flash_attention.cpp"],
             include_dirs=["src", "src/include"],
-            depends=["src/include/flash_attention.cuh", *sorted(map(str, Path("src/binding").glob("*.hpp")))],
+            depends=sorted(str(path) for pattern in HEADERS for path in Path("src").glob(pattern)),
             # Without Python's own -g, whose debug information is ten times the code.
             extra_compile_args=["-std=c++20", "-fvisibility=hidden", "-fno-plt", "-g0"],
             language="c++",

@@ -107,7 +107,7 @@ def attention(
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        if softmax_scale is not None or type(softcap) is not float:
+        if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         key = (
             "attention",
@@ -229,7 +229,7 @@ def attention_varlen(
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        if softmax_scale is not None or type(softcap) is not float:
+        if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
             key = (

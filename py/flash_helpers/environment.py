@@ -169,6 +169,16 @@ def search_path() -> list[Path]:
     return [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
 
 
+def with_programs_of(folder: Path) -> dict[str, str]:
+    """All variables for another program, which finds the programs of ``folder`` first."""
+    return {**os.environ, "PATH": os.pathsep.join(map(str, [folder, *search_path()]))}
+
+
+def with_linker_flags(flags: str) -> dict[str, str]:
+    """All variables for another program, with ``flags`` behind those of ``LDFLAGS``."""
+    return {**os.environ, "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} {flags}".strip()}
+
+
 def kernel_set() -> str:
     """``KERNELS``: the set of kernels that ``get_kernel_configs()`` gives when asked for none by name."""
     return os.environ.get("KERNELS", "").strip()

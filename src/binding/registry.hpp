@@ -106,9 +106,11 @@ inline int file_library(void *handle) {
     const KernelLibrary *const library = entry_point();
     if (library == nullptr) throw std::runtime_error("no kernel library: its " + name + "() returns NULL");
     if (library->abi != kAbiVersion) {
-        throw std::runtime_error("built for interface version " + std::to_string(library->abi) +
-                                 ", this binding speaks version " + std::to_string(kAbiVersion) +
-                                 "; remove the file, so that it is built again");
+        throw std::runtime_error(
+            "built for interface version " + std::to_string(library->abi) + ", this binding speaks version " +
+            std::to_string(kAbiVersion) +
+            "; remove the file, so that it is built again; in a checkout build the binding "
+            "again first: python setup.py build_ext --inplace");
     }
     if (library->family == nullptr) throw std::runtime_error("it names no kernel family");
     const std::string family = library->family;

@@ -5,99 +5,14 @@
 // plain C++ compiler builds the binding. Kernel libraries are shared objects that export
 // `flash_attention_kernel_library()`; the binding opens them and files their records.
 //
-// The configuration structs stand in the global namespace: nvcc 13.0 emits stubs that do not
-// compile when a class-type template argument lives in a namespace of its own.
+// The structs of configurations and traits are generated from the Python dataclasses of the same names. They
+// stand in the global namespace: nvcc 13.0 emits stubs that do not compile when a class-type template
+// argument lives in a namespace of its own.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 
-// torch's scalar-type numbers.
-enum class DType : int { FP16 = 5, BF16 = 15 };
-
-// Against which value of a row the softmax takes its exponentials.
-enum class SoftmaxReference : int {
-    EXACT = 0,               // the row's maximum up to and with this tile
-    EXACT_SKIP_RESCALE = 1,  // the same; O is rescaled only when a row of the warp grew
-    LAGGED = 2,              // the maximum before this tile; growth beyond 2^8 is adopted
-    ANCHORED = 3,            // the maximum of the first tiles, for good; examined once, in the end (Ampere)
-};
-
-// Every choice of one Ampere-class kernel. Names and order: flash_helpers.kernel_configs.
-struct FlashForwardKernelConfig {
-    DType dtype;
-    int d_head;
-    int B_r;
-    int B_c;
-    int n_warps;
-    bool async_copy;
-    bool eager_load_blocks;
-    bool swizzled;
-    int Q_mma_load_K_tiles;
-    int K_mma_load_K_tiles;
-    int V_mma_load_K_tiles;
-    bool mma_double_buffer_loads;
-    bool optimized_softmax;
-    int kv_stages = 1;
-    bool mbarrier = false;
-    SoftmaxReference softmax_reference = SoftmaxReference::EXACT;
-    bool tensor_row_sums = false;
-    int fragments_ahead = 0;
-    bool paired_warps = false;
-
-    auto operator<=>(const FlashForwardKernelConfig &) const = default;
-};
-
-// Where the Hopper family starts the next work item's first product.
-enum class NextItem : int {
-    NONE = 0,           // after this item is stored
-    WITH_LAST_PV = 1,   // together with this item's last P V
-    AFTER_LAST_PV = 2,  // after the last P V, under the normalisation and store of O
-};
-
-// Every choice of one Hopper-class kernel. Names and order: flash_helpers.kernel_configs.
-struct HopperForwardKernelConfig {
-    DType dtype;
-    int d_head;
-    int d_head_v;
-    int B_r;
-    int B_c;
-    int kv_stages;
-    int q_stages;
-    bool overlap_products;
-    bool ping_pong;
-    SoftmaxReference softmax_reference;
-    bool forced_overlap;
-    NextItem next_item;
-    bool direct_store;
-    bool dynamic_schedule;
-    bool head_sections;
-    bool early_pass = false;
-    bool trimmed = false;
-    bool paired_blocks = false;
-    bool half_tiles = false;
-    int section_heads = 0;
-    int prefetch_next = 0;
-    int extra_k_stages = 0;
-    int q_register_steps = 0;
-
-    auto operator<=>(const HopperForwardKernelConfig &) const = default;
-};
-
-// What a kernel is compiled to be able to do; each feature's run-time part is in ForwardProblem. Names and
-// order: flash_helpers.kernels.traits.
-struct ForwardTraits {
-    bool causal = false;       // key j is visible to query i when j <= i + (seq_len_k - seq_len_q)
-    bool window = false;       // ... only near the diagonal; takes care of causal too, as window_right = 0
-    bool softcap = false;      // scores become softcap * tanh(score / softcap)
-    bool sinks = false;        // a logit a head takes part in the softmax and has no value
-    bool varlen = false;       // sequences of different lengths, packed one after the other
-    bool split = false;        // the keys of a query block are shared by several thread blocks
-    bool padded_head = false;  // tensors have fewer columns than the kernel's d_head
-    bool paged = false;        // rows of K and V lie in pages that a table names
-
-    auto operator<=>(const ForwardTraits &) const = default;
-};
+#include "generated/structs.cuh"
 
 namespace flash {
 
@@ -181,7 +96,10 @@ struct KernelLibrary {
     const char *(*error_string)(int error);
 };
 
-inline constexpr int kAbiVersion = 6;
+// Raised by hand when what stands in this file changes; the digest sees the structs of configurations and
+// traits.
+inline constexpr int kInterfaceVersion = 7;
+inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 
 }  // namespace flash

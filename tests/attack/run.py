@@ -23,9 +23,11 @@ def attack(n_kills: int, n_corruptions: int, n_calls: int, seed: int) -> list[Ou
     """All three kinds; of the calls 5 of 8 are valid."""
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder  # kernels of a private folder that is there already would be found
         # Kills come first: they fork, which they may only before torch starts threads.
         outcomes.append(kills(Path(folder) / "kills", n_kills, seed))
         outcomes.append(corruptions(Path(folder) / "corruptions", n_corruptions, seed))
+    tempfile.tempdir = None
     if n_calls:
         from calls import invalid_calls, valid_calls
 

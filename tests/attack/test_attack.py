@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ def test_kills_by_the_script(tmp_path: Path) -> None:
     assert "failures: 0" in done.stdout
 
 
-def test_corruptions(tmp_path: Path) -> None:
+def test_corruptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     outcome = corruptions(tmp_path, 160)
     assert outcome.failures == []
     assert len(outcome.tried) == 8

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from flash_helpers.build.sources import include_root
+
 HERE = Path(__file__).parent
-INCLUDE = HERE.parents[1] / "src" / "include"
+INCLUDE = include_root()
 SOURCES = sorted(HERE.rglob("test_*.cpp"))
 
 

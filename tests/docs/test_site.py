@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_api_page import ENTRIES
 
 from flash_attention import errors
 
@@ -87,4 +88,13 @@ def test_the_site_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "api" / "index.html").is_file()
+    page = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    for heading, path in ENTRIES.items():  # an entry that is found, with its text, not a heading alone
+        shown = page.partition(f'id="{path}"')[2].partition('<h2 id="flash')[0]
+        assert re.search(r'class="doc doc-contents[^"]*">\s*(<p>|<div)', shown[:6000]), heading
+    pages = [path for path in tmp_path.rglob("*.html") if path.name != "404.html"]
+    assert len(pages) >= 10
+    for built in pages:
+        text = built.read_text(encoding="utf-8")
+        assert 'data-md-color-scheme="slate"' in text, "the dark palette"
+        assert "md-source" in text, "the link to the repository"

@@ -155,3 +155,21 @@ def test_memory_does_not_grow() -> None:
     for _ in itertools.repeat(None, 100):
         attention(*inputs, return_lse=True)
     assert torch.cuda.memory_allocated() == before
+
+
+# ---------------------------------------------------------------- tensors that lost their memory
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("offset", [0, 64])
+def test_a_tensor_that_lost_its_memory_is_refused(place: int, offset: int) -> None:
+    given = tensors(0, 256, 256, 4, 4)
+    attention(*given)
+    numbers = torch.zeros(given[place].numel() + offset, dtype=torch.float16, device="cuda")
+    given[place] = numbers[offset:].view(given[place].shape)
+    right = attention(*given)
+    numbers.untyped_storage().resize_(0)
+    with pytest.raises(ValueError):  # noqa: PT011, the check that sees it first says it
+        attention(*given)
+    torch.cuda.synchronize()
+    numbers.untyped_storage().resize_(2 * numbers.numel())
+    numbers.zero_()
+    assert torch.equal(attention(*given), right)

@@ -18,6 +18,7 @@ from flash_helpers import content, host_memory, messages, trust
 from flash_helpers.benchmark.results import ResultFileError, Results, Row
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.cli import app
+from flash_helpers.commands.writable import NotWritableError, check_file
 from flash_helpers.content import ContentError, read_json, read_text, seal, unseal
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.families import family_of
@@ -63,6 +64,12 @@ def test_only_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 11)
     with pytest.raises(ContentError, match="more than the 10 bytes"):
         read_text(tmp_path / "long", 10)
+
+
+def test_a_pipe_that_nobody_reads_is_no_place_for_results(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotWritableError, match="can't be written"):
+        check_file(tmp_path / "pipe")
 
 
 def test_a_seal_shows_any_change() -> None:

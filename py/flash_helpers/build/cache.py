@@ -21,9 +21,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-import stat
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +29,13 @@ from typing import Any, TypeVar
 from flash_helpers import environment
 from flash_helpers.build import store as stores
 from flash_helpers.build.errors import BuildError, KernelCacheError
+from flash_helpers.build.private_folder import (
+    NO_ROOM,
+    OTHER_FOLDER,
+    no_room,
+    private_folder,
+    readable_private_folders,
+)
 from flash_helpers.build.store import STORE
 from flash_helpers.content import ContentError, read_text, seal, unseal
 from flash_helpers.messages import say_once
@@ -43,8 +47,6 @@ MAX_FACTS = 16 << 20  # bytes of facts.json, most of them the compiler's output
 MAX_TEXT = 64 << 10  # bytes of a small file
 _ATTEMPTS = 5  # to make an artifact whose folder another process removes meanwhile
 T = TypeVar("T")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OTHER_FOLDER = "set FLASH_ATTENTION_CACHE_DIR to a folder"
 
 
 @dataclass(frozen=True)
@@ -153,12 +155,12 @@ class KernelCache:
         try:
             stores.check_writable(self.root)
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise _full(self.root) from error
-            fallback = _private_folder()
+            if error.errno in NO_ROOM:
+                raise no_room(self.root) from error
+            fallback = private_folder()
             say_once(
                 f"cannot write the kernel cache {self.root} ({error.strerror or error}); "
-                f"using {fallback}. S{_OTHER_FOLDER[1:]} of yours that can be written."
+                f"using {fallback}. S{OTHER_FOLDER[1:]} of yours that can be written."
             )
             return fallback
         return self.root
@@ -166,14 +168,13 @@ class KernelCache:
     def readable_stores(self) -> list[Path]:
         """The folders that artifacts are read from, all of which nobody else can write."""
         # An earlier process may have fallen back, so the private folder is read wherever there is one.
-        private = _private_folders or [folder for folder in [_default_private_folder()] if _only_ours(folder)]
         found = []
-        for root in dict.fromkeys([self.root, *private]):
+        for root in dict.fromkeys([self.root, *readable_private_folders()]):
             store = root / STORE
             if reason := _unusable_reason(store):
                 say_once(
                     f"no kernel is loaded from {store}: {reason}. Remove it, or forbid others to write there "
-                    f"(chmod go-w), or {_OTHER_FOLDER} of yours"
+                    f"(chmod go-w), or {OTHER_FOLDER} of yours"
                 )
             else:
                 found.append(store)
@@ -257,76 +258,18 @@ def _write(store: Path, action: Callable[[], T]) -> T:
     except KernelCacheError:
         raise
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise _full(store) from error
+        if error.errno in NO_ROOM:
+            raise no_room(store) from error
         raise KernelCacheError(
-            f"the kernel cache {store} can't be used: {error}; {_OTHER_FOLDER} of yours that can be written"
+            f"the kernel cache {store} can't be used: {error}; {OTHER_FOLDER} of yours that can be written"
         ) from error
     raise KernelCacheError(
         f"the kernel cache {store} was removed {_ATTEMPTS} times while a kernel was compiled into it; "
-        f"compile again when nothing clears it, or {_OTHER_FOLDER} that nothing else clears"
+        f"compile again when nothing clears it, or {OTHER_FOLDER} that nothing else clears"
     )
-
-
-def _full(folder: Path) -> KernelCacheError:
-    return KernelCacheError(full_message(folder))
-
-
-def full_message(folder: Path) -> str:
-    """What to say where a disk has no room for a compiled kernel."""
-    room = ""
-    with contextlib.suppress(OSError):
-        nearest = next(f for f in (folder, *folder.parents) if f.exists())
-        room = (
-            f": {shutil.disk_usage(nearest).free:,} bytes are free, and a quota or a file size limit may hold"
-        )
-    return (
-        f"no room to compile a kernel in {folder}{room}. Free space (flash-attention cache clear removes "
-        f"compiled kernels), or {_OTHER_FOLDER} on another disk"
-    )
-
-
-_private_folders: list[Path] = []  # the fall-back folder, once this process needed it
 
 
 def _unusable_reason(store: Path) -> str | None:
     if store.is_symlink():
         return "it is a link"
     return untrusted_reason(store)
-
-
-def _private_folder() -> Path:
-    """A folder of the temporary directory that only this user can write to.
-
-    Libraries are loaded from it, so one that somebody else could have put there is not trusted.
-    """
-    folder = _private_folders[0] if _private_folders else _default_private_folder()
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700)
-    try:
-        if not _only_ours(folder):
-            folder = Path(tempfile.mkdtemp(prefix="flash_attention_kernels_"))
-        stores.check_writable(folder)
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise _full(folder) from error
-        raise KernelCacheError(
-            f"neither the kernel cache nor the temporary folder {folder.parent} can be used ({error}); "
-            f"{_OTHER_FOLDER} of yours that can be written"
-        ) from error
-    _private_folders[:] = [folder]
-    return folder
-
-
-def _default_private_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"flash_attention_kernels_{os.getuid()}"
-
-
-def _only_ours(folder: Path) -> bool:
-    try:
-        facts = folder.lstat()
-    except OSError:
-        return False
-    return (
-        stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) == 0o700
-    )

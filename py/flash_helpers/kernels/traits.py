@@ -11,7 +11,7 @@ from flash_helpers.kernels.cpp_struct import designated_initializer
 class ForwardTraits:
     """What a forward kernel must be able to do. A feature that is off costs nothing.
 
-    The C++ struct ``ForwardTraits`` has the same fields in the same order.
+    The C++ struct of the same name is generated from this one.
 
     Attributes:
         causal: key j is visible to query i when ``j <= i + (seq_len_k - seq_len_q)``.

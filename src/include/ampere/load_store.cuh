@@ -27,9 +27,6 @@ struct GlobalMatrix {
     FLASH_DEVICE void skip_rows(int n_rows) { begin += n_rows * row_bytes; }
 };
 
-// Whether a row of a tile is one of first_row … end - 1. One comparison where first_row is known to be 0.
-FLASH_DEVICE bool is_row(int row, int first_row, int end) { return row >= first_row && row < end; }
-
 // Copies tiles of one matrix, last tile first. What a thread needs for its share is worked out for each tile:
 // a loader holds nothing but numbers that are the same for the whole warp, hence no register of a thread.
 template <typename Kernel, typename Tile>
@@ -51,9 +48,9 @@ struct TileLoader {
 
     // Loads a tile, `slot` bytes behind the first place, and steps to the one before it. kEdge: rows from
     // `valid_rows` on lie behind the tensor's end; they are not read, their place is filled with zeros.
-    // So is that of rows before `first_row`, and of columns which a padded head lacks.
+    // So is that of columns which a padded head lacks.
     template <bool kEdge>
-    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0, int first_row = 0) {
+    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
         Share share(*this, slot);
         if constexpr (Kernel::cfg.async_copy) {
 #pragma unroll
@@ -62,14 +59,35 @@ struct TileLoader {
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     if constexpr (kEdge || kPadded) {
                         cp_async(share.smem_of(pass, panel), share.gmem_of(panel),
-                                 share.template exists<kEdge>(pass, panel, first_row, valid_rows));
+                                 share.template exists<kEdge>(pass, panel, valid_rows));
                     } else {
                         cp_async(share.smem_of(pass, panel), share.gmem_of(panel));
                     }
                 }
             }
         } else {
-            load_through_registers<kEdge>(share, first_row, valid_rows);
+            load_through_registers<kEdge>(share, valid_rows);
+        }
+        tile -= Tile::rows * row_bytes;
+    }
+
+    // Loads a tile of which only rows first_row … end_row - 1 are read; the others' places are filled with
+    // zeros. Pass by pass: what few tiles need is to cost the others no registers.
+    FLASH_DEVICE void load_rows(int first_row, int end_row, uint32_t slot) {
+        Share share(*this, slot);
+#pragma unroll 1
+        for (int pass = 0; pass < passes; ++pass, share.next_pass(*this)) {
+            const bool is_read = share.row + pass * Kernel::copy_rows >= first_row;
+#pragma unroll
+            for (int panel = 0; panel < Tile::panels; ++panel) {
+                const bool exists = is_read && share.template exists<true>(pass, panel, end_row);
+                if constexpr (Kernel::cfg.async_copy) {
+                    cp_async(share.smem_of(pass, panel), share.gmem_of(panel), exists);
+                } else {
+                    const Chunk chunk = exists ? load_global(share.gmem_of(panel)) : Chunk{};
+                    store_shared(share.smem_of(pass, panel), chunk);
+                }
+            }
         }
         tile -= Tile::rows * row_bytes;
     }
@@ -98,9 +116,8 @@ struct TileLoader {
             asm volatile("" : "+l"(gmem));
         }
         template <bool kEdge>
-        FLASH_DEVICE bool exists(int pass, int panel, int first_row, int valid_rows) const {
-            return (!kEdge || is_row(row + pass * Kernel::copy_rows, first_row, valid_rows)) &&
-                   (!kPadded || panel < n_panels);
+        FLASH_DEVICE bool exists(int pass, int panel, int valid_rows) const {
+            return (!kEdge || row + pass * Kernel::copy_rows < valid_rows) && (!kPadded || panel < n_panels);
         }
         FLASH_DEVICE uint32_t smem_of(int pass, int panel) const {
             return smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes;
@@ -110,7 +127,7 @@ struct TileLoader {
 
     // All loads of a few passes are under way before the first store waits for its data.
     template <bool kEdge>
-    FLASH_DEVICE void load_through_registers(Share &share, int first_row, int valid_rows) {
+    FLASH_DEVICE void load_through_registers(Share &share, int valid_rows) {
         constexpr int batch = passes % 4 == 0 ? 4 : passes % 2 == 0 ? 2 : 1;
 #pragma unroll
         for (int first = 0; first < passes; first += batch) {
@@ -120,7 +137,7 @@ struct TileLoader {
 #pragma unroll
                 for (int panel = 0; panel < Tile::panels; ++panel) {
                     rmem[i][panel] = Chunk{};
-                    if (share.template exists<kEdge>(first + i, panel, first_row, valid_rows)) {
+                    if (share.template exists<kEdge>(first + i, panel, valid_rows)) {
                         rmem[i][panel] = load_global(share.gmem_of(panel));
                     }
                 }

@@ -34,9 +34,9 @@ struct PagedTileLoader {
                                  uint32_t smem)
         : matrix(first_page), table(pages), first_row(row), smem_tile(smem) {}
 
-    // See TileLoader. Rows that are not read are not looked up either.
+    // See TileLoader. Rows beyond `valid_rows` are not looked up either.
     template <bool kEdge>
-    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0, int first_valid = 0) {
+    FLASH_DEVICE void load(int valid_rows, uint32_t slot = 0) {
         const uint32_t thread = computed_here(threadIdx.x);
         const int chunk = thread % Tile::row_chunks;
         const int row = thread / Tile::row_chunks;
@@ -48,8 +48,8 @@ struct PagedTileLoader {
 #pragma unroll
         for (int pass = 0; pass < passes; ++pass) {
             const int in_tile = row + pass * Kernel::copy_rows;
-            places[pass] = table.page_size.place(
-                first_row + (kEdge ? max_of(first_valid, min_of(in_tile, valid_rows - 1)) : in_tile));
+            places[pass] =
+                table.page_size.place(first_row + (kEdge ? min_of(in_tile, valid_rows - 1) : in_tile));
             pages[pass] =
                 __ldg(table.entries + places[pass].entry);  // all are under way before one is needed
         }
@@ -58,11 +58,33 @@ struct PagedTileLoader {
             const char *gmem = matrix.begin + pages[pass] * table.page_bytes +
                                places[pass].row * matrix.row_bytes + chunk * kChunkBytes;
             const bool exists = static_cast<uint32_t>(pages[pass]) < table.n_pages &&
-                                (!kEdge || is_row(row + pass * Kernel::copy_rows, first_valid, valid_rows));
+                                (!kEdge || row + pass * Kernel::copy_rows < valid_rows);
 #pragma unroll
             for (int panel = 0; panel < Tile::panels; ++panel) {
                 cp_async(smem + panel * Tile::panel_bytes + pass * Kernel::copy_rows * Tile::row_bytes,
                          gmem + panel * Tile::row_bytes, exists && (!kPadded || panel < n_panels));
+            }
+        }
+        first_row -= Tile::rows;
+    }
+
+    // See TileLoader. Rows that are not read are not looked up either.
+    FLASH_DEVICE void load_rows(int first, int end, uint32_t slot) {
+        const uint32_t thread = computed_here(threadIdx.x);
+        const int chunk = thread % Tile::row_chunks;
+        const int n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
+#pragma unroll 1
+        for (int row = thread / Tile::row_chunks; row < Tile::rows; row += Kernel::copy_rows) {
+            const PagePlace place = table.page_size.place(first_row + max_of(first, min_of(row, end - 1)));
+            const int page = __ldg(table.entries + place.entry);
+            const char *gmem = matrix.begin + page * table.page_bytes + place.row * matrix.row_bytes;
+            const bool exists = static_cast<uint32_t>(page) < table.n_pages && row >= first && row < end;
+            const uint32_t smem = Tile::offset(row, chunk) + smem_tile + slot;
+#pragma unroll
+            for (int panel = 0; panel < Tile::panels; ++panel) {
+                cp_async(smem + panel * Tile::panel_bytes,
+                         gmem + chunk * kChunkBytes + panel * Tile::row_bytes,
+                         exists && (!kPadded || panel < n_panels));
             }
         }
         first_row -= Tile::rows;

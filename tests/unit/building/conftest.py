@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from fake_nvcc import FakeNvcc
 from small_root import make_small_root
 
-from flash_helpers.build import KernelCache
+from flash_helpers.build import KernelCache, private_folder
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
+
+
+@pytest.fixture(autouse=True)
+def no_private_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that an earlier process left in its private folder would be found, and not compiled."""
+    folder = tmp_path_factory.mktemp("private")
+    monkeypatch.setattr(private_folder, "_default_folder", lambda: folder / f"kernels_{os.getuid()}")
+    monkeypatch.setattr(private_folder, "_folders", [])
 
 
 @pytest.fixture

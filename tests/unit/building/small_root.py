@@ -48,6 +48,7 @@ def make_small_root(root: Path) -> Path:
     """Writes an include root whose ampere kernel does nothing."""
     (root / "ampere" / "forward").mkdir(parents=True)
     shutil.copy(include_root() / "flash_attention.cuh", root)
+    shutil.copytree(include_root() / "generated", root / "generated")
     (root / "ampere" / "forward" / "launcher.cuh").write_text(_SMALL_LAUNCHER)
     (root / "ampere" / "inner.cuh").write_text(_SMALL_KERNEL)
     (root / "hopper" / "forward").mkdir(parents=True)

@@ -13,9 +13,11 @@ import pytest
 
 from flash_helpers import messages
 from flash_helpers.build import cache as cache_module
+from flash_helpers.build import private_folder
 from flash_helpers.build import store as stores
 from flash_helpers.build.cache import KernelCache, digest_of
 
+DEFAULT_PRIVATE_FOLDER = private_folder._default_folder
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[3]
 
@@ -128,7 +130,8 @@ print(result.path)
 
 
 def start(tmp_path, B_c=64):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'py'}:{HERE.parent}"}
+    # Of a private folder of this machine's, kernels would be found.
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'py'}:{HERE.parent}", "TMPDIR": str(tmp_path)}
     return subprocess.Popen(
         [sys.executable, "-c", WORKER, str(tmp_path), str(B_c)],
         env=environment,
@@ -190,9 +193,10 @@ def test_killed_maker_leaves_no_half_file_and_no_lock(tmp_path, slow_nvcc):
 # ---------------------------------------------------------------- folders that can't be written
 @pytest.fixture
 def private_temporary_folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(cache_module.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(private_folder.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(private_folder, "_default_folder", DEFAULT_PRIVATE_FOLDER)
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(cache_module, "_private_folders", [])
+    monkeypatch.setattr(private_folder, "_folders", [])
     monkeypatch.setattr(messages, "_said", set())
     return tmp_path / "temporary"
 
@@ -219,12 +223,12 @@ def test_unwritable_folder_falls_back_and_says_so_once(private_temporary_folder,
 def test_fallback_is_found_again_by_a_later_process(private_temporary_folder, tmp_path, monkeypatch):
     cache = KernelCache(unwritable(tmp_path))
     cache.get_or_make("objects", "k", make)
-    monkeypatch.setattr(cache_module, "_private_folders", [])
+    monkeypatch.setattr(private_folder, "_folders", [])
     assert cache.get("objects", "k") is not None
 
 
 def test_fallback_does_not_trust_a_folder_others_can_write(private_temporary_folder, tmp_path):
-    planted = private_temporary_folder / f"flash_attention_kernels_{os.getuid()}"
+    planted = private_folder._default_folder()
     planted.mkdir()
     planted.chmod(0o777)
     artifact = KernelCache(unwritable(tmp_path)).get_or_make("objects", "k", make)

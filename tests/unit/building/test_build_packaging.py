@@ -1,6 +1,7 @@
 """What an installation holds: the kernels' sources, and no need for a C++ compiler."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from flash_helpers.kernels import cpp_headers
 
 pytestmark = pytest.mark.install
 
@@ -19,7 +22,7 @@ def wheel(tmp_path_factory):
     """A wheel built offline from the source archive alone, on a machine without a C++ compiler."""
     folder = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(
-        "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info"
+        "*.so", ".git", ".venv", "build.lib", "__pycache__", ".*_cache", "*.egg-info", "generated"
     )
     for name in ("flash_attention", "py", "src", "requirements"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -45,6 +48,7 @@ def test_wheel_holds_every_source(wheel):
     ]
     sources = [path for path in sources if "generated" not in path.parts]
     assert {f"flash_helpers/csrc/{path}" for path in sources} <= names
+    assert {f"flash_helpers/csrc/include/generated/{name}" for name in cpp_headers.headers()} <= names
     modules = [path.relative_to(ROOT / "py") for path in (ROOT / "py").rglob("*.py")]
     modules += [path.relative_to(ROOT) for path in (ROOT / "flash_attention").rglob("*.py")]
     assert {str(path) for path in modules} <= names
@@ -85,3 +89,28 @@ except BindingNotBuiltError as error:
     lines = run.stdout.splitlines()
     assert lines[0] == str(site / "flash_helpers" / "csrc" / "include")
     assert "install g++ 10 or newer" in lines[1]
+
+
+def test_metadata_is_complete_and_its_links_are_absolute(wheel):
+    """What the package index shows."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    header, _, text = archive.read(name).decode().partition("\n\n")
+    fields = [line.partition(": ")[::2] for line in header.splitlines()]
+    urls = {value.partition(", ")[0] for key, value in fields if key == "Project-URL"}
+    assert urls == {"Repository", "Documentation", "Changelog", "Issues"}
+    classifiers = [value for key, value in fields if key == "Classifier"]
+    for minor in range(10, 14):
+        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+    assert any(key == "Keywords" for key, _ in fields)
+    assert ("Description-Content-Type", "text/markdown") in fields
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert any(link.endswith("/raw/main/docs/kernels/figures/attention-h200.svg") for link in links)
+
+
+def test_requirements_come_with_the_package(wheel):
+    inside = zipfile.ZipFile(wheel)
+    kept = inside.read("flash_helpers/requirements/cuda-compiler.txt").decode()
+    assert kept == (ROOT / "requirements" / "cuda-compiler.txt").read_text()

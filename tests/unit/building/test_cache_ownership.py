@@ -10,7 +10,7 @@ import pytest
 from fake_nvcc import FakeNvcc
 
 from flash_helpers import messages, trust
-from flash_helpers.build import KernelCache, build_kernels, built_kernels, find_library
+from flash_helpers.build import KernelCache, build_kernels, built_kernels, find_library, private_folder
 from flash_helpers.build import compile as compile_module
 from flash_helpers.build.store import STORE
 from flash_helpers.commands.cache import cache_parts, clear_cache, earlier_folders
@@ -195,16 +195,12 @@ def test_the_index_of_others_is_not_read(
 def test_a_foreign_cache_folder_is_not_written_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flash_helpers.build import cache as cache_module
-
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(cache_module.tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(cache_module, "_private_folders", [])
+    private = private_folder._default_folder()
     root = tmp_path / "cache"
     root.mkdir()
     root.chmod(0o777)
     artifact = KernelCache(root).get_or_make("objects", "k", make)
-    assert artifact.path.is_relative_to(tmp_path / "temporary")
+    assert artifact.path.is_relative_to(private)
     said = capsys.readouterr().err
     assert f"{root} can be written by others (mode 777)" in said
     assert "FLASH_ATTENTION_CACHE_DIR" in said

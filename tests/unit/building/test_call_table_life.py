@@ -146,6 +146,15 @@ def test_a_tensor_that_lost_its_memory_goes_the_long_way(devices, echo, place, o
     assert table.call(*given) is not None
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_a_wrapper_without_memory_goes_the_long_way(devices, echo, place):
+    table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16))
+    given = inputs()
+    given[place] = torch._to_functional_tensor(given[place])  # as torch.func.functionalize passes tensors
+    assert type(given[place]) is torch.Tensor
+    assert table.call(*given) is None
+
+
 def test_an_output_that_lost_its_memory_goes_the_long_way(devices, echo):
     given = [*inputs(), torch.empty(SHAPE, dtype=torch.float16)]
     table = remembered(echo, given, given[3])

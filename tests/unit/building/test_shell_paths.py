@@ -11,6 +11,7 @@ import pytest
 from fake_nvcc import FakeNvcc
 from small_root import make_small_root
 
+from flash_helpers import messages
 from flash_helpers.build import KernelCache, build_kernels, find_library
 from flash_helpers.build import compile as compile_module
 from flash_helpers.build import nvcc as nvcc_module
@@ -85,6 +86,18 @@ def test_libraries_are_loaded_whatever_their_path(tmp_path: Path) -> None:
         shutil.copy(source, tmp_path / name / "library.so")
         with pytest.raises(RuntimeError, match="no kernel library: it does not export"):
             cuda_kernels.load_library(tmp_path / name / "library.so")
+
+
+def test_a_library_that_is_gone_or_of_another_version_is_as_good_as_none(
+    tmp_path: Path, kernel: ForwardKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flash_attention.backends import cuda_kernels
+
+    monkeypatch.setattr(messages, "_said", set())
+    monkeypatch.setattr(cuda_kernels.build, "find_library", lambda *_: tmp_path / "gone.so")
+    for _ in range(2):
+        assert cuda_kernels.load_kernel(kernel, 80) is None
+    assert capsys.readouterr().err.count("a kernel library is not used: cannot load") == 1
 
 
 def _mapped(library: str) -> list[str]:

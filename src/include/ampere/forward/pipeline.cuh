@@ -46,7 +46,7 @@ struct KVSource {
     FLASH_DEVICE void load_V(int valid_keys, uint32_t slot = 0) {
         if constexpr (Kernel::traits.window) {
             if (blocks_left == 1 && hidden_keys > 0) {
-                return V.template load<true>(kEdge ? valid_keys : Kernel::B_c, slot, hidden_keys);
+                return V.load_rows(hidden_keys, kEdge ? valid_keys : Kernel::B_c, slot);
             }
         }
         V.template load<kEdge>(valid_keys, slot);

@@ -131,7 +131,9 @@ struct OnlineSoftmax {
     FLASH_DEVICE RowEnd end_row(int m, int r, float total, Sink... sink) const {
         constexpr float largest = largest_exponent(Kernel::dtype, optimized);
         const float exponent = optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
-        const bool unseen = reference[m][r] == reference_of(scale.lowest);
+        // Found out again: no register holds it through the loops.
+        const float lowest = __uint_as_float(computed_here(__float_as_uint(scale.lowest)));
+        const bool unseen = reference[m][r] == reference_of(lowest);
         return flash::end_row(exponent, sum_or_nan(total, exponent, unseen, largest), sink...);
     }
 

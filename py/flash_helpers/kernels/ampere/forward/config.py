@@ -30,7 +30,7 @@ TILES_WORD = "load_{}_{}_{}_tiles"
 class FlashForwardKernelConfig:
     """Every choice one Ampere-class forward kernel makes.
 
-    The C++ struct of the same name has the same fields in the same order.
+    The C++ struct of the same name is generated from this one.
 
     Attributes:
         dtype: element type of Q, K, V and O.

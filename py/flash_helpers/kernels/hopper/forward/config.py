@@ -73,7 +73,7 @@ NEXT_ITEM_WORDS = {
 class HopperForwardKernelConfig:
     """Every choice one Hopper-class forward kernel makes.
 
-    The C++ struct of the same name has the same fields in the same order.
+    The C++ struct of the same name is generated from this one.
 
     Attributes:
         dtype: element type of Q, K, V and O.
