@@ -13,6 +13,7 @@ import pytest
 from flash_attention.backends.cuda import device_facts_of, get_kernel
 from flash_helpers.build import build_library
 from flash_helpers.explain import explain
+from flash_helpers.explain.counters import SECONDS, ProfilerError, measure
 from flash_helpers.explain.explanation import Compiled, compile_facts
 from flash_helpers.kernel_configs import (
     ForwardKernel,
@@ -52,13 +53,14 @@ def test_they_are_the_drivers(kernel: ForwardKernel) -> None:
     if reason := kernel.config.infeasible_reason(facts):
         pytest.skip(reason)
     (built,) = build_library([kernel], facts.target, jobs=1).kernels
-    compiled = Compiled(built.registers, built.spill_bytes, {})
+    compiled = Compiled(built.registers, built.spill_bytes)
     loaded = get_kernel(kernel).attributes()
     assert compiled.registers == loaded["registers"]
     if compiled.spill_bytes:
         assert loaded["local_bytes"] > 0
     found = explain(kernel.config, problem_of(kernel), facts, compiled)
-    assert found.occupancy.blocks == loaded["blocks_per_sm"]
+    assert found.performance is not None
+    assert found.performance.occupancy.blocks == loaded["blocks_per_sm"]
     assert loaded["max_threads_per_block"] >= 32 * kernel.config.n_warps
     if family_of(kernel).name == "hopper":  # its registers at launch follow from the block's threads
         assert explain(kernel.config, problem_of(kernel), facts).registers.total == loaded["registers"]
@@ -83,4 +85,24 @@ def test_they_are_the_profilers() -> None:
     found = explain(PROFILED.config, problem_of(PROFILED), facts, compile_facts(PROFILED, facts.target))
     assert found.compiled is not None
     assert found.compiled.registers == values["launch__registers_per_thread"]
-    assert found.occupancy.blocks == min(values[name] for name in metrics[1:])
+    assert found.performance is not None
+    assert found.performance.occupancy.blocks == min(values[name] for name in metrics[1:])
+
+
+def test_counters_stand_beside_the_prediction() -> None:
+    """``explain --ncu``: one launch, and what it is expected to take."""
+    if shutil.which("ncu") is None:
+        pytest.skip("ncu is not on PATH")
+    facts = device_facts_of()
+    found = explain(PROFILED.config, problem_of(PROFILED), facts)
+    try:
+        counters = measure(found)
+    except ProfilerError as error:
+        if "ERR_NVGPUCTRPERM" in str(error):
+            pytest.skip("this user may not profile here")
+        raise
+    assert found.performance is not None
+    assert {"time", "registers", "DRAM bytes", "exp2", "issue"} <= set(counters)
+    seconds = counters["time"].value * SECONDS[counters["time"].unit]
+    assert seconds * 1e3 == pytest.approx(found.performance.expected, rel=0.7)
+    assert counters["DRAM bytes"].value > 0

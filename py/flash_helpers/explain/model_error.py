@@ -161,7 +161,8 @@ Made by `python -m flash_helpers.explain.model_error docs/model-error.md`;
 `flash-attention explain --model-error` prints the same.
 
 Predicted registers and instructions of the main loop are held against {compiled} compiled kernels
-({compiler}), predicted times against the result files. A time is off by its ratio: 5 % means 1.05 times too long or too short.
+({compiler}), predicted times against the result files. A time is off by its ratio: 5 % means 1.05 times
+too long or too short.
 
 | prediction | of | number | median error | worst error | predicted / in fact |
 | --- | --- | ---: | ---: | ---: | ---: |
