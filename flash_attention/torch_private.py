@@ -102,6 +102,16 @@ below_autograd: Callable[[], AbstractContextManager[Any]] | None = private(
 )
 
 
+# ---------------------------------------------------------------------- what tensors say
+def _assert(condition: Tensor, message: str) -> None:
+    """Waits for the device, which the private one does not."""
+    if not condition:
+        raise RuntimeError(message)
+
+
+assert_async: Callable[[Tensor, str], None] = private("_assert_async", _assert)
+
+
 # ---------------------------------------------------------------------- CUDA
 def _exchange_device(index: int) -> int:
     before = torch.cuda.current_device()

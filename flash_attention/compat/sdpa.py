@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from flash_attention.attention import attention
 from flash_attention.checks.calls import check_head_sizes, check_heads, check_kinds
@@ -108,6 +107,8 @@ def _alignment(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
     """Whether the mask is causal from the top left, and from the bottom right."""
     if attn_mask is None:
         return is_causal, False
+    from torch.nn.attention.bias import CausalBias, CausalVariant  # with it comes all of torch's compiler
+
     if not isinstance(attn_mask, CausalBias):
         raise NotImplementedError(
             f"attn_mask is {'a tensor' if isinstance(attn_mask, Tensor) else given(attn_mask)}; the kernels "

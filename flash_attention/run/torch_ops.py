@@ -97,7 +97,7 @@ def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
     operators = torch.ops.flash_attention
     if out is None:
         out, lse = getattr(operators, name)(*leading, *rest)
-    elif stands_for_another(out) and not has_own_dispatch(out):
+    elif not is_dynamo_compiling() and stands_for_another(out) and not has_own_dispatch(out):
         # functorch takes no operator that writes one of its tensors; it follows copy_.
         made, lse = getattr(operators, name)(*leading, *rest)
         check_output_kind("out", out, tuple(made.shape), made.dtype, made.device)

@@ -13,6 +13,7 @@ from flash_attention.compat.transformers import packing, padding
 from flash_attention.compat.transformers.band import EVERYTHING, Band
 from flash_attention.compat.transformers.keywords import check_keywords
 from flash_attention.compat.transformers.masks import Meaning, meaning_of
+from flash_attention.torch_private import assert_async
 
 
 def attention_forward(
@@ -168,10 +169,10 @@ def _packing_of_positions(
             "torch.compile: pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k as well"
         )
         if meaning.starts is not None:
-            torch._assert_async(~meaning.starts[:, 1:].any(), message)
+            assert_async(~meaning.starts[:, 1:].any(), message)
         elif position_ids is not None:
             is_start: Tensor = position_ids == position_ids.min(1, keepdim=True).values
-            torch._assert_async((is_start.sum(1) == 1).all(), message)
+            assert_async((is_start.sum(1) == 1).all(), message)
         return None
     if "packing" in meaning.memory:
         return meaning.memory["packing"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from flash_attention.compat.transformers.band import CAUSAL, EVERYTHING, Band
+from flash_attention.torch_private import assert_async
 
 PAIRS_AT_ONCE = 1 << 24  # bounds the memory of the comparison
 
@@ -46,7 +47,7 @@ def read_grid(
     if torch.compiler.is_compiling():  # nothing can be read: the device asserts what the arguments say
         band = _announced_band(given)
         different = _differences(grid, band, starts, places, tokens, slice(0, grid.shape[2]))
-        torch._assert_async(~different.any(), _refusal(given["mask_function"]))
+        assert_async(~different.any(), _refusal(given["mask_function"]))
         return band, starts
     if starts is not None and not starts[:, 1:].any():
         starts = None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flash_attention.compat.transformers.band import Band, UnreadableError, read_band
 from flash_attention.compat.transformers.grid import read_grid
+from flash_attention.torch_private import assert_async
 
 # Models in which the result of a padding token reaches the tokens behind it, and what carries it.
 _CARRIES_PADDING = {"recurrent_gemma": "the state of its recurrent layers"}
@@ -194,7 +195,7 @@ def _check_carried(tokens: Tensor, model_type: str | None) -> None:
     )
     is_carried = (tokens[:, 1:] & ~tokens[:, :-1]).any()
     if torch.compiler.is_compiling():
-        torch._assert_async(~is_carried, message)
+        assert_async(~is_carried, message)
     elif is_carried:
         raise NotImplementedError(message)
 
@@ -207,6 +208,6 @@ def _check_no_holes(tokens: Tensor) -> None:
         'would count it: pad on one side, or use attn_implementation="sdpa" or "eager"'
     )
     if torch.compiler.is_compiling():
-        torch._assert_async((begins <= 1).all(), message)
+        assert_async((begins <= 1).all(), message)
     elif (begins > 1).any():
         raise NotImplementedError(message)
