@@ -115,9 +115,11 @@ def next_steps(device: torch.device) -> list[str]:
     command = str(program) if program.is_file() else f"{sys.executable} -m flash_attention"
     if program.is_file() and Path.cwd() in program.parents:
         command = str(program.relative_to(Path.cwd()))
-    first, size = ("doctor", "256 64") if device.type == "cpu" else ("bench", "4096 64,128 --dtype bf16")
-    second = f"bench {size}" if first == "doctor" else "explain --seq-len 4096 --causal"
-    return ["next:", f"  {command} {first}", f"  {command} {second}", f"  {command} --help"]
+    steps = {
+        "cpu": ("doctor", "bench 256 64"),
+        "cuda": ("bench 4096 64,128 --dtype bf16", "explain --seq-len 4096 --causal"),
+    }[device.type]
+    return ["next:", *(f"  {command} {step}" for step in (*steps, "--help"))]
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ PLACEHOLDER = "PLACEHOLDER"
 WORD = r"(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s`,;()'\"]+)"
 FOUND = {
     "pip": re.compile(rf"\bpip install((?: {WORD})+)"),
-    "make": re.compile(r"(?:^|[`:] ?|or |\$ )make ([a-z][\w-]*)(?=[\s`.,:;)]|$)", re.MULTILINE),
+    "make": re.compile(r"(?:^|`|\$ |run )make ([a-z][\w-]*)(?=[\s`.,:;)]|$)", re.MULTILINE),
     "ours": re.compile(rf"(?:flash-attention|-m flash_attention) ([a-z]+(?: {WORD})*)"),
     "module": re.compile(r"python3? -m (\w+(?:\.\w+)*)"),
 }
@@ -108,7 +108,8 @@ def reason_against(advice: Advice) -> str | None:
     if advice.kind == "module":
         top = advice.text.partition(".")[0]
         if top not in ("flash_attention", "flash_helpers"):
-            return None if top in ("pip", "venv", "pytest") else "it is none of the project's modules"
+            known = top in ("pip", "venv", "pytest") or any((ROOT / "tests").rglob(f"{top}*"))
+            return None if known else "it is none of the project's modules"
         return None if importlib.util.find_spec(advice.text) else "there is no such module"
     if advice.kind == "ours":
         return _reason_against_ours(advice.text)

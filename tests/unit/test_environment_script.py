@@ -1,4 +1,4 @@
-"""tools/environment.py, by which the Makefile installs: what it says of a Python, and what it asks pip for."""
+"""tools/environment.py, by which the Makefile installs: what it says, and what it asks pip for."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def run_as(version: tuple[int, int, int], folder: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
     """The script, run by what takes itself for another Python."""
+    arguments = ["environment.py", str(folder), *wanted]
     program = (
-        f"import runpy, sys; sys.version_info = {version + ('final', 0)!r}; "
-        f"sys.argv = {['environment.py', str(folder), *wanted]!r}; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+        f"import runpy, sys; sys.version_info = {(*version, 'final', 0)!r}; sys.argv = {arguments!r}; "
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
@@ -85,11 +86,8 @@ def test_each_command_installs_only_what_it_needs(script: Any, monkeypatch: pyte
     monkeypatch.setattr(script, "install", lambda python, what, arguments: asked.append(arguments))
     script.main("venv", [])
     assert asked.pop() == ["-c", "constraints.txt", "-e", "."]
-    recipes = re.findall(
-        r"^\$\(VENV\)/(\.\w+):[^\n]*\n(?:\t[^\n]*\n)*?\t[^\n]*environment\.py \$\(VENV\)([^\n]*)",
-        MAKEFILE,
-        re.M,
-    )
+    recipe = r"^\$\(VENV\)/(\.\w+):[^\n]*\n(?:\t[^\n]*\n)*?\t[^\n]*environment\.py \$\(VENV\)([^\n]*)"
+    recipes = re.findall(recipe, MAKEFILE, re.MULTILINE)
     wanted = {stamp: words.split() for stamp, words in recipes}
     assert wanted[".base"] == []
     assert not {".lint", ".test", ".docs"} & set(re.search(r"^run: (.*)$", MAKEFILE, re.M)[1].split())  # type: ignore[index]
