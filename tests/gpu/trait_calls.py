@@ -141,15 +141,13 @@ class Call:
             self.q *= 8
             self.k *= 10
             self.k[:, -256:] *= 0.001
-        left = case.window[0]
         for x in (self.k, self.v):
             if self.k_seq.packed:
                 x[:, self.k_seq.offsets[-1] :] = math.nan
             for b, used in enumerate(self.used):
                 rows = self.k_seq.rows(x, b)
                 rows[:, used:] = math.nan
-                if left is not None:  # no query sees them
-                    rows[:, : max(0, used - self.q_seq.lengths[b] - left)] = math.nan
+                rows[:, : self.unseen(b)] = math.nan
         self.sinks = None
         if kernel.traits.sinks:  # from far below the scores to far above them
             self.sinks = torch.linspace(-200, 200, self.heads, device="cuda").roll(1)
@@ -210,10 +208,17 @@ class Call:
         assert (buffer == SENTINEL).all(), "something beyond the output was written"
         return result, lse
 
+    def unseen(self, b: int) -> int:
+        """The first keys of sequence b, before the window of its first query: no query sees them."""
+        left = self.case.window[0]
+        return 0 if left is None else max(0, self.used[b] - self.q_seq.lengths[b] - left)
+
     def sequence(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of sequence b, without the keys that do not exist."""
         q, k, v = self.q_seq.rows(self.q, b), self.k_seq.rows(self.k, b), self.k_seq.rows(self.v, b)
-        k, v = (x[:, : self.used[b]].nan_to_num() for x in (k, v))  # of keys that no query sees
+        k, v = (x[:, : self.used[b]].clone() for x in (k, v))
+        for x in (k, v):
+            x[:, : self.unseen(b)] = 0.0
         return q, k, v
 
     def check(self) -> tuple[Tensor, Tensor]:
