@@ -11,6 +11,8 @@ from echo_kernel import ECHO, compile_library
 
 from flash_helpers.build.sources import include_root
 
+pytestmark = pytest.mark.compile
+
 HERE = Path(__file__).parent
 TESTS = [HERE / name for name in ("test_call_table_life.py", "test_binding_faults.py", "test_call_table.py")]
 FLAGS = ["-std=c++20", "-shared", "-fPIC", "-O1", "-g1", "-fno-omit-frame-pointer"]
@@ -31,7 +33,6 @@ import sanitized
 import flash_attention_kernels as binding
 from flash_helpers.kernel_configs import PLAIN, DType, FlashForwardKernelConfig
 
-pytestmark = pytest.mark.compile
 binding.load_library(sys.argv[1])
 config = FlashForwardKernelConfig(DType.FP16, 64, 1, 1, 1, False, False, False, 0, 0, 0, False, False)
 out = ctypes.create_string_buffer(100)
