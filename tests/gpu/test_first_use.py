@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flash_helpers.build.store import STORE
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 
 TIME_LIMIT_S = 110
@@ -76,4 +77,4 @@ def test_eight_processes_call_at_once(tmp_path: Path) -> None:
     processes = [start(CALL, tmp_path) for _ in range(8)]
     assert [said(process) for process in processes] == [["right"]] * 8
     for kind in ("objects/*/*.o", "libraries/*/*.so"):
-        assert len(list(tmp_path.glob(kind))) == 1
+        assert len(list(tmp_path.glob(f"{STORE}/{kind}"))) == 1
