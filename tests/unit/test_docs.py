@@ -24,6 +24,7 @@ BASES = (
         "docs",
         "flash_attention",
         "flash_attention/backends",
+        "flash_attention/compat/transformers",
         "py",
         "py/flash_helpers",
         "py/flash_helpers/tune",
