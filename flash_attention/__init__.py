@@ -8,6 +8,7 @@ configuration describes (``flash_helpers.kernel_configs``). All run where the te
 from flash_attention.api import forward, forward_timed
 from flash_attention.attention import attention, attention_varlen, last_kernel
 from flash_attention.compat.sdpa import sdpa
+from flash_attention.merge import merge
 from flash_attention.run.choices import explain_choice, prepare
 from flash_helpers import __version__
 from flash_helpers.select.problem import AttentionProblem
@@ -23,6 +24,7 @@ __all__ = [
     "forward",
     "forward_timed",
     "last_kernel",
+    "merge",
     "prepare",
     "sdpa",
 ]

@@ -1235,3 +1235,19 @@ def test_c29_no_pages_at_all(device):
     assert (lse == -math.inf).all()
     with pytest.raises(ValueError, match="k and v have no page"):
         attention_cached(q, k, v, nothing + 1, block_table=table, validate=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("cuts", [[0, 100], [0, 37, 100], [0, 1, 64, 99, 100], [0, 50, 50, 100]], ids=str)
+def test_c32_parts_of_the_keys_are_merged(device, cuts, options):
+    q, k, v = ramps((2, 60, 4, 64), (2, 100, 2, 64), device)
+    parts = [(k[:, a:b], v[:, a:b]) for a, b in pairwise(cuts)]
+    results = [attend(q, *part, return_lse=True, **options) for part in parts]
+    out, lse = flash_attention.merge(*zip(*results, strict=True))
+    assert out.dtype is HALF
+    expected, expected_lse = reference(q, k, v, **options)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
+    again, lse_again = flash_attention.merge(*zip(*results, strict=True))
+    assert torch.equal(out, again)
+    assert torch.equal(lse, lse_again)

@@ -1,0 +1,99 @@
+"""``merge``: attention over all keys from attention over parts of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def merge(
+    outputs: Sequence[Tensor], lses: Sequence[Tensor], *, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """The attention of queries over several parts of their keys, from the result for each part.
+
+    ``out = sum_i exp(lse_i - lse) out_i`` with ``lse = log(sum_i exp(lse_i))``, in float32 and in the order
+    in which the parts are given, so that equal calls give equal bits. A part whose LSE is -inf takes no part,
+    whatever its output holds; a query without any has output 0 and LSE -inf. A part whose LSE is +inf takes
+    all the weight; several share it. PyTorch differentiates the result.
+
+    Args:
+        outputs: what ``attention`` returned for each part, (batch, seq, heads, d), or packed
+            (total, heads, d); at least one, of equal shapes, types and devices.
+        lses: the LSEs of the same parts, (batch, heads, seq) or (heads, total), float32 or float64.
+        out_dtype: type of the merged output; None: that of ``outputs``.
+
+    Returns:
+        The merged output and its LSE in float32.
+
+    Raises:
+        TypeError: no tensors, or an ``out_dtype`` that is no floating type.
+        ValueError: no part, another number of LSEs, or shapes, types or devices that differ.
+    """
+    outputs, lses = _checked(outputs, lses)
+    out_dtype = outputs[0].dtype if out_dtype is None else out_dtype
+    if not isinstance(out_dtype, torch.dtype) or not out_dtype.is_floating_point:
+        raise TypeError(f"out_dtype is {out_dtype!r}; it must be a floating type or None")
+    parts = [lse.float() for lse in lses]
+    largest = torch.stack([lse.detach() for lse in parts]).amax(0)
+    base = largest.masked_fill(largest.isinf(), 0.0)
+    weights = [_weight(lse, largest, base) for lse in parts]
+    total = weights[0]
+    for weight in weights[1:]:
+        total = total + weight
+    nothing = total == 0
+    divisor = total.masked_fill(nothing, 1.0)
+    out = torch.zeros_like(outputs[0], dtype=torch.float32)
+    for output, weight in zip(outputs, weights, strict=True):
+        share = _over_columns(weight / divisor)
+        out = out + output.float().masked_fill(share == 0, 0.0) * share
+    lse = (base + divisor.log()).masked_fill(nothing, -math.inf).masked_fill(largest == math.inf, math.inf)
+    return out.to(out_dtype), lse
+
+
+def _weight(lse: Tensor, largest: Tensor, base: Tensor) -> Tensor:
+    """The weight of a part beside the others: 1 for the largest LSE, 0 for one of -inf."""
+    infinite = largest == math.inf
+    weight = (lse.masked_fill(infinite, 0.0) - base).exp().masked_fill(infinite, 0.0)
+    return weight.masked_fill(lse == math.inf, 1.0)
+
+
+def _over_columns(weight: Tensor) -> Tensor:
+    """(batch, heads, seq) as (batch, seq, heads, 1); (heads, total) as (total, heads, 1)."""
+    return weight.transpose(-1, -2)[..., None]
+
+
+def _checked(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    for name, given in (("outputs", outputs), ("lses", lses)):
+        if isinstance(given, Tensor) or not isinstance(given, Sequence):
+            raise TypeError(f"{name} is a {type(given).__name__}; it must be a list of tensors")
+        for i, x in enumerate(given):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name}[{i}] is a {type(x).__name__}; it must be a tensor")
+    if not outputs or len(outputs) != len(lses):
+        raise ValueError(
+            f"outputs has {len(outputs)} parts and lses {len(lses)}; give at least one part and its LSE"
+        )
+    first = outputs[0]
+    if first.ndim not in (3, 4) or not first.is_floating_point():
+        raise ValueError(
+            f"outputs[0] has shape {tuple(first.shape)} and type {first.dtype}; it must be "
+            "(batch, seq, heads, d) or (total, heads, d), of a floating type"
+        )
+    wanted = (*first.shape[:-3], first.shape[-2], first.shape[-3])
+    for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
+        if (output.shape, output.dtype, output.device) != (first.shape, first.dtype, first.device):
+            raise ValueError(
+                f"outputs[{i}] is {tuple(output.shape)}, {output.dtype} on {output.device}, and outputs[0] "
+                f"{tuple(first.shape)}, {first.dtype} on {first.device}; parts must be equal in these"
+            )
+        if tuple(lse.shape) != wanted or lse.device != first.device:
+            raise ValueError(
+                f"lses[{i}] is {tuple(lse.shape)} on {lse.device}; for outputs of {tuple(first.shape)} on "
+                f"{first.device} it must be {wanted} there"
+            )
+        if lse.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"lses[{i}] is {lse.dtype}; it must be float32 or float64")
+    return list(outputs), list(lses)
