@@ -17,7 +17,7 @@ from flash_helpers.kernels.hopper.forward.sets import (
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.ladders import get_ladder
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
-from flash_helpers.kernels.sets import (
+from flash_helpers.kernels.ampere.forward.sets import (
     get_autotuning_kernel_configs,
     get_kernel_configs,
     get_kernel_progression_configs,

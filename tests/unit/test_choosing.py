@@ -171,8 +171,11 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
 @pytest.fixture
 def all_features(monkeypatch):
     """Families that have every feature."""
-    family = SimpleNamespace(name="acted", traits=("split",), missing_traits=lambda traits: ())
-    monkeypatch.setattr("flash_helpers.select.candidates.family_of", lambda kernel: family)
+
+    def acted(kernel):
+        return dataclasses.replace(direction_of(kernel), traits=ALL_TRAITS)
+
+    monkeypatch.setattr("flash_helpers.select.candidates.direction_of", acted)
 
 
 @pytest.mark.parametrize("d", [64, 40])

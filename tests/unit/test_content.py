@@ -21,7 +21,7 @@ from flash_helpers.cli import app
 from flash_helpers.commands.writable import NotWritableError, check_file
 from flash_helpers.content import ContentError, read_json, read_text, seal, unseal
 from flash_helpers.kernel_configs import DType, device_facts
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import load_report
 from flash_helpers.results import tables
@@ -90,7 +90,7 @@ def filled(path: Path) -> TuningDatabase:
     database = TuningDatabase(path)
     for place, kernel in enumerate(dict.fromkeys(chosen_kernels(PROBLEM, H100))):
         row = Measurement(kernel.short_form(), PROBLEM, stage=FINAL, milliseconds=1.0 + place, rounds=11)
-        database.record(DEVICE, sources_digest(family_of(kernel)), BUCKET, row)
+        database.record(DEVICE, sources_digest(direction_of(kernel)), BUCKET, row)
     return database
 
 

@@ -19,8 +19,8 @@ from flash_helpers.build.gates import (
     per_256_products,
     violations,
 )
-from flash_helpers.build.hopper_gates import MAX_DRIFT
 from flash_helpers.build.sass import find_tool
+from flash_helpers.kernels.hopper.forward.gates import MAX_DRIFT
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     ForwardKernel,

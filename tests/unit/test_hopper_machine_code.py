@@ -9,8 +9,7 @@ import pytest
 
 from flash_helpers.build import KernelCache, build_library
 from flash_helpers.build.gates import HOPPER_RECORD, load_record, machine_code
-from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
-from flash_helpers.build.main_loop import hot_path
+from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
 from flash_helpers.build.sass import Instruction, find_tool
 from flash_helpers.kernel_configs import (
