@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -25,6 +24,8 @@ from flash_attention.run import availability, choices, launch
 from flash_attention.run.launch import Cache, fill_without_keys, run_cuda
 from flash_helpers import generation
 from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.kernels.direction import ALL_TRAITS
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.problem import UNLIMITED, AttentionProblem, visible_limits
 from flash_helpers.select.select import select

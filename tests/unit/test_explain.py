@@ -27,7 +27,8 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import direction_of
-from flash_helpers.model.bank_conflicts import shared_accesses, smem_offset, wavefronts
+from flash_helpers.kernels.shared_memory import smem_offset, wavefronts
+from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import bounds
 from flash_helpers.model.recorded import all_recorded, recorded_facts
 from flash_helpers.model.resources import Waves, occupancy, predict_registers, register_error

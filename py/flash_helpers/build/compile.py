@@ -233,7 +233,14 @@ class _Compiler:
                 "log": log,
             }
 
-        key = digest_of(flash_helpers.__version__, self.direction.name, source, self.headers_digest, flags, self.nvcc.build)
+        key = digest_of(
+            flash_helpers.__version__,
+            self.direction.name,
+            source,
+            self.headers_digest,
+            flags,
+            self.nvcc.build,
+        )
         return self.cache.get_or_make("objects", key, make)
 
     def link(self, table: str, objects: Sequence[Artifact]) -> Artifact:

@@ -92,7 +92,9 @@ def _source_digest(kernel: ForwardKernel, target: int) -> str:
 def _folder(direction: Direction, include_root: Path | None) -> str:
     headers = sources.digest_of_headers(direction.launcher_header, include_root or sources.include_root())
     flags = (*COMPILE_FLAGS, *environment.nvcc_flags())
-    return f"index/{digest_of(flash_helpers.__version__, direction.family.name, direction.name, headers, flags)}"
+    return (
+        f"index/{digest_of(flash_helpers.__version__, direction.family.name, direction.name, headers, flags)}"
+    )
 
 
 def _parse(texts: Iterable[str]) -> list[dict]:

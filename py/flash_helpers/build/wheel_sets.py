@@ -95,7 +95,9 @@ def _problems(
 
 def _prompts(target: int) -> Iterator[AttentionProblem]:
     directions = [direction for direction in DIRECTIONS if direction.family.runs_on(target)]
-    return _problems(PROMPTS, sizes=sorted({sizes for direction in directions for sizes in direction.sizes()}))
+    return _problems(
+        PROMPTS, sizes=sorted({sizes for direction in directions for sizes in direction.sizes()})
+    )
 
 
 SETS = (

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
+from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import Bounds, bounds, launch_reason

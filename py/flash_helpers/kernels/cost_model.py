@@ -15,7 +15,9 @@ from flash_helpers.kernels.softmax import SoftmaxReference
 
 MAX_REGISTERS = 255  # of a thread
 WAVEFRONT_BYTES = 128  # what shared memory, which is also the L1 cache, moves in a clock
-EXP2_PER_CLOCK = 16  # results of one SM; CUDA C++ programming guide, throughput of native arithmetic instructions
+EXP2_PER_CLOCK = (
+    16  # results of one SM; CUDA C++ programming guide, throughput of native arithmetic instructions
+)
 
 # Of an H100, from dependent chains of one instruction each; an A100's differ by a few clocks.
 SHUFFLE_CLOCKS = 24

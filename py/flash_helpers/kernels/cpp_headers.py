@@ -110,7 +110,9 @@ def fields_header(configs: Mapping[type, tuple[str, str]], structs: Iterable[typ
             f'    return enumeration("{kind.__name__}", {members});\n}}\n'
         )
     names = ", ".join(config.__name__ for config in configs)
-    parts.append(f"// The configuration struct of each direction of each family.\nusing Configs = std::tuple<{names}>;\n")
+    parts.append(
+        f"// The configuration struct of each direction of each family.\nusing Configs = std::tuple<{names}>;\n"
+    )
     return (
         f"{_BANNER}"
         "// Included by binding/fields.hpp, which declares what is described here.\n"

@@ -21,7 +21,6 @@ from flash_helpers.model.step_costs import StepCosts, step_costs
 from flash_helpers.model.work import work
 from flash_helpers.select.splits import n_splits
 
-
 CLOCK_SHARE = 1.05  # of the datasheet's boost clock, which the cards pass while power allows
 MODEL_ERROR = 0.05  # median error over the committed result files; a test compares
 MEMORY_SHARE = 0.91  # of the datasheet's bandwidth

@@ -8,7 +8,11 @@ from flash_helpers.kernels.ampere.forward.config import NAME, FlashForwardKernel
 from flash_helpers.kernels.ampere.forward.defaults import defaults, sizes
 from flash_helpers.kernels.ampere.forward.ladder import STEPS, get_ampere_ladder
 from flash_helpers.kernels.ampere.forward.model import AmpereForwardModel
-from flash_helpers.kernels.ampere.forward.sets import get_autotuning_kernel_configs, get_kernels_to_build, skip_autotune_reason
+from flash_helpers.kernels.ampere.forward.sets import (
+    get_autotuning_kernel_configs,
+    get_kernels_to_build,
+    skip_autotune_reason,
+)
 from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.softmax import SoftmaxReference
