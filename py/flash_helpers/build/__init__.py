@@ -74,13 +74,14 @@ def build_kernels(
         for kernel in members:
             if missing := direction.missing_traits(kernel.traits):
                 raise ValueError(
-                    f"{kernel.short_form()}: kernels of the {direction.family.name} family cannot be compiled for "
+                    f"{kernel.short_form()}: kernels of the {direction.label} family cannot be compiled for "
                     f"{', '.join(missing)}, only for {', '.join(direction.traits)}"
                 )
-        fitting = [target for target in targets if direction.family.runs_on(target)]
+        family = direction.family
+        fitting = [target for target in targets if family.runs_on(target)]
         if not fitting:
             raise ValueError(
-                f"targets {targets}: kernels of the {direction.family.name} family run on {direction.family.allowed_targets}"
+                f"targets {targets}: kernels of the {family.name} family run on {family.allowed_targets}"
             )
         for target in fitting:
             result = build_library(members, target, jobs, progress, cache=cache, include_root=include_root)

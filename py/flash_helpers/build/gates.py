@@ -2,9 +2,9 @@
 
 ``python -m flash_helpers.build.gates --target 80 --target 90`` looks at every kernel that is built ahead of
 time or that a choice names for these generations, and on sm_90 at the ladders: no spilled registers, no
-compiler warning, no local memory in the main loop; Hopper kernels: all of ``kernels/hopper/forward/gates.py``. Exit status 1
-when one fails. What is compiled stays in the cache. ``--record`` keeps the instruction counts that tests and
-``docs/kernels/`` compare with.
+compiler warning, no local memory in the main loop, and what ``Direction.violations`` of a family asks beyond
+that. Exit status 1 when one fails. What is compiled stays in the cache. ``--record`` keeps the instruction
+counts that tests and ``docs/kernels/`` compare with.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def kernel_source(kernel: ForwardKernel, target: int) -> str:
 
 
 def table_source(kernels: Sequence[ForwardKernel]) -> str:
-    """The table ``flash_kernels.cuh`` of one library: its family, its direction and the address of every record."""
+    """The table ``flash_kernels.cuh`` of one library: family, direction and the address of every record."""
     direction = common_direction(kernels)
     names = [f"kernel_{kernel_id(kernel)}" for kernel in kernels]
     record = f"flash::ForwardKernelRecord<{direction.config.__name__}>"
@@ -111,7 +111,8 @@ def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check:
     """Writes the sources of kernel libraries and removes units of kernels no longer listed.
 
     Each direction of a family gets its own folder, ``<folder>/<family>_sm_<target>``, with the direction's
-    name behind the family's where it is not ``forward``: one none of whose kernels are listed loses its generated files.
+    name behind the family's where it is not ``forward``. One none of whose kernels are listed loses its
+    generated files.
 
     Args:
         kernels: the kernels; those of several families may be mixed, order and repetition do not matter.

@@ -104,7 +104,7 @@ class CostModel(ABC):
 
     @abstractmethod
     def latency(self, config: Any, matrix: float) -> float:
-        """The chain that one warp goes through in one K/V block, clocks; ``matrix``: those of its products."""
+        """Clocks of the chain that one warp goes through in one K/V block; ``matrix``: of the products."""
 
     @abstractmethod
     def instructions(self, config: Any) -> int:
@@ -115,7 +115,7 @@ class CostModel(ABC):
         """Every kind of access to shared memory; the worst warp and the worst tile of each."""
 
     def register_lines(self, registers: Registers) -> list[tuple[str, str]] | None:
-        """(what, value) where registers follow from the block alone; None: they are predicted, with an error."""
+        """(what, value) where registers follow from the block alone; None: they are predicted."""
         return None
 
     def spilled_registers(self, registers: Registers) -> int:

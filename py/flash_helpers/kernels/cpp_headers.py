@@ -111,7 +111,8 @@ def fields_header(configs: Mapping[type, tuple[str, str]], structs: Iterable[typ
         )
     names = ", ".join(config.__name__ for config in configs)
     parts.append(
-        f"// The configuration struct of each direction of each family.\nusing Configs = std::tuple<{names}>;\n"
+        "// The configuration struct of each direction of each family.\n"
+        f"using Configs = std::tuple<{names}>;\n"
     )
     return (
         f"{_BANNER}"

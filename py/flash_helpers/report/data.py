@@ -150,7 +150,7 @@ class Report:
         return timed
 
     def landscape(self) -> tuple[Problem, list[tuple[ForwardConfig, float]]] | None:
-        """(problem, [(configuration, TFLOP/s)]) of the problem with most that ``Direction.variant`` tells apart, at least 2."""
+        """(problem, [(configuration, TFLOP/s)]) of the problem with most that have a ``variant``, at least 2."""
         timed: dict[Problem, list[tuple[ForwardConfig, float]]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)

@@ -32,7 +32,8 @@ constexpr Record broken{{DType::FP16, 64, 3, 3, 3}, {}, 2, 32, 0, load, LAUNCH, 
 constexpr const void *records[] = {&whole, SECOND};
 }
 extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
-    static constexpr flash::KernelLibrary library{flash::kAbiVersion, FAMILY, DIRECTION, COUNT, RECORDS, TEXT};
+    static constexpr flash::KernelLibrary library{
+        flash::kAbiVersion, FAMILY, DIRECTION, COUNT, RECORDS, TEXT};
     return RETURNED;
 }
 """

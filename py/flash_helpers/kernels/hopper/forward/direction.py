@@ -22,7 +22,7 @@ from flash_helpers.kernels.hopper.forward.ladder import (
 )
 from flash_helpers.kernels.hopper.forward.model import HopperForwardModel
 from flash_helpers.kernels.hopper.forward.sets import get_hopper_best_kernels, get_hopper_kernels_to_build
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
 
@@ -42,11 +42,11 @@ NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
 """What never makes a kernel impossible is left out."""
 
 
-def _candidates() -> list[HopperForwardKernelConfig]:
+def _candidates() -> list[ForwardConfig]:
     return sorted({kernel.config for kernel in get_hopper_best_kernels()})
 
 
-def _built_configs() -> list[HopperForwardKernelConfig]:
+def _built_configs() -> list[ForwardConfig]:
     return sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
 
 
