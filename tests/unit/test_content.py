@@ -18,7 +18,7 @@ from flash_helpers import content, host_memory, messages, trust
 from flash_helpers.benchmark.results import ResultFileError, Results, Row
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.cli import app
-from flash_helpers.commands.writable import NotWritableError, check_file
+from flash_helpers.console.writable import NotWritableError, check_file
 from flash_helpers.content import ContentError, read_json, read_text, seal, unseal
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.families import direction_of

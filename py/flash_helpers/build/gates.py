@@ -22,8 +22,8 @@ from flash_helpers.build import CompiledKernel, build_kernels
 from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.sass import Instruction, disassemble, parse_functions
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
     ForwardConfig,

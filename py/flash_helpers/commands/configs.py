@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.build import KernelCache, built_kernels
-from flash_helpers.commands.output import console_for, shown_bytes, write_json
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, shown_bytes, write_json
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType

@@ -150,7 +150,7 @@ class Report:
         return timed
 
     def landscape(self) -> tuple[Problem, list[tuple[ForwardConfig, float]]] | None:
-        """(problem, [(configuration, TFLOP/s)]) of the problem with most that have a ``variant``, at least 2."""
+        """(problem, [(configuration, TFLOP/s)]): the problem of most with a ``variant``, of 2 at least."""
         timed: dict[Problem, list[tuple[ForwardConfig, float]]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)
