@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 
-from flash_helpers.kernels.ampere.forward.direction import DIRECTION as AMPERE_FORWARD
 from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.family import Family
-from flash_helpers.kernels.hopper.forward.direction import DIRECTION as HOPPER_FORWARD
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 
-DIRECTIONS: tuple[Direction, ...] = (
-    AMPERE_FORWARD,
-    HOPPER_FORWARD,
+_FOLDERS = (  # each has a module ``direction``, which defines ``DIRECTION``
+    "ampere.forward",
+    "hopper.forward",
+)
+
+DIRECTIONS: tuple[Direction, ...] = tuple(
+    importlib.import_module(f"flash_helpers.kernels.{folder}.direction").DIRECTION for folder in _FOLDERS
 )
 """Every direction, in the order in which the binding lists them. The first one's parser reads what no other
 one's names look like."""

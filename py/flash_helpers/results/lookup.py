@@ -123,7 +123,7 @@ def _shipped(bucket: Bucket, device: TunedDevice) -> TunedBucket | None:
 
 @functools.lru_cache(maxsize=4096)
 def _names_kernel(name: str, bucket: Bucket) -> bool:
-    """Whether a name is that of a kernel of the bucket's direction, type and head size; a damaged one is not."""
+    """Whether a name is that of a kernel of the bucket's direction, type and head size."""
     try:
         config = parse_kernel_name_into_config(name)
         fits = config.dtype is bucket.dtype and config.d_head >= bucket.d_head
