@@ -162,7 +162,8 @@ def test_a_new_direction_of_a_new_family_is_two_folders_and_one_line(tmp_path: P
     assert [line for line in after if line not in before] == ['    "toy.row_sums",']
     assert len(after) == len(before) + 1
 
-    assert len(re.findall(r"\((?:FP16|BF16), (?:64|128), 128\): row_sums\+unrolled[ │]+toy_row_sums", printed)) == 4
+    listed = r"\((?:FP16|BF16), (?:64|128), 128\): row_sums\+unrolled[ │]+toy_row_sums"
+    assert len(re.findall(listed, printed)) == 4
     assert '#include "toy/row_sums/launcher.cuh"' in printed
     assert "flash::toy::make_record<ToyRowSumsKernelConfig{.dtype = DType::BF16, .d_head = 64, " in printed
     assert printed.splitlines()[-1] == "toy_row_sums toy row_sums 80 128"

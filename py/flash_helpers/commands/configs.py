@@ -116,7 +116,12 @@ def configs_command(
         resident = "" if e.blocks_per_sm is None else str(e.blocks_per_sm)
         targets = ", ".join(f"sm_{target}" for target in e.built)
         name = Text(e.kernel if e.infeasible is None else f"{e.kernel}\n  {e.infeasible}")
-        cells = (shown_bytes(e.smem_bytes), "" if e.registers is None else str(e.registers), resident, targets)
+        cells = (
+            shown_bytes(e.smem_bytes),
+            "" if e.registers is None else str(e.registers),
+            resident,
+            targets,
+        )
         table.add_row(name, e.family, *cells, style="dim" if e.infeasible else "")
     if not entries:
         known = ", ".join(str(d) for d in sorted({k.config.d_head for k in select_kernels(kernels, causal)}))
