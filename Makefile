@@ -114,7 +114,7 @@ gpu-bench: gpu-build
 	$(PYTHON) -m flash_helpers.benchmark.milestone --out $(OUT)
 
 wheel: $(VENV)/.test $(if $(strip $(TARGETS)),$(VENV)/.compiler)
-	$(VENV_PYTHON) -m flash_helpers.build.wheel --out dist \
+	$(VENV_PYTHON) -m flash_helpers.packaging.wheel --out dist \
 		$(addprefix --target ,$(subst $(COMMA), ,$(TARGETS))) \
 		$(addprefix --sets ,$(subst $(SPACE),$(COMMA),$(strip $(SETS))))
 

@@ -23,8 +23,8 @@ from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results
 from flash_helpers.benchmark.runner import bench, named_device
 from flash_helpers.build import build_kernels
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernel_configs import DType, ForwardKernel, choose_ampere_kernel
 from flash_helpers.problem import Problem, grid
 

@@ -38,9 +38,10 @@ from flash_helpers.benchmark.copy_rate import copy_rate
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.runner import named_device
-from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import TimedCall, Timing, alternate
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
     choose_hopper_kernel,

@@ -36,9 +36,9 @@ from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import measure_problem, named_device
-from flash_helpers.benchmark.timing import timer_for
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,

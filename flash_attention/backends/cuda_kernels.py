@@ -27,7 +27,7 @@ from flash_attention.errors import (
 from flash_helpers import build, environment
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
-from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.families import DIRECTIONS, family_of
 from flash_helpers.messages import say_once
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
@@ -138,7 +138,7 @@ def load_library(path: Path) -> None:
 
 def registered_kernels() -> list[tuple[ForwardKernel, int]]:
     """(kernel, target) of every kernel that this process has loaded."""
-    config_types = {family.config.__name__: family.config for family in FAMILIES}
+    config_types = {direction.config.__name__: direction.config for direction in DIRECTIONS}
     kernels = []
     for name, values, traits, target in extension().registered():
         # The binding gives enumerations as numbers.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,21 +25,16 @@ from flash_attention.checks.memory import (
 )
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_attention.torch_private import forward_levels, is_batched
-from flash_helpers.kernel_configs import DType, ForwardKernel, NextItem, SoftmaxReference
+from flash_helpers.kernel_configs import DType, ForwardKernel
+from flash_helpers.kernels.cpp_headers import field_types
 from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.families import is_config, known_configs
 from flash_helpers.kernels.kernel import ForwardConfig
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
-FIELD_TYPES = {
-    "DType": DType,
-    "SoftmaxReference": SoftmaxReference,
-    "NextItem": NextItem,
-    "int": int,
-    "bool": bool,
-}
 
 
 # ---------------------------------------------------------------------- configuration
@@ -100,17 +95,16 @@ def check_config(config: ForwardConfig, name: str) -> None:
         config: the configuration.
         name: of the argument, for messages.
     """
-    if not isinstance(config, ForwardConfig):
+    if not is_config(config):
         raise TypeError(
-            f"{name} is a {_type_name(config)}; it must be a FlashForwardKernelConfig or a "
-            "HopperForwardKernelConfig: build one, or "
+            f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ')}: build one, or "
             "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
-    for f in fields(config):
-        value, wanted = getattr(config, f.name), FIELD_TYPES[str(f.type)]
+    for field_name, wanted in field_types(type(config)).items():
+        value = getattr(config, field_name)
         if type(value) is not wanted:
             raise TypeError(
-                f"{name}.{f.name} is {value!r}, a {_type_name(value)}; it must be a {wanted.__name__}"
+                f"{name}.{field_name} is {value!r}, a {_type_name(value)}; it must be a {wanted.__name__}"
                 + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
             )
     if reason := config.malformed_reason():

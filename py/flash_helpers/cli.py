@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 import flash_helpers
-from flash_helpers.commands.errors import shown_errors
 from flash_helpers.commands.examples import examples
-from flash_helpers.commands.output import use_plain
-from flash_helpers.commands.pipe import patient_output
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.output import use_plain
+from flash_helpers.console.pipe import patient_output
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -5,6 +5,13 @@ from flash_helpers.kernels.ampere.forward.choices import (
     get_ampere_best_kernels,
 )
 from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_helpers.kernels.ampere.forward.sets import (
+    get_autotuning_kernel_configs,
+    get_kernel_configs,
+    get_kernel_progression_configs,
+    get_kernels_to_build,
+    should_autotune_config,
+)
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
@@ -17,13 +24,6 @@ from flash_helpers.kernels.hopper.forward.sets import (
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.ladders import get_ladder
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
-from flash_helpers.kernels.sets import (
-    get_autotuning_kernel_configs,
-    get_kernel_configs,
-    get_kernel_progression_configs,
-    get_kernels_to_build,
-    should_autotune_config,
-)
 from flash_helpers.kernels.softmax import SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, ForwardTraits
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 
-from flash_helpers.kernel_configs import (
-    get_hopper_kernels_to_build,
-    get_kernel_configs,
-    get_kernels_to_build,
-    parse_kernel_name_into_config,
-)
-from flash_helpers.kernels.hopper.forward.ladder import get_hopper_progression_configs
+from flash_helpers.kernel_configs import get_kernel_configs, parse_kernel_name_into_config
+from flash_helpers.kernels.direction import Direction
+from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 
 CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 """What ``--causal`` may say."""
 
-SETS = "all, ampere, hopper, tune, ladder, hopper_ladder, block sizes B_r,B_c, or none"
+SETS = (
+    f"all, {', '.join(direction.label for direction in DIRECTIONS)}, tune, ladder, "
+    f"{', '.join(name for direction in DIRECTIONS for name in direction.sets)}, block sizes B_r,B_c, or none"
+)
 
 
 def select_configs(text: str) -> list[ForwardConfig]:
@@ -40,19 +40,23 @@ def select_configs(text: str) -> list[ForwardConfig]:
     if text.startswith("("):
         names = dict.fromkeys(part.strip() for part in text.split(";") if part.strip())
         return [parse_short_form(name) for name in names]
-    hopper = sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
-    sets: dict[str, Sequence[ForwardConfig]] = {
-        "all": [*get_kernels_to_build(), *hopper],
-        "ampere": get_kernels_to_build(),
-        "hopper": hopper,
-        "hopper_ladder": get_hopper_progression_configs(),
-    }
+    sets: dict[str, Callable[[], Sequence[ForwardConfig]]] = {"all": _built_configs}
+    for direction in DIRECTIONS:
+        sets |= {direction.label: partial(_built_by, direction), **direction.sets}
     if text in sets:
-        return list(sets[text])
+        return list(sets[text]())
     try:
         return list(get_kernel_configs("prog" + text[6:] if text.startswith("ladder") else text))
     except ValueError as error:
         raise ValueError(f"{error}; also: {SETS}") from None
+
+
+def _built_by(direction: Direction) -> list[ForwardConfig]:
+    return sorted({kernel.config for kernel in direction.built()})
+
+
+def _built_configs() -> list[ForwardConfig]:
+    return [config for direction in DIRECTIONS for config in _built_by(direction)]
 
 
 def select_kernels(text: str, causal: str = "no") -> list[ForwardKernel]:

@@ -20,9 +20,9 @@ from flash_helpers.benchmark.peers import PEERS
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Row
 from flash_helpers.benchmark.runner import bench, default_device
-from flash_helpers.commands.errors import shown_errors
-from flash_helpers.commands.output import TextConsole, console_for
-from flash_helpers.commands.pipe import patient_output
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.output import TextConsole, console_for
+from flash_helpers.console.pipe import patient_output
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 from flash_helpers.select.choice import attention_problem

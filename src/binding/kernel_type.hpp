@@ -107,6 +107,7 @@ inline Reference make_kernel_type() {
     };
     static PyGetSetDef properties[] = {
         {"family", kernel_member<&Kernel::family>, nullptr, nullptr, nullptr},
+        {"direction", kernel_member<&Kernel::direction>, nullptr, nullptr, nullptr},
         {"target", kernel_member<&Kernel::target>, nullptr,
          "GPU generation it is compiled for, 80 for sm_80.", nullptr},
         {"d_head", kernel_member<&Kernel::d_head>, nullptr, nullptr, nullptr},

@@ -18,6 +18,7 @@ namespace flash::binding {
 // A record without its family's type: what a launch needs.
 struct Kernel {
     const char *family;
+    const char *direction;
     int target;
     int d_head;
     int d_head_v;
@@ -79,6 +80,7 @@ int file_records(const KernelLibrary &library) {
         const auto &record = record_at<Config>(library, i);
         const Kernel kernel{
             .family = Description<Config>::family,
+            .direction = Description<Config>::direction,
             .target = record.target,
             .d_head = record.config.d_head,
             .d_head_v = d_head_v(record.config),
@@ -112,15 +114,22 @@ inline int file_library(void *handle) {
             "; remove the file, so that it is built again; in a checkout build the binding "
             "again first: python setup.py build_ext --inplace");
     }
-    if (library->family == nullptr) throw std::runtime_error("it names no kernel family");
-    const std::string family = library->family;
+    if (library->family == nullptr || library->direction == nullptr) {
+        throw std::runtime_error("it names no kernel family or no direction");
+    }
+    const std::string family = library->family, direction = library->direction;
     int n_new = 0;
     const bool known = any_config([&]<typename Config>() {
-        if (family != Description<Config>::family) return false;
+        if (family != Description<Config>::family || direction != Description<Config>::direction) {
+            return false;
+        }
         n_new = file_records<Config>(*library);
         return true;
     });
-    if (!known) throw std::runtime_error("kernel family '" + family + "' is unknown to this binding");
+    if (!known) {
+        throw std::runtime_error("kernels of family '" + family + "', direction '" + direction +
+                                 "', are unknown to this binding");
+    }
     return n_new;
 }
 

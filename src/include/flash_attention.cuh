@@ -90,15 +90,16 @@ struct ForwardKernelRecord {
 // What a kernel library exports. `abi` is kAbiVersion of the headers it was compiled from.
 struct KernelLibrary {
     int abi;
-    const char *family;  // "ampere", "hopper"
+    const char *family;     // "ampere", "hopper"
+    const char *direction;  // "forward"
     int n_kernels;
-    const void *const *records;  // each a const ForwardKernelRecord<Config of the family> *
+    const void *const *records;  // each a const ForwardKernelRecord<Config of family and direction> *
     const char *(*error_string)(int error);
 };
 
 // Raised by hand when what stands in this file changes; the digest sees the structs of configurations and
 // traits.
-inline constexpr int kInterfaceVersion = 7;
+inline constexpr int kInterfaceVersion = 8;
 inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 

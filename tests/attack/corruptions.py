@@ -15,7 +15,7 @@ from outcome import Outcome
 from flash_helpers import messages
 from flash_helpers.benchmark.results import ResultFileError, Results
 from flash_helpers.kernel_configs import DType, device_facts
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import load_report
 from flash_helpers.results import tables
@@ -106,7 +106,7 @@ def _fill(database: TuningDatabase) -> None:
     for place, kernel in enumerate(dict.fromkeys(chosen_kernels(PROBLEM, H100))):
         name, time = kernel.short_form(), 1.0 + place
         row = Measurement(name, PROBLEM, stage=FINAL, milliseconds=time, p20=time, p80=time, rounds=11)
-        database.record(device, sources_digest(family_of(kernel)), bucket, row)
+        database.record(device, sources_digest(direction_of(kernel)), bucket, row)
     database.record(DEVICE, "a", BUCKET, *(measured(f"kernel {n}") for n in range(40)))
 
 

@@ -15,7 +15,7 @@ from flash_attention import attention, explain_choice, last_kernel, prepare
 from flash_attention.backends.cuda import device_facts_of
 from flash_attention.run import choices
 from flash_helpers.kernel_configs import DType, ForwardKernel
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import FINAL, Measurement, TuningDatabase
@@ -152,7 +152,7 @@ def test_tuning_results_of_another_process_count_from_prepare_on(
     for kernel, milliseconds in ((default, 2.0), (other, 1.0)):
         database.record(
             TunedDevice.of(facts),
-            sources_digest(family_of(kernel)),
+            sources_digest(direction_of(kernel)),
             Bucket.of_problem(size, facts.sm_count),
             Measurement(kernel.short_form(), size, stage=FINAL, milliseconds=milliseconds, rounds=11),
         )

@@ -7,7 +7,7 @@ import io
 import torch
 
 from flash_helpers import run
-from flash_helpers.commands.output import TextConsole
+from flash_helpers.console.output import TextConsole
 
 
 def test_the_first_look_names_the_kernels_that_ran() -> None:

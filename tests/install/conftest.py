@@ -8,8 +8,8 @@ import pytest
 
 from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.build.wheel import build_wheel
 from flash_helpers.kernel_selection import select_kernels
+from flash_helpers.packaging.wheel import build_wheel
 
 KERNEL = "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax"
 

@@ -18,7 +18,7 @@ import pytest
 
 from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.build.wheel import copy_checkout
+from flash_helpers.packaging.wheel import copy_checkout
 
 PROGRAM = """
 import torch, flash_attention, flash_helpers.build as build

@@ -1,4 +1,4 @@
-"""docs/adding-a-kernel.md, followed: its diffs applied to a copy of the sources, its blocks run there."""
+"""The pages docs/adding-a-*.md, followed: diffs applied to a copy of the sources, blocks run there."""
 
 from __future__ import annotations
 
@@ -20,19 +20,30 @@ pytestmark = pytest.mark.compile
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
+DIRECTION_PAGE = ROOT / "docs" / "adding-a-direction.md"
 COPIED = ("flash_attention", "py", "src", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
 BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def section(title: str) -> list[tuple[str, str]]:
+def section(title: str, page: Path = PAGE) -> list[tuple[str, str]]:
     """(kind, text) of the fenced blocks under one heading, in order."""
-    text = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    text = page.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
     return [(match["kind"], match["text"]) for match in BLOCK.finditer(text)]
 
 
 def apply(diff: str, root: Path) -> None:
-    """Applies a diff whose hunks have no line numbers: their old lines stand exactly once in the file."""
+    """Applies a diff whose hunks have no line numbers: their old lines stand exactly once in the file.
+
+    One from ``/dev/null`` makes a file that is not there yet.
+    """
     old_name, new_name, *lines = diff.splitlines()
+    if old_name == "--- /dev/null":
+        path = root / new_name.removeprefix("+++ b/")
+        assert {line[:1] for line in lines} == {"+"}, diff
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.writelines(line[1:] + "\n" for line in lines)
+        return
     assert old_name.startswith("--- a/"), old_name
     assert old_name.removeprefix("--- a/") == new_name.removeprefix("+++ b/")
     path = root / old_name.removeprefix("--- a/")
@@ -119,6 +130,62 @@ def test_a_new_way_to_load_fragments(tmp_path: Path) -> None:
         assert set(wide) == {"LDSM.16.M88.4", "LDSM.16.MT88.4"}
         assert narrow["LDSM.16.M88.2"] == 2 * (wide["LDSM.16.M88.4"] - narrow["LDSM.16.M88.4"]) > 0
         assert narrow["LDSM.16.MT88.4"] == wide["LDSM.16.MT88.4"]
+
+
+def changed_files(root: Path) -> tuple[set[str], set[str]]:
+    """(new files, changed files) of a copy, but for what is generated or built there."""
+    new, changed = set(), set()
+    for path in root.rglob("*"):
+        name = path.relative_to(root)
+        made = {"generated", "__pycache__", "cache", "build"} & set(name.parts) or path.suffix == ".so"
+        if made or not path.is_file():
+            continue
+        if not (ROOT / name).is_file():
+            new.add(str(name))
+        elif (ROOT / name).read_bytes() != path.read_bytes():
+            changed.add(str(name))
+    return new, changed
+
+
+def test_a_new_direction_of_a_new_family_is_two_folders_and_one_line(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    copy.follow(section("The folder", DIRECTION_PAGE))
+    new, changed = changed_files(tmp_path)
+    assert changed == set()
+    assert {name.rpartition("/")[0] for name in new} == {
+        "py/flash_helpers/kernels/toy", "py/flash_helpers/kernels/toy/row_sums", "src/include/toy/row_sums",
+    }  # fmt: skip
+    printed = copy.follow(section("The line", DIRECTION_PAGE))
+    assert changed_files(tmp_path) == (new, {"py/flash_helpers/kernels/families.py"})
+    registry = "py/flash_helpers/kernels/families.py"
+    before, after = ((root / registry).read_text().splitlines() for root in (ROOT, tmp_path))
+    assert [line for line in after if line not in before] == ['    "toy.row_sums",']
+    assert len(after) == len(before) + 1
+
+    listed = r"\((?:FP16|BF16), (?:64|128), 128\): row_sums\+unrolled[ │]+toy_row_sums"
+    assert len(re.findall(listed, printed)) == 4
+    assert '#include "toy/row_sums/launcher.cuh"' in printed
+    assert "flash::toy::make_record<ToyRowSumsKernelConfig{.dtype = DType::BF16, .d_head = 64, " in printed
+    assert printed.splitlines()[-1] == "toy_row_sums toy row_sums 80 128"
+    structs = (tmp_path / "src" / "include" / "generated" / "structs.cuh").read_text()
+    assert "struct ToyRowSumsKernelConfig {\n    DType dtype;\n    int d_head;" in structs
+    (entry,) = (tmp_path / "cache" / STORE / "index").rglob("*.json")
+    assert '"direction": "row_sums"' in entry.read_text().replace('\\"', '"')
+    refusals = {
+        "(BF16, 96, 128): row_sums": "d_head is 96; this family has 64, 128",
+        "(BF16, 64, 100): row_sums": "B_r is 100; it must be a multiple of 32 from 32 to 1024",
+        "(BF16, 64, 128): row_sums+quick": "the word 'quick' is unknown; allowed: row_sums, unrolled",
+        "(BF16, 64, 128): row_sums | causal": "causal: row sums are made without traits",
+    }
+    program = (
+        "from flash_helpers.kernel_selection import parse_kernel\n"
+        "for name in NAMES:\n"
+        "    try: print(parse_kernel(name).malformed_reason())\n"
+        "    except ValueError as error: print(str(error).splitlines()[0])\n"
+    )
+    lines = copy.run([sys.executable, "-c", program.replace("NAMES", repr(list(refusals)))]).splitlines()
+    for line, reason in zip(lines, refusals.values(), strict=True):
+        assert reason in line
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -25,6 +24,8 @@ from flash_attention.run import availability, choices, launch
 from flash_attention.run.launch import Cache, fill_without_keys, run_cuda
 from flash_helpers import generation
 from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.kernels.direction import ALL_TRAITS
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.problem import UNLIMITED, AttentionProblem, visible_limits
 from flash_helpers.select.select import select
@@ -171,8 +172,11 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
 @pytest.fixture
 def all_features(monkeypatch):
     """Families that have every feature."""
-    family = SimpleNamespace(name="acted", traits=("split",), missing_traits=lambda traits: ())
-    monkeypatch.setattr("flash_helpers.select.candidates.family_of", lambda kernel: family)
+
+    def acted(kernel):
+        return dataclasses.replace(direction_of(kernel), traits=ALL_TRAITS)
+
+    monkeypatch.setattr("flash_helpers.select.candidates.direction_of", acted)
 
 
 @pytest.mark.parametrize("d", [64, 40])

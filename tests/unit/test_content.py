@@ -18,10 +18,10 @@ from flash_helpers import content, host_memory, messages, trust
 from flash_helpers.benchmark.results import ResultFileError, Results, Row
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.cli import app
-from flash_helpers.commands.writable import NotWritableError, check_file
+from flash_helpers.console.writable import NotWritableError, check_file
 from flash_helpers.content import ContentError, read_json, read_text, seal, unseal
 from flash_helpers.kernel_configs import DType, device_facts
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import load_report
 from flash_helpers.results import tables
@@ -90,7 +90,7 @@ def filled(path: Path) -> TuningDatabase:
     database = TuningDatabase(path)
     for place, kernel in enumerate(dict.fromkeys(chosen_kernels(PROBLEM, H100))):
         row = Measurement(kernel.short_form(), PROBLEM, stage=FINAL, milliseconds=1.0 + place, rounds=11)
-        database.record(DEVICE, sources_digest(family_of(kernel)), BUCKET, row)
+        database.record(DEVICE, sources_digest(direction_of(kernel)), BUCKET, row)
     return database
 
 
@@ -166,10 +166,12 @@ def test_a_maker_that_is_killed_leaves_all_of_the_schema_or_nothing(tmp_path: Pa
         patch.setattr(sqlite3, "connect", traced)
         filled(tmp_path / "tuning.sqlite3")
     (begin,) = (n for n, text in enumerate(statements) if text.startswith("BEGIN IMMEDIATE"))
-    words = [text.split()[0] for text in statements[begin : begin + 4]]
-    assert words == ["BEGIN", "CREATE", "PRAGMA", "COMMIT"]
+    words = [text.split()[0] for text in statements[begin : begin + 5]]
+    assert words == ["BEGIN", "CREATE", "ALTER", "PRAGMA", "COMMIT"]
     with contextlib.closing(connect(tmp_path / "tuning.sqlite3")) as connection:
-        connection.execute("PRAGMA user_version = 0")  # what earlier versions left when they were killed
+        # What earlier versions left when they were killed: the table of schema 1 without its number.
+        connection.execute("ALTER TABLE measurement DROP COLUMN direction")
+        connection.execute("PRAGMA user_version = 0")
     assert TuningDatabase(tmp_path / "tuning.sqlite3").devices() == [DEVICE]
 
 

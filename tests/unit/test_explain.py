@@ -26,8 +26,9 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import family_of
-from flash_helpers.model.bank_conflicts import shared_accesses, smem_offset, wavefronts
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.shared_memory import smem_offset, wavefronts
+from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import bounds
 from flash_helpers.model.recorded import all_recorded, recorded_facts
 from flash_helpers.model.resources import Waves, occupancy, predict_registers, register_error
@@ -341,16 +342,16 @@ def test_a_problem_shows_choice_candidates_and_reasons(
     device = TunedDevice.of(facts)
     bucket = Bucket.of_problem(problem, facts.sm_count)
     measured = Measurement(other.short_form(), problem, stage=FINAL, milliseconds=10.0, rounds=11)
-    TuningDatabase().record(device, sources_digest(family_of(other)), bucket, measured)
+    TuningDatabase().record(device, sources_digest(direction_of(other)), bucket, measured)
     (alone,) = explain_problem_command(**options)
     assert alone.candidates[0].kernel == by_choice.candidates[0].kernel
     assert "they do not count" in alone.measured_as
     (first, second), third = [c.kernel for c in by_choice.candidates[1:3]], by_choice.candidates[3].kernel
     for kernel, milliseconds in ((first, 12.5), (second, 12.0)):
         slow = replace(measured, kernel=kernel.short_form(), milliseconds=milliseconds)
-        TuningDatabase().record(device, sources_digest(family_of(other)), bucket, slow)
+        TuningDatabase().record(device, sources_digest(direction_of(other)), bucket, slow)
     beside = replace(measured, kernel=by_choice.candidates[0].kernel.short_form(), milliseconds=10.1)
-    TuningDatabase().record(device, sources_digest(family_of(other)), bucket, beside)
+    TuningDatabase().record(device, sources_digest(direction_of(other)), bucket, beside)
     (by_time,) = explain_problem_command(**options, json_path=tmp_path / "problem.json")
     assert by_time.candidates[0].kernel == other
     # What was measured says its rate, the fastest first; the model speaks of the others alone.

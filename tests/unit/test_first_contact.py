@@ -24,9 +24,9 @@ from flash_helpers.build.compile import CompiledKernel
 from flash_helpers.cli import app
 from flash_helpers.commands.build import compiled_only
 from flash_helpers.commands.examples import EXAMPLES
-from flash_helpers.commands.output import TextConsole
-from flash_helpers.commands.plain_table import plain_lines
-from flash_helpers.commands.progress import shown_progress
+from flash_helpers.console.output import TextConsole
+from flash_helpers.console.plain_table import plain_lines
+from flash_helpers.console.progress import shown_progress
 from flash_helpers.kernel_configs import ForwardKernel, get_kernel_progression_configs
 from flash_helpers.kernel_selection import parse_short_form
 

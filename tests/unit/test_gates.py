@@ -19,7 +19,6 @@ from flash_helpers.build.gates import (
     per_256_products,
     violations,
 )
-from flash_helpers.build.hopper_gates import MAX_DRIFT
 from flash_helpers.build.sass import find_tool
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
@@ -28,6 +27,7 @@ from flash_helpers.kernel_configs import (
     get_hopper_kernels_to_build,
     get_kernels_to_build,
 )
+from flash_helpers.kernels.hopper.forward.gates import MAX_DRIFT
 
 # Bounded: two of each target's compared kernels. `python -m flash_helpers.build.gates` takes all.
 SAMPLE = {80: slice(1, 3), 86: slice(3, 4), 89: slice(3, 4), 90: slice(1, 2)}

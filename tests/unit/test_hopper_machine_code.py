@@ -9,8 +9,7 @@ import pytest
 
 from flash_helpers.build import KernelCache, build_library
 from flash_helpers.build.gates import HOPPER_RECORD, load_record, machine_code
-from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
-from flash_helpers.build.main_loop import hot_path
+from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
 from flash_helpers.build.sass import Instruction, find_tool
 from flash_helpers.kernel_configs import (
@@ -19,7 +18,9 @@ from flash_helpers.kernel_configs import (
     ForwardTraits,
     choose_hopper_kernel,
 )
+from flash_helpers.kernels.gates import MachineCode
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.gates import counts, violations
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 
@@ -53,6 +54,17 @@ def code(*lines: str) -> list[Instruction]:
     return body
 
 
+def seen(
+    config: HopperForwardKernelConfig,
+    body: list[Instruction],
+    recorded: dict[str, int] | None = None,
+    report: PtxasReport = CLEAN,
+) -> MachineCode:
+    """What the gates look at."""
+    loop = main_loop(body, config.products_per_block)
+    return MachineCode(report.warnings, report.spill_bytes, body, loop, hot_path(loop), recorded)
+
+
 @pytest.fixture
 def config() -> HopperForwardKernelConfig:
     """Four products of Q K^T and three of P V."""
@@ -71,15 +83,15 @@ GOOD = [
 
 
 def test_good_code_passes(config: HopperForwardKernelConfig) -> None:
-    assert gate_violations(config, CLEAN, code(*GOOD)) == []
+    assert violations(config, seen(config, code(*GOOD))) == []
 
 
 def test_steady_loop_is_found_and_its_cold_block_left_out(config: HopperForwardKernelConfig) -> None:
-    loop = steady_loop(config, code(*GOOD))
+    loop = main_loop(code(*GOOD), config.products_per_block)
     assert (loop[0].address, loop[-1].address) == (16 * 2, 16 * 24)
     hot = hot_path(loop)
     assert [i.name for i in hot[-7:]] == ["BRA", "F2FP", *["SYNCS"] * 4, "BRA"]
-    assert count_opcodes(hot)["total"] == len(loop) - 3
+    assert counts(seen(config, code(*GOOD)))["total"] == len(loop) - 3
 
 
 @pytest.mark.parametrize(
@@ -97,20 +109,20 @@ def test_steady_loop_is_found_and_its_cold_block_left_out(config: HopperForwardK
 )
 def test_each_lack_is_named(config: HopperForwardKernelConfig, old: str, new: str, message: str) -> None:
     body = code(*(new if line == old else line for line in GOOD))
-    assert message in "\n".join(gate_violations(config, CLEAN, body))
+    assert message in "\n".join(violations(config, seen(config, body)))
 
 
 def test_descriptor_moves_spills_warnings_and_drift_are_named(config: HopperForwardKernelConfig) -> None:
     many_moves = code(*GOOD[:11], *["R2UR"] * 5, *GOOD[11:15], *GOOD[20:])
-    assert "5 R2UR, at most 4" in "\n".join(gate_violations(config, CLEAN, many_moves))
+    assert "5 R2UR, at most 4" in "\n".join(violations(config, seen(config, many_moves)))
     spilled = replace(CLEAN, spill_bytes=8, warnings=("(C7510) serialized",))
-    assert gate_violations(config, spilled, code(*GOOD)) == [
+    assert violations(config, seen(config, code(*GOOD), report=spilled)) == [
         "ptxas: (C7510) serialized",
         "8 bytes of registers are spilled",
     ]
-    recorded = count_opcodes(hot_path(steady_loop(config, code(*GOOD))))
-    assert gate_violations(config, CLEAN, code(*GOOD), recorded) == []
-    drifted = gate_violations(config, CLEAN, code(*GOOD), {**recorded, "MUFU": 2})
+    recorded = counts(seen(config, code(*GOOD)))
+    assert violations(config, seen(config, code(*GOOD), recorded)) == []
+    drifted = violations(config, seen(config, code(*GOOD), {**recorded, "MUFU": 2}))
     assert drifted == ["steady loop: 1 MUFU, recorded 2"]
 
 
@@ -141,6 +153,7 @@ def test_machine_code_passes_the_gates(
     assert isinstance(kernel.config, HopperForwardKernelConfig)
     recorded = load_record(HOPPER_RECORD)[kernel.short_form()]
     body = machine_code(library, [kernel])[kernel]
-    assert gate_violations(kernel.config, parse_ptxas(logs[kernel]), body, recorded) == []
+    found = seen(kernel.config, body, recorded, parse_ptxas(logs[kernel]))
+    assert violations(kernel.config, found) == []
     lagged = kernel.config.softmax_reference == SoftmaxReference.LAGGED
-    assert (len(hot_path(steady_loop(kernel.config, body))) < len(steady_loop(kernel.config, body))) == lagged
+    assert (len(found.hot) < len(found.loop)) == lagged

@@ -22,7 +22,7 @@ from flash_helpers.kernel_configs import (
     should_autotune_config,
 )
 from flash_helpers.kernel_selection import parse_short_form
-from flash_helpers.kernels.sets import BLOCK_SIZES
+from flash_helpers.kernels.ampere.forward.sets import BLOCK_SIZES
 
 CFG = FlashForwardKernelConfig(DType.FP16, 128, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 SHORT = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"

@@ -43,6 +43,57 @@ def modules() -> dict[str, Path]:
     return {name.removesuffix("__init__").rstrip("."): path for name, path in sorted(named.items())}
 
 
+def drawing() -> dict[str, list[list[str]]]:
+    """Package to its lines of parts, from top to bottom, as DESIGN.md draws them."""
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8").split("```layers\n")[1].split("```")[0]
+    found: dict[str, list[list[str]]] = {}
+    package = ""
+    for line in filter(None, text.splitlines()):
+        if line.startswith(" "):
+            found[package].append(line.split())
+        else:
+            package = line
+            found[package] = []
+    return found
+
+
+FOLDERS = {"flash_helpers": HELPERS, "flash_attention": ROOT / "flash_attention"}
+
+
+def imports_of(package: str, folder: Path) -> dict[str, set[str]]:
+    """Every module of a package to the modules of that package that it imports, anywhere in it."""
+    files = {}
+    for path in folder.rglob("*.py"):
+        name = ".".join((package, *path.relative_to(folder).with_suffix("").parts))
+        files[name.removesuffix(".__init__")] = path
+    found = {}
+    for name, path in files.items():
+        wanted = imported(path)
+        found[name] = {m if m in files else m.rpartition(".")[0] for m in wanted} & set(files) - {name}
+    return found
+
+
+def upward(arrows: dict[str, set[str]], lines: list[list[str]]) -> list[str]:
+    """Imports of what does not stand on a lower line, as text."""
+    height = {part: -number for number, parts in enumerate(lines) for part in parts}
+    wrong = []
+    for name, wanted in arrows.items():
+        for other in wanted:
+            begin, end = name.split(".")[1:2], other.split(".")[1:2]
+            if begin and end and begin != end and height[end[0]] >= height[begin[0]]:
+                wrong.append(f"{name} imports {other}")
+    return sorted(wrong)
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle; empty where there is none."""
+    left = dict(arrows)
+    while free := [name for name, wanted in left.items() if not wanted & set(left)]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
 def within(name: str, places: tuple[str, ...]) -> bool:
     return any(name == place or name.startswith(place + ".") for place in places)
 
@@ -73,6 +124,39 @@ def test_helpers_know_the_library_only_where_they_measure_or_check_it() -> None:
     }
     assert {name for name in users if not within(name, KNOW_THE_LIBRARY)} == set()
     assert all(any(within(name, (place,)) for name in users) for place in KNOW_THE_LIBRARY)
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_packages_import_downwards_only(package: str) -> None:
+    arrows, lines = imports_of(package, FOLDERS[package]), drawing()[package]
+    parts = {name.split(".")[1] for name in arrows if "." in name}
+    assert sorted(part for line in lines for part in line) == sorted(parts)  # each is drawn, once
+    assert upward(arrows, lines) == []
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_no_module_imports_itself_by_way_of_others(package: str) -> None:
+    arrows = imports_of(package, FOLDERS[package])
+    assert len(arrows) > 20
+    assert circle(arrows) == []
+
+
+def test_an_upward_arrow_and_a_circle_are_seen() -> None:
+    arrows = {"p.a.x": {"p.b.y"}, "p.b.y": {"p.b.z"}, "p.b.z": {"p.b.y"}, "p.a.w": set()}
+    assert upward(arrows, [["a"], ["b"]]) == []
+    assert upward(arrows, [["b"], ["a"]]) == ["p.a.x imports p.b.y"]
+    assert upward(arrows, [["a", "b"]]) == ["p.a.x imports p.b.y"]
+    assert circle(arrows) == ["p.a.x", "p.b.y", "p.b.z"]
+    assert circle({**arrows, "p.b.z": set()}) == []
+
+
+@pytest.mark.parametrize(("family", "other"), [("ampere", "hopper"), ("hopper", "ampere")])
+def test_families_do_not_import_each_other(family: str, other: str) -> None:
+    folder = HELPERS / "kernels" / family
+    files = list(folder.rglob("*.py"))
+    assert len(files) > 5
+    wrong = [p.name for p in files if any(f"kernels.{other}." in module for module in imported(p))]
+    assert wrong == []
 
 
 def test_environment_variables_are_read_in_one_module() -> None:

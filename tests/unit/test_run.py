@@ -12,7 +12,7 @@ import torch
 import flash_attention
 from flash_helpers import run
 from flash_helpers.benchmark.results import Row
-from flash_helpers.commands.output import TextConsole
+from flash_helpers.console.output import TextConsole
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 

@@ -24,7 +24,7 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
-from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
@@ -138,14 +138,14 @@ def test_features_that_families_lack_rule_them_out(change):
     fitting = [c for c in default_candidates() if size_reason(c, problem, [c]) is None]
     assert fitting
     for config in fitting:
-        family = family_of(kernel_for(config, problem))
+        direction = direction_of(kernel_for(config, problem))
         reason = unable_reason(config, problem, [config])
-        assert (reason is None) == (feature in family.traits)
+        assert (reason is None) == (feature in direction.traits)
         if reason:
             assert feature in reason
             with pytest.raises(ValueError, match=feature):
                 build_kernels([kernel_for(config, problem)], [90])
-    if not any(feature in family.traits for family in FAMILIES):
+    if not any(feature in direction.traits for direction in DIRECTIONS):
         with pytest.raises(NoKernelError, match=feature):
             select(problem, H100)
 

@@ -26,7 +26,7 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of, family_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
@@ -513,7 +513,7 @@ def test_a_tune_of_one_family_does_not_outvote_the_choice_of_another(bench: Benc
 
     def record(kernel: ForwardKernel, milliseconds: float) -> None:
         measured = Measurement(kernel.short_form(), SMALL, stage=FINAL, milliseconds=milliseconds, rounds=11)
-        bench.database.record(device, sources_digest(family_of(kernel)), bucket, measured)
+        bench.database.record(device, sources_digest(direction_of(kernel)), bucket, measured)
 
     record(ForwardKernel(CONFIGS[0]), 1.0)
     assert select(problem, h100, results()).kernel == choice
@@ -575,7 +575,7 @@ def test_a_database_without_an_answer_does_not_hide_the_shipped_table(bench: Ben
     for each, time in [(kernel, milliseconds), *((c, milliseconds and 1.0) for c in chosen)]:
         measured = Measurement(each.short_form(), where, stage=FINAL, milliseconds=time, rounds=11)
         bucket = Bucket.of_problem(where, h100.sm_count)
-        bench.database.record(device, sources_digest(family_of(each)), bucket, measured)
+        bench.database.record(device, sources_digest(direction_of(each)), bucket, measured)
     results = TuningResults(bench.database.path, driver)
     assert select(attention_problem(problem), h100, results) == wanted
 

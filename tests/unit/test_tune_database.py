@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sqlite3
 import subprocess
@@ -184,3 +186,81 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert default_path() == tmp_path / "cache" / "tuning-1.sqlite3"
     monkeypatch.setenv("FLASH_ATTENTION_TUNING_DB", str(tmp_path / "mine.sqlite3"))
     assert default_path() == tmp_path / "mine.sqlite3"
+
+
+# ---------------------------------------------------------------- directions
+SCHEMA_1 = """CREATE TABLE measurement (
+    gpu TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, sources TEXT NOT NULL,
+    dtype TEXT NOT NULL, d_head INTEGER NOT NULL, causal INTEGER NOT NULL, heads_per_sm REAL NOT NULL,
+    queries INTEGER NOT NULL, keys INTEGER NOT NULL, kernel TEXT NOT NULL,
+    status TEXT NOT NULL, reason TEXT NOT NULL, stage TEXT NOT NULL,
+    milliseconds REAL, p20 REAL, p80 REAL, rounds INTEGER NOT NULL, error REAL,
+    problem TEXT NOT NULL, facts TEXT NOT NULL,
+    PRIMARY KEY (gpu, capability, driver, sources, dtype, d_head, causal, heads_per_sm, queries, keys, kernel)
+)"""
+"""As versions before directions wrote it."""
+
+
+def of_schema_1(path: Path, version: int = 1) -> TuningDatabase:
+    """A database as an earlier version left it, with one row."""
+    row = (
+        "NVIDIA H100 80GB HBM3", "9.0", "580.1", "a", "BF16", 128, 1, BUCKET.heads_per_sm, BUCKET.queries,
+        BUCKET.keys, "old", "ok", "", FINAL, 1.5, 0.9, 1.1, 11, 2e-4, json.dumps(PROBLEM.to_json()), "{}",
+    )  # fmt: skip
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(SCHEMA_1)
+        connection.execute(f"INSERT INTO measurement VALUES ({', '.join('?' * len(row))})", row)
+        connection.execute(f"PRAGMA user_version = {version}")
+    path.chmod(0o600)
+    return TuningDatabase(path)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_rows_of_earlier_versions_are_of_forward_and_stay(tmp_path: Path, version: int) -> None:
+    database = of_schema_1(tmp_path / "t.sqlite3", version)
+    assert database.buckets(DEVICE, ["a"]) == [BUCKET]
+    assert BUCKET.direction == "forward"
+    assert [m.kernel for m in database.measurements(DEVICE, ["a"], BUCKET)] == ["old"]
+    database.record(DEVICE, "a", BUCKET, measured("new", 1.0), measured("old", 2.0))
+    assert [m.kernel for m in database.measurements(DEVICE, ["a"], BUCKET)] == ["new", "old"]
+
+
+def test_an_earlier_file_is_read_where_nothing_can_be_written(tmp_path: Path, monkeypatch) -> None:
+    database = of_schema_1(tmp_path / "t.sqlite3")
+    before = database.path.read_bytes()
+    connect = sqlite3.connect
+    read_only = f"file:{database.path}?mode=ro"
+    monkeypatch.setattr(sqlite3, "connect", lambda _, **options: connect(read_only, uri=True, **options))
+    assert database.buckets(DEVICE, ["a"]) == [BUCKET]
+    assert [m.kernel for m in database.measurements(DEVICE, ["a"], BUCKET)] == ["old"]
+    with pytest.raises(OSError, match="cannot modify measurement because it is a view"):
+        database.record(DEVICE, "a", BUCKET, measured("new", 1.0))
+    assert database.path.read_bytes() == before
+
+
+def test_a_table_of_an_earlier_version_that_is_gone_is_said(tmp_path: Path) -> None:
+    database = of_schema_1(tmp_path / "t.sqlite3")
+    with contextlib.closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute("DROP TABLE measurement")
+    with pytest.raises(OSError, match="the table of its schema is not there"):
+        database.devices()
+
+
+def test_directions_are_kept_apart(tmp_path: Path) -> None:
+    database = TuningDatabase(tmp_path / "t.sqlite3")
+    sums = replace(BUCKET, direction="row_sums")
+    database.record(DEVICE, "a", BUCKET, measured("kernel", 1.0))
+    database.record(DEVICE, "b", sums, measured("sums", 2.0))
+    assert database.buckets(DEVICE, ["a", "b"]) == [BUCKET, sums]
+    assert [m.kernel for m in database.measurements(DEVICE, ["a", "b"], sums)] == ["sums"]
+    database.forget(DEVICE, sums)
+    assert database.buckets(DEVICE, ["a", "b"]) == [BUCKET]
+    assert sums.label() == f"row_sums {BUCKET.label()}"
+
+
+def test_a_bucket_of_a_table_without_a_direction_is_of_forward() -> None:
+    values = BUCKET.to_json()
+    assert values.pop("direction") == "forward"
+    assert Bucket.from_json(values) == BUCKET
+    with pytest.raises(ValueError, match="direction of a bucket is ''; allowed: a name such as 'forward'"):
+        Bucket.from_json({**values, "direction": ""})

@@ -13,10 +13,11 @@ from subprocess import CalledProcessError
 
 import pytest
 
-from flash_helpers.build import CompilerNotFoundError, wheel
-from flash_helpers.build.wheel_sets import NAMES, SETS, devices_of, wheel_kernels
+from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.packaging import wheel
+from flash_helpers.packaging.wheel_sets import NAMES, SETS, devices_of, wheel_kernels
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.prediction import predict
 from flash_helpers.select.problem import AttentionProblem, visible_limits
@@ -113,9 +114,9 @@ def test_one_token_decoding_is_brought_whole_and_in_parts(target, name):
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_can_be_compiled_for_its_target_and_runs_there(target):
     for kernel in wheel_kernels(target):
-        family = family_of(kernel)
-        assert family.runs_on(target)
-        assert not family.missing_traits(kernel.traits)
+        direction = direction_of(kernel)
+        assert direction.family.runs_on(target)
+        assert not direction.missing_traits(kernel.traits)
         for facts in devices_of(target):
             assert kernel.config.infeasible_reason(facts) is None, kernel.short_form()
 

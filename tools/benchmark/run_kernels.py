@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "py")]
 
 from flash_helpers.benchmark.command import bench_command  # noqa: E402
 from flash_helpers.cli import shown_errors  # noqa: E402
-from flash_helpers.commands.alone import run_alone  # noqa: E402
+from flash_helpers.console.alone import run_alone  # noqa: E402
 
 
 def main(

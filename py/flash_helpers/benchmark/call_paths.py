@@ -28,8 +28,9 @@ from flash_helpers.benchmark.host_time import SMALL
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.measuring import measure_checked
 from flash_helpers.benchmark.plan import Plan
-from flash_helpers.benchmark.timing import Timer, Timing, timer_for
-from flash_helpers.commands.writable import check_file
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import Timer, Timing
+from flash_helpers.console.writable import check_file
 from flash_helpers.problem import Problem
 
 TEN_LENGTHS = (128, 200, 77, 259, 512, 64, 333, 1024, 90, 701)

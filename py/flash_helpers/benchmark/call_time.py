@@ -39,11 +39,11 @@ from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.plan import MODES
 from flash_helpers.benchmark.runner import default_device
-from flash_helpers.benchmark.timing import timer_for
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
-from flash_helpers.commands.output import console_for
-from flash_helpers.commands.writable import check_file
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.output import console_for
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_configs import get_kernel_progression_configs
 
 ROUNDS = 31

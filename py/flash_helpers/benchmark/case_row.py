@@ -13,7 +13,8 @@ from flash_helpers.benchmark.cases import DTYPE, Case, expected_output, make_inp
 from flash_helpers.benchmark.contestants import OURS, Contestant
 from flash_helpers.benchmark.measuring import Measured, measure_checked
 from flash_helpers.benchmark.plan import Plan
-from flash_helpers.benchmark.timing import Timing, timer_for
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import Timing
 
 
 @dataclass

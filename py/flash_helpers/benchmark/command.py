@@ -16,9 +16,9 @@ from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.plan import DEFAULT_MODES, Plan, check_device_name
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.table import results_table
-from flash_helpers.commands.output import STDOUT, console_for, error_console, write_json
-from flash_helpers.commands.progress import shown_progress
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import STDOUT, console_for, error_console, write_json
+from flash_helpers.console.progress import shown_progress
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flash_helpers.benchmark.timing import TimedCall, Timing, alternate, timer_for
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import TimedCall, Timing, alternate
 
 COPY_BYTES = 1 << 30
 

@@ -35,10 +35,10 @@ from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.window_cost import PLAIN, cost_of_windows, with_windows
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
-from flash_helpers.commands.output import console_for
-from flash_helpers.commands.writable import check_folder
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.output import console_for
+from flash_helpers.console.writable import check_folder
 
 TOKENS, HEADS, HEADS_KV = 16384, 32, 8
 CACHE_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # thousands (1024) of keys

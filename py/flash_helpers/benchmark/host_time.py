@@ -9,7 +9,8 @@ import torch
 from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.runner import measure_problem
-from flash_helpers.benchmark.timing import Timer, Timing, timer_for
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import Timer, Timing
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, timer_for
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate
 from flash_helpers.kernels.dtype import DType
 
 SIZE = {"cuda": 8192, "cpu": 512}  # rows, columns and reduction length of the product

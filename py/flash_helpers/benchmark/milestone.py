@@ -30,10 +30,10 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.runner import bench, default_device
 from flash_helpers.benchmark.table import ratio_to_best_peer, results_table, shown_rate
 from flash_helpers.benchmark.timing import Timing
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
-from flash_helpers.commands.output import console_for
-from flash_helpers.commands.writable import check_folder
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.output import console_for
+from flash_helpers.console.writable import check_folder
 from flash_helpers.kernel_configs import (
     FlashForwardKernelConfig,
     ForwardKernel,

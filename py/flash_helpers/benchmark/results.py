@@ -12,6 +12,7 @@ from typing import Any
 
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_json, typed
+from flash_helpers.kernels.direction import FORWARD
 from flash_helpers.problem import Problem
 
 SCHEMA = 1
@@ -47,6 +48,7 @@ class Row:
         gpu_state: clocks, temperature and power right after the measurement.
         environment: the facts of the run.
         kernel: short form of the kernel that ran, where the implementation chose one; else empty.
+        direction: what was computed; rows of earlier versions are of ``forward``.
     """
 
     implementation: str
@@ -59,6 +61,7 @@ class Row:
     gpu_state: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     kernel: str = ""
+    direction: str = FORWARD
 
     @property
     def shown_name(self) -> str:
@@ -85,6 +88,7 @@ class Row:
             "gpu_state": self.gpu_state,
             "environment": self.environment,
             "kernel": self.kernel,
+            "direction": self.direction,
         }
 
     @classmethod
@@ -103,6 +107,7 @@ class Row:
             environment=typed(values, "environment", dict),
             # Files of earlier versions do not have it.
             kernel=typed(values, "kernel", str) if "kernel" in values else "",
+            direction=typed(values, "direction", str) if "direction" in values else FORWARD,
         )
         for mode in row.timings:
             amount(row.tflops(mode))

@@ -20,7 +20,8 @@ from flash_helpers.benchmark.matrix_rate import matrix_tflops
 from flash_helpers.benchmark.measuring import DeviceLostError, Measured, measure_checked
 from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
-from flash_helpers.benchmark.timing import Timer, timer_for
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import Timer
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.problem import Problem
 

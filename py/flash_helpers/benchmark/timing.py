@@ -176,12 +176,3 @@ class CpuTimer:
         for _ in range(timed.repeats):
             timed.call()
         return (self._clock() - start) * 1e3 / timed.repeats
-
-
-def timer_for(device: Any) -> Timer:
-    """The timer of a ``torch.device``."""
-    if device.type == "cuda":
-        from flash_helpers.benchmark.cuda_timer import CudaTimer
-
-        return CudaTimer(device)
-    return CpuTimer()

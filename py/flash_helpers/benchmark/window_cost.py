@@ -14,7 +14,7 @@ from flash_helpers.benchmark.cases import D_HEAD, DTYPE, Case, expected_output, 
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.measuring import measure_checked
 from flash_helpers.benchmark.plan import Plan
-from flash_helpers.benchmark.timing import timer_for
+from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.kernels.kernel import ForwardKernel
 
 PLAIN = Case("plain", 4, 4096, 4096, 16, 16)

@@ -18,7 +18,7 @@ from flash_helpers.build.errors import (
     SourcesNotFoundError,
 )
 from flash_helpers.build.index import built_kernels, find_library, remember
-from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import ForwardKernel
 
 __all__ = [
@@ -67,16 +67,17 @@ def build_kernels(
     kernels, targets = list(kernels), sorted(set(targets))
     cache = cache or KernelCache()
     results = []
-    for family in FAMILIES:
-        members = [kernel for kernel in kernels if family_of(kernel) is family]
+    for direction in DIRECTIONS:
+        members = [kernel for kernel in kernels if direction_of(kernel) is direction]
         if not members:
             continue
         for kernel in members:
-            if missing := family.missing_traits(kernel.traits):
+            if missing := direction.missing_traits(kernel.traits):
                 raise ValueError(
-                    f"{kernel.short_form()}: kernels of the {family.name} family cannot be compiled for "
-                    f"{', '.join(missing)}, only for {', '.join(family.traits)}"
+                    f"{kernel.short_form()}: kernels of the {direction.label} family cannot be compiled for "
+                    f"{', '.join(missing)}, only for {', '.join(direction.traits)}"
                 )
+        family = direction.family
         fitting = [target for target in targets if family.runs_on(target)]
         if not fitting:
             raise ValueError(

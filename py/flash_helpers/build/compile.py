@@ -38,7 +38,9 @@ from flash_helpers.build.private_folder import no_room
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.workplace import bring, workplace
 from flash_helpers.host_memory import available_memory
-from flash_helpers.kernels.families import KernelFamily, common_family
+from flash_helpers.kernels.direction import Direction
+from flash_helpers.kernels.families import common_direction
+from flash_helpers.kernels.family import Family
 from flash_helpers.kernels.kernel import ForwardKernel
 
 # No fast-math: what a kernel approximates it says in its own code.
@@ -131,8 +133,8 @@ def build_library(
         KernelCacheError: there is no room, or no folder that can be written.
         NoPlainFolderError: no folder that can be written has a path that nvcc can be given.
     """
-    family = common_family(kernels)
-    family.check_target(target)
+    direction = common_direction(kernels)
+    direction.family.check_target(target)
     in_turn = list(dict.fromkeys(kernels))
     kernels = sorted(in_turn, key=kernel_id)
     if jobs is not None and jobs < 1:
@@ -141,7 +143,7 @@ def build_library(
     root = include_root or sources.include_root()
     nvcc = nvcc or find_nvcc()
     compiler = _Compiler(
-        family, target, cache, root, nvcc, sources.digest_of_headers(family.launcher_header, root)
+        direction, target, cache, root, nvcc, sources.digest_of_headers(direction.launcher_header, root)
     )
 
     for _ in range(_ATTEMPTS):
@@ -187,7 +189,7 @@ class _ObjectsRemovedError(Exception):
     """An object is gone that was there a moment ago."""
 
 
-def compile_flags(family: KernelFamily, target: int) -> tuple[str, ...]:
+def compile_flags(family: Family, target: int) -> tuple[str, ...]:
     """What nvcc is told for a target, beside what the user's variables add."""
     arch = family.arch(target)
     return (*COMPILE_FLAGS, "-gencode", f"arch=compute_{arch},code=sm_{arch}")
@@ -197,7 +199,7 @@ def compile_flags(family: KernelFamily, target: int) -> tuple[str, ...]:
 class _Compiler:
     """What all units of one build share."""
 
-    family: KernelFamily
+    direction: Direction
     target: int
     cache: KernelCache
     include_root: Path
@@ -207,7 +209,7 @@ class _Compiler:
     def compile(self, kernel: ForwardKernel) -> Artifact:
         """The object of one kernel."""
         source, name = kernel_source(kernel, self.target), kernel_id(kernel)
-        own_flags = compile_flags(self.family, self.target)
+        own_flags = compile_flags(self.direction.family, self.target)
         flags = (*own_flags, *environment.nvcc_flags())
 
         def make(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -221,6 +223,7 @@ class _Compiler:
                 shutil.move(place / f"{name}.o", folder / f"{name}.o")
             return f"{name}.o", {
                 "kernel": kernel.short_form(),
+                "direction": self.direction.name,
                 "target": self.target,
                 "source": digest_of(source),
                 "headers": self.headers_digest,
@@ -230,12 +233,19 @@ class _Compiler:
                 "log": log,
             }
 
-        key = digest_of(flash_helpers.__version__, source, self.headers_digest, flags, self.nvcc.build)
+        key = digest_of(
+            flash_helpers.__version__,
+            self.direction.name,
+            source,
+            self.headers_digest,
+            flags,
+            self.nvcc.build,
+        )
         return self.cache.get_or_make("objects", key, make)
 
     def link(self, table: str, objects: Sequence[Artifact]) -> Artifact:
         """The library of objects whose records ``table`` lists."""
-        entry_point, name = library_source(), f"flash_{self.family.name}_sm_{self.target}"
+        entry_point, name = library_source(), f"flash_{self.direction.label}_sm_{self.target}"
 
         def make(folder: Path) -> tuple[str, dict[str, Any]]:
             with self._workplace(folder) as place:
@@ -290,7 +300,7 @@ class _Compiler:
         shown = shlex.join(command)
         log = self.cache.write_text(f"logs/{name}.log", f"{shown}\n\n{run.stdout}")
         raise KernelCompileError(
-            f"{what} (sm_{self.family.arch(self.target)})", shown, _error_lines(run.stdout), log
+            f"{what} (sm_{self.direction.family.arch(self.target)})", shown, _error_lines(run.stdout), log
         )
 
 

@@ -2,9 +2,9 @@
 
 ``python -m flash_helpers.build.gates --target 80 --target 90`` looks at every kernel that is built ahead of
 time or that a choice names for these generations, and on sm_90 at the ladders: no spilled registers, no
-compiler warning, no local memory in the main loop; Hopper kernels: all of ``hopper_gates``. Exit status 1
-when one fails. What is compiled stays in the cache. ``--record`` keeps the instruction counts that tests and
-``docs/kernels/`` compare with.
+compiler warning, no local memory in the main loop, and what ``Direction.violations`` of a family asks beyond
+that. Exit status 1 when one fails. What is compiled stays in the cache. ``--record`` keeps the instruction
+counts that tests and ``docs/kernels/`` compare with.
 """
 
 from __future__ import annotations
@@ -19,29 +19,25 @@ from typing import Annotated, Any
 import typer
 
 from flash_helpers.build import CompiledKernel, build_kernels
-from flash_helpers.build.hopper_gates import count_opcodes, gate_violations, steady_loop
 from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import parse_ptxas
 from flash_helpers.build.sass import Instruction, disassemble, parse_functions
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
-    FlashForwardKernelConfig,
+    ForwardConfig,
     ForwardKernel,
     ForwardTraits,
-    HopperForwardKernelConfig,
     choose_ampere_kernel,
-    get_ampere_best_kernels,
-    get_hopper_kernels_to_build,
-    get_kernels_to_build,
     parse_kernel_name_into_config,
 )
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of
+from flash_helpers.kernels.gates import MachineCode
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 
 TARGETS = (80, 86, 89, 90)
-HOPPER = 90
+LADDER_TARGET = 90  # where the ladders are measured
 RECORDS = Path(__file__).parents[3] / "tests" / "unit"
 HOPPER_RECORD = RECORDS / "hopper_instruction_counts.json"
 AMPERE_RECORD = RECORDS / "ampere_instruction_counts.json"
@@ -51,10 +47,8 @@ Body = list[Instruction]
 
 def kernels_of(target: int) -> list[ForwardKernel]:
     """Every kernel that the project builds or chooses for a GPU generation, sorted."""
-    kernels = {ForwardKernel(config) for config in get_kernels_to_build()}
-    kernels |= set(get_ampere_best_kernels(capability=divmod(target, 10)))
-    if target == HOPPER:
-        kernels |= set(get_hopper_kernels_to_build())
+    kernels = {kernel for direction in DIRECTIONS for kernel in direction.checked(target)}
+    if target == LADDER_TARGET:
         kernels |= {
             ForwardKernel(rung.config, ForwardTraits(causal=causal))
             for family, d_heads in LADDERS.items()
@@ -102,29 +96,25 @@ def machine_code(library: Path, kernels: Iterable[ForwardKernel]) -> dict[Forwar
     return found
 
 
-def violations(compiled: CompiledKernel, body: Body, recorded: Mapping[str, int] | None = None) -> list[str]:
-    """What a kernel's machine code lacks; empty when it passes.
+def code_of(compiled: CompiledKernel, body: Body, recorded: Mapping[str, int] | None = None) -> MachineCode:
+    """What the gates look at.
 
     Args:
         compiled: the kernel, and what the compiler said.
         body: its code.
-        recorded: counts of an earlier build, Hopper family only.
+        recorded: counts of an earlier build.
     """
-    config, report = compiled.kernel.config, parse_ptxas(compiled.log)
-    if isinstance(config, HopperForwardKernelConfig):
-        return gate_violations(config, report, body, recorded)
-    problems = [f"ptxas: {warning}" for warning in report.warnings]
-    if report.spill_bytes:
-        problems.append(f"{report.spill_bytes} bytes of registers are spilled")
-    loop = main_loop(body, config.products_per_block)
-    if not loop:
-        problems.append("no loop holds the products of exactly one block")
-    if local := sum(i.name in ("LDL", "STL") for i in loop):
-        problems.append(f"main loop: {local} accesses to local memory")
-    return problems
+    report, loop = parse_ptxas(compiled.log), main_loop(body, compiled.kernel.config.products_per_block)
+    return MachineCode(report.warnings, report.spill_bytes, body, loop, hot_path(loop), recorded)
 
 
-def per_256_products(config: FlashForwardKernelConfig, body: Body) -> int:
+def violations(compiled: CompiledKernel, body: Body, recorded: Mapping[str, int] | None = None) -> list[str]:
+    """What a kernel's machine code lacks; empty when it passes. Arguments as of ``code_of``."""
+    config = compiled.kernel.config
+    return direction_of(config).violations(config, code_of(compiled, body, recorded))
+
+
+def per_256_products(config: ForwardConfig, body: Body) -> int:
     """Instructions of the main loop for 256 products of the tensor cores."""
     loop = main_loop(body, config.products_per_block)
     products = sum(i.name == "HMMA" for i in loop)
@@ -146,11 +136,10 @@ def record_ampere(jobs: int | None = None) -> dict[str, dict[str, int]]:
     """Kernel to target to ``per_256_products``, for each target's choices: there and on sm_90."""
     counts: dict[str, dict[str, int]] = {}
     for target in TARGETS:
-        others = compared_kernels(target) if target != HOPPER else []
+        others = compared_kernels(target) if target != LADDER_TARGET else []
         kernels = others or sorted({k for t in TARGETS for k in compared_kernels(t)})
         (result,) = build_kernels(kernels, [target], jobs)
         for kernel, body in machine_code(result.path, kernels).items():
-            assert isinstance(kernel.config, FlashForwardKernelConfig)
             count = per_256_products(kernel.config, body)
             counts.setdefault(kernel.short_form(), {})[str(target)] = count
     return counts
@@ -171,14 +160,14 @@ def check(target: int, jobs: int | None, record: bool) -> int:
         code = machine_code(result.path, [compiled.kernel for compiled in result.kernels])
         for compiled in result.kernels:
             name, body = compiled.kernel.short_form(), code[compiled.kernel]
-            if record and isinstance(compiled.kernel.config, HopperForwardKernelConfig):
-                recorded[name] = count_opcodes(hot_path(steady_loop(compiled.kernel.config, body)))
+            if record and (counts := direction_of(compiled.kernel).counts):
+                recorded[name] = counts(code_of(compiled, body))
             problems = violations(compiled, body, recorded.get(name))
             failures += bool(problems)
             for problem in problems:
                 typer.echo(f"sm_{target}  {name}: {problem}")
     typer.echo(f"sm_{target}: {len(kernels)} kernels, {failures} fail")
-    if record and target == HOPPER:
+    if record and target == LADDER_TARGET:
         save_record(HOPPER_RECORD, recorded)
     return failures
 

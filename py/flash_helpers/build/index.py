@@ -21,15 +21,17 @@ from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult, compile_flag
 from flash_helpers.build.instantiations import kernel_id, kernel_source
 from flash_helpers.content import ContentError, seal, unseal
 from flash_helpers.kernel_selection import parse_kernel
-from flash_helpers.kernels.families import FAMILIES, KernelFamily, family_of
+from flash_helpers.kernels.direction import FORWARD, Direction
+from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import ForwardKernel
 
 
 def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:
     """Writes an entry for every kernel of a library that was built into ``cache``."""
-    folder = _folder(family_of(result.kernels[0].kernel), include_root)
+    folder = _folder(direction_of(result.kernels[0].kernel), include_root)
     for compiled in result.kernels:
         entry = {
+            "direction": direction_of(compiled.kernel).name,
             "kernel": compiled.kernel.short_form(),
             "target": result.target,
             "source": _source_digest(compiled.kernel, result.target),
@@ -42,7 +44,7 @@ def find_library(
     cache: KernelCache, kernel: ForwardKernel, target: int, include_root: Path | None = None
 ) -> Path | None:
     """The library that holds this kernel, built from the headers of now; ``None`` if there is none."""
-    texts = cache.read_texts(_folder(family_of(kernel), include_root), _file_name(kernel, target))
+    texts = cache.read_texts(_folder(direction_of(kernel), include_root), _file_name(kernel, target))
     for entry in _parse(texts):
         if entry["source"] == _source_digest(kernel, target) and (
             library := cache.get("libraries", entry["library"])
@@ -57,8 +59,8 @@ def built_kernels(
     """(id, target) of every kernel built from the headers of now for one of ``targets``."""
     wanted = set(targets)
     entries = []
-    for family in FAMILIES:
-        entries += _parse(cache.read_texts(_folder(family, include_root), "*.json"))
+    for direction in DIRECTIONS:
+        entries += _parse(cache.read_texts(_folder(direction, include_root), "*.json"))
     return sorted({(entry["kernel"], entry["target"]) for entry in entries if entry["target"] in wanted})
 
 
@@ -70,11 +72,12 @@ def is_current(facts: dict[str, Any], include_root: Path | None = None) -> bool:
         include_root: in place of the package's headers.
     """
     kernel = parse_kernel(facts["kernel"])
-    family, target, root = family_of(kernel), facts["target"], include_root or sources.include_root()
+    direction, target, root = direction_of(kernel), facts["target"], include_root or sources.include_root()
     return bool(
-        (facts["version"], facts["source"]) == (flash_helpers.__version__, _source_digest(kernel, target))
-        and facts["headers"] == sources.digest_of_headers(family.launcher_header, root)
-        and tuple(facts["flags"]) == (*compile_flags(family, target), *environment.nvcc_flags())
+        facts.get("direction", FORWARD) == direction.name
+        and (facts["version"], facts["source"]) == (flash_helpers.__version__, _source_digest(kernel, target))
+        and facts["headers"] == sources.digest_of_headers(direction.launcher_header, root)
+        and tuple(facts["flags"]) == (*compile_flags(direction.family, target), *environment.nvcc_flags())
     )
 
 
@@ -86,10 +89,12 @@ def _source_digest(kernel: ForwardKernel, target: int) -> str:
     return digest_of(kernel_source(kernel, target))
 
 
-def _folder(family: KernelFamily, include_root: Path | None) -> str:
-    headers = sources.digest_of_headers(family.launcher_header, include_root or sources.include_root())
+def _folder(direction: Direction, include_root: Path | None) -> str:
+    headers = sources.digest_of_headers(direction.launcher_header, include_root or sources.include_root())
     flags = (*COMPILE_FLAGS, *environment.nvcc_flags())
-    return f"index/{digest_of(flash_helpers.__version__, family.name, headers, flags)}"
+    return (
+        f"index/{digest_of(flash_helpers.__version__, direction.family.name, direction.name, headers, flags)}"
+    )
 
 
 def _parse(texts: Iterable[str]) -> list[dict]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flash_helpers.kernels.families import FAMILIES, common_family, family_of
+from flash_helpers.kernels.families import DIRECTIONS, common_direction, direction_of
 from flash_helpers.kernels.kernel import ForwardKernel
 
 TABLE_FILE = "flash_kernels.cuh"
@@ -37,24 +37,24 @@ def kernel_source(kernel: ForwardKernel, target: int) -> str:
         kernel: the kernel.
         target: GPU generation, 80 for sm_80.
     """
-    family = family_of(kernel)
-    record = f"flash::ForwardKernelRecord<{family.config.__name__}> kernel_{kernel_id(kernel)}"
+    direction = direction_of(kernel)
+    record = f"flash::ForwardKernelRecord<{direction.config.__name__}> kernel_{kernel_id(kernel)}"
     # The declaration gives the constant external linkage, which the table needs.
     return (
         f"{_BANNER}"
-        f"// {kernel.short_form()}, sm_{family.arch(target)}\n"
-        f'#include "{family.launcher_header}"\n\n'
+        f"// {kernel.short_form()}, sm_{direction.family.arch(target)}\n"
+        f'#include "{direction.launcher_header}"\n\n'
         f"extern const {record};\n"
         f"constinit const {record} =\n"
-        f"    {family.make_record}<{_template_arguments(kernel)}, {target}>();\n"
+        f"    {direction.make_record}<{_template_arguments(kernel)}, {target}>();\n"
     )
 
 
 def table_source(kernels: Sequence[ForwardKernel]) -> str:
-    """The table ``flash_kernels.cuh`` of one library: its family and the address of every record."""
-    family = common_family(kernels)
+    """The table ``flash_kernels.cuh`` of one library: family, direction and the address of every record."""
+    direction = common_direction(kernels)
     names = [f"kernel_{kernel_id(kernel)}" for kernel in kernels]
-    record = f"flash::ForwardKernelRecord<{family.config.__name__}>"
+    record = f"flash::ForwardKernelRecord<{direction.config.__name__}>"
     declarations = "".join(f"extern const {record} {name};\n" for name in names)
     addresses = "".join(f"    &{name},\n" for name in names)
     return (
@@ -63,7 +63,8 @@ def table_source(kernels: Sequence[ForwardKernel]) -> str:
         '#include "flash_attention.cuh"\n\n'
         f"{declarations}\n"
         "namespace flash::generated {\n\n"
-        f'inline constexpr const char *kFamily = "{family.name}";\n'
+        f'inline constexpr const char *kFamily = "{direction.family.name}";\n'
+        f'inline constexpr const char *kDirection = "{direction.name}";\n'
         f"inline constexpr int kNumKernels = {len(names)};\n"
         f"inline constexpr const void *kRecords[] = {{\n{addresses}}};\n\n"
         "}  // namespace flash::generated\n"
@@ -81,6 +82,7 @@ def library_source() -> str:
         "    static constexpr flash::KernelLibrary library{\n"
         "        .abi = flash::kAbiVersion,\n"
         "        .family = flash::generated::kFamily,\n"
+        "        .direction = flash::generated::kDirection,\n"
         "        .n_kernels = flash::generated::kNumKernels,\n"
         "        .records = flash::generated::kRecords,\n"
         "        .error_string = [](int error) {\n"
@@ -108,11 +110,12 @@ def write_if_different(path: Path, text: str) -> bool:
 def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check: bool = False) -> list[Path]:
     """Writes the sources of kernel libraries and removes units of kernels no longer listed.
 
-    Each family gets its own folder, ``<folder>/<family>_sm_<target>``: a family none of whose kernels
-    are listed loses its generated files.
+    Each direction of a family gets its own folder, ``<folder>/<family>_sm_<target>``, with the direction's
+    name behind the family's where it is not ``forward``. One none of whose kernels are listed loses its
+    generated files.
 
     Args:
-        kernels: the kernels; each family's may be mixed, order and repetition do not matter.
+        kernels: the kernels; those of several families may be mixed, order and repetition do not matter.
         folder: where to write.
         target: GPU generation, 80 for sm_80.
         check: change nothing, only say what would change.
@@ -122,21 +125,21 @@ def generate(kernels: Iterable[ForwardKernel], folder: Path, target: int, check:
     """
     unique = sorted(set(kernels), key=kernel_id)
     changed: list[Path] = []
-    for family in FAMILIES:
-        members = [kernel for kernel in unique if family_of(kernel) is family]
-        family_folder = folder / f"{family.name}_sm_{target}"
+    for direction in DIRECTIONS:
+        members = [kernel for kernel in unique if direction_of(kernel) is direction]
+        own_folder = folder / f"{direction.label}_sm_{target}"
         wanted: dict[Path, str] = {}
         if members:
-            family.check_target(target)
+            direction.family.check_target(target)
             wanted = {
-                family_folder / f"{kernel_id(kernel)}.cu": kernel_source(kernel, target) for kernel in members
+                own_folder / f"{kernel_id(kernel)}.cu": kernel_source(kernel, target) for kernel in members
             }
-            wanted[family_folder / TABLE_FILE] = table_source(members)
-            wanted[family_folder / LIBRARY_FILE] = library_source()
+            wanted[own_folder / TABLE_FILE] = table_source(members)
+            wanted[own_folder / LIBRARY_FILE] = library_source()
         for path, text in wanted.items():
             if not _holds(path, text) if check else write_if_different(path, text):
                 changed.append(path)
-        for path in sorted(family_folder.glob("*")):
+        for path in sorted(own_folder.glob("*")):
             if path not in wanted and _is_generated(path):
                 changed.append(path)
                 if not check:

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.build import BuildResult, CompiledKernel, KernelCache, Progress, build_kernels
-from flash_helpers.commands.output import console_for, error_console, shown_bytes, write_json
-from flash_helpers.commands.progress import Show, shown_progress
 from flash_helpers.commands.targets import select_targets
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, error_console, shown_bytes, write_json
+from flash_helpers.console.progress import Show, shown_progress
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.families import FAMILIES, family_of
 

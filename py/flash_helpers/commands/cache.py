@@ -18,8 +18,8 @@ from flash_helpers.build import KernelCache
 from flash_helpers.build.cache import FACTS_FILE, MAX_FACTS
 from flash_helpers.build.index import is_current
 from flash_helpers.build.store import remove_part
-from flash_helpers.commands.output import console_for, shown_bytes, write_json
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, shown_bytes, write_json
+from flash_helpers.console.writable import check_file
 from flash_helpers.content import CONTENT_ERRORS, read_text, unseal
 
 PARTS = {

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.build import KernelCache, built_kernels
-from flash_helpers.commands.output import console_for, shown_bytes, write_json
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, shown_bytes, write_json
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.model.resources import occupancy, predict_registers
 
@@ -27,10 +27,10 @@ class ConfigEntry:
 
     Attributes:
         kernel: its short form.
-        family: ``ampere`` or ``hopper``.
+        family: its family's name, and the direction's where that is not ``forward``.
         smem_bytes: shared memory of a block.
-        registers: of a thread, predicted.
-        blocks_per_sm: on the device asked for; None when none was.
+        registers: of a thread, predicted; None where the kernel has no cost model.
+        blocks_per_sm: by them on the device asked for; None when none was.
         infeasible: why that device can't run it, or None.
         built: the GPU generations it is built for.
     """
@@ -38,7 +38,7 @@ class ConfigEntry:
     kernel: str
     family: str
     smem_bytes: int
-    registers: int
+    registers: int | None
     blocks_per_sm: int | None
     infeasible: str | None
     built: tuple[int, ...]
@@ -116,7 +116,12 @@ def configs_command(
         resident = "" if e.blocks_per_sm is None else str(e.blocks_per_sm)
         targets = ", ".join(f"sm_{target}" for target in e.built)
         name = Text(e.kernel if e.infeasible is None else f"{e.kernel}\n  {e.infeasible}")
-        cells = (shown_bytes(e.smem_bytes), str(e.registers), resident, targets)
+        cells = (
+            shown_bytes(e.smem_bytes),
+            "" if e.registers is None else str(e.registers),
+            resident,
+            targets,
+        )
         table.add_row(name, e.family, *cells, style="dim" if e.infeasible else "")
     if not entries:
         known = ", ".join(str(d) for d in sorted({k.config.d_head for k in select_kernels(kernels, causal)}))
@@ -135,13 +140,14 @@ def configs_command(
 
 
 def _entry(kernel: ForwardKernel, facts: DeviceFacts | None, built: tuple[int, ...]) -> ConfigEntry:
-    config = kernel.config
-    registers = predict_registers(config).total
+    config, direction = kernel.config, direction_of(kernel)
+    registers = None if direction.model is None else predict_registers(config).total
     resident, infeasible = None, None
     if facts is not None:
         infeasible = config.infeasible_reason(facts)
-        resident = occupancy(config.n_warps, registers, config.smem_bytes(), facts).blocks
+        if registers is not None:
+            resident = occupancy(config.n_warps, registers, config.smem_bytes(), facts).blocks
     return ConfigEntry(
-        kernel.short_form(), family_of(kernel).name, config.smem_bytes(), registers,
+        kernel.short_form(), direction.label, config.smem_bytes(), registers,
         resident if infeasible is None else 0 if facts else None, infeasible, built,
     )  # fmt: skip

@@ -23,8 +23,8 @@ from flash_helpers.build.sass import find_tool
 from flash_helpers.build.sources import include_root
 from flash_helpers.commands.binding_check import binding_difference
 from flash_helpers.commands.cache import cache_parts
-from flash_helpers.commands.output import console_for, shown_bytes, write_json
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, shown_bytes, write_json
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernels.families import FAMILIES
 from flash_helpers.results.database import TuningDatabase, default_path
 from flash_helpers.results.device import driver_version

@@ -19,10 +19,10 @@ from flash_helpers.benchmark.plan import Plan, check_device_name
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.build import build_kernels
 from flash_helpers.commands.build import compile_progress
-from flash_helpers.commands.output import console_for, error_console, write_json
-from flash_helpers.commands.progress import shown_progress
 from flash_helpers.commands.targets import present_targets
-from flash_helpers.commands.writable import check_file, check_folder
+from flash_helpers.console.output import console_for, error_console, write_json
+from flash_helpers.console.progress import shown_progress
+from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import family_of

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from flash_helpers.build.loop_facts import built_facts
-from flash_helpers.commands.output import console_for, write_json
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, write_json
+from flash_helpers.console.writable import check_file
 from flash_helpers.explain.asked import Asked
 from flash_helpers.explain.counters import counter_lines, measure
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain

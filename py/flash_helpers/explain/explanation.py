@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
+from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.model.bank_conflicts import SharedAccess, shared_accesses
+from flash_helpers.kernels.shared_memory import SharedAccess
+from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import Bounds, bounds, launch_reason
+from flash_helpers.model.of import model_of
 from flash_helpers.model.recorded import CompiledFacts, recorded_facts
-from flash_helpers.model.resources import Occupancy, Registers, Waves, occupancy, predict_registers
+from flash_helpers.model.resources import Occupancy, Waves, occupancy, predict_registers
 from flash_helpers.model.step_costs import LoopFacts, StepCosts, step_costs
 from flash_helpers.model.work import Work, work
 from flash_helpers.problem import Problem
@@ -185,7 +187,7 @@ def kernel_costs(
     loop = None
     if compiled is not None and compiled.instructions:
         loop = LoopFacts(compiled.instructions, compiled.local_wavefronts)
-    spilled = 0 if compiled or isinstance(config, HopperForwardKernelConfig) else registers.predicted_spill
+    spilled = 0 if compiled else model_of(config).spilled_registers(registers)
     return step_costs(config, facts, loop, spilled)
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flash_helpers.commands.output import console_for, write_json
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.output import console_for, write_json
+from flash_helpers.console.writable import check_file
 from flash_helpers.explain.measured_cells import RESULTS, Cell, read_cells
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.families import family_of

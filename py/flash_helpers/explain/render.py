@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.explain.explanation import Explanation, Performance
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.model.of import model_of
 from flash_helpers.model.resources import register_error
 from flash_helpers.select.prediction import MODEL_ERROR
 
@@ -71,10 +71,8 @@ def _register_lines(e: Explanation) -> list[Line]:
         source = f" ({e.compiled.source})" if e.compiled.source else ""
         lines.append(("registers, compiled", f"{e.compiled.registers}{source}"))
         lines.append(("spills, compiled", f"{e.compiled.spill_bytes} bytes a thread"))
-    if isinstance(e.kernel.config, HopperForwardKernelConfig):
-        parts = f"{r.accumulators} O and S, {r.held_P} P, {r.overhead} other, of {r.budget}"
-        launch = f"{r.total} by the block's threads"
-        return [*lines, ("registers, consumer", parts), ("registers, launch", launch)]
+    if (known := model_of(e.kernel.config).register_lines(r)) is not None:
+        return [*lines, *known]
     error = register_error()
     text = (
         f"{r.total} ({r.accumulators} O and S, {r.held_Q} Q, {r.overhead} other); off by {error.median:g} in "

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from flash_helpers.kernels.families import FAMILIES
+from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.traits import ForwardTraits
 
 FOLDER = "generated"
@@ -94,11 +94,11 @@ def structs_header(structs: Iterable[type]) -> str:
     )
 
 
-def fields_header(configs: dict[type, str], structs: Iterable[type]) -> str:
-    """What the binding reads: the fields of each struct, the numbers of each enumeration, the families.
+def fields_header(configs: Mapping[type, tuple[str, str]], structs: Iterable[type]) -> str:
+    """What the binding reads: the fields of each struct, the numbers of each enumeration, the directions.
 
     Args:
-        configs: the configuration of each family, with the family's name.
+        configs: the configurations, with the names of family and direction.
         structs: the other structs.
     """
     described = [*configs, *structs]
@@ -110,7 +110,10 @@ def fields_header(configs: dict[type, str], structs: Iterable[type]) -> str:
             f'    return enumeration("{kind.__name__}", {members});\n}}\n'
         )
     names = ", ".join(config.__name__ for config in configs)
-    parts.append(f"// The configuration struct of each family.\nusing Configs = std::tuple<{names}>;\n")
+    parts.append(
+        "// The configuration struct of each direction of each family.\n"
+        f"using Configs = std::tuple<{names}>;\n"
+    )
     return (
         f"{_BANNER}"
         "// Included by binding/fields.hpp, which declares what is described here.\n"
@@ -120,14 +123,15 @@ def fields_header(configs: dict[type, str], structs: Iterable[type]) -> str:
     )
 
 
-def _description(struct: type, family: str | None) -> str:
+def _description(struct: type, of: tuple[str, str] | None) -> str:
     name = struct.__name__
-    of_family = "" if family is None else f'    static constexpr const char *family = "{family}";\n'
+    words = zip(("family", "direction"), of or (), strict=False)
+    of_direction = "".join(f'    static constexpr const char *{word} = "{value}";\n' for word, value in words)
     listed = ",\n".join(f'        field("{f.name}", &{name}::{f.name})' for f in fields(struct))
     return (
         f"template <>\nstruct Description<{name}> {{\n"
         f'    static constexpr const char *name = "{name}";\n'
-        f"{of_family}"
+        f"{of_direction}"
         f"    static constexpr std::tuple fields{{\n{listed},\n    }};\n}};\n"
     )
 
@@ -135,7 +139,7 @@ def _description(struct: type, family: str | None) -> str:
 # ---------------------------------------------------------------------- files
 def headers() -> dict[str, str]:
     """The text of each generated header, by its name."""
-    configs = {family.config: family.name for family in FAMILIES}
+    configs = {d.config: (d.family.name, d.name) for d in DIRECTIONS}
     return {
         STRUCTS: structs_header([*configs, ForwardTraits]),
         FIELDS: fields_header(configs, [ForwardTraits]),

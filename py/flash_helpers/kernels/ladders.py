@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from flash_helpers.kernels.ampere.forward.ladder import STEPS as AMPERE_STEPS
-from flash_helpers.kernels.ampere.forward.ladder import get_ampere_ladder
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.ladder import STEPS as HOPPER_STEPS
-from flash_helpers.kernels.hopper.forward.ladder import get_hopper_ladder
+from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.ladder import Rung
 
-LADDERS = {"ampere": AMPERE_STEPS, "hopper": HOPPER_STEPS}
+_LADDERS = {d.label: d.ladder for d in DIRECTIONS if d.ladder is not None}
+LADDERS = {label: ladder.steps for label, ladder in _LADDERS.items()}
 """Family to the steps of each head size that it has a ladder for, those of both masks."""
 
 
@@ -28,8 +26,6 @@ def get_ladder(family: str, dtype: DType, d_head: int, causal: bool) -> list[Run
     Raises:
         ValueError: no such family, or no ladder for this head size.
     """
-    if family == "ampere":
-        return [*get_ampere_ladder(dtype, d_head, causal)]
-    if family == "hopper":
-        return [*get_hopper_ladder(dtype, d_head, causal)]
-    raise ValueError(f"there is no ladder {family!r}; valid: {', '.join(LADDERS)}")
+    if family not in _LADDERS:
+        raise ValueError(f"there is no ladder {family!r}; valid: {', '.join(LADDERS)}")
+    return [*_LADDERS[family].climb(dtype, d_head, causal)]

@@ -154,8 +154,12 @@ class Name(Generic[Config]):
     # ------------------------------------------------------------------ reading
     def claims(self, text: str) -> bool:
         """Whether a text speaks of these kernels, be it well-formed or not."""
-        return self.config.__name__ in text or any(
-            f"{form.partition('{}')[2]}):" in text for _, form in self.derived
+        match = _NAME.fullmatch(text)
+        words = match["words"].split("+") if match else []
+        return (
+            self.config.__name__ in text
+            or any(word in self.lead for word in words)
+            or any(f"{form.partition('{}')[2]}):" in text for _, form in self.derived)
         )
 
     def read(self, text: str) -> Config:

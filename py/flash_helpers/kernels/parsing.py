@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flash_helpers.kernels.ampere.forward.config import NAME as AMPERE_NAME
-from flash_helpers.kernels.hopper.forward.config import NAME as HOPPER_NAME
+from typing import cast
+
+from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.kernel import ForwardConfig
 
 
@@ -21,4 +22,5 @@ def parse_kernel_name_into_config(name: str) -> ForwardConfig:
     """
     if not isinstance(name, str):
         raise TypeError(f"a kernel's name is a str; given {name!r}, a {type(name).__name__}")
-    return HOPPER_NAME.read(name) if HOPPER_NAME.claims(name) else AMPERE_NAME.read(name)
+    claiming = (direction for direction in DIRECTIONS if direction.names.claims(name))
+    return cast(ForwardConfig, next(claiming, DIRECTIONS[0]).names.read(name))

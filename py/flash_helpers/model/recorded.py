@@ -1,6 +1,6 @@
 """What compilers made of kernels before: registers, spills and main loops that ship with the package.
 
-``python -m flash_helpers.model.record`` writes ``recorded.json``. Predictions are held against it, and where
+``python -m flash_helpers.build.record`` writes ``recorded.json``. Predictions are held against it, and where
 it has a kernel its facts take their place.
 """
 

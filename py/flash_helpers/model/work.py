@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flash_helpers.flops import visible_pairs
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 
 
 @dataclass(frozen=True)

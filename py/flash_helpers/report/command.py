@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flash_helpers.commands.output import console_for, write_json
-from flash_helpers.commands.writable import check_file, check_folder
+from flash_helpers.console.output import console_for, write_json
+from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.report.data import Report, load_report
 from flash_helpers.report.readme import marked_text, update_readme
 

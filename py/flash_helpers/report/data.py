@@ -16,13 +16,9 @@ from flash_helpers.benchmark.results import (
     check_same_card,
 )
 from flash_helpers.content import CONTENT_ERRORS
-from flash_helpers.kernel_configs import (
-    FlashForwardKernelConfig,
-    get_kernel_progression_configs,
-    parse_kernel_name_into_config,
-)
-from flash_helpers.kernels.families import family_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernel_configs import get_kernel_progression_configs, parse_kernel_name_into_config
+from flash_helpers.kernels.families import direction_of, family_of
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 
@@ -153,9 +149,9 @@ class Report:
                 timed.setdefault(row.problem, {})[row.implementation.split(" | ")[0]] = rate
         return timed
 
-    def landscape(self) -> tuple[Problem, list[tuple[FlashForwardKernelConfig, float]]] | None:
-        """(problem, [(configuration, TFLOP/s)]) of the problem with most Ampere-family ones, at least 2."""
-        timed: dict[Problem, list[tuple[FlashForwardKernelConfig, float]]] = {}
+    def landscape(self) -> tuple[Problem, list[tuple[ForwardConfig, float]]] | None:
+        """(problem, [(configuration, TFLOP/s)]): the problem of most with a ``variant``, of 2 at least."""
+        timed: dict[Problem, list[tuple[ForwardConfig, float]]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)
             if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):
@@ -163,8 +159,8 @@ class Report:
                     config = parse_kernel_name_into_config(row.implementation)
                 except ValueError:
                     continue  # the file is of a version with other choices
-                if not isinstance(config, FlashForwardKernelConfig):
-                    continue  # the landscape's axes are this family's fields
+                if direction_of(config).variant is None:
+                    continue  # the landscape's axes are not its fields
                 timed.setdefault(row.problem, []).append((config, rate))
         if not timed:
             return None
@@ -236,7 +232,7 @@ def _contender(row: Row) -> str:
         config = parse_kernel_name_into_config(row.implementation)
     except ValueError:
         return UNKNOWN_FAMILY  # the file is of a version with other kernels
-    return f"{family_of(ForwardKernel(config)).name.capitalize()} family"
+    return f"{family_of(config).name.capitalize()} family"
 
 
 def _family(problem: Problem) -> Family:

@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import OURS, Family, Report, family_label, seq_lens_of
 from flash_helpers.report.style import FAINT, INK, PALETTE, RC, series_style
@@ -208,15 +210,10 @@ def draw(report: Report) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _kind(config: object) -> str:
+def _kind(config: ForwardConfig) -> str:
     """What sets configurations of equal blocks apart."""
-    flags = [
-        "eager" if getattr(config, "eager_load_blocks", False) else "not eager",
-        "Q held" if getattr(config, "Q_mma_load_K_tiles", 0) == 0 else "Q streamed",
-    ]
-    if getattr(config, "mma_double_buffer_loads", False):
-        flags.append("buffer")
-    return ", ".join(flags)
+    variant = direction_of(config).variant
+    return "" if variant is None else variant(config)
 
 
 def _facts_of(report: Report) -> DeviceFacts | None:

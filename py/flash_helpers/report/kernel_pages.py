@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from flash_helpers.build.gates import AMPERE_RECORD, TARGETS, load_record
-from flash_helpers.commands.alone import run_alone
+from flash_helpers.console.alone import run_alone
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flash_helpers.kernels.direction import FORWARD
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
@@ -22,6 +23,7 @@ class Bucket:
         heads_per_sm: batch · heads over the device's SMs, to the nearest power of two from 1/16 to 8: how
             many thread blocks there are beside those that the length gives.
         queries, keys: lengths, to the nearest power of two.
+        direction: what the kernels compute; rows and tables that do not say it are of ``forward``.
     """
 
     dtype: DType
@@ -30,6 +32,7 @@ class Bucket:
     heads_per_sm: float
     queries: int
     keys: int
+    direction: str = FORWARD
 
     def __post_init__(self) -> None:
         for name in ("d_head", "queries", "keys"):
@@ -41,6 +44,10 @@ class Bucket:
             raise ValueError(f"heads_per_sm of a bucket is {load!r}; allowed: a number above 0")
         if not isinstance(self.dtype, DType) or type(self.causal) is not bool:
             raise ValueError(f"dtype of a bucket is {self.dtype!r}, causal {self.causal!r}: of other types")
+        if not isinstance(self.direction, str) or not self.direction.isidentifier():
+            raise ValueError(
+                f"direction of a bucket is {self.direction!r}; allowed: a name such as {FORWARD!r}"
+            )
 
     @classmethod
     def of(
@@ -76,7 +83,8 @@ class Bucket:
         keys = "" if self.keys == self.queries else f" x {self.keys} keys"
         load = f"{self.heads_per_sm:g}" if self.heads_per_sm >= 1 else f"1/{1 / self.heads_per_sm:g}"
         lengths = f"{self.queries} queries{keys}"
-        return f"{self.dtype.name.lower()} d{self.d_head}{mask}, {lengths}, {load} heads per SM"
+        of = "" if self.direction == FORWARD else f"{self.direction} "
+        return f"{of}{self.dtype.name.lower()} d{self.d_head}{mask}, {lengths}, {load} heads per SM"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the dtype by name."""

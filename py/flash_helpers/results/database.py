@@ -23,37 +23,18 @@ from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.errors import KernelCacheError
 from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.messages import say_once
+from flash_helpers.results import schema
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.device import TunedDevice
 from flash_helpers.results.measurement import FINAL, VALUES, Measurement, row_bucket, row_measurement
 from flash_helpers.trust import make_private_folders, untrusted_reason
 
-SCHEMA = 1
-FILE_NAME = f"tuning-{SCHEMA}.sqlite3"
+FILE_NAME = "tuning-1.sqlite3"  # later schemas read the rows of schema 1, so the file is the same
 WRITE_TIMEOUT_S = 30.0  # how long another process' commit, a few milliseconds, is waited for
 READ_TIMEOUT_S = 2.0  # reading may stand in the way of an attention call
 _SUFFIX, _MAGIC = ".sqlite3", b"SQLite format 3\0"
 SIDE_FILES = ("", "-wal", "-shm", "-journal")  # what SQLite keeps beside a file belongs to it
 
-_KEY = (
-    "gpu", "capability", "driver", "sources",
-    "dtype", "d_head", "causal", "heads_per_sm", "queries", "keys", "kernel",
-)  # fmt: skip
-_CREATE = f"""CREATE TABLE measurement (
-    gpu TEXT NOT NULL, capability TEXT NOT NULL, driver TEXT NOT NULL, sources TEXT NOT NULL,
-    dtype TEXT NOT NULL, d_head INTEGER NOT NULL, causal INTEGER NOT NULL, heads_per_sm REAL NOT NULL,
-    queries INTEGER NOT NULL, keys INTEGER NOT NULL, kernel TEXT NOT NULL,
-    status TEXT NOT NULL, reason TEXT NOT NULL, stage TEXT NOT NULL,
-    milliseconds REAL, p20 REAL, p80 REAL, rounds INTEGER NOT NULL, error REAL,
-    problem TEXT NOT NULL, facts TEXT NOT NULL,
-    PRIMARY KEY ({", ".join(_KEY)})
-)"""
-_UPSERT = (
-    f"INSERT OR REPLACE INTO measurement ({', '.join(_KEY + VALUES)}) "
-    f"VALUES ({', '.join('?' * len(_KEY + VALUES))})"
-)
-_BUCKET = "dtype = ? AND d_head = ? AND causal = ? AND heads_per_sm = ? AND queries = ? AND keys = ?"
-_DEVICE = "gpu = ? AND capability = ? AND driver = ?"
 
 T = TypeVar("T")
 
@@ -90,7 +71,7 @@ class TuningDatabase:
         """Writes measurements, in place of earlier ones of the same kernels, and commits them together."""
         rows = [
             (
-                *_device_key(device), sources, *_bucket_key(bucket), one.kernel,
+                *_device_key(device), sources, *_bucket_key(bucket)[:-1], one.kernel, bucket.direction,
                 one.status, one.reason, one.stage, one.milliseconds, one.p20, one.p80, one.rounds, one.error,
                 json.dumps(one.problem.to_json()), json.dumps(one.facts),
             )
@@ -99,7 +80,7 @@ class TuningDatabase:
 
         def write(connection: sqlite3.Connection) -> None:
             with connection:
-                connection.executemany(_UPSERT, rows)
+                connection.executemany(schema.UPSERT, rows)
 
         self._use(write)
 
@@ -108,7 +89,7 @@ class TuningDatabase:
         digests = list(sources)
         query = (
             f"SELECT kernel, {', '.join(VALUES)} FROM measurement "
-            f"WHERE {_DEVICE} AND {_BUCKET} AND sources IN ({', '.join('?' * len(digests))}) "
+            f"WHERE {schema.DEVICE} AND {schema.BUCKET} AND sources IN ({', '.join('?' * len(digests))}) "
             f"ORDER BY milliseconds IS NULL, stage = '{FINAL}' DESC, milliseconds, kernel"
         )
         arguments = (*_device_key(device), *_bucket_key(bucket), *digests)
@@ -118,8 +99,9 @@ class TuningDatabase:
         """The buckets in which a kernel was timed on the device."""
         digests = list(sources)
         query = (
-            f"SELECT DISTINCT dtype, d_head, causal, heads_per_sm, queries, keys FROM measurement "
-            f"WHERE {_DEVICE} AND milliseconds IS NOT NULL AND sources IN ({', '.join('?' * len(digests))})"
+            f"SELECT DISTINCT {', '.join(schema.BUCKET_COLUMNS)} FROM measurement "
+            f"WHERE {schema.DEVICE} AND milliseconds IS NOT NULL "
+            f"AND sources IN ({', '.join('?' * len(digests))})"
         )
         return sorted(self._sound(self._read(query, (*_device_key(device), *digests)), row_bucket))
 
@@ -134,7 +116,7 @@ class TuningDatabase:
         def remove(connection: sqlite3.Connection) -> None:
             with connection:
                 connection.execute(
-                    f"DELETE FROM measurement WHERE {_DEVICE} AND {_BUCKET}",
+                    f"DELETE FROM measurement WHERE {schema.DEVICE} AND {schema.BUCKET}",
                     (*_device_key(device), *_bucket_key(bucket)),
                 )
 
@@ -206,30 +188,27 @@ class TuningDatabase:
         connection = sqlite3.connect(self.path, timeout=timeout)
         connection.text_factory = _text
         try:
-            if _version(connection) != SCHEMA:
-                self._create(connection)
+            if (found := schema.version_of(connection)) != schema.SCHEMA:
+                try:
+                    self._create(connection)
+                except (OSError, sqlite3.OperationalError) as error:
+                    if found != 1 or not schema.is_read_only(error):
+                        raise
+                    connection.execute(schema.VIEW_OF_1)
             yield connection
         finally:
             connection.close()
 
     def _create(self, connection: sqlite3.Connection) -> None:
-        """Makes the table in an empty file, once, whoever comes first."""
+        """Brings the file to this schema, once, whoever comes first."""
         with self._lock():
-            version = _version(connection)
-            if version == SCHEMA:
-                return
-            found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")]
-            # A process of an earlier version may have been killed before it wrote the schema's number.
-            if version or found not in ([], [_CREATE]):
+            try:
+                schema.bring_up(connection)
+            except schema.OtherContentError as error:
                 raise NotATuningDatabaseError(
-                    f"{self.path} is a database, but not of tuning results with schema {SCHEMA}; it is left "
-                    "alone. Set FLASH_ATTENTION_TUNING_DB to another file"
-                )
-            with connection:
-                connection.execute("BEGIN IMMEDIATE")  # which Python does not do by itself for these
-                if not found:
-                    connection.execute(_CREATE)
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+                    f"{self.path} is a database, but not of tuning results with schema {schema.SCHEMA}; it "
+                    "is left alone. Set FLASH_ATTENTION_TUNING_DB to another file"
+                ) from error
 
     def _move_aside(self, error: Exception) -> None:
         """Renames a damaged file to the first free ``name.corrupt-N``, unless another process just did."""
@@ -270,10 +249,6 @@ class TuningDatabase:
         return filelock.FileLock(self.path.with_name(f"{self.path.name}.lock"), timeout=WRITE_TIMEOUT_S)
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
 def _is_damage(error: Exception) -> bool:
     """Subclasses name other troubles: locked, read-only, full. A table that lacks columns is damaged too.
 
@@ -295,4 +270,4 @@ def _device_key(device: TunedDevice) -> tuple[str, str, str]:
 
 def _bucket_key(bucket: Bucket) -> tuple[Any, ...]:
     mask, lengths = int(bucket.causal), (bucket.queries, bucket.keys)
-    return (bucket.dtype.name, bucket.d_head, mask, bucket.heads_per_sm, *lengths)
+    return (bucket.dtype.name, bucket.d_head, mask, bucket.heads_per_sm, *lengths, bucket.direction)

@@ -13,7 +13,8 @@ from flash_helpers.build import sources
 from flash_helpers.build.cache import digest_of
 from flash_helpers.build.compile import COMPILE_FLAGS
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import FAMILIES, KernelFamily
+from flash_helpers.kernels.direction import Direction
+from flash_helpers.kernels.families import DIRECTIONS
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 UNKNOWN = "unknown"
@@ -58,12 +59,12 @@ def driver_version() -> str | None:
 
 
 @functools.cache
-def sources_digest(family: KernelFamily) -> str:
-    """Stands for everything but the configuration that a family's kernels are compiled from."""
-    headers = sources.digest_of_headers(family.launcher_header, sources.include_root())
-    return digest_of(flash_helpers.__version__, family.name, headers, COMPILE_FLAGS)
+def sources_digest(direction: Direction) -> str:
+    """Stands for everything but the configuration that a direction's kernels are compiled from."""
+    headers = sources.digest_of_headers(direction.launcher_header, sources.include_root())
+    return digest_of(flash_helpers.__version__, direction.family.name, direction.name, headers, COMPILE_FLAGS)
 
 
 def present_sources() -> tuple[str, ...]:
-    """The digests of all families as they are now."""
-    return tuple(sources_digest(family) for family in FAMILIES)
+    """The digests of all directions as they are now."""
+    return tuple(sources_digest(direction) for direction in DIRECTIONS)

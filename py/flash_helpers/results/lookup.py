@@ -11,6 +11,7 @@ from typing import Protocol
 from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.traits import ForwardTraits
@@ -122,10 +123,11 @@ def _shipped(bucket: Bucket, device: TunedDevice) -> TunedBucket | None:
 
 @functools.lru_cache(maxsize=4096)
 def _names_kernel(name: str, bucket: Bucket) -> bool:
-    """Whether a name is that of a kernel for the bucket's type and head size; a damaged one is not."""
+    """Whether a name is that of a kernel of the bucket's direction, type and head size."""
     try:
         config = parse_kernel_name_into_config(name)
         fits = config.dtype is bucket.dtype and config.d_head >= bucket.d_head
+        fits = fits and direction_of(config).name == bucket.direction
         return fits and config.malformed_reason() is None
     except CONTENT_ERRORS:
         return False

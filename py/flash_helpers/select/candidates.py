@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flash_helpers.kernel_configs import get_hopper_best_kernels, get_kernels_to_build
-from flash_helpers.kernels.families import family_of
-from flash_helpers.kernels.hopper.forward.config import PANEL_COLUMNS, HopperForwardKernelConfig
+from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.problem import AttentionProblem
 
 
 def default_candidates() -> list[ForwardConfig]:
-    """The configurations that are built ahead of time, of all families."""
-    return [*get_kernels_to_build(), *sorted({kernel.config for kernel in get_hopper_best_kernels()})]
+    """The configurations that every direction offers."""
+    return [config for direction in DIRECTIONS for config in direction.candidates()]
 
 
 def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
@@ -32,18 +30,13 @@ def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKerne
 
 def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
     """Whether the kernel reads zeros beyond the columns of the tensors."""
-    if "padded_head" not in family_of(kernel).traits:
-        return False
-    if not isinstance(kernel.config, HopperForwardKernelConfig) or not kernel.traits.varlen:
-        return True
-    # Ragged copies (tensor_view.cuh) must not ask for columns of which the tensors have none.
-    panels = [tuple(-(-d // PANEL_COLUMNS) for d in sizes) for sizes in (wanted, head_sizes(kernel.config))]
-    return panels[0] == panels[1]
+    direction = direction_of(kernel)
+    return "padded_head" in direction.traits and direction.reads_beyond(kernel, wanted)
 
 
 def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
-    if "split" not in family_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
+    if "split" not in direction_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
         return None
     split = replace(kernel, traits=replace(kernel.traits, split=True))
     return None if split.malformed_reason() else split
@@ -62,11 +55,11 @@ def unable_reason(
     if reason := size_reason(config, problem, configs):
         return reason
     kernel = kernel_for(config, problem)
-    family = family_of(kernel)
-    if missing := family.missing_traits(kernel.traits):
-        return f"kernels of the {family.name} family are not made for {', '.join(missing)}"
-    if problem.tma_obstacle and isinstance(config, HopperForwardKernelConfig):
-        return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
+    direction = direction_of(config)
+    if missing := direction.missing_traits(kernel.traits):
+        return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"
+    if reason := direction.unable_reason(config, problem):
+        return reason
     if reason := kernel.malformed_reason():
         return reason
     if problem.lse and not config.writes_lse:

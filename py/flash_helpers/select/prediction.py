@@ -12,50 +12,19 @@ from functools import lru_cache
 from math import ceil
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
+from flash_helpers.model.of import model_of
 from flash_helpers.model.recorded import recorded_facts
 from flash_helpers.model.resources import occupancy, predict_registers
 from flash_helpers.model.step_costs import StepCosts, step_costs
 from flash_helpers.model.work import work
-from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.splits import n_splits
 
-
-@dataclass(frozen=True)
-class Fit:
-    """What was fitted to measured times of one family (H100 and H200, 2026-11).
-
-    Attributes:
-        overlap: the units' times add up in this norm: 1 would hide nothing, infinity all but the longest.
-        memory_overlap: the same for memory's time and the SMs'.
-        step_clocks: of a K/V block beside its units' work.
-        unhidden_copies: factor on a step that waits for its own copies.
-        block_clocks: of a block beside its steps: its first tiles, its output.
-        next_item_clocks: the same where the next item begins before this one ends.
-        uneven: factor where a mask makes blocks uneven and they are handed out in static rounds.
-        launch_seconds: begin and end of a kernel.
-        combine_seconds: of the second kernel that adds parts.
-    """
-
-    overlap: float
-    memory_overlap: float
-    step_clocks: float
-    unhidden_copies: float
-    block_clocks: float
-    next_item_clocks: float
-    uneven: float
-    launch_seconds: float
-    combine_seconds: float
-
-
-AMPERE = Fit(2.22, 8.0, 40.0, 1.2, 8450.0, 8450.0, 1.0, 1.0e-6, 0.2e-6)
-HOPPER = Fit(2.4, 3.0, 0.0, 1.0, 3100.0, 1800.0, 1.32, 4.1e-6, 1.6e-6)
 CLOCK_SHARE = 1.05  # of the datasheet's boost clock, which the cards pass while power allows
 MODEL_ERROR = 0.05  # median error over the committed result files; a test compares
 MEMORY_SHARE = 0.91  # of the datasheet's bandwidth
 
-MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
 MANY_WAVES = 4  # from which on the last wave of thread blocks, full or not, is a small part of all
 
 # Rates for devices whose datasheet is not known: ratios between kernels depend on them little.
@@ -138,16 +107,16 @@ def expected_seconds(
         parts: that the keys are cut into.
         costs: of one step, from compiled code; None: predicted.
     """
-    config = kernel.config
-    fit = HOPPER if isinstance(config, HopperForwardKernelConfig) else AMPERE
+    config, model = kernel.config, model_of(kernel.config)
+    fit = model.fit
     done = work(config, problem)
     in_turn = done.blocks * parts / facts.sm_count
     resident = min(blocks_per_sm, max(1, ceil(in_turn)))
-    step = _step_clocks(config, costs or _predicted_costs(config, facts), fit, resident)
-    block = (fit.next_item_clocks if _overlaps_items(config) else fit.block_clocks) / resident
+    step = _step_clocks(config, costs or _predicted_costs(config, facts), resident)
+    block = (fit.next_item_clocks if model.begins_next_item(config) else fit.block_clocks) / resident
     average = done.steps / (done.blocks * parts) * step + block if done.blocks else 0.0
     if problem.masked:
-        clocks = in_turn * average * (fit.uneven if _static(config) else 1.0)
+        clocks = in_turn * average * (fit.uneven if model.static_rounds(config) else 1.0)
     else:
         clocks = ceil(in_turn) * average
     clocks = max(clocks, -(-done.longest // parts) * step + block if done.blocks else 0.0)
@@ -200,8 +169,8 @@ def _row_blocks(config: ForwardConfig, problem: AttentionProblem) -> int:
 
 @lru_cache(1024)
 def _blocks_per_sm(config: ForwardConfig, facts: DeviceFacts) -> int:
-    """Resident thread blocks; one of the Hopper family takes an SM's registers."""
-    if isinstance(config, HopperForwardKernelConfig):
+    """Resident thread blocks."""
+    if model_of(config).one_block_per_sm:
         return 1
     known = recorded_facts(ForwardKernel(config), facts.target)
     registers = known.registers if known else predict_registers(config).total
@@ -210,25 +179,16 @@ def _blocks_per_sm(config: ForwardConfig, facts: DeviceFacts) -> int:
 
 @lru_cache(1024)
 def _predicted_costs(config: ForwardConfig, facts: DeviceFacts) -> StepCosts:
-    spilled = 0
-    if not isinstance(config, HopperForwardKernelConfig):
-        spilled = predict_registers(config).predicted_spill
+    spilled = model_of(config).spilled_registers(predict_registers(config))
     return step_costs(config, facts, spilled_registers=spilled)
 
 
-def _step_clocks(config: ForwardConfig, costs: StepCosts, fit: Fit, resident: int) -> float:
+def _step_clocks(config: ForwardConfig, costs: StepCosts, resident: int) -> float:
     """Clocks of an SM for one K/V block of one thread block, with others beside it."""
+    model = model_of(config)
     units = (costs.matrix, costs.exp2, costs.shared_memory, costs.issue, costs.latency / resident)
-    step = _norm(units, fit.overlap) + fit.step_clocks
-    return step if getattr(config, "eager_load_blocks", True) else fit.unhidden_copies * step
-
-
-def _overlaps_items(config: ForwardConfig) -> bool:
-    return isinstance(config, HopperForwardKernelConfig) and config.next_item != NextItem.NONE
-
-
-def _static(config: ForwardConfig) -> bool:
-    return isinstance(config, HopperForwardKernelConfig) and not config.dynamic_schedule
+    step = _norm(units, model.fit.overlap) + model.fit.step_clocks
+    return model.fit.unhidden_copies * step if model.waits_for_copies(config) else step
 
 
 def _norm(values: tuple[float, ...], power: float) -> float:

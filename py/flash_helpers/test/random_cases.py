@@ -30,9 +30,9 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from flash_helpers.benchmark.runner import named_device
-from flash_helpers.commands.alone import run_alone
-from flash_helpers.commands.errors import shown_errors
-from flash_helpers.commands.writable import check_file
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_configs import (
     DeviceFacts,
     DType,

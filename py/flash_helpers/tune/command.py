@@ -17,9 +17,9 @@ from rich.text import Text
 from flash_helpers.benchmark.plan import check_device_name
 from flash_helpers.benchmark.table import shown_rate
 from flash_helpers.commands.build import compiled_only
-from flash_helpers.commands.output import console_for, error_console, write_json
-from flash_helpers.commands.progress import shown_progress
-from flash_helpers.commands.writable import check_file, check_folder
+from flash_helpers.console.output import console_for, error_console, write_json
+from flash_helpers.console.progress import shown_progress
+from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import grid

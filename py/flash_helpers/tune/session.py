@@ -18,7 +18,7 @@ from flash_helpers.benchmark.measuring import DeviceLostError, compared, failure
 from flash_helpers.benchmark.results import Row
 from flash_helpers.benchmark.timing import TimedCall, Timer
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
@@ -193,7 +193,7 @@ class Session:
         self, tuned: TunedProblem, found: Sequence[tuple[ForwardKernel, Row, StageResult | None]]
     ) -> None:
         measured = [
-            (sources_digest(family_of(kernel)), self._measurement(row, result))
+            (sources_digest(direction_of(kernel)), self._measurement(row, result))
             for kernel, row, result in found
         ]
         for sources, group in groupby(sorted(measured, key=lambda one: one[0]), lambda one: one[0]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flash_helpers.kernel_configs import get_autotuning_kernel_configs, get_hopper_kernels_to_build
 from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
@@ -28,8 +28,7 @@ class Pruned:
 
 def tuning_space() -> list[ForwardConfig]:
     """All candidates of all families."""
-    hopper = sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
-    return [*get_autotuning_kernel_configs(), *hopper]
+    return [config for direction in DIRECTIONS for config in direction.tuned()]
 
 
 def predicted_ms(config: ForwardConfig, problem: Problem, facts: DeviceFacts) -> float | None:

@@ -15,7 +15,8 @@ import torch
 
 from flash_helpers import generation
 from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
-from flash_helpers.benchmark.timing import Timer, timer_for
+from flash_helpers.benchmark.timers import timer_for
+from flash_helpers.benchmark.timing import Timer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.problem import Problem

@@ -61,7 +61,7 @@ constexpr flash::ForwardKernelRecord<FlashForwardKernelConfig> record{
 constexpr const void *records[] = {&record};
 }
 extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
-    static constexpr flash::KernelLibrary library{flash::kAbiVersion, "ampere", 1, records,
+    static constexpr flash::KernelLibrary library{flash::kAbiVersion, "ampere", "forward", 1, records,
                                                   [](int) { return "told to fail"; }};
     return &library;
 }

@@ -19,13 +19,13 @@ from flash_helpers.kernel_configs import (
     ForwardTraits,
     HopperForwardKernelConfig,
 )
-from flash_helpers.kernels.families import FAMILIES
+from flash_helpers.kernels.families import DIRECTIONS
 
 pytestmark = pytest.mark.compile
 
 
 # ---------------------------------------------------------------- fields
-@pytest.mark.parametrize("cls", [*(family.config for family in FAMILIES), ForwardTraits])
+@pytest.mark.parametrize("cls", [*(direction.config for direction in DIRECTIONS), ForwardTraits])
 def test_the_reader_reads_the_fields_of_the_dataclass(cls):
     names = binding.traits_field_names() if cls is ForwardTraits else binding.config_field_names(cls.__name__)
     assert names == [field.name for field in dataclasses.fields(cls)]
@@ -167,7 +167,7 @@ def test_file_that_is_no_library(tmp_path, contents, reason):
 ENTRY_POINT = """
 #include "flash_attention.cuh"
 extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
-    static constexpr flash::KernelLibrary library{ABI, FAMILY, 0, nullptr, nullptr};
+    static constexpr flash::KernelLibrary library{ABI, FAMILY, "forward", 0, nullptr, nullptr};
     return &library;
 }
 """

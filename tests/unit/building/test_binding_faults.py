@@ -32,7 +32,8 @@ constexpr Record broken{{DType::FP16, 64, 3, 3, 3}, {}, 2, 32, 0, load, LAUNCH, 
 constexpr const void *records[] = {&whole, SECOND};
 }
 extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
-    static constexpr flash::KernelLibrary library{flash::kAbiVersion, FAMILY, COUNT, RECORDS, TEXT};
+    static constexpr flash::KernelLibrary library{
+        flash::kAbiVersion, FAMILY, DIRECTION, COUNT, RECORDS, TEXT};
     return RETURNED;
 }
 """
@@ -40,6 +41,7 @@ WHOLE = {
     "LAUNCH": "launch",
     "SECOND": "&broken",
     "FAMILY": '"ampere"',
+    "DIRECTION": '"forward"',
     "COUNT": "2",
     "RECORDS": "records",
     "TEXT": "text",
@@ -52,6 +54,8 @@ WHOLE = {
     [
         ({"RETURNED": "nullptr"}, r"its flash_attention_kernel_library\(\) returns NULL"),
         ({"FAMILY": "nullptr"}, "names no kernel family"),
+        ({"DIRECTION": "nullptr"}, "names no kernel family or no direction"),
+        ({"DIRECTION": '"sideways"'}, "family 'ampere', direction 'sideways', are unknown"),
         ({"RECORDS": "nullptr"}, "announces 2 kernels without records"),
         ({"TEXT": "nullptr"}, "without texts of errors"),
         ({"COUNT": "-1"}, "announces -1 kernels"),
@@ -213,7 +217,7 @@ USES = {
         binding.traits_field_names(),
         binding.config_field_names("FlashForwardKernelConfig"),
     ),
-    "attributes": lambda echo: (echo.attributes(), echo.load(), echo.family, echo.target),
+    "attributes": lambda echo: (echo.attributes(), echo.load(), echo.family, echo.direction, echo.target),
     "table": lambda echo: len(binding.CallTable()),
 }
 

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from flash_helpers.build.errors import BuildError
-from flash_helpers.build.wheel_tag import BINDING, place_wheel
+from flash_helpers.packaging.wheel_tag import BINDING, place_wheel
 
 NAME = "flash_attention_kernels-0.1.0-cp310-abi3-linux_x86_64.whl"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_helpers.kernels.ampere.forward.sets import LADDER as SEVEN
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.ladder import Rung, Step, climb
-from flash_helpers.kernels.sets import LADDER as SEVEN
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 _WHY = (

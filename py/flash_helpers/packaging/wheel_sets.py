@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
 
-from flash_helpers.kernels.ampere.forward.choices import CHOICES as AMPERE_CHOICES
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.choices import CHOICES as HOPPER_CHOICES
+from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.candidates import head_sizes
 from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.select import select
 
@@ -96,8 +94,10 @@ def _problems(
 
 
 def _prompts(target: int) -> Iterator[AttentionProblem]:
-    choices = (*AMPERE_CHOICES, *(HOPPER_CHOICES if target == 90 else ()))
-    return _problems(PROMPTS, sizes=sorted({head_sizes(choice.config) for choice in choices}))
+    directions = [direction for direction in DIRECTIONS if direction.family.runs_on(target)]
+    return _problems(
+        PROMPTS, sizes=sorted({sizes for direction in directions for sizes in direction.sizes()})
+    )
 
 
 SETS = (

@@ -1,4 +1,4 @@
-"""Builds a wheel: ``python -m flash_helpers.build.wheel --out dist --target 80 --target 90``.
+"""Builds a wheel: ``python -m flash_helpers.packaging.wheel --out dist --target 80 --target 90``.
 
 Every wheel holds the sources of the kernels. With targets it also brings compiled what ``attention`` chooses
 on them for common problems (``wheel_sets``), which then run without any compiler. The wheel is built in a
@@ -19,11 +19,11 @@ from flash_helpers import environment
 from flash_helpers.build import BuildError, build_kernels
 from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.store import STORE
-from flash_helpers.build.wheel_sets import NAMES, SETS, wheel_kernels
-from flash_helpers.build.wheel_tag import place_wheel
-from flash_helpers.commands.writable import NotWritableError, check_folder
+from flash_helpers.console.writable import NotWritableError, check_folder
 from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.packaging.wheel_sets import NAMES, SETS, wheel_kernels
+from flash_helpers.packaging.wheel_tag import place_wheel
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 INPUTS = (
@@ -92,7 +92,9 @@ def _kernels(target: int, sets: str | None, kernels: str | None) -> list[Forward
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flash_helpers.build.wheel", description="Build a wheel.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flash_helpers.packaging.wheel", description="Build a wheel."
+    )
     parser.add_argument("--out", type=Path, default=Path("dist"), help="folder for the wheel (default: dist)")
     parser.add_argument(
         "--target",

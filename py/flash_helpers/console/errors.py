@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from flash_helpers.commands.output import error_console
+from flash_helpers.console.output import error_console
 
 USER_ERRORS = (ValueError, OSError, RuntimeError, ModuleNotFoundError)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flash_helpers.commands.output import STDOUT
+from flash_helpers.console.output import STDOUT
 
 
 class NotWritableError(OSError):

@@ -8,11 +8,9 @@ time. Each of these cost 10 to 50 % where it was met.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from flash_helpers.build.main_loop import hot_path, main_loop
-from flash_helpers.build.ptxas import PtxasReport
-from flash_helpers.build.sass import Instruction
+from flash_helpers.kernels.gates import Instruction, MachineCode, compiler_violations
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.softmax import SoftmaxReference
 
@@ -23,47 +21,32 @@ COUNTED = ("HGMMA", "MUFU", "FFMA", "FMUL", "FADD", "FMNMX", "VIMNMX3", "F2FP", 
 """Opcodes whose number in the steady loop follows from the configuration."""
 
 
-def steady_loop(config: HopperForwardKernelConfig, body: Sequence[Instruction]) -> list[Instruction]:
-    """The loop over tiles without a mask, which has one tile's products; empty when there is none."""
-    return main_loop(body, config.products_per_block)
+def counts(code: MachineCode) -> dict[str, int]:
+    """The opcodes of ``COUNTED``, the moves to uniform registers, and all together, of the steady loop."""
+    found = Counter(i.name for i in code.hot)
+    found["total"] = sum(found.values()) - found["NOP"]
+    return {name: found[name] for name in (*COUNTED, "R2UR", "total")}
 
 
-def count_opcodes(instructions: Iterable[Instruction]) -> dict[str, int]:
-    """The opcodes of ``COUNTED``, the moves to uniform registers, and all together."""
-    counts = Counter(i.name for i in instructions)
-    counts["total"] = sum(counts.values()) - counts["NOP"]
-    return {name: counts[name] for name in (*COUNTED, "R2UR", "total")}
-
-
-def gate_violations(
-    config: HopperForwardKernelConfig,
-    report: PtxasReport,
-    body: Sequence[Instruction],
-    recorded: Mapping[str, int] | None = None,
-) -> list[str]:
+def violations(config: HopperForwardKernelConfig, code: MachineCode) -> list[str]:
     """Everything that a kernel's machine code lacks; empty when it passes.
 
     Args:
         config: the kernel's configuration.
-        report: what ptxas said of it.
-        body: its machine code.
-        recorded: ``count_opcodes(hot_path(steady_loop(…)))`` of an earlier build to compare with.
+        code: its machine code. ``code.loop`` is the steady loop, over tiles without a mask.
     """
-    problems = [f"ptxas: {warning}" for warning in report.warnings]
-    if report.spill_bytes:
-        problems.append(f"{report.spill_bytes} bytes of registers are spilled")
-    reallocations = sum(i.name == "USETMAXREG" for i in body)
+    problems = compiler_violations(code)
+    reallocations = sum(i.name == "USETMAXREG" for i in code.body)
     if reallocations != 2:
         problems.append(f"setmaxnreg appears {reallocations} times; once to give and once to take")
-    loop = steady_loop(config, body)
-    if not loop:
+    if not code.loop:
         return [*problems, "no loop holds the products of exactly one tile"]
-    problems += _loop_violations(config, loop)
-    if recorded is not None:
-        found = count_opcodes(hot_path(loop))
+    problems += _loop_violations(config, code.loop)
+    if code.recorded is not None:
+        found = counts(code)
         problems += [
             f"steady loop: {found[name]} {name}, recorded {number}"
-            for name, number in recorded.items()
+            for name, number in code.recorded.items()
             if name != "R2UR" and abs(found[name] - number) > MAX_DRIFT * number
         ]
     return problems

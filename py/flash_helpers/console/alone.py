@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from flash_helpers.commands.pipe import patient_output
+from flash_helpers.console.pipe import patient_output
 
 
 def run_alone(main: Callable[..., object]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flash_helpers.commands.plain_table import plain_lines
+from flash_helpers.console.plain_table import plain_lines
 
 STDOUT = Path("-")
 WIDEST = 100_000  # columns of a line on which every table fits

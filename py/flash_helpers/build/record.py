@@ -1,6 +1,6 @@
 """Compiles kernels and records what came out, for ``recorded.json``.
 
-``python -m flash_helpers.model.record --target 80 --target 90`` compiles the ladder, the tuning space and the
+``python -m flash_helpers.build.record --target 80 --target 90`` compiles the ladder, the tuning space and the
 choices of each family, and replaces the file. With ``--only-cached`` it compiles nothing and records what the
 kernel cache holds.
 """
@@ -17,7 +17,7 @@ from flash_helpers.build import KernelCache, build_kernels, find_library
 from flash_helpers.build.gates import kernels_of
 from flash_helpers.build.loop_facts import library_facts
 from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.commands.errors import shown_errors
+from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.model.recorded import RECORD, CompiledFacts, write_record
 

@@ -1,0 +1,1 @@
+"""How every command prints, writes files, says errors and ends."""

@@ -1,0 +1,44 @@
+"""What the Ampere family's table of choices says of one problem on one device."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from flash_helpers.kernels.ampere.forward.choices import CHOICES, choose_ampere_kernel
+from flash_helpers.kernels.ampere.forward.config import MIN_CAPABILITY
+from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
+from flash_helpers.kernels.defaults import Default, Defaults, size_for
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
+
+PLACE = 1  # behind a family that is made for the device
+DECODE_REASON = "few queries over many keys: K and V are read once, and shared memory holds copies under way"
+
+
+def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
+    """The defaults for a problem; None where the device or the head size has no kernel."""
+    found = size_for(problem, sizes()) if facts.capability >= MIN_CAPABILITY else None
+    if found is None:
+        return None
+
+    def choose(split: bool) -> Default:
+        if split and problem.seq_len_q <= MAX_DECODE_ROWS:
+            return choose_ampere_decode_config(problem.dtype, found[0], facts), DECODE_REASON
+        kernel, reason = choose_ampere_kernel(
+            problem.dtype,
+            found[0],
+            problem.masked,
+            problem.seq_len_q,
+            facts.capability,
+            lse=problem.lse or split,  # partial results are combined by their LSEs
+            exact=split,  # an anchored reference is not to be had for parts
+        )
+        return kernel.config, reason
+
+    return Defaults(choose(False), choose(True), PLACE)
+
+
+@cache
+def sizes() -> tuple[tuple[int, int], ...]:
+    """(d_head, d_head_v) of all choices."""
+    return tuple({(choice.config.d_head, choice.config.d_head_v) for choice in CHOICES})

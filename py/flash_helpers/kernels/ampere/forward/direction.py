@@ -1,0 +1,66 @@
+"""The forward pass of the Ampere family as the rest of the library asks for it."""
+
+from __future__ import annotations
+
+from flash_helpers.kernels.ampere.family import AMPERE
+from flash_helpers.kernels.ampere.forward.choices import get_ampere_best_kernels
+from flash_helpers.kernels.ampere.forward.config import NAME, FlashForwardKernelConfig
+from flash_helpers.kernels.ampere.forward.defaults import defaults, sizes
+from flash_helpers.kernels.ampere.forward.ladder import STEPS, get_ampere_ladder
+from flash_helpers.kernels.ampere.forward.model import AmpereForwardModel
+from flash_helpers.kernels.ampere.forward.sets import (
+    get_autotuning_kernel_configs,
+    get_kernels_to_build,
+    skip_autotune_reason,
+)
+from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.softmax import SoftmaxReference
+
+NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
+    "B_r": (32, 64, 128, 256),
+    "B_c": (16, 32, 64, 128, 256),
+    "n_warps": (2, 4, 8, 16),
+    "async_copy": (False, True),
+    "eager_load_blocks": (False, True),
+    "Q_mma_load_K_tiles": (0, 2),
+    "K_mma_load_K_tiles": (0, 2),
+    "V_mma_load_K_tiles": (0, 2),
+    "mma_double_buffer_loads": (False, True),
+    "kv_stages": tuple(range(1, 9)),
+    "mbarrier": (False, True),
+    "softmax_reference": tuple(SoftmaxReference),
+    "fragments_ahead": (0, 1, 2),
+    "paired_warps": (False, True),
+}
+
+
+def _checked(target: int) -> list[ForwardKernel]:
+    chosen = get_ampere_best_kernels(capability=divmod(target, 10))
+    return [*map(ForwardKernel, get_kernels_to_build()), *chosen]
+
+
+def _variant(config: FlashForwardKernelConfig) -> str:
+    words = ["eager" if config.eager_load_blocks else "not eager"]
+    words.append("Q held" if config.Q_mma_load_K_tiles == 0 else "Q streamed")
+    return ", ".join([*words, *(["buffer"] if config.mma_double_buffer_loads else [])])
+
+
+DIRECTION = Direction(
+    family=AMPERE,
+    names=NAME,
+    launcher_header="ampere/forward/launcher.cuh",
+    make_record="flash::ampere::make_record",
+    traits=ALL_TRAITS,
+    model=AmpereForwardModel(),
+    built=lambda: [ForwardKernel(config) for config in get_kernels_to_build()],
+    candidates=get_kernels_to_build,
+    tuned=get_autotuning_kernel_configs,
+    checked=_checked,
+    defaults=defaults,
+    sizes=sizes,
+    neighbours=NEIGHBOURS,
+    untuned_reason=skip_autotune_reason,
+    variant=_variant,
+    ladder=Ladder(STEPS, get_ampere_ladder),
+)

@@ -1,0 +1,50 @@
+"""What the Hopper family's tables of choices say of one problem on one device."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from flash_helpers.kernels.defaults import Default, Defaults, size_for
+from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.hopper.forward.choices import CHOICES
+from flash_helpers.kernels.hopper.forward.config import CAPABILITY
+from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
+from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.traits import ForwardTraits
+
+FIRST, LAST = 0, 2  # the Ampere family's place is between them
+
+# Where memory gives each SM so many bytes a second, two small blocks of the Ampere family on an SM are faster
+# than one of the Hopper family: by 4 to 19 % on an H200 (36 GB/s an SM), not on an H100 (25 GB/s; of older
+# kernels), head size 128 (benchmarks/results/h200-decode.json, h100-decode.json); at head sizes 64 and 256
+# mostly by as much, but for two of 24 cells (h200-decode-64.json, -256.json). With pages it is by 4 to 22 %
+# at 64 keys a page and head size 128, by 26 to 63 % at 16 (h200-pages-128-64.json, -128-16.json).
+FAST_MEMORY = 30e9
+
+
+def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
+    """The defaults for a problem; None where the device or the head size has no kernel."""
+    found = size_for(problem, sizes()) if facts.capability == CAPABILITY else None
+    if found is None:
+        return None
+
+    def choose(split: bool) -> Default:
+        kernel, reason = choose_hopper_kernel(
+            problem.dtype,
+            found[0],
+            problem.causal,
+            problem.seq_len_q,
+            d_head_v=found[1],
+            traits=ForwardTraits(**{**problem.features(), "split": split}),
+        )
+        return kernel.config, reason
+
+    # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
+    small_blocks_are_faster = problem.decoding and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
+    return Defaults(choose(False), choose(True), LAST if small_blocks_are_faster else FIRST)
+
+
+@cache
+def sizes() -> tuple[tuple[int, int], ...]:
+    """(d_head, d_head_v) of all choices."""
+    return tuple({(choice.config.d_head, choice.config.d_head_v) for choice in CHOICES})

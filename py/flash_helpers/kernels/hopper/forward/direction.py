@@ -1,0 +1,88 @@
+"""The forward pass of the Hopper family as the rest of the library asks for it."""
+
+from __future__ import annotations
+
+from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
+from flash_helpers.kernels.hopper.family import HOPPER
+from flash_helpers.kernels.hopper.forward.config import (
+    NAME,
+    PANEL_COLUMNS,
+    PRODUCT_WIDTHS,
+    REGISTERS,
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    NextItem,
+)
+from flash_helpers.kernels.hopper.forward.defaults import defaults, sizes
+from flash_helpers.kernels.hopper.forward.gates import counts, violations
+from flash_helpers.kernels.hopper.forward.ladder import (
+    STEPS,
+    get_hopper_ladder,
+    get_hopper_progression_configs,
+)
+from flash_helpers.kernels.hopper.forward.model import HopperForwardModel
+from flash_helpers.kernels.hopper.forward.sets import get_hopper_best_kernels, get_hopper_kernels_to_build
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.softmax import SoftmaxReference
+
+NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
+    "B_r": tuple(WARPGROUP_ROWS * n for n in REGISTERS),
+    "B_c": PRODUCT_WIDTHS,
+    "kv_stages": tuple(range(1, 9)),
+    "extra_k_stages": (0, 1, 2),
+    "q_stages": tuple(range(1, 5)),
+    "overlap_products": (False, True),
+    "ping_pong": (False, True),
+    "softmax_reference": tuple(SoftmaxReference),
+    "forced_overlap": (False, True),
+    "next_item": tuple(NextItem),
+    "direct_store": (False, True),
+}
+"""What never makes a kernel impossible is left out."""
+
+
+def _candidates() -> list[ForwardConfig]:
+    return sorted({kernel.config for kernel in get_hopper_best_kernels()})
+
+
+def _built_configs() -> list[ForwardConfig]:
+    return sorted({kernel.config for kernel in get_hopper_kernels_to_build()})
+
+
+def _reads_beyond(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
+    """Ragged copies (tensor_view.cuh) must not ask for columns of which the tensors have none."""
+    if not kernel.traits.varlen:
+        return True
+    own = (kernel.config.d_head, kernel.config.d_head_v)
+    panels = [tuple(-(-d // PANEL_COLUMNS) for d in sizes) for sizes in (wanted, own)]
+    return panels[0] == panels[1]
+
+
+def _unable_reason(config: HopperForwardKernelConfig, problem: AttentionProblem) -> str | None:
+    if problem.tma_obstacle:
+        return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
+    return None
+
+
+DIRECTION = Direction(
+    family=HOPPER,
+    names=NAME,
+    launcher_header="hopper/forward/launcher.cuh",
+    make_record="flash::hopper::make_record",
+    traits=ALL_TRAITS,
+    model=HopperForwardModel(),
+    built=get_hopper_kernels_to_build,
+    candidates=_candidates,
+    tuned=_built_configs,
+    sets={"hopper_ladder": get_hopper_progression_configs},
+    checked=lambda target: get_hopper_kernels_to_build() if HOPPER.runs_on(target) else [],
+    violations=violations,
+    counts=counts,
+    defaults=defaults,
+    sizes=sizes,
+    reads_beyond=_reads_beyond,
+    unable_reason=_unable_reason,
+    neighbours=NEIGHBOURS,
+    ladder=Ladder(STEPS, get_hopper_ladder),
+)

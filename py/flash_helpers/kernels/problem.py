@@ -1,0 +1,141 @@
+"""What ``attention`` is asked to compute: shapes and features, without any tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flash_helpers.kernels.dtype import DType
+
+Window = tuple[int | None, int | None]
+UNLIMITED: Window = (None, None)
+HEAD_SIZES = range(8, 257, 8)
+MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One attention call as ``select`` sees it. Hashable, free of torch.
+
+    Attributes:
+        dtype: element type.
+        batch: batch items; of packed tensors, sequences.
+        seq_len_q: queries; of packed tensors, the most of one sequence.
+        seq_len_k: keys; likewise.
+        n_heads: query heads.
+        n_heads_kv: heads of K and V; query head h reads kv head h // (n_heads // n_heads_kv).
+        d_head: head size of Q and K.
+        d_head_v: head size of V and O.
+        left: a query sees this many keys before its own place; None: all. The last query's own place is
+            the last key (bottom-right alignment).
+        right: a query sees this many keys after its own place; None: all. Causal is 0.
+        softcap: logits are soft-capped.
+        sinks: each head has one more logit without a value.
+        varlen: packed sequences of several lengths.
+        cached: not packed, but of each batch item only so many keys exist as a tensor on the device says;
+            seq_len_k is the capacity. ``varlen`` is on.
+        paged: keys lie in pages, which a table on the device names; ``cached`` is on.
+        lse: the log-sum-exp is wanted.
+        tma_obstacle: why bulk copies (TMA) cannot reach a tensor, or None.
+    """
+
+    dtype: DType
+    batch: int
+    seq_len_q: int
+    seq_len_k: int
+    n_heads: int
+    n_heads_kv: int
+    d_head: int
+    d_head_v: int
+    left: int | None = None
+    right: int | None = None
+    softcap: bool = False
+    sinks: bool = False
+    varlen: bool = False
+    cached: bool = False
+    paged: bool = False
+    lse: bool = False
+    tma_obstacle: str | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Some query does not see some key."""
+        return self.left is not None or self.right is not None
+
+    @property
+    def causal(self) -> bool:
+        """The only limit is that a query sees nothing after its own place."""
+        return self.left is None and self.right == 0
+
+    @property
+    def decoding(self) -> bool:
+        """Few queries read many keys: the time goes into reading K and V."""
+        return self.seq_len_q <= MAX_DECODE_ROWS and self.seq_len_k >= MIN_DECODE_KEYS
+
+    def with_rows_packed(self) -> AttentionProblem:
+        """The same for a single query, whose kv heads read their keys once.
+
+        The query heads of a group become the rows of one head, and keys that a window hides are left out.
+        Sinks differ within a group, and packed sequences have offsets of their own: they stay as they are. So
+        does a window over a cache, whose last key only the device knows.
+        """
+        if self.seq_len_q != 1 or (self.varlen and not self.cached):
+            return self
+        group = self.n_heads // self.n_heads_kv if self.n_heads_kv else 1
+        if self.cached:
+            if self.sinks or group == 1 or self.left is not None:
+                return self
+            return replace(self, seq_len_q=group, n_heads=self.n_heads_kv)
+        keys = self.seq_len_k if self.left is None else self.left + 1
+        if self.sinks or group == 1:
+            return self if keys == self.seq_len_k else replace(self, seq_len_k=keys, left=None)
+        return replace(self, seq_len_q=group, n_heads=self.n_heads_kv, seq_len_k=keys, left=None)
+
+    def without_idle_limits(self) -> AttentionProblem:
+        """The same without limits that hide nothing, as that of a single causal query."""
+        left, right = visible_limits(False, (self.left, self.right), self.seq_len_q, self.seq_len_k)
+        return replace(self, left=left, right=right)
+
+    def keys_of_block(self, B_r: int) -> int:
+        """The most keys that a block of B_r neighbouring queries visits."""
+        if self.left is None:
+            return self.seq_len_k
+        right = self.seq_len_k if self.right is None else self.right
+        return min(self.seq_len_k, self.left + B_r + right)
+
+    def features(self) -> dict[str, bool]:
+        """What a kernel must be compiled for, by the names of ``ForwardTraits``."""
+        return {
+            "causal": self.causal,
+            "window": self.masked and not self.causal,  # a causal window too: its right limit is 0
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "varlen": self.varlen,
+            "paged": self.paged,
+        }
+
+    def label(self) -> str:
+        """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
+        heads = f"h{self.n_heads}" + (f"/{self.n_heads_kv}" if self.n_heads_kv != self.n_heads else "")
+        seq = f"s{self.seq_len_q}" + (f"x{self.seq_len_k}" if self.seq_len_k != self.seq_len_q else "")
+        d = f"d{self.d_head}" + (f"/{self.d_head_v}" if self.d_head_v != self.d_head else "")
+        words = [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
+        return " ".join(words + [name for name, on in self.features().items() if on])
+
+
+def visible_limits(
+    causal: bool, window: Window, seq_len_q: int, seq_len_k: int
+) -> tuple[int | None, int | None]:
+    """(left, right) of a problem from the arguments of a call. Limits that hide nothing become None.
+
+    No query has more than ``seq_len_k - 1`` keys before its place or more than ``seq_len_q - 1`` after
+    it, so that, for instance, a single causal query needs no mask at all.
+    """
+    left, right = window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    if left is not None and left >= seq_len_k - 1:
+        left = None
+    if right is not None and right >= seq_len_q - 1:
+        right = None
+    return left, right

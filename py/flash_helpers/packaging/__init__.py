@@ -1,0 +1,1 @@
+"""Wheels: what they bring compiled, and how they are built."""
