@@ -26,12 +26,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from flash_attention.run.launch import Cache, run_cuda
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from flash_attention.checks.tma import page_obstacle
-from flash_attention.run.launch import Cache, run_cuda
 from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flash_attention.backends import backend
+from flash_attention.call import DENSE
 from flash_attention.checks import tensors as checks
 from flash_attention.checks.keywords import named_keywords, parameters, unknown_keyword
+from flash_attention.devices import backend
 from flash_attention.options import Options
 from flash_attention.run import dlpack, launch_cache, torch_ops
 from flash_attention.torch_private import is_tracing, sleep
@@ -50,7 +51,7 @@ def forward(
         raise unknown_keyword("forward", unknown, parameters(forward))
     if is_tracing():
         checks.check_forward(checks.forward_plan(kernel_cfg), q, k, v, o)
-        result = torch_ops.call("attention", (q, k, v), Options(out=o, config=kernel_cfg))
+        result = torch_ops.call(q, k, v, DENSE, Options(out=o, config=kernel_cfg))
         assert isinstance(result, Tensor)  # there is no LSE beside it
         return result
     if (result := launch_cache.repeat_forward(kernel_cfg, q, k, v, o)) is not None:

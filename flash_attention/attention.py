@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from flash_attention.call import DENSE, Packed
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_window
 from flash_attention.options import Keywords, Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
-from flash_attention.torch_private import dispatch_modes, is_tracing
+from flash_attention.run.tracing import traced
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.select.problem import UNLIMITED, Window
 
@@ -102,7 +102,7 @@ def attention(
     """
     if unknown:
         raise unknown_keyword("attention", unknown, parameters(attention))
-    at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
+    at_once = not traced()
     key = None
     if at_once:
         if window is not UNLIMITED:
@@ -124,10 +124,10 @@ def attention(
             return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     if at_once:
-        result = eager.attention(q, k, v, options, key)
+        result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
             return result
-    return torch_ops.call("attention", (q, k, v), options)
+    return torch_ops.call(q, k, v, DENSE, options)
 
 
 @overload
@@ -224,7 +224,7 @@ def attention_varlen(
     """
     if unknown:
         raise unknown_keyword("attention_varlen", unknown, parameters(attention_varlen))
-    at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
+    at_once = not traced()
     key = None
     if at_once:
         if window is not UNLIMITED:
@@ -247,14 +247,12 @@ def attention_varlen(
             if result is not None:
                 return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
-        result = eager.attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate, options, key
-        )
+        result = eager.attend(q, k, v, layout, options, key)
         if result is not None:
             return result
-    leading = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
-    return torch_ops.call("attention_varlen", leading, options)
+    return torch_ops.call(q, k, v, layout, options)
 
 
 def last_kernel() -> ForwardKernel | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from flash_attention.call import Cached
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_window
 from flash_attention.options import Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
-from flash_attention.torch_private import dispatch_modes, is_tracing
+from flash_attention.run.tracing import traced
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.select.problem import UNLIMITED, Window
 
@@ -67,7 +67,7 @@ def attention_cached(
     """
     if unknown:
         raise unknown_keyword("attention_cached", unknown, parameters(attention_cached))
-    at_once = not (is_dynamo_compiling() or dispatch_modes() or is_tracing())
+    at_once = not traced()
     key = None
     if at_once:
         if window is not UNLIMITED:
@@ -90,8 +90,9 @@ def attention_cached(
             if result is not None:
                 return result
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    layout = Cached(seqused_k, block_table, validate)
     if at_once:
-        result = eager.attention_cached(q, k, v, seqused_k, block_table, validate, options, key)
+        result = eager.attend(q, k, v, layout, options, key)
         if result is not None:
             return result
-    return torch_ops.call("attention_cached", (q, k, v, seqused_k, block_table, validate), options)
+    return torch_ops.call(q, k, v, layout, options)

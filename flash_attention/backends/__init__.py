@@ -1,15 +1,5 @@
 """Where a call runs. ``cuda`` and ``cpu`` have the same functions and never import each other."""
 
-from __future__ import annotations
+from flash_attention.devices import DEVICE_TYPES, backend
 
-from functools import cache
-from importlib import import_module
-from types import ModuleType
-
-DEVICE_TYPES = ("cuda", "cpu")
-
-
-@cache
-def backend(name: str) -> ModuleType:
-    """The backend of a device type, imported when a tensor of that type first asks for it."""
-    return import_module(f"flash_attention.backends.{name}")
+__all__ = ["DEVICE_TYPES", "backend"]

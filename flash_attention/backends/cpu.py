@@ -19,9 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.backends import cpu_fused
+from flash_attention.backends.cpu_items import Item, items_of
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.visibility import Visibility
+from flash_attention.call import Call, Ran
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.select.select import Choice
 
 LOG2_E = math.log2(math.e)
 SMALLEST_NORMAL = 2.0**-126  # of float32
@@ -33,6 +37,51 @@ ROWS_PER_CHUNK = 4096  # with B_c of 64 to 512 a chunk's scores take 1 to 8 MiB:
 
 # Whatever the caller has made the defaults.
 _FLOAT32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+
+
+def run(call: Call, choice: Choice) -> Ran:
+    """Computes a call, item by item, by PyTorch's own attention where it was chosen and computes the same.
+
+    Returns:
+        The chosen kernel, if it has run for any item; else the steps of its configuration.
+    """
+    kernels = [_run_item(call, choice, item) for item in items_of(call)]
+    if not kernels:
+        return Ran(None)
+    return Ran(choice.kernel if choice.kernel in kernels else kernels[0])
+
+
+def _run_item(call: Call, choice: Choice, item: Item) -> ForwardKernel:
+    """Computes an item; returns what has run."""
+    q, k, v, out, lse = item
+    scale, softcap, sinks = call.scores
+    # Of an item, limits may hide nothing although they do of the longest.
+    left, right = call.mask.limits(q.shape[1], k.shape[1])
+    n_heads, n_heads_kv = q.shape[2], k.shape[2]
+    group = n_heads // n_heads_kv
+    everything = (slice(0, q.shape[0]), slice(0, n_heads))
+    left_over: list[Any] = [everything]
+    if choice.fused:
+        left_over = cpu_fused.attention(q, k, v, out, scale, left, right)
+    for parts, heads in left_over:
+        heads_kv = slice(heads.start // group, -(-heads.stop // group))
+        attention(
+            choice.kernel.config,
+            q[parts, :, heads],
+            k[parts, :, heads_kv],
+            v[parts, :, heads_kv],
+            out[parts, :, heads],
+            None if lse is None else lse[parts, heads],
+            scale,
+            left=left,
+            right=right,
+            softcap=softcap,
+            sinks=None if sinks is None else sinks[heads],
+        )
+    rows_left = sum((parts.stop - parts.start) * (heads.stop - heads.start) for parts, heads in left_over)
+    if choice.fused and rows_left == q.shape[0] * n_heads:
+        return ForwardKernel(choice.kernel.config, choice.kernel.traits)
+    return choice.kernel
 
 
 def forward(

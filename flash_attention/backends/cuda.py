@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flash_attention.backends.cuda_form import UNBOUNDED, Features, prepared, window_side
 from flash_attention.backends.cuda_kernels import (
     build_obstacle,
     device_facts_of,
@@ -21,6 +22,7 @@ from flash_attention.backends.cuda_kernels import (
     load_kernel,
     registered_kernels,
 )
+from flash_attention.call import Call, Ran
 from flash_attention.torch_private import (
     current_device,
     current_stream,
@@ -28,6 +30,7 @@ from flash_attention.torch_private import (
     exchange_device,
 )
 from flash_helpers.kernel_configs import ForwardKernel
+from flash_helpers.select.select import Choice
 
 __all__ = [
     "UNBOUNDED",
@@ -41,54 +44,9 @@ __all__ = [
     "load_kernel",
     "maker_like",
     "registered_kernels",
+    "run",
     "window_side",
 ]
-
-UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
-
-
-def window_side(limit: int | None) -> int:
-    """A side of the window as kernels take it, in 32 bits; no sequence under a window is longer than that."""
-    return UNBOUNDED if limit is None else min(limit, UNBOUNDED)
-
-
-class Features(NamedTuple):
-    """The run-time part of what plain attention does not need; see ``flash::ForwardProblem``.
-
-    Attributes:
-        d_head_v: head size of v and o.
-        window_left, window_right: keys that a query sees beside its own place; ``UNBOUNDED``: all.
-        softcap: scores become ``softcap * tanh(score / softcap)``.
-        sinks: address of (n_heads,) float32 logits, or 0.
-        cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
-        seqused_k: address of (batch,) int32 key counts, or 0.
-        total_q: with cu_seqlens_q: rows of q in all; lse is (n_heads, total_q).
-        total_k: with cu_seqlens_k: rows of k in all.
-        n_splits: parts that the keys are cut into.
-        partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
-        partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
-        block_table: address of (batch, max_pages) int32 page numbers, or 0. With it k and v are
-            (n_pages, page_size, n_heads_kv, d_head).
-        max_pages, page_size: see block_table.
-    """
-
-    d_head_v: int
-    window_left: int = UNBOUNDED
-    window_right: int = UNBOUNDED
-    softcap: float = 0.0
-    sinks: int = 0
-    cu_seqlens_q: int = 0
-    cu_seqlens_k: int = 0
-    seqused_k: int = 0
-    total_q: int = 0
-    total_k: int = 0
-    n_splits: int = 1
-    partial_o: int = 0
-    partial_lse: int = 0
-    block_table: int = 0
-    max_pages: int = 0
-    page_size: int = 0
-
 
 Launch = Callable[..., None]
 
@@ -101,6 +59,17 @@ class Launched(NamedTuple):
 
 
 _launches: dict[int, dict[ForwardKernel, Launch]] = {}  # by device index
+
+
+def run(call: Call, choice: Choice) -> Ran:
+    """Launches the chosen kernel on a call's tensors, brought into the form that it takes."""
+    form = prepared(call, choice)
+    launched = forward(
+        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features
+    )
+    if form.o is not call.out:
+        call.out.copy_(form.o[..., : call.out.shape[-1]])
+    return Ran(choice.kernel, launched, form.workspace)
 
 
 def forward(

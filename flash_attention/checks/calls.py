@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attention.backends import DEVICE_TYPES
 from flash_attention.checks.options import checked_flag, checked_window, given
 from flash_attention.checks.tensors import (
     check_config,
@@ -14,6 +13,7 @@ from flash_attention.checks.tensors import (
     check_output,
     check_tensors,
 )
+from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.select.problem import HEAD_SIZES, AttentionProblem

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_attention.backends import DEVICE_TYPES, backend
 from flash_attention.checks.memory import (
     ALIGNMENT,
     misaligned_stride,
@@ -23,6 +22,7 @@ from flash_attention.checks.memory import (
     overlap,
     overlaps_itself,
 )
+from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_attention.torch_private import forward_levels, is_batched
 from flash_helpers.kernel_configs import DType, ForwardKernel

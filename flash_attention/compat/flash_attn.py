@@ -16,13 +16,13 @@ import torch
 from torch import SymInt, Tensor
 
 from flash_attention.attention import attention, attention_varlen
+from flash_attention.call import BATCHES
 from flash_attention.checks.calls import check_head_sizes, check_kinds
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, given, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.kv_cache import attend_with_cache
 from flash_attention.compat.padding import check_unpadded, cut, missing_columns, padded
-from flash_attention.run.choices import LAYOUT
 from flash_attention.run.tracing import wants_autocast
 from flash_helpers.select.problem import Window
 
@@ -82,7 +82,7 @@ def flash_attn_func(
     checked_flag("deterministic", deterministic)
     lse = ("return_attn_probs", return_attn_probs)
     options = _options(q, softmax_scale, causal, window_size, softcap, lse)
-    check_unpadded(q, k, v, LAYOUT)
+    check_unpadded(q, k, v, BATCHES)
     return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.call import BATCHES
 from flash_attention.checks.calls import check_block_table, check_inputs, check_pages
 from flash_attention.checks.memory import overlap, overlaps_itself, span_bytes
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.compat.padding import missing_columns
 from flash_attention.options import Options
-from flash_attention.run.choices import LAYOUT
 from flash_attention.run.tracing import is_readable, stands_for_another, wants_autocast
 
 PAGE_MULTIPLE = 16  # tokens
@@ -52,7 +52,7 @@ def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, option
     if compiling and not any(map(missing_columns, (q, k_cache, v_cache))):
         return  # operators are checked while they are recorded, when nothing is written
     any_dtype = wants_autocast(q, k_cache, v_cache)
-    check_inputs(q, k_cache, v_cache, None, LAYOUT, shared, padded=True, any_dtype=any_dtype)
+    check_inputs(q, k_cache, v_cache, None, BATCHES, shared, padded=True, any_dtype=any_dtype)
     if not compiling:
         Options(**options).checked(q)
         checked_scale(options["softmax_scale"], q.shape[3])

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from flash_attention.backends import backend
+from flash_attention.devices import backend
 from flash_attention.errors import BuildError
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import ForwardKernel

@@ -13,12 +13,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flash_attention.backends import DEVICE_TYPES, backend
+from flash_attention.call import BATCHES, Mask, Scores, problem_of
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
 from flash_attention.checks.tensors import check_fits_facts, check_grid, check_output_kind
-from flash_attention.checks.tma import page_obstacle, stride_obstacle
+from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.options import Options
 from flash_attention.run.availability import available
@@ -29,55 +29,12 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
-from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window, visible_limits
+from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.select import Choice, ranking, select
 
-LAYOUT = "(batch, seq, heads, d)"
 CHOICES_KEPT = 1024  # problems whose choice is remembered
 
 INSISTED = "the caller insists on it"
-
-
-def problem_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    causal: bool,
-    window: Window,
-    softcap: float,
-    lse: bool,
-    capacity: int | None = None,
-    paged: bool = False,
-) -> AttentionProblem:
-    """The problem of q, k and v, (batch, seq, heads, d), with checked options.
-
-    Args:
-        capacity: keys that a cache has room for; None: k is no cache.
-        paged: k and v are (n_pages, page_size, n_heads_kv, d).
-    """
-    batch, seq_len_q, n_heads, d_head = q.shape
-    seq_len_k = k.shape[1] if capacity is None else capacity
-    left, right = visible_limits(causal, window, seq_len_q, seq_len_k)
-    return AttentionProblem(
-        dtype=checks.DTYPES[q.dtype],
-        batch=batch,
-        seq_len_q=seq_len_q,
-        seq_len_k=seq_len_k,
-        n_heads=n_heads,
-        n_heads_kv=k.shape[2],
-        d_head=d_head,
-        d_head_v=v.shape[3],
-        left=left,
-        right=right,
-        softcap=softcap > 0,
-        sinks=sinks is not None,
-        varlen=capacity is not None,
-        cached=capacity is not None,
-        paged=paged,
-        lse=lse,
-        tma_obstacle=stride_obstacle(q=q, k=k, v=v) or (page_obstacle(k.shape[1]) if paged else None),
-    )
 
 
 Asked = tuple[AttentionProblem, torch.device, ForwardConfig | None]
@@ -208,11 +165,12 @@ def explain_choice(
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
-    checks.check_inputs(q, k, v, sinks, LAYOUT, device_types=device_types)
-    checked_scale(softmax_scale, q.shape[3])
+    checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
+    scale = checked_scale(softmax_scale, q.shape[3])
     if out is not None:
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
-    problem = problem_of(q, k, v, sinks, options.causal, options.window, options.softcap, options.return_lse)
+    mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
+    problem = problem_of(q, k, v, mask, scores, lse=options.return_lse)
     generation.follow_environment()
     if facts is not None:
         return _choice_for(problem, facts, facts.name, config, explained=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flash_attention.backends import backend
+from flash_attention.devices import backend
 from flash_helpers.kernels.ampere.forward.config import D_HEADS, FlashForwardKernelConfig
 from flash_helpers.select.candidates import kernel_for
 from flash_helpers.select.problem import AttentionProblem

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from flash_attention.backends import backend
+from flash_attention.devices import backend
 from flash_attention.torch_private import forward_levels
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel

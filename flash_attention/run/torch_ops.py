@@ -16,7 +16,6 @@ Where no LSE is wanted, lse has shape (0,). A configuration travels as its name.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flash_attention.backends import DEVICE_TYPES
+from flash_attention.call import NAMES, Layout
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
     checked_flag,
@@ -39,13 +38,13 @@ from flash_attention.checks.tensors import (
     check_tensors,
     has_own_dispatch,
 )
+from flash_attention.devices import DEVICE_TYPES
 from flash_attention.options import Options
 from flash_attention.run import dlpack, eager
 from flash_attention.run.eager import Result
-from flash_attention.run.tracing import stands_for_another, wants_autocast
-from flash_attention.torch_private import dispatch_modes, is_tracing, without_autocast, without_functionalize
-from flash_helpers.kernel_configs import parse_kernel_name_into_config
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_attention.run.operator_schema import received, schema, sent
+from flash_attention.run.tracing import stands_for_another, traced, wants_autocast
+from flash_attention.torch_private import without_autocast, without_functionalize
 
 _PACKING = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool validate, "
@@ -63,106 +62,84 @@ _library = torch.library.Library("flash_attention", "DEF")
 
 
 # ---------------------------------------------------------------------- from Python to the operators
-def call(name: str, leading: tuple[Any, ...], options: Options) -> Result:
-    """``attention`` and its like as a call of an operator.
+def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> Result:
+    """A call of attention as a call of the operator for its layout.
 
     Args:
-        name: of the operator that returns a new output.
-        leading: q, k, v and what packs them. Arrays of other libraries make the result one of q's library.
+        q, k, v, layout: the tensors; arrays of other libraries make the result one of q's library.
         options: the rest. A tracer's numbers are looked at when the call runs.
 
     Raises:
         TypeError, ValueError: an option of another type than is promised, which the operator would convert.
     """
-    q = leading[0]
-    if any(dlpack.is_foreign(x) for x in leading[:3]):
-        dlpack.check_writable("out", options.out)
-        arrays, options = tuple(map(dlpack.imported, leading)), Options(*map(dlpack.imported, options))
-        result = None if _is_traced() else getattr(eager, name)(*arrays, options)
-        return dlpack.exported(call(name, arrays, options) if result is None else result, q)
+    if dlpack.is_foreign(q) or dlpack.is_foreign(k) or dlpack.is_foreign(v):
+        return _call_on_arrays(q, k, v, layout, options)
     # Below autograd, where the operators' bodies run, nobody sees who wants a gradient or a tangent.
-    inputs = {"q": q, "k": leading[1], "v": leading[2], "sinks": options.sinks}
+    inputs = {"q": q, "k": k, "v": v, "sinks": options.sinks}
     check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options
     left, right = checked_window(window)
     if backend is not None or config is not None:
         checks.check_choice(backend, config, q)
-    _check_leading(name, leading)
+    layout.check_numbers()
     causal = checked_flag("causal", causal)
     return_lse = checked_flag("return_lse", return_lse)
-    scale = None if softmax_scale is None else checked_number("softmax_scale", softmax_scale)
-    softcap = checked_number("softcap", softcap)
-    config_name = None if config is None else config.short_form()
-    rest = (sinks, causal, scale, left, right, softcap, return_lse, config_name)
-    operators = torch.ops.flash_attention
+    rest = sent(
+        {
+            "causal": causal,
+            "softmax_scale": None
+            if softmax_scale is None
+            else checked_number("softmax_scale", softmax_scale),
+            "window": (left, right),
+            "softcap": checked_number("softcap", softcap),
+            "sinks": sinks,
+            "return_lse": return_lse,
+            "config": config,
+        }
+    )
+    operators, name = torch.ops.flash_attention, NAMES[type(layout)]
     if out is None:
-        out, lse = getattr(operators, name)(*leading, *rest)
+        out, lse = getattr(operators, name)(q, k, v, *layout, *rest)
     elif not is_dynamo_compiling() and stands_for_another(out) and not has_own_dispatch(out):
         # functorch takes no operator that writes one of its tensors; it follows copy_.
-        made, lse = getattr(operators, name)(*leading, *rest)
+        made, lse = getattr(operators, name)(q, k, v, *layout, *rest)
         check_output_kind("out", out, tuple(made.shape), made.dtype, made.device)
         out.copy_(made)
     else:
-        lse = getattr(operators, f"{name}_out")(*leading, *rest, out)
+        lse = getattr(operators, f"{name}_out")(q, k, v, *layout, *rest, out)
     return (out, lse) if return_lse else out
 
 
-def _check_leading(name: str, leading: tuple[Any, ...]) -> None:
-    """What is no tensor among the arguments between v and the options."""
-    if name == "attention_varlen":
-        checks.check_max_seqlen("max_seqlen_q", leading[5])
-        checks.check_max_seqlen("max_seqlen_k", leading[6])
-    if len(leading) > 3:
-        checked_flag("validate", leading[-1])
-
-
-def _is_traced() -> bool:
-    """Whether somebody records operators: then even what could run at once has to be one."""
-    return is_dynamo_compiling() or dispatch_modes() > 0 or is_tracing()
+def _call_on_arrays(q: Any, k: Any, v: Any, layout: Layout, options: Options) -> Any:
+    """``call`` where some of q, k and v are arrays of other libraries."""
+    dlpack.check_writable("out", options.out)
+    own_q, own_k, own_v = (dlpack.imported(x) for x in (q, k, v))
+    layout = type(layout)(*map(dlpack.imported, layout))
+    options = Options(*map(dlpack.imported, options))
+    result = None if traced() else eager.attend(own_q, own_k, own_v, layout, options)
+    return dlpack.exported(call(own_q, own_k, own_v, layout, options) if result is None else result, q)
 
 
 # ---------------------------------------------------------------------- the operators
-def _define(
-    name: str,
-    eager: Callable[..., Any],
-    layout: str,
-    packing: str = "",
-    check_packing: Callable[..., None] | None = None,
-) -> None:
-    """Defines operators ``name`` and ``name``_out, which call ``eager``.
-
-    Args:
-        layout: of q, for messages.
-        packing: schema of the arguments between v and the options.
-        check_packing: refuses what is wrong with q, k, v and those arguments, as far as it is known without
-            reading a tensor.
-    """
-    n_leading = 3 + packing.count(",")
-    schema = f"Tensor q, Tensor k, Tensor v, {packing}{_OPTIONS}"
+def _define(layout: type[Layout]) -> None:
+    """Defines the two operators for calls of a layout, which run ``eager.attend``."""
+    end = 3 + len(layout._fields)  # of what comes before the options
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
-        return _run(eager, args[:n_leading], args[n_leading:], None)
+        return _run(layout, args[:end], args[end:], None)
 
     def run_out(*args: Any) -> Tensor:
-        return _run(eager, args[:n_leading], args[n_leading:-1], args[-1])[1]
+        return _run(layout, args[:end], args[end:-1], args[-1])[1]
 
     def fake(*args: Any) -> tuple[Tensor, Tensor]:
-        check_call(args[:n_leading], args[n_leading])
-        return _fake(args[:3], args[n_leading:])
+        return _fake(layout, args[:end], args[end:], None)
 
     def fake_out(*args: Any) -> Tensor:
-        check_call(args[:n_leading], args[n_leading])
-        return _fake(args[:3], args[n_leading:-1], args[-1])[1]
+        return _fake(layout, args[:end], args[end:-1], args[-1])[1]
 
-    def check_call(leading: tuple[Any, ...], sinks: Tensor | None) -> None:
-        q, k, v = leading[:3]
-        paged = packing == _CACHE and leading[4] is not None
-        checks.check_inputs(q, k, v, sinks, layout, paged)
-        if check_packing is not None:
-            check_packing(*leading)
-
-    _library.define(f"{name}({schema}) -> (Tensor, Tensor)", tags=_TAGS)
-    _library.define(f"{name}_out({schema}, Tensor(a!) out) -> Tensor", tags=_TAGS)
+    name, arguments = NAMES[layout], schema(layout)
+    _library.define(f"{name}({arguments}) -> (Tensor, Tensor)", tags=_TAGS)
+    _library.define(f"{name}_out({arguments}, Tensor(a!) out) -> Tensor", tags=_TAGS)
     for operator, implementation, shapes in ((name, run, fake), (f"{name}_out", run_out, fake_out)):
         for device_type in DEVICE_TYPES:
             _library.impl(operator, implementation, device_type.upper())
@@ -171,24 +148,25 @@ def _define(
 
 
 def _run(
-    eager: Callable[..., Any], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
+    kind: type[Layout], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    sinks, causal, softmax_scale, left, right, softcap, return_lse, name = options
-    config = None if name is None else _parsed(name)
-    given = Options(causal, softmax_scale, (left, right), softcap, sinks, return_lse, out, config)
+    q, k, v, *own = leading
+    given = received(options, out)
     with without_functionalize():
-        result = eager(*leading, given)
-    return result if return_lse else (result, _no_lse(leading[0]))
+        result: Any = eager.attend(q, k, v, kind(*own), given)
+    return result if given.return_lse else (result, _no_lse(q))
 
 
 def _fake(
-    tensors: tuple[Tensor, ...], options: tuple[Any, ...], out: Tensor | None = None
+    kind: type[Layout], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    q, _, v = tensors
-    _, _, softmax_scale, left, right, softcap, return_lse, _ = options
-    checked_window((left, right))
-    checked_scale(softmax_scale, q.shape[-1])
-    checked_softcap(softcap)
+    q, k, v, *own = leading
+    layout, given = kind(*own), received(options, out)
+    checks.check_inputs(q, k, v, given.sinks, layout.axes, layout.paged)
+    layout.check(q, k)
+    checked_window(given.window)
+    checked_scale(given.softmax_scale, q.shape[-1])
+    checked_softcap(given.softcap)
     shape = (*q.shape[:-1], v.shape[-1])
     if out is None:
         out = q.new_empty(shape)
@@ -196,31 +174,14 @@ def _fake(
         check_output_kind("out", out, shape, q.dtype, q.device)
         if all(type(n) is int for n in (*out.shape, *out.stride())):  # a tracer's sizes get no guards here
             check_output_strides("out", out, has_address=False)
-    if not return_lse:
+    if not given.return_lse:
         return out, _no_lse(q)
     *batch, seq_len, n_heads, _ = q.shape
     return out, q.new_empty((*batch, n_heads, seq_len), dtype=torch.float32)
 
 
-def _check_packed(q: Tensor, k: Tensor, _v: Tensor, *packing: Any) -> None:
-    checks.check_packing(q, k, *packing[:-1])  # without `validate`: a tensor's numbers are not known yet
-
-
-def _check_cache(
-    q: Tensor, _k: Tensor, _v: Tensor, seqused_k: Tensor, block_table: Tensor | None, _validate: bool
-) -> None:
-    checks.check_seqused("seqused_k", seqused_k, q)
-    if block_table is not None:
-        checks.check_block_table(block_table, q)
-
-
 def _no_lse(q: Tensor) -> Tensor:
     return q.new_empty(0, dtype=torch.float32)
-
-
-@functools.cache
-def _parsed(name: str) -> ForwardConfig:
-    return parse_kernel_name_into_config(name)
 
 
 # ---------------------------------------------------------------------- autocast
@@ -242,6 +203,5 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
 
-_define("attention", eager.attention, "(batch, seq, heads, d)")
-_define("attention_varlen", eager.attention_varlen, "(total, heads, d)", _PACKING, _check_packed)
-_define("attention_cached", eager.attention_cached, "(batch, seq, heads, d)", _CACHE, _check_cache)
+for _layout in NAMES:
+    _define(_layout)

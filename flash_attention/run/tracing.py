@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flash_attention.checks.calls import DTYPES
 from flash_attention.checks.tensors import has_own_dispatch
@@ -15,6 +16,11 @@ from flash_attention.torch_private import (
     is_tracing,
     is_transformed,
 )
+
+
+def traced() -> bool:
+    """Whether somebody records operators: then even what could run at once has to be one."""
+    return is_dynamo_compiling() or dispatch_modes() > 0 or is_tracing()
 
 
 def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from flash_attention import attention, explain_choice, last_kernel, prepare
 from flash_attention.backends.cuda import device_facts_of
-from flash_attention.run import choices
+from flash_attention.call import Mask, problem_of
 from flash_helpers.kernel_configs import DType, ForwardKernel
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.problem import Problem
@@ -106,10 +106,7 @@ def test_all_that_tells_of_a_call_agrees() -> None:
         k, v = (torch.randn(2, 512 if queries > 1 else 4096, 2, d, device="cuda").bfloat16() for _ in "kv")
         calls.append((q, k, v, options))
     prepare(
-        [
-            choices.problem_of(q, k, v, None, o["causal"], (None, None), 0.0, o["return_lse"])
-            for q, k, v, o in calls
-        ]
+        [problem_of(q, k, v, Mask.of(o["causal"], (None, None)), lse=o["return_lse"]) for q, k, v, o in calls]
     )
     for q, k, v, options in calls:
         before = explain_choice(q, k, v, **options)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flash_attention import attention, attention_varlen, explain_choice, prepare
-from flash_attention.run.choices import problem_of
+from flash_attention.call import problem_of
 from flash_helpers import build
 
 RUNS = 100
@@ -140,9 +140,7 @@ def test_calls_never_wait_for_the_gpu(name: str) -> None:
 def test_nothing_grows_over_2000_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys 1 to 1000 twice, a new scale in each call, in each of the types that a scale may have."""
     q, k, v = inputs(1, 64, 1000, 4, 2)
-    prepare(
-        [problem_of(q, k[:, :n], v[:, :n], None, False, (None, None), 0.0, False) for n in range(1, 1001)]
-    )
+    prepare([problem_of(q, k[:, :n], v[:, :n]) for n in range(1, 1001)])
     built = []
     monkeypatch.setattr("flash_attention.run.choices.build_kernels", lambda *a: built.append(a))
     monkeypatch.setattr(build, "build_kernels", lambda *a: built.append(a))

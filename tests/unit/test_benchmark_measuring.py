@@ -146,7 +146,7 @@ def test_a_row_of_attention_says_which_kernel_ran(tmp_path: Path) -> None:
 def test_what_attention_chooses_is_built_before_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     x = SimpleNamespace(is_cuda=True, device="cuda:0")
-    monkeypatch.setattr("flash_attention.run.choices.problem_of", lambda *a: "the problem")
+    monkeypatch.setattr("flash_attention.call.problem_of", lambda *a: "the problem")
     monkeypatch.setattr(flash_attention, "prepare", lambda problems, where: seen.append(f"{problems}"))
     monkeypatch.setattr(flash_attention, "attention", lambda *x, **options: seen.append("call"))
     AttentionImplementation().prepare(SMALL, x, x, x).call()  # type: ignore[arg-type]

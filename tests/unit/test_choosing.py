@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import itertools
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,21 +18,32 @@ from flash_attention import (
     prepare,
 )
 from flash_attention.backends import backend, cpu
+from flash_attention.backends import cuda as cuda_backend
+from flash_attention.backends.without_keys import fill_without_keys
+from flash_attention.call import Cached, Call, Mask, Packed, Scores, problem_of
 from flash_attention.errors import NoKernelError
-from flash_attention.run import availability, choices, launch
-from flash_attention.run.launch import Cache, fill_without_keys, run_cuda
+from flash_attention.run import availability, choices
 from flash_helpers import generation
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.direction import ALL_TRAITS
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.problem import UNLIMITED, AttentionProblem, visible_limits
+from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import select
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
 
 H100 = device_facts("H100")
 CUDA = torch.device("cuda", 0)
 PROBLEM = AttentionProblem(DType.FP16, 2, 100, 90, 4, 2, 64, 64)
+
+
+CAUSAL = Mask(right=0)
+
+
+def run(choice, problem, call):
+    """Launches a call, which is the problem that was chosen for but for what matters to nobody here."""
+    assert dataclasses.replace(call.problem, lse=problem.lse, tma_obstacle=None) == problem
+    return cuda_backend.run(call, choice)
 
 
 class ActedCuda:
@@ -57,27 +67,6 @@ class ActedCuda:
     def build_obstacle(self):
         return None
 
-    UNBOUNDED = 2**30 - 1
-    window_side = staticmethod(backend("cuda").window_side)
-
-    class Features(NamedTuple):
-        d_head_v: int
-        window_left: int
-        window_right: int
-        softcap: float
-        sinks: int
-        cu_seqlens_q: int
-        cu_seqlens_k: int
-        seqused_k: int
-        total_q: int
-        total_k: int
-        n_splits: int
-        partial_o: int
-        partial_lse: int
-        block_table: int
-        max_pages: int
-        page_size: int
-
     def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
         for x in (q, k, v, o):
             assert x.ndim == 4
@@ -91,8 +80,8 @@ class ActedCuda:
             cpu.forward(kernel, q, k, v, o, lse, softmax_scale)
             return
         options = {
-            "left": None if features.window_left == self.UNBOUNDED else features.window_left,
-            "right": None if features.window_right == self.UNBOUNDED else features.window_right,
+            "left": None if features.window_left == cuda_backend.UNBOUNDED else features.window_left,
+            "right": None if features.window_right == cuda_backend.UNBOUNDED else features.window_right,
             "softcap": features.softcap,
             "sinks": read(features.sinks, ctypes.c_float, q.shape[2]) if features.sinks else None,
         }
@@ -145,7 +134,7 @@ def cuda(monkeypatch):
     acted = ActedCuda()
     acted.build = lambda kernels, targets: acted.built.update(kernels)
     monkeypatch.setattr(choices, "backend", lambda name: acted)
-    monkeypatch.setattr(launch, "backend", lambda name: acted)
+    monkeypatch.setattr(cuda_backend, "forward", lambda *given: acted.forward(*given))
     monkeypatch.setattr(choices, "build_kernels", acted.build)
     monkeypatch.setattr(availability, "backend", lambda name: acted)
     generation.begin()
@@ -163,7 +152,7 @@ def test_tensors_are_made_to_fit_the_kernel(cuda, d, d_v, scale):
     choice = choices.choose(problem, CUDA, None)
     out = torch.full((2, 50, 4, d_v), math.nan, dtype=torch.float16)
     lse = torch.empty(2, 4, 50)
-    run_cuda(choice, problem, q, k, v, out, lse, scale, 0.0, None)
+    run(choice, problem, Call(q, k, v, out, lse, CAUSAL, Scores(scale)))
     expected, expected_lse = reference(q, k, v, causal=True, softmax_scale=scale)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
@@ -199,7 +188,12 @@ def test_features_reach_the_kernel(cuda, all_features, d, options):
         softcap > 0, sinks is not None,
     )  # fmt: skip
     out, lse = torch.full_like(q, math.nan), torch.empty(2, 4, 50)
-    run_cuda(choices.choose(problem, CUDA, None), problem, q, k, v, out, lse, 0.1, softcap, sinks)
+    mask = Mask(options.get("window", (None, None))[0], right)
+    run(
+        choices.choose(problem, CUDA, None),
+        problem,
+        Call(q, k, v, out, lse, mask, Scores(0.1, softcap, sinks)),
+    )
     expected, expected_lse = reference(q, k, v, softmax_scale=0.1, **options)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
@@ -212,7 +206,7 @@ def test_split_keys_get_a_workspace(cuda):
     choice = choices.choose(problem, CUDA, None)
     assert choice.n_splits > 1
     out, lse = torch.full_like(q, math.nan), torch.empty(1, 4, 1)
-    run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None)
+    run(choice, problem, Call(q, k, v, out, lse, Mask(), Scores(0.1)))
     expected, expected_lse = reference(q, k, v, softmax_scale=0.1)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=2e-6)
@@ -223,7 +217,8 @@ def test_one_query_with_a_window_reads_its_keys_alone(cuda, sinks):
     q, k, v = generate_qkv(QKVConfig(3, 1, 4, 64, DType.FP16, seq_len_k=300, n_heads_kv=2))
     problem = AttentionProblem(DType.FP16, 3, 1, 300, 4, 2, 64, 64, left=40, sinks=sinks is not None)
     out = torch.full_like(q, math.nan)
-    run_cuda(choices.choose(problem, CUDA, None), problem, q, k, v, out, None, 0.1, 0.0, sinks)
+    call = Call(q, k, v, out, None, Mask(left=40), Scores(0.1, sinks=sinks))
+    run(choices.choose(problem, CUDA, None), problem, call)
     expected, _ = reference(q, k, v, softmax_scale=0.1, window=(40, None), sinks=sinks)
     torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=2e-3)
     assert not cuda.launches[-1].traits.window
@@ -238,7 +233,7 @@ def test_packed_sequences_reach_the_kernel(cuda, all_features, d):
     problem = AttentionProblem(DType.FP16, 4, 30, 40, 4, 2, d, d, right=0, varlen=True)
     out, lse = torch.full_like(q, math.nan), torch.empty(4, sum(lengths_q))
     choice = choices.choose(problem, CUDA, None)
-    run_cuda(choice, problem, q, k, v, out, lse, 0.1, 0.0, None, (offsets[0], offsets[1]))
+    run(choice, problem, Call(q, k, v, out, lse, CAUSAL, Scores(0.1), Packed(*offsets, 30, 40)))
     alone = [
         reference(*(x[None] for x in parts), causal=True, softmax_scale=0.1)
         for parts in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
@@ -264,8 +259,8 @@ def test_a_cache_reaches_the_kernel(cuda, seq_len_q, paged):
     out, lse = torch.full_like(q, math.nan), torch.empty(4, 4, seq_len_q)
     choice = choices.choose(problem, CUDA, None)
     assert choice.kernel.traits.paged == paged
-    cache = Cache(torch.tensor(lengths, dtype=torch.int32), table)
-    run_cuda(choice, problem, q, *pages, out, lse, 0.1, 0.0, None, cache=cache)
+    cache = Cached(torch.tensor(lengths, dtype=torch.int32), table)
+    run(choice, problem, Call(q, *pages, out, lse, Mask(), Scores(0.1), cache))
     for i, n in enumerate(lengths):
         one = slice(i, i + 1)
         expected, expected_lse = reference(q[one], k[one, :n], v[one, :n], softmax_scale=0.1)
@@ -279,7 +274,7 @@ def test_fitting_tensors_are_not_copied(cuda):
     cuda.forward = lambda kernel, *tensors_and_scale: seen.extend(tensors_and_scale)
     out = torch.empty_like(q)
     packed = torch.stack((q, k, v), 2).unbind(2)
-    run_cuda(choices.choose(PROBLEM, CUDA, None), PROBLEM, *packed, out, None, 0.1, 0.0, None)
+    cuda_backend.run(Call(*packed, out, None, Mask(), Scores(0.1)), choices.choose(PROBLEM, CUDA, None))
     assert [x.data_ptr() for x in seen[:4]] == [x.data_ptr() for x in (*packed, out)]
 
 
@@ -377,9 +372,7 @@ def test_explained_without_memory():
     """For a GPU that is not there the tensors need not be there either."""
     q = torch.empty(1, 65536, 16, 128, dtype=torch.float16, device="meta")
     choice = explain_choice(q, q, q, facts=H100)
-    assert (
-        choice.kernel == select(choices.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False), H100).kernel
-    )
+    assert choice.kernel == select(problem_of(q, q, q), H100).kernel
     with pytest.raises(ValueError, match="q is on device meta"):
         explain_choice(q, q, q)
 
@@ -447,7 +440,7 @@ def test_explained_for_a_device_that_is_not_there_as_its_calls_choose(monkeypatc
     assert (
         choice.kernel
         == select(
-            choices.problem_of(q, q, q, None, False, UNLIMITED, 0.0, False),
+            problem_of(q, q, q),
             H100,
             TuningResults(tmp_path / "none.sqlite3"),
         ).kernel

@@ -121,10 +121,10 @@ class AttentionImplementation:
     def prepare(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         """The call as a user writes it, its choice built: a kernel that is not gives way to one that is."""
         import flash_attention
-        from flash_attention.run.choices import problem_of
+        from flash_attention.call import Mask, problem_of
 
         if q.is_cuda:
-            wanted = problem_of(q, k, v, None, problem.causal, (None, None), 0.0, False)
+            wanted = problem_of(q, k, v, Mask.of(problem.causal, (None, None)))
             flash_attention.prepare([wanted], q.device)
         return Prepared(
             lambda: flash_attention.attention(q, k, v, causal=problem.causal), ran=last_kernel_name

@@ -1,0 +1,58 @@
+"""The parts of a call that the CPU backend computes one after the other: each is dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from flash_attention.backends.without_keys import fill_without_keys
+from flash_attention.call import Cached, Call, Packed
+
+
+class Item(NamedTuple):
+    """Batch items of one length: q, k, v and out are (batch, seq, heads, d), lse is (batch, heads, seq)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor | None
+
+
+def items_of(call: Call) -> Iterator[Item]:
+    """A dense call in one; each packed sequence; each item of a cache. Rows of no sequence are filled."""
+    if isinstance(call.layout, Packed):
+        yield from _sequences(call, call.layout)
+    elif isinstance(call.layout, Cached):
+        yield from _cached(call, call.layout)
+    else:
+        yield Item(call.q, call.k, call.v, call.out, call.lse)
+
+
+def _sequences(call: Call, layout: Packed) -> Iterator[Item]:
+    ends_q, ends_k = layout.cu_seqlens_q.tolist(), layout.cu_seqlens_k.tolist()
+    for i in range(len(ends_q) - 1):
+        queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
+        lse = None if call.lse is None else call.lse[None, :, queries]
+        yield Item(
+            call.q[None, queries], call.k[None, keys], call.v[None, keys], call.out[None, queries], lse
+        )
+    padding = slice(ends_q[-1], None)
+    fill_without_keys(call.out[padding], None if call.lse is None else call.lse[:, padding], None)
+
+
+def _cached(call: Call, layout: Cached) -> Iterator[Item]:
+    for i, n in enumerate(layout.seqused_k.clamp(0, call.problem.seq_len_k).tolist()):
+        one = slice(i, i + 1)
+        k, v = (_first_rows(x, i, n, layout.block_table) for x in (call.k, call.v))
+        yield Item(call.q[one], k, v, call.out[one], None if call.lse is None else call.lse[one])
+
+
+def _first_rows(cache: Tensor, item: int, n: int, block_table: Tensor | None) -> Tensor:
+    """The first n rows of a batch item, (1, n, heads, d)."""
+    if block_table is None:
+        return cache[item : item + 1, :n]
+    pages = block_table[item, : -(-n // cache.shape[1])].long()
+    return cache[pages].flatten(0, 1)[None, :n]

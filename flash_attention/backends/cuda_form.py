@@ -1,0 +1,163 @@
+"""Tensors brought into the form that a kernel takes: padded, aligned, packed, with a scale of at least 0."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flash_attention.call import Cached, Call, Packed
+from flash_attention.checks.memory import misalignment
+from flash_helpers.select.select import Choice
+
+UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
+
+
+def window_side(limit: int | None) -> int:
+    """A side of the window as kernels take it, in 32 bits; no sequence under a window is longer than that."""
+    return UNBOUNDED if limit is None else min(limit, UNBOUNDED)
+
+
+class Features(NamedTuple):
+    """The run-time part of what plain attention does not need; see ``flash::ForwardProblem``.
+
+    Attributes:
+        d_head_v: head size of v and o.
+        window_left, window_right: keys that a query sees beside its own place; ``UNBOUNDED``: all.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        sinks: address of (n_heads,) float32 logits, or 0.
+        cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
+        seqused_k: address of (batch,) int32 key counts, or 0.
+        total_q: with cu_seqlens_q: rows of q in all; lse is (n_heads, total_q).
+        total_k: with cu_seqlens_k: rows of k in all.
+        n_splits: parts that the keys are cut into.
+        partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
+        partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
+        block_table: address of (batch, max_pages) int32 page numbers, or 0. With it k and v are
+            (n_pages, page_size, n_heads_kv, d_head).
+        max_pages, page_size: see block_table.
+    """
+
+    d_head_v: int
+    window_left: int = UNBOUNDED
+    window_right: int = UNBOUNDED
+    softcap: float = 0.0
+    sinks: int = 0
+    cu_seqlens_q: int = 0
+    cu_seqlens_k: int = 0
+    seqused_k: int = 0
+    total_q: int = 0
+    total_k: int = 0
+    n_splits: int = 1
+    partial_o: int = 0
+    partial_lse: int = 0
+    block_table: int = 0
+    max_pages: int = 0
+    page_size: int = 0
+
+
+class Prepared(NamedTuple):
+    """What ``cuda.forward`` takes beside the kernel, and what has to live as long as the launch.
+
+    Attributes:
+        q, k, v: (batch, seq, heads, d), as ``cuda.forward`` wants them.
+        target: o of ``cuda.forward``, a view of ``o``.
+        lse: (batch, n_heads, seq_len_q), or None.
+        scale: factor of the scores, at least 0.
+        features: what plain attention does not need, or None.
+        o: the rows of the call's output; another tensor than it if they are longer.
+        workspace: float32 memory for the parts of split keys, or None.
+        kept: tensors of which the features have addresses.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    target: Tensor
+    lse: Tensor | None
+    scale: float
+    features: Features | None
+    o: Tensor
+    workspace: Tensor | None
+    kept: tuple[Tensor | None, ...]
+
+
+def prepared(call: Call, choice: Choice) -> Prepared:
+    """The tensors of a call in the form that the chosen kernel takes."""
+    problem, traits, layout = call.problem, choice.kernel.traits, call.layout
+    q, k, v, out, lse = call.q, call.k, call.v, call.out, call.lse
+    scale, softcap, sinks = call.scores
+    packed = layout if isinstance(layout, Packed) else None
+    cache = layout if isinstance(layout, Cached) else None
+    d_head, d_head_v = choice.head_sizes
+    if traits.padded_head:
+        d_head, d_head_v = problem.d_head, problem.d_head_v
+    if choice.problem is not None:
+        problem = choice.problem
+        if cache is None:
+            k, v = k[:, -problem.seq_len_k :], v[:, -problem.seq_len_k :]
+    if scale < 0:
+        q, scale = -q, -scale
+    q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
+    o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
+    target, features, workspace, table = o, None, None, None
+    if not choice.is_plain or d_head != d_head_v:
+        sinks = None if sinks is None else sinks.float().contiguous()
+        n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q
+        if traits.split:
+            # Outputs, then LSEs of the parts. It is given out again only after the stream has used it.
+            workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
+        table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
+        features = Features(
+            d_head_v=d_head_v,
+            window_left=window_side(problem.left),
+            window_right=window_side(problem.right),
+            softcap=softcap,
+            sinks=_address(sinks),
+            cu_seqlens_q=0 if packed is None else packed.cu_seqlens_q.data_ptr(),
+            cu_seqlens_k=0 if packed is None else packed.cu_seqlens_k.data_ptr(),
+            seqused_k=0 if cache is None else cache.seqused_k.data_ptr(),
+            total_q=0 if packed is None else q.shape[0],
+            total_k=0 if packed is None else k.shape[0],
+            n_splits=choice.n_splits,
+            partial_o=_address(workspace),
+            partial_lse=0 if workspace is None else workspace[n_rows * d_head_v :].data_ptr(),
+            block_table=_address(table),
+            max_pages=0 if table is None else table.shape[1],
+            page_size=0 if table is None else k.shape[1],
+        )
+    if packed is not None:
+        q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))
+        k, v = (_as_sequences(x, problem.batch, x.shape[0]) for x in (k, v))
+    elif problem.n_heads != q.shape[2]:
+        q, target = _groups_as_rows(q, problem.n_heads), _groups_as_rows(o, problem.n_heads)
+        lse = None if lse is None else lse.view(problem.batch, problem.n_heads, problem.seq_len_q)
+    return Prepared(q, k, v, target, lse, scale, features, o, workspace, (sinks, table))
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _groups_as_rows(x: Tensor, n_heads_kv: int) -> Tensor:
+    """One query (batch, 1, heads, d) as (batch, group, kv heads, d), by strides alone."""
+    return x[:, 0].unflatten(1, (n_heads_kv, -1)).transpose(1, 2)
+
+
+def _as_sequences(x: Tensor, batch: int, longest: int) -> Tensor:
+    """Packed rows in the shape that a launch reads, (batch, longest, heads, d).
+
+    The offsets say where each sequence begins, so that the stride between sequences does not count. Grid and
+    workspaces need the most queries of a sequence; of keys any bound will do.
+    """
+    return x[None, :longest].expand(batch, -1, -1, -1)
+
+
+def _fitted(x: Tensor, d_head: int) -> Tensor:
+    if x.shape[-1] != d_head:
+        return pad(x, (0, d_head - x.shape[-1]))
+    if x.stride(-1) != 1 or misalignment(x):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x

@@ -1,0 +1,278 @@
+"""One call of attention as one value: what the public functions were asked, checked, and a backend runs.
+
+A layout is made of the caller's arguments between v and the options, in their order. It says how the rows of
+q, k and v form sequences: ``Dense``, ``Packed`` or ``Cached``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from flash_attention.checks import calls as checks
+from flash_attention.checks.options import checked_flag
+from flash_attention.checks.tma import page_obstacle, stride_obstacle
+from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.select.problem import AttentionProblem, Window, visible_limits
+
+Sizes = tuple[int, int, int]  # batch items, most queries of one, most keys of one
+
+
+BATCHES = "(batch, seq, heads, d)"
+
+
+# ---------------------------------------------------------------------- layouts
+class Dense(NamedTuple):
+    """Batch items of one length: q, k and v are (batch, seq, heads, d)."""
+
+    @property
+    def axes(self) -> str:
+        """The axes of q, for messages."""
+        return BATCHES
+
+    @property
+    def paged(self) -> bool:
+        """Whether the first axis of k and v counts pages."""
+        return False
+
+    def sizes(self, q: Tensor, k: Tensor) -> Sizes:
+        return q.shape[0], q.shape[1], k.shape[1]
+
+    def check_numbers(self) -> None:
+        """Refuses what is wrong with the arguments that are no tensors."""
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        """Refuses what is wrong with the layout, as far as no number of a tensor is read."""
+
+    def check_values(self, q: Tensor, k: Tensor) -> None:
+        """Reads the tensors of the layout where the caller wants it, or where nobody waits for that."""
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """The tensors of the layout by the names of the arguments."""
+        return {}
+
+    def slots(self) -> tuple[Any, ...]:
+        """What a remembered call compares, in the order of ``launch_cache.repeat``."""
+        return ()
+
+
+class Packed(NamedTuple):
+    """Sequences one behind the other: q, k and v are (total, heads, d). See ``attention_varlen``."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    validate: bool = False
+
+    @property
+    def axes(self) -> str:
+        return "(total, heads, d)"
+
+    @property
+    def paged(self) -> bool:
+        return False
+
+    def sizes(self, q: Tensor, k: Tensor) -> Sizes:
+        return self.cu_seqlens_q.numel() - 1, self.max_seqlen_q, self.max_seqlen_k
+
+    def check_numbers(self) -> None:
+        checks.check_max_seqlen("max_seqlen_q", self.max_seqlen_q)
+        checks.check_max_seqlen("max_seqlen_k", self.max_seqlen_k)
+        checked_flag("validate", self.validate)
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        checks.check_packing(q, k, *self[:4])
+
+    def check_values(self, q: Tensor, k: Tensor) -> None:
+        if checked_flag("validate", self.validate) or not q.is_cuda:
+            for name, offsets, x, longest in (
+                ("q", self.cu_seqlens_q, q, self.max_seqlen_q),
+                ("k", self.cu_seqlens_k, k, self.max_seqlen_k),
+            ):
+                names = f"cu_seqlens_{name}", f"max_seqlen_{name}"
+                checks.check_offset_values(names[0], offsets, x.shape[0], names[1], longest)
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {"cu_seqlens_q": self.cu_seqlens_q, "cu_seqlens_k": self.cu_seqlens_k}
+
+    def slots(self) -> tuple[Any, ...]:
+        return self.cu_seqlens_q, self.cu_seqlens_k, None, None, self.max_seqlen_q, self.max_seqlen_k
+
+
+class Cached(NamedTuple):
+    """Batch items with as many keys as a tensor says, in one piece or in pages. See ``attention_cached``."""
+
+    seqused_k: Tensor
+    block_table: Tensor | None = None
+    validate: bool = False
+
+    @property
+    def axes(self) -> str:
+        return BATCHES
+
+    @property
+    def paged(self) -> bool:
+        return self.block_table is not None
+
+    def sizes(self, q: Tensor, k: Tensor) -> Sizes:
+        capacity = k.shape[1]
+        if self.block_table is not None:
+            capacity *= self.block_table.shape[1] if k.shape[0] else 0
+        return q.shape[0], q.shape[1], capacity
+
+    def check_numbers(self) -> None:
+        checked_flag("validate", self.validate)
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        checks.check_seqused("seqused_k", self.seqused_k, q)
+        if self.block_table is not None:
+            checks.check_block_table(self.block_table, q)
+
+    def check_values(self, q: Tensor, k: Tensor) -> None:
+        if checked_flag("validate", self.validate) or not q.is_cuda:
+            checks.check_counts("seqused_k", self.seqused_k)
+            if self.block_table is not None:
+                checks.check_pages(self.block_table, self.seqused_k, k)
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {"seqused_k": self.seqused_k, "block_table": self.block_table}
+
+    def slots(self) -> tuple[Any, ...]:
+        return None, None, self.seqused_k, self.block_table
+
+
+Layout = Dense | Packed | Cached
+DENSE = Dense()
+# The function and the operator that take each.
+NAMES: dict[type[Layout], str] = {
+    Dense: "attention",
+    Packed: "attention_varlen",
+    Cached: "attention_cached",
+}
+
+
+# ---------------------------------------------------------------------- masks and scores
+class Mask(NamedTuple):
+    """Which keys a query sees, counted from its own place. The last query's own place is the last key.
+
+    Attributes:
+        left: keys before the query's own place that it sees; None: all of them.
+        right: keys after the query's own place that it sees; None: all of them. Causal is 0.
+    """
+
+    left: int | None = None
+    right: int | None = None
+
+    @classmethod
+    def of(cls, causal: bool, window: Window) -> Mask:
+        """The mask of two options of ``attention``."""
+        left, right = window
+        return cls(left, 0 if causal else right)
+
+    def limits(self, seq_len_q: int, seq_len_k: int) -> Window:
+        """(left, right) for these lengths; a limit that hides nothing is None."""
+        return visible_limits(False, self, seq_len_q, seq_len_k)
+
+
+class Scores(NamedTuple):
+    """How a product of a query and a key becomes a logit.
+
+    Attributes:
+        scale: its factor, any finite number.
+        softcap: logits become ``softcap * tanh(logit / softcap)``; 0: they stay.
+        sinks: (n_heads,) one more logit a head, which has no value; None: there is none.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+
+EVERYTHING, PLAIN = Mask(), Scores(1.0)
+
+
+# ---------------------------------------------------------------------- the call
+@dataclass(frozen=True)
+class Call:
+    """A checked call of attention: ``backend.run(call, choice)`` needs nothing else.
+
+    Attributes:
+        q: the queries, with the axes of the layout.
+        k: the keys.
+        v: the values.
+        out: is written; the queries' axes, the values' head size.
+        lse: is written with the natural logarithm of the softmax denominators, float32: (batch, n_heads,
+            seq_len_q), of packed sequences (n_heads, total_q); None: not wanted.
+        mask: which keys a query sees.
+        scores: what becomes of a product.
+        layout: how rows form sequences.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor | None
+    mask: Mask
+    scores: Scores
+    layout: Layout = DENSE
+
+    @cached_property
+    def problem(self) -> AttentionProblem:
+        """The call as ``select`` sees it."""
+        return problem_of(
+            self.q, self.k, self.v, self.mask, self.scores, self.layout, lse=self.lse is not None
+        )
+
+
+def problem_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = EVERYTHING,
+    scores: Scores = PLAIN,
+    layout: Layout = DENSE,
+    *,
+    lse: bool = False,
+) -> AttentionProblem:
+    """What a call with these parts computes, without its tensors; see ``Call``."""
+    batch, seq_len_q, seq_len_k = layout.sizes(q, k)
+    left, right = mask.limits(seq_len_q, seq_len_k)
+    obstacle = stride_obstacle(q=q, k=k, v=v)
+    return AttentionProblem(
+        dtype=checks.DTYPES[q.dtype],
+        batch=batch,
+        seq_len_q=seq_len_q,
+        seq_len_k=seq_len_k,
+        n_heads=q.shape[-2],
+        n_heads_kv=k.shape[-2],
+        d_head=q.shape[-1],
+        d_head_v=v.shape[-1],
+        left=left,
+        right=right,
+        softcap=scores.softcap > 0,
+        sinks=scores.sinks is not None,
+        varlen=not isinstance(layout, Dense),
+        cached=isinstance(layout, Cached),
+        paged=layout.paged,
+        lse=lse,
+        tma_obstacle=obstacle or (page_obstacle(k.shape[1]) if layout.paged else None),
+    )
+
+
+class Ran(NamedTuple):
+    """What ``backend.run`` has run.
+
+    Attributes:
+        kernel: the kernel, or the steps of its configuration; None: there was nothing to compute.
+        launched: its launch (``backends.cuda.Launched``), to be made again; None: on the CPU.
+        workspace: float32 memory for the parts of split keys, or None.
+    """
+
+    kernel: ForwardKernel | None
+    launched: Any = None
+    workspace: Tensor | None = None
