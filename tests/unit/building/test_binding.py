@@ -183,7 +183,7 @@ extern "C" const flash::KernelLibrary *flash_attention_kernel_library() {
         ),
         (
             ENTRY_POINT.replace("ABI", "flash::kAbiVersion").replace("FAMILY", '"mars"'),
-            "kernel family 'mars' is unknown",
+            "kernels of family 'mars', direction 'forward', are unknown",
         ),
     ],
 )
