@@ -31,6 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from flash_attention.backends import cuda
+from flash_attention.call import DENSE, Cached, Call, Layout, Mask, Scores
 from flash_attention.checks.tma import page_obstacle
 from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
@@ -158,7 +160,7 @@ def caches(case: Case, device: torch.device) -> list[Inputs]:
     return [first, *(Inputs(first.q.clone(), first.k.clone(), first.v.clone(), None) for _ in range(n - 1))]
 
 
-def in_pages(x: Inputs, page_size: int) -> tuple[Inputs, Cache]:
+def in_pages(x: Inputs, page_size: int) -> tuple[Inputs, Cached]:
     """The same keys and values in pages of a random order, and what finds them."""
     batch, seq_len_k = x.k.shape[:2]
     n_pages = batch * seq_len_k // page_size
@@ -168,7 +170,7 @@ def in_pages(x: Inputs, page_size: int) -> tuple[Inputs, Cache]:
     for pages, t in ((k, x.k), (v, x.v)):
         pages[places] = t.reshape(pages.shape)
     table = places.int().view(batch, -1)
-    return Inputs(x.q, k, v, None), Cache(torch.full_like(table[:, 0], seq_len_k), table)
+    return Inputs(x.q, k, v, None), Cached(torch.full_like(table[:, 0], seq_len_k), table)
 
 
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
@@ -179,14 +181,14 @@ def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
 
 def variant_call(variant: Variant, case: Case, x: Inputs, page_size: int) -> Callable[[], Tensor]:
     """Runs a variant on one cache."""
-    out, problem, cache = torch.empty_like(x.q), problem_of(case, page_size), None
+    layout: Layout = DENSE
     if page_size:
-        x, cache = in_pages(x, page_size)
+        x, layout = in_pages(x, page_size)
+    asked = Call(x.q, x.k, x.v, torch.empty_like(x.q), None, Mask(), Scores(case.d_head**-0.5), layout)
 
     def call() -> Tensor:
-        scale = case.d_head**-0.5
-        run_cuda(variant.choice, problem, x.q, x.k, x.v, out, None, scale, 0.0, None, cache=cache)
-        return out
+        cuda.run(asked, variant.choice)
+        return asked.out
 
     return call
 

@@ -6,8 +6,7 @@ q, k and v form sequences: ``Dense``, ``Packed`` or ``Cached``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -210,6 +209,7 @@ class Call:
         mask: which keys a query sees.
         scores: what becomes of a product.
         layout: how rows form sequences.
+        problem: the call as ``select`` sees it; follows from the others.
     """
 
     q: Tensor
@@ -220,13 +220,13 @@ class Call:
     mask: Mask
     scores: Scores
     layout: Layout = DENSE
+    problem: AttentionProblem = field(init=False)
 
-    @cached_property
-    def problem(self) -> AttentionProblem:
-        """The call as ``select`` sees it."""
-        return problem_of(
+    def __post_init__(self) -> None:
+        problem = problem_of(
             self.q, self.k, self.v, self.mask, self.scores, self.layout, lse=self.lse is not None
         )
+        object.__setattr__(self, "problem", problem)
 
 
 def problem_of(
@@ -243,15 +243,17 @@ def problem_of(
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
     left, right = mask.limits(seq_len_q, seq_len_k)
     obstacle = stride_obstacle(q=q, k=k, v=v)
+    *_, n_heads, d_head = q.shape
+    *_, n_heads_kv, d_head_v = v.shape
     return AttentionProblem(
         dtype=checks.DTYPES[q.dtype],
         batch=batch,
         seq_len_q=seq_len_q,
         seq_len_k=seq_len_k,
-        n_heads=q.shape[-2],
-        n_heads_kv=k.shape[-2],
-        d_head=q.shape[-1],
-        d_head_v=v.shape[-1],
+        n_heads=n_heads,
+        n_heads_kv=n_heads_kv,
+        d_head=d_head,
+        d_head_v=d_head_v,
         left=left,
         right=right,
         softcap=scores.softcap > 0,

@@ -12,6 +12,7 @@ from flash_attention.checks.tensors import (
     check_dtypes,
     check_output,
     check_tensors,
+    shapes_of,
 )
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
@@ -47,19 +48,18 @@ def check_inputs(
     inputs = {"q": q, "k": k, "v": v}
     check_tensors(inputs if sinks is None else {**inputs, "sinks": sinks})
     check_kinds(inputs, any_dtype, device_types)
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
         other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
-        raise ValueError(f"q, k and v must be {layout}; given {shapes}; {other}")
+        raise ValueError(f"q, k and v must be {layout}; given {shapes_of(inputs)}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k and v must agree in all but the head size; given {shapes}")
+        raise ValueError(f"k and v must agree in all but the head size; given {shapes_of(inputs)}")
     if rank == 4 and not paged and q.shape[0] != k.shape[0]:
         raise ValueError(
-            f"q, k and v must have one batch size; given {shapes}: use k.expand(…) to share keys"
+            f"q, k and v must have one batch size; given {shapes_of(inputs)}: use k.expand(…) to share keys"
         )
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q and k must have one head size; given {shapes}")
+        raise ValueError(f"q and k must have one head size; given {shapes_of(inputs)}")
     check_head_sizes(q.shape[-1], v.shape[-1], padded=padded)
     check_heads(q.shape[-2], k.shape[-2], hint=_exchanged(q.shape[-3], k.shape[-3], rank))
     if sinks is not None:

@@ -142,7 +142,7 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     if not q.shape == k.shape == v.shape or q.ndim != 4:
         raise ValueError(
             "q, k and v must have one shape (batch, seq, heads, d_head); given "
-            f"{_shapes(tensors)}. attention() takes other lengths and head counts for k and v"
+            f"{shapes_of(tensors)}. attention() takes other lengths and head counts for k and v"
         )
     batch, seq_len, n_heads, d_head = q.shape
     if d_head != config.d_head:
@@ -340,5 +340,6 @@ def _type_name(x: object) -> str:
     return type(x).__name__
 
 
-def _shapes(tensors: dict[str, Tensor]) -> str:
+def shapes_of(tensors: dict[str, Tensor]) -> str:
+    """For messages, e.g. ``q (1, 2, 3, 64), k (1, 2, 3, 64)``."""
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())

@@ -46,7 +46,7 @@ def attend(
     else:
         chosen_in = generation.number()
         choice = choose(problem, q.device, options.config)
-        ran = backend(q.device.type).run(call, choice)
+        ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
         _remember(call, ran, options, key, chosen_in)
     return call.out if call.lse is None else (call.out, call.lse)
 
@@ -58,17 +58,17 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) 
     scale = checked_scale(options.softmax_scale, q.shape[-1])
     layout.check(q, k)
     inputs = {"q": q, "k": k, "v": v, "sinks": sinks, **layout.tensors()}
-    check_memory({**inputs, "out": out})
+    check_memory(inputs if out is None else {**inputs, "out": out})
     layout.check_values(q, k)
-    shape = (*q.shape[:-1], v.shape[-1])
+    sizes = q.shape
+    shape = (*sizes[:-1], v.shape[-1])
     if out is None:
         out = q.new_empty(shape)
     else:
         checks.check_out(out, shape, {name: x for name, x in inputs.items() if x is not None})
     lse = None
     if options.return_lse:
-        *batch, rows, n_heads, _ = q.shape
-        lse = q.new_empty((*batch, n_heads, rows), dtype=torch.float32)
+        lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
     return Call(q, k, v, out, lse, mask, Scores(scale, options.softcap, sinks), layout)
 

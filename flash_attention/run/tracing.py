@@ -31,15 +31,16 @@ def not_for_eager(q: object, k: object, v: object, *others: object) -> bool:
 
     False for what is no array at all, so that the checks refuse it by name.
     """
-    inputs = (q, k, v)
-    if any(is_foreign(x) for x in inputs):
+    if is_foreign(q) or is_foreign(k) or is_foreign(v):
         return True
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    if len(tensors) < len(inputs):
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
-    if functionalizes() or any(stands_for_another(x) for x in (*tensors, *others) if isinstance(x, Tensor)):
+    if functionalizes():
         return True
-    return all(x.is_meta for x in tensors) or wants_autocast(*tensors)
+    for x in (q, k, v, *others):
+        if isinstance(x, Tensor) and stands_for_another(x):
+            return True
+    return (q.is_meta and k.is_meta and v.is_meta) or wants_autocast(q, k, v)
 
 
 def stands_for_another(x: Tensor) -> bool:
