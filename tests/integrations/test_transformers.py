@@ -27,6 +27,19 @@ MODELS = {
     "Gemma3": {"sliding_window": WINDOW, "query_pre_attn_scalar": 16},
     "GptOss": {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
+
+
+def refuses_the_name(config: object) -> bool:
+    try:
+        config._attn_implementation = kernels.NAME
+    except ValueError as error:
+        return "does not support the specified flash attention implementation" in str(error)
+    return False
+
+
+GPT_OSS_REFUSES = refuses_the_name(transformers.GptOssConfig(**SIZES))  # in 5.0, all names but one
+if GPT_OSS_REFUSES:
+    del MODELS["GptOss"]
 CONFIG_NAMES = {"Gemma3": "Gemma3TextConfig"}
 
 
@@ -54,6 +67,12 @@ def models(request: pytest.FixtureRequest):
     assert ours.config._attn_implementation == kernels.NAME
     exact.load_state_dict({key: value.float() for key, value in theirs.state_dict().items()})
     return ours, theirs, exact
+
+
+def test_gpt_oss_is_refused_by_its_configuration_in_old_versions_alone() -> None:
+    assert ("GptOss" in MODELS) != GPT_OSS_REFUSES
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    assert not GPT_OSS_REFUSES or version < (5, 17)
 
 
 def batch(padding: str | None) -> tuple[Tensor, Tensor]:
@@ -169,6 +188,24 @@ def test_queries_of_a_decoder_see_the_tokens_of_an_encoder(seq_len_q: int) -> No
             Layer(), q[one], k[one, :, :n], v[one, :, :n], None, is_causal=False
         )
         same(out[one], alone)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_rows_of_padding_are_zero_in_a_trace_too(is_causal: bool) -> None:
+    """What padding holds reaches nothing, and its rows are 0 where the queries are the keys' tokens."""
+    q, k, v = (x.expand(2, -1, -1, -1).clone() for x in heads(9))
+    tokens = torch.tensor([[True] * 9, [False] * 3 + [True] * 4 + [False] * 2])
+    for x in (k, v):
+        x.transpose(1, 2)[~tokens] = float("nan")
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, tokens: Tensor) -> Tensor:
+        return kernels.attention_forward(Layer(), q, k, v, tokens, is_causal=is_causal)[0]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v, tokens)
+    same(compiled, layer(q, k, v, tokens))
+    assert compiled[tokens].isfinite().all()
+    assert not is_causal or not compiled[~tokens].any()
 
 
 @torch.no_grad()

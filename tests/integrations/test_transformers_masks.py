@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +30,33 @@ def prefix(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 
 def packed(mask_function: Callable[..., Any], positions: Tensor) -> Callable[..., Any]:
-    """As ``create_causal_mask`` does it."""
+    """As ``create_causal_mask`` of the installed Transformers does it."""
     ids = masks.find_packed_sequence_indices(positions)
-    remapped = masks.remap_positions_for_packed_sequence(mask_function, positions)
-    return masks.and_masks(remapped, masks.packed_sequence_mask_function(ids))
+    remap = getattr(masks, "remap_positions_for_packed_sequence", None)
+    if remap is not None:  # after 5.17 the positions are those within a sequence
+        mask_function = remap(mask_function, positions)
+    return masks.and_masks(mask_function, masks.packed_sequence_mask_function(ids))
 
+
+def both_sides(size: int) -> Callable[..., Any]:
+    """As ``sliding_window_bidirectional_mask_function``, which 5.0 does not have."""
+    return lambda batch, head, query, key: abs(query - key) <= size
+
+
+def blocks(ids: Tensor) -> Callable[..., Any]:
+    """As ``blockwise_overlay``, which 5.0 does not have: tokens of one block see each other."""
+    return lambda batch, head, query, key: (ids[batch, query] == ids[batch, key]) & (ids[batch, query] >= 0)
+
+
+both_sides = getattr(masks, "sliding_window_bidirectional_mask_function", both_sides)
+blocks = getattr(masks, "blockwise_overlay", blocks)
+TAKES_LENGTHS = (
+    "q_length" in inspect.signature(masks.sdpa_mask).parameters
+)  # before, the places of the queries
 
 CAUSAL, ALL = masks.causal_mask_function, masks.bidirectional_mask_function
 WINDOW = masks.sliding_window_causal_mask_function(4)
-BOTH_SIDES = masks.sliding_window_bidirectional_mask_function(3)
+BOTH_SIDES = both_sides(3)
 PACKED: dict[str, Any] = {"allow_is_causal_skip": False}
 OVERLAY: dict[str, Any] = {"use_vmap": True, "allow_is_causal_skip": False}
 MASK_FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
@@ -48,10 +67,10 @@ MASK_FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "window by overlay": (masks.and_masks(CAUSAL, masks.sliding_window_overlay(5)), OVERLAY, SERVED),
     "chunks that cut": (masks.chunked_causal_mask_function(4, ZEROS), {"local_size": 4}, SERVED),  # as packed
     "chunks that cut nothing": (masks.chunked_causal_mask_function(64, ZEROS), {"local_size": 64}, SERVED),
-    "blocks of images": (masks.or_masks(CAUSAL, masks.blockwise_overlay(BLOCKS)), {}, REFUSED),
-    "a block with a gap": (masks.or_masks(CAUSAL, masks.blockwise_overlay(ONE_BLOCK_APART)), {}, REFUSED),
-    "no blocks": (masks.or_masks(CAUSAL, masks.blockwise_overlay(-torch.ones_like(BLOCKS))), {}, SERVED),
-    "blocks by or_mask_function": (masks.or_masks(CAUSAL, masks.blockwise_overlay(BLOCKS)), OVERLAY, REFUSED),
+    "blocks of images": (masks.or_masks(CAUSAL, blocks(BLOCKS)), {}, REFUSED),
+    "a block with a gap": (masks.or_masks(CAUSAL, blocks(ONE_BLOCK_APART)), {}, REFUSED),
+    "no blocks": (masks.or_masks(CAUSAL, blocks(-torch.ones_like(BLOCKS))), {}, SERVED),
+    "blocks by or_mask_function": (masks.or_masks(CAUSAL, blocks(BLOCKS)), OVERLAY, REFUSED),
     "prefix": (masks.or_masks(CAUSAL, prefix), OVERLAY, REFUSED),
     "keys alone": (masks.and_masks(CAUSAL, lambda b, h, q, k: k >= 3), OVERLAY, REFUSED),
     "heads": (masks.and_masks(CAUSAL, lambda b, h, q, k: h != 0), OVERLAY, REFUSED),
@@ -59,7 +78,7 @@ MASK_FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "packed, a window": (packed(WINDOW, POSITIONS), {**PACKED, "local_size": 4}, SERVED),
     "packed, no order": (masks.and_masks(ALL, masks.packed_sequence_mask_function(SEQUENCES)), {}, SERVED),
     "packed with blocks": (
-        masks.or_masks(packed(CAUSAL, POSITIONS), masks.blockwise_overlay(BLOCKS)), {}, REFUSED
+        masks.or_masks(packed(CAUSAL, POSITIONS), blocks(BLOCKS)), {}, REFUSED
     ),
 }  # fmt: skip
 PADDINGS = {
@@ -88,15 +107,25 @@ def on_device(x: Any) -> Any:
     return x.to(torch.get_default_device()) if isinstance(x, Tensor) else x
 
 
+def as_transformers_says(given: dict[str, Any]) -> dict[str, Any]:
+    """The lengths, in the arguments that the installed Transformers hands to a mask interface."""
+    if TAKES_LENGTHS:
+        return given
+    given = dict(given)
+    places = torch.arange(given.pop("q_length")) + given.pop("q_offset", 0)
+    return {**given, "cache_position": places}
+
+
 def compare(given: dict[str, Any], tokens: Tensor | None, is_causal: bool) -> None:
     """Attention of random heads with the mask of this library, against the pairs that Transformers draws."""
     device = torch.get_default_device()
     given = {name: on_device(value) for name, value in given.items()}
+    said = as_transformers_says(given)
     grid = masks.sdpa_mask(
-        **{**given, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+        **{**said, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
         batch_size=2, attention_mask=tokens, device=device,
     )  # fmt: skip
-    mask = kernels.padding_mask(batch_size=2, attention_mask=tokens, device=device, **given)
+    mask = kernels.padding_mask(batch_size=2, attention_mask=tokens, device=device, **said)
     q = heads(given["q_length"], 1).to(device)
     k, v = (heads(given["kv_length"], seed).to(device) for seed in (2, 3))
     out, _ = kernels.attention_forward(Layer(is_causal), q, k, v, mask)
@@ -139,7 +168,7 @@ def test_mask_function(kind: str, padding: str) -> None:
         compare(given, tokens, is_causal)
         return
     with pytest.raises(NotImplementedError, match=r"^the mask function .* is neither causal, nor a window"):
-        kernels.padding_mask(batch_size=2, attention_mask=tokens, device="cpu", **given)
+        kernels.padding_mask(batch_size=2, attention_mask=tokens, device="cpu", **as_transformers_says(given))
 
 
 PLACES = {  # queries, keys, place of the first query, place of the first key
@@ -247,7 +276,8 @@ def test_a_mask_and_positions_that_disagree_are_refused(kind: str) -> None:
     splits = kind.startswith("the mask")
     positions = JUMPING if splits else POSITIONS
     mask_function = packed(CAUSAL, JUMPING) if splits else CAUSAL
-    mask = kernels.padding_mask(2, q_length=N_TOKENS, kv_length=N_TOKENS, mask_function=mask_function)
+    given = dict(q_length=N_TOKENS, kv_length=N_TOKENS, mask_function=mask_function)
+    mask = kernels.padding_mask(2, **as_transformers_says(given))
     q = heads(N_TOKENS, 1)
     with pytest.raises(NotImplementedError, match="do not agree on where packed sequences start"):
         kernels.attention_forward(Layer(True), q, q, q, mask, position_ids=positions)

@@ -6,7 +6,7 @@ must be a band, alone or within each of several packed sequences; otherwise the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,14 @@ from flash_attention.compat.transformers.band import CAUSAL, EVERYTHING, Band
 from flash_attention.torch_private import assert_async
 
 PAIRS_AT_ONCE = 1 << 24  # bounds the memory of the comparison
+_KINDS = (
+    "is neither causal, nor a window, nor packed sequences; this library takes these and padding, and not "
+    'other masks, such as images whose tokens see each other or chunks: use attn_implementation="sdpa" '
+    'or "eager"'
+)
+_TRACED_REFUSAL = (
+    "the mask function of this model " + _KINDS
+)  # names no function: a trace takes constants alone
 
 
 def read_grid(
@@ -47,7 +55,11 @@ def read_grid(
     if torch.compiler.is_compiling():  # nothing can be read: the device asserts what the arguments say
         band = _announced_band(given)
         different = _differences(grid, band, starts, places, tokens, slice(0, grid.shape[2]))
-        assert_async(~different.any(), _refusal(given["mask_function"]))
+        is_as_said = ~different.any()
+        for place in places:
+            if starts is not None and isinstance(place, Tensor):  # packed sequences begin with the cache
+                is_as_said = is_as_said & ((place == 0) | ~starts[:, 1:].any())
+        assert_async(is_as_said, _TRACED_REFUSAL)
         return band, starts
     if starts is not None and not starts[:, 1:].any():
         starts = None
@@ -58,20 +70,14 @@ def read_grid(
             return band, starts
     item, query, key = first
     raise NotImplementedError(
-        f"{_refusal(given['mask_function'])}; first seen at query {query} and key {key} of item {item}"
-    )
-
-
-def _refusal(mask_function: Callable[..., Any]) -> str:
-    return (
-        f"the mask function {mask_function.__qualname__} of this model is neither causal, nor a window, nor "
-        "packed sequences; this library takes these and padding, and not other masks, such as images whose "
-        'tokens see each other or chunks: use attn_implementation="sdpa" or "eager"'
+        f"the mask function {given['mask_function'].__qualname__} of this model {_KINDS}; first seen at "
+        f"query {query} and key {key} of item {item}"
     )
 
 
 def _is_square(grid: Tensor, places: tuple[int | Tensor, int | Tensor]) -> bool:
-    starts_at_zero = all(isinstance(place, int) and place == 0 for place in places)
+    """Whether queries and keys are the same tokens. A place that is on the device may be 0."""
+    starts_at_zero = all(isinstance(place, Tensor) or place == 0 for place in places)
     return grid.shape[2] == grid.shape[3] and starts_at_zero
 
 

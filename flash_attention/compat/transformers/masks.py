@@ -18,8 +18,19 @@ from flash_attention.compat.transformers.band import Band, UnreadableError, read
 from flash_attention.compat.transformers.grid import read_grid
 from flash_attention.torch_private import assert_async
 
-# Models in which the result of a padding token reaches the tokens behind it, and what carries it.
-_CARRIES_PADDING = {"recurrent_gemma": "the state of its recurrent layers"}
+# Models in which the result of a padding token reaches the tokens behind it, and how they are refused: whole
+# sentences, since a trace takes constants alone.
+_CARRIES_PADDING = {
+    "recurrent_gemma": (
+        "attention_mask has padding before a token, and recurrent_gemma hands its result on in the state of "
+        "its recurrent layers, which eager attention fills with other values: pad on the right, or use "
+        'attn_implementation="eager"'
+    )
+}
+_HOLES = (
+    "attention_mask has padding between the tokens of an item, and the model a sliding window, which would "
+    'count it: pad on one side, or use attn_implementation="sdpa" or "eager"'
+)
 _ATTRIBUTE = "flash_attention_kernels_meaning"
 
 
@@ -186,13 +197,9 @@ def _align(
 
 def _check_carried(tokens: Tensor, model_type: str | None) -> None:
     """Rows of padding are 0 here, and something else in eager attention."""
-    carrier = _CARRIES_PADDING.get(model_type or "")
-    if carrier is None:
+    message = _CARRIES_PADDING.get(model_type or "")
+    if message is None:
         return
-    message = (
-        f"attention_mask has padding before a token, and {model_type} hands its result on in {carrier}, "
-        'which eager attention fills with other values: pad on the right, or use attn_implementation="eager"'
-    )
     is_carried = (tokens[:, 1:] & ~tokens[:, :-1]).any()
     if torch.compiler.is_compiling():
         assert_async(~is_carried, message)
@@ -203,11 +210,7 @@ def _check_carried(tokens: Tensor, model_type: str | None) -> None:
 def _check_no_holes(tokens: Tensor) -> None:
     """A window counts padding between tokens, and packed tokens have none."""
     begins = tokens[:, :1].sum(1) + (tokens[:, 1:] & ~tokens[:, :-1]).sum(1)
-    message = (
-        "attention_mask has padding between the tokens of an item, and the model a sliding window, which "
-        'would count it: pad on one side, or use attn_implementation="sdpa" or "eager"'
-    )
     if torch.compiler.is_compiling():
-        assert_async((begins <= 1).all(), message)
+        assert_async((begins <= 1).all(), _HOLES)
     elif (begins > 1).any():
-        raise NotImplementedError(message)
+        raise NotImplementedError(_HOLES)

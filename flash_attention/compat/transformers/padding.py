@@ -40,17 +40,16 @@ def of_tokens(q: Tensor, k: Tensor, v: Tensor, meaning: Meaning, options: dict[s
     is_compiling = torch.compiler.is_compiling()
     remembered = None if is_compiling else meaning.memory.get("rows")
     if remembered is None:
-        q_tokens = _query_tokens(meaning, q)
         rows_of = _all_rows if is_compiling else _token_rows
-        remembered = q_tokens, rows_of(q_tokens), rows_of(meaning.tokens)
+        remembered = rows_of(_query_tokens(meaning, q)), rows_of(meaning.tokens)
         if not is_compiling:
             meaning.memory["rows"] = remembered
-    q_tokens, q_rows, k_rows = remembered
+    q_rows, k_rows = remembered
     offsets = (q_rows.offsets, k_rows.offsets, seq_len_q, seq_len_k)
     rows: Any = attention_varlen(q_rows.of(q), k_rows.of(k), k_rows.of(v), *offsets, **options)
     out = q.new_zeros((*q.shape[:3], v.shape[3]))
     out[q_rows.items, q_rows.places] = rows
-    return torch.where(q_tokens[:, :, None, None], out, 0.0) if is_compiling else out
+    return out
 
 
 def _query_tokens(meaning: Meaning, q: Tensor) -> Tensor:
@@ -71,18 +70,11 @@ def _token_rows(tokens: Tensor) -> Rows:
 
 
 def _all_rows(tokens: Tensor) -> Rows:
-    """The rows that are tokens, and behind them those of padding as sequences of their own, none longer than
-    ``seq_len``: under torch.compile the number of rows must not depend on values."""
-    batch, seq_len = tokens.shape
-    is_token = tokens.flatten()
-    rank = torch.where(
-        is_token, is_token.cumsum(0) - 1, is_token.sum() + (~is_token).cumsum(0) - 1
-    )  # the row's place behind the others
-    order = torch.zeros_like(rank).scatter(0, rank, torch.arange(batch * seq_len, device=rank.device))
-    n_padding = (~is_token).sum()
-    before = torch.arange(batch, device=rank.device) * seq_len
-    lengths = torch.cat((tokens.sum(1), (n_padding - before).clamp(0, seq_len)))
-    return Rows(order // seq_len, order % seq_len, _offsets(lengths))
+    """The rows that are tokens, and behind them those of padding, which are of no sequence: attention writes
+    0 there. Under torch.compile the number of rows must not depend on values."""
+    order = tokens.flatten().int().argsort(descending=True, stable=True)
+    seq_len = tokens.shape[1]
+    return Rows(order // seq_len, order % seq_len, _offsets(tokens.sum(1)))
 
 
 def _offsets(lengths: Tensor) -> Tensor:
