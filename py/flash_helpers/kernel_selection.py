@@ -19,7 +19,7 @@ from flash_helpers.kernels.traits import ForwardTraits
 CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 """What ``--causal`` may say."""
 
-SETS = "all, ampere, hopper, tune, ladder, hopper_ladder, block sizes B_r,B_c, or none"
+SETS = "all, ampere, hopper, tune, ladder, ladder_all, hopper_ladder, none, or block sizes B_r,B_c"
 
 
 def select_configs(text: str) -> list[ForwardConfig]:
@@ -27,7 +27,8 @@ def select_configs(text: str) -> list[ForwardConfig]:
 
     Args:
         text: short forms joined by ``;``, or a set: ``all``, one family (``ampere``, ``hopper``), ``tune``,
-            ``ladder`` (also ``prog``), ``hopper_ladder``, block sizes ``"B_r,B_c"``, ``none``.
+            ``ladder`` (also ``prog``), ``ladder_all`` for every block size, ``hopper_ladder``, block sizes
+            ``"B_r,B_c"``, ``none``.
 
     Raises:
         ValueError: unknown; the message names the closest valid short forms or the sets.
@@ -49,10 +50,15 @@ def select_configs(text: str) -> list[ForwardConfig]:
     }
     if text in sets:
         return list(sets[text])
+    if text in ("ladder", "ladder_all"):
+        text = text.replace("ladder", "prog")
     try:
-        return list(get_kernel_configs("prog" + text[6:] if text.startswith("ladder") else text))
-    except ValueError as error:
-        raise ValueError(f"{error}; also: {SETS}") from None
+        return list(get_kernel_configs(text))
+    except ValueError:
+        sizes = "; ".join(sorted({f"{config.B_r},{config.B_c}" for config in get_kernels_to_build()}))
+        raise ValueError(
+            f"no set of kernels is named {text!r}; valid: {SETS}, out of {sizes}; or short forms joined by ;"
+        ) from None
 
 
 def select_kernels(text: str, causal: str = "no") -> list[ForwardKernel]:
