@@ -26,7 +26,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from flash_attention.run.launch import Cache, run_cuda
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor

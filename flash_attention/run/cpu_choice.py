@@ -30,10 +30,11 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
     against = backend("cpu_fused").reason_against(
         problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse
     )
-    own = f"the CPU backend takes every problem, and blocks of {CPU_B_C} keys suit its matrix products"
     if against:
+        own = f"the CPU backend computes every problem, here in blocks of {CPU_B_C} keys"
         return Choice(kernel, f"{own}; PyTorch's own attention is faster, but {against}")
     reason = (
-        f"PyTorch's own attention on the CPU computes the same, faster; where a score is not finite, {own}"
+        "PyTorch's own attention computes the same as the library's CPU backend, and is faster; batch items "
+        "with a score that is not finite go to the CPU backend"
     )
     return Choice(PyTorchAttention(kernel.config, kernel.traits), reason)

@@ -71,7 +71,7 @@ def flash_attention(
     """Kernels as data: measure, tune, explain, build."""
 
 
-@app.command(epilog=examples("bench"))
+@app.command(epilog=examples("bench"), short_help="Time kernels beside the best peers, in one process.")
 def bench(
     seq_lens: Annotated[
         str, typer.Argument(help="queries and keys, joined by commas")
@@ -109,7 +109,9 @@ def bench(
         )  # fmt: skip
 
 
-@app.command(epilog=examples("explain"))
+@app.command(
+    epilog=examples("explain"), short_help="A kernel or a problem: resources, bounds, what is chosen."
+)
 def explain(
     kernel: Annotated[
         str | None, typer.Argument(help="a kernel's short form; none: what the problem below gets, and why")
@@ -196,7 +198,7 @@ def explain(
         )
 
 
-@app.command(epilog=examples("tune"))
+@app.command(epilog=examples("tune"), short_help="Find the fastest kernels on this card and remember them.")
 def tune(
     seq_lens: Annotated[
         str, typer.Argument(help="queries and keys, joined by commas")
@@ -304,7 +306,9 @@ def doctor(json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None, pl
     raise typer.Exit(code)
 
 
-@app.command(epilog=examples("cache"))
+@app.command(
+    epilog=examples("cache"), short_help="The folder of compiled kernels: sizes, contents, clear it."
+)
 def cache(
     action: Annotated[str, typer.Argument(help="size, list or clear")] = "size",
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,

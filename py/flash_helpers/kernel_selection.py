@@ -17,8 +17,8 @@ CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 """What ``--causal`` may say."""
 
 SETS = (
-    f"all, {', '.join(direction.label for direction in DIRECTIONS)}, tune, ladder, "
-    f"{', '.join(name for direction in DIRECTIONS for name in direction.sets)}, block sizes B_r,B_c, or none"
+    f"all, {', '.join(direction.label for direction in DIRECTIONS)}, tune, ladder, ladder_all, "
+    f"{', '.join(name for direction in DIRECTIONS for name in direction.sets)}, none, or block sizes B_r,B_c"
 )
 
 
@@ -27,7 +27,8 @@ def select_configs(text: str) -> list[ForwardConfig]:
 
     Args:
         text: short forms joined by ``;``, or a set: ``all``, one family (``ampere``, ``hopper``), ``tune``,
-            ``ladder`` (also ``prog``), ``hopper_ladder``, block sizes ``"B_r,B_c"``, ``none``.
+            ``ladder`` (also ``prog``), ``ladder_all`` for every block size, ``hopper_ladder``, block sizes
+            ``"B_r,B_c"``, ``none``.
 
     Raises:
         ValueError: unknown; the message names the closest valid short forms or the sets.
@@ -45,10 +46,15 @@ def select_configs(text: str) -> list[ForwardConfig]:
         sets |= {direction.label: partial(_built_by, direction), **direction.sets}
     if text in sets:
         return list(sets[text]())
+    if text in ("ladder", "ladder_all"):
+        text = text.replace("ladder", "prog")
     try:
-        return list(get_kernel_configs("prog" + text[6:] if text.startswith("ladder") else text))
-    except ValueError as error:
-        raise ValueError(f"{error}; also: {SETS}") from None
+        return list(get_kernel_configs(text))
+    except ValueError:
+        sizes = "; ".join(sorted({f"{config.B_r},{config.B_c}" for config in _built_configs()}))
+        raise ValueError(
+            f"no set of kernels is named {text!r}; valid: {SETS}, out of {sizes}; or short forms joined by ;"
+        ) from None
 
 
 def _built_by(direction: Direction) -> list[ForwardConfig]:

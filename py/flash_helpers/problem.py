@@ -164,8 +164,13 @@ def grid(
     Then batch = tokens / seq_len and heads = width / d_head, at least 1.
 
     Raises:
-        ValueError: a length or head size below 1.
+        ValueError: a length or head size below 1; a batch or head count below 0.
     """
+    for name, size in (("batch", batch), ("heads", heads)):
+        if size < 0:
+            raise ValueError(
+                f"{name} is {size}; it must be at least 1, or 0: as many as keep the work alike over sizes"
+            )
     for name, sizes in (("seq_len", seq_lens), ("d_head", d_heads)):
         if wrong := [size for size in sizes if size < 1]:
             raise ValueError(f"{name} is {wrong[0]}; it must be at least 1")

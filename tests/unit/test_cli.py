@@ -84,7 +84,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("configs", "nonsense"), "valid: 'prog'"),
+        (("configs", "nonsense"), "no set of kernels is named 'nonsense'; valid: all"),
         (("configs", "(FP16, 128, 64, 48, 4): async"), "Close to it are"),
         (("configs", "--dtype", "fp8"), "unknown dtype 'fp8'"),
         (("configs", "--causal", "maybe"), "valid: no, yes, both"),
@@ -106,7 +106,8 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("configs", "--d-head", "-1"), "d_head is -1; it must be a head size, or 0 for any"),
         (("build", "", "--target", "80"), "no kernels are named"),
         (("build", "none", "--target", "80"), "which names none to build"),
-        (("build", "nonsense"), "valid: 'prog'"),
+        (("build", "nonsense"), "no set of kernels is named 'nonsense'; valid: all, ampere"),
+        (("configs", "ladderwibble"), "no set of kernels is named 'ladderwibble'; valid: all, ampere"),
         (("explain", "--d-head", "7"), "d_head is 7; attention takes the multiples of 8 from 8 to 256"),
         (("explain", SHORT_FORM, "--d-head", "64"), "--d-head is 64, and the kernel has its own"),
         (("explain", SHORT_FORM, "--dtype", "bf16"), "--dtype is bf16, and the kernel has its own"),
@@ -117,6 +118,8 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("tune", "--causal", "perhaps"), "valid: no, yes, both"),
         (("explain", "x"), "Close to it are"),
         (("bench", "0", "64"), "seq_len is 0; it must be at least 1"),
+        (("bench", "64", "64", "--batch", "-1"), "batch is -1; it must be at least 1, or 0: as many as"),
+        (("bench", "64", "64", "--heads", "-2"), "heads is -2; it must be at least 1, or 0: as many as"),
         (("bench", "64", "64,-8"), "d_head is -8; it must be at least 1"),
         (("bench", "64", "64", "--device", "gpu"), "device is 'gpu'; valid: cpu, cuda, or"),
         (("ladder", "--device", "gpu"), "device is 'gpu'; valid: cpu, cuda, or"),
@@ -235,7 +238,9 @@ def test_configs_filters(tmp_path: Path) -> None:
     assert [e.built for e in list_configs("ladder", built=True)] == [(80,), (80,)]
     assert not {e.kernel for e in list_configs("ladder", built=False)} & set(names)
     shown = run("configs", "ladder", "--d-head", "64").stdout
-    assert "no kernel of 'ladder' passes all filters; its head sizes are 128" in shown
+    assert "no kernel of 'ladder' passes all filters. Its head sizes are 128" in shown
+    shown = run("configs", "ladder", "--words", "eagr").stdout
+    assert "words of its short forms are async, buffer, eager, load_0_0_0_tiles" in shown
     assert json_of("configs", "ladder", "--d-head", "64") == []
 
 

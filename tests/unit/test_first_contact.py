@@ -46,6 +46,10 @@ def output_of(*arguments: str) -> str:
 
 
 # ---------------------------------------------------------------- version and help
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    assert "..." not in output_of("--help").partition("Commands:")[2]
+
+
 def test_the_version_is_said_everywhere() -> None:
     assert flash_attention.__version__ == flash_helpers.__version__
     assert output_of("--version") == f"flash-attention-kernels {flash_helpers.__version__}\n"

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def test_gpu_tests_are_deselected_without_a_gpu_and_marks_select(tmp_path: Path)
     for layer, name in (("unit", "test_plain"), ("compile", "test_compiles"), ("perf", "test_fast")):
         code, printed = run(tmp_path, CASES, "-m", layer)
         assert outcomes(printed) == {name: "PASSED"}, printed
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest imports them by their names: a second file of a name ends the run before the first test."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_unit_test_that_compiles_fails(tmp_path: Path) -> None:

@@ -271,7 +271,8 @@ def test_reasons_against_kernels_are_reasons(name):
             ratio = predict(rejected.kernel, seen, facts).seconds / chosen
             alike = 1 / (1 + MODEL_ERROR) < ratio < 1 + MODEL_ERROR
             assert ("can't tell it from the chosen one" in rejected.reason) == alike
-            assert ("what was measured goes before" in rejected.reason) == (ratio < 1 and not alike)
+            expected = ratio < 1 and not alike
+            assert ("measurements and a family's default go before the model" in rejected.reason) == expected
 
 
 # ---------------------------------------------------------------------- split keys

@@ -8,19 +8,17 @@ from types import ModuleType
 
 from flash_helpers.build.sources import include_root
 from flash_helpers.content import read_text
-from flash_helpers.kernels.cpp_headers import STRUCTS, headers
+from flash_helpers.kernels.cpp_headers import FOLDER, STRUCTS
 from flash_helpers.kernels.families import DIRECTIONS
+
+_DIGEST_BITS = 24
 
 
 def binding_difference(module: ModuleType) -> str | None:
     """How a binding differs from this version of the library, or None."""
-    header = read_text(include_root() / "flash_attention.cuh")
-    version = re.search(r"\bkInterfaceVersion = (\d+);", header)
-    digest = re.search(r"\bkStructsDigest = 0x([0-9a-f]+);", headers()[STRUCTS])
-    wanted = version and digest and int(version[1]) << 24 | int(digest[1], 16)  # kAbiVersion
-    given = getattr(module, "abi_version", None)
+    wanted, given = headers_version(), getattr(module, "abi_version", None)
     if wanted != given:
-        return f"it speaks interface version {given}, the kernels' headers version {wanted}"
+        return f"it speaks interface version {_shown(given)}, the kernels' headers version {_shown(wanted)}"
     for direction in DIRECTIONS:
         name = direction.config.__name__
         theirs, ours = list(module.config_field_names(name)), [f.name for f in fields(direction.config)]
@@ -28,3 +26,30 @@ def binding_difference(module: ModuleType) -> str | None:
             different = ", ".join(sorted(set(theirs) ^ set(ours)))
             return f"its {name} has other fields: {different or 'in another order'}"
     return None
+
+
+def headers_version() -> int:
+    """The interface version that the headers state, ``kAbiVersion``.
+
+    Raises:
+        ValueError: a header does not state its part of it.
+    """
+    root = include_root()
+    number = _stated(read_text(root / "flash_attention.cuh"), r"kInterfaceVersion = (\d+);")
+    return int(number) << _DIGEST_BITS | int(
+        _stated(read_text(root / FOLDER / STRUCTS), r"kStructsDigest = 0x(\w+);"), 16
+    )
+
+
+def _stated(header: str, pattern: str) -> str:
+    match = re.search(r"\b" + pattern, header)
+    if match is None:
+        raise ValueError(f"the kernels' headers do not state {pattern.split()[0]}: install the package again")
+    return match[1]
+
+
+def _shown(version: object) -> str:
+    """The number that is raised by hand, a point, the digest of the structs."""
+    if not isinstance(version, int):
+        return "unknown"
+    return f"{version >> _DIGEST_BITS}.{version % (1 << _DIGEST_BITS):06x}"

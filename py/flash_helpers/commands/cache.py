@@ -174,7 +174,7 @@ def cache_command(
         stay = f", and {document['in_use']} builds under way" if document["in_use"] else ""
         console.print(f"freed {shown_bytes(document['freed'])}; tuning results stay{stay}")
     else:
-        raise ValueError(f"cache can't {action!r}; valid: size, list, clear")
+        raise ValueError(f"unknown action {action!r} of cache; valid: size, list, clear")
     if earlier := earlier_folders(cache):
         document["earlier"] = [str(folder) for folder in earlier]
         console.print(

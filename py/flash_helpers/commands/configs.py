@@ -124,11 +124,7 @@ def configs_command(
         )
         table.add_row(name, e.family, *cells, style="dim" if e.infeasible else "")
     if not entries:
-        known = ", ".join(str(d) for d in sorted({k.config.d_head for k in select_kernels(kernels, causal)}))
-        console.print(
-            f"no kernel of {kernels!r} passes all filters; its head sizes are {known or 'none'}",
-            style="yellow", markup=False, soft_wrap=True,
-        )  # fmt: skip
+        console.print(_none_passes(kernels, causal), style="yellow", markup=False, soft_wrap=True)
         write_json(json_path, [])
         return []
     console.print(table)
@@ -137,6 +133,23 @@ def configs_command(
     console.print(f"{len(entries)} kernels, {n_built} built{able}")
     write_json(json_path, [entry.to_json() for entry in entries])
     return entries
+
+
+def _none_passes(kernels: str, causal: str) -> str:
+    """What to say where the filters leave nothing: what they could have asked for."""
+    given = select_kernels(kernels, causal)
+    if not given:
+        return f"{kernels!r} names no kernels"
+    sizes = ", ".join(map(str, sorted({kernel.config.d_head for kernel in given})))
+    words = ", ".join(sorted({word for kernel in given for word in _words(kernel)}))
+    return (
+        f"no kernel of {kernels!r} passes all filters. Its head sizes are {sizes}; the words of "
+        f"its short forms are {words}"
+    )
+
+
+def _words(kernel: ForwardKernel) -> list[str]:
+    return kernel.short_form().partition(": ")[2].replace(" | ", "+").split("+")
 
 
 def _entry(kernel: ForwardKernel, facts: DeviceFacts | None, built: tuple[int, ...]) -> ConfigEntry:

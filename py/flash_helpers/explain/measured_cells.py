@@ -75,12 +75,17 @@ def _reason(error: Exception) -> str:
     text = str(error)
     if "short form" in text or "can't be read" in text or "is no kernel" in text or "Close to it" in text:
         return "a kernel whose name is of an older version"
-    return f"{type(error).__name__}: {text.splitlines()[0][:80]}"
+    if isinstance(error, KeyError):
+        return f"rows of a kind that is not known: they have no {text}"
+    if isinstance(error, ValueError) and text:
+        return text.splitlines()[0][:80]
+    return f"rows that can't be read: {type(error).__name__}: {text[:80]}"
 
 
 def _cell(file: str, row: Mapping[str, Any], environment: Mapping[str, Any]) -> Cell | None:
     """None for rows of other libraries and of calls that ran no named kernel."""
-    if row.get("mode", "hot") not in MODES:  # times of calls have the host in them
+    mode = row.get("mode") or row.get("timed", {}).get("mode", "hot")
+    if mode not in MODES:  # times of calls have the host in them
         return None
     name = row.get("kernel") or (row.get("implementation", "") if row.get("kind") == "kernel" else "")
     milliseconds = _milliseconds(row)

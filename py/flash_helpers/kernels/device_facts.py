@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import numbers
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class DeviceFacts:
         dram_bandwidth: memory bandwidth by the datasheet, bytes a second.
         mma_flops: dense fp16/bf16 matrix rate with fp32 accumulation by the datasheet, FLOP a second.
         clock_hz: boost clock the datasheet's rates refer to, Hz.
+
+    The last three may be 0, which means unknown.
+
+    Raises:
+        TypeError: a value of the wrong type.
+        ValueError: a number that no GPU has.
     """
 
     name: str
@@ -39,10 +47,36 @@ class DeviceFacts:
     mma_flops: float = 0.0
     clock_hz: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"DeviceFacts.name is {self.name!r}; it must be a text: the product's name")
+        _check_capability(self.capability)
+        for f in fields(self)[2:]:
+            value, rate = getattr(self, f.name), f.name in RATES
+            kind, wanted = (numbers.Real, "a number") if rate else (numbers.Integral, "a whole number")
+            least = "0 (unknown) or more" if rate else "0 or more" if f.name in MAY_BE_NONE else "1 or more"
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"DeviceFacts.{f.name} is {value!r}; it must be {wanted}, {least}")
+            if not math.isfinite(value) or value < (0 if rate or f.name in MAY_BE_NONE else 1):
+                raise ValueError(f"DeviceFacts.{f.name} is {value!r}; it must be {wanted}, {least}")
+
     @property
     def target(self) -> int:
         """The compile target as one number: 80 for compute capability 8.0."""
         return self.capability[0] * 10 + self.capability[1]
+
+
+RATES = ("dram_bandwidth", "mma_flops", "clock_hz")
+MAY_BE_NONE = ("l2_bytes", "smem_reserved_per_block")
+
+
+def _check_capability(capability: object) -> None:
+    parts = capability if isinstance(capability, tuple) and len(capability) == 2 else ("", "")
+    if not all(type(part) is int and part >= 0 for part in parts):
+        raise TypeError(
+            f"DeviceFacts.capability is {capability!r}; it must be the compute capability as a pair of whole "
+            "numbers, such as (9, 0)"
+        )
 
 
 KIB = 1024

@@ -67,7 +67,8 @@ class Prediction:
             return f"{self.text()}: the model, {margin}, can't tell it from the chosen one"
         if ratio < 1:
             return (
-                f"{self.text()}, {ratio:.2f} times the chosen one's; what was measured goes before the model"
+                f"{self.text()}, {ratio:.2f} times the chosen one's; measurements and a family's default go "
+                "before the model"
             )
         return f"{self.text()}: {ratio:.2f} times the chosen one's"
 

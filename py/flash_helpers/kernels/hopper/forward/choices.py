@@ -125,13 +125,13 @@ CHOICES = (
     HopperChoice(
         128, None, False,
         replace(_D128, paired_blocks=True),
-        "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; two "
+        "O is stored under the next item's first product, which from 2048 on is ahead of next_with_pv; two "
         "blocks load each K and V tile for both: +1 to +3 %",
     ),
     HopperChoice(
         128, 4096, True,
         _D128,
-        "O is stored under the next item's first product, ahead of WITH_LAST_PV from 2048 on; "
+        "O is stored under the next item's first product, which from 2048 on is ahead of next_with_pv; "
         "128 x 128 beats wider tiles at every length, which only tie at 16384",
     ),
     HopperChoice(
