@@ -34,15 +34,25 @@ def missing_memory(x: Tensor) -> str | None:
     """Why the elements of x do not lie in memory, or None."""
     if not x.numel():
         return None
+    if why := lost_storage(x):
+        return why
     try:
-        address, size = x.data_ptr(), x.untyped_storage().nbytes()
+        address = x.data_ptr()
     except RuntimeError:
-        address, size = 0, 0
-    else:
-        needed = x.storage_offset() * x.element_size() + span_bytes(x)
-        if size < needed:
-            return f"its storage holds {size} bytes, and its elements need {needed}"
+        address = 0
     return None if address else "it stands for another tensor and has no memory of its own"
+
+
+def lost_storage(x: Tensor) -> str | None:
+    """Why the storage of x is too small for its elements, or None; of a wrapper, nothing is known."""
+    if not x.numel():
+        return None
+    try:
+        size = x.untyped_storage().nbytes()
+    except RuntimeError:
+        return None
+    needed = x.storage_offset() * x.element_size() + span_bytes(x)
+    return f"its storage holds {size} bytes, and its elements need {needed}" if size < needed else None
 
 
 def span_bytes(x: Tensor) -> int:

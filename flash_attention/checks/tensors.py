@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from flash_attention.checks.memory import (
     ALIGNMENT,
+    lost_storage,
     misaligned_stride,
     misalignment,
     missing_memory,
@@ -191,6 +192,9 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
                 f"{name} is negated lazily (is_neg), as x.conj().imag is: its memory holds the negative of "
                 f"its values. Pass a tensor like {name}.resolve_neg()"
             )
+        # Before anybody makes a view or a copy of it, of which PyTorch's own end the process.
+        if not (x.is_meta or has_own_dispatch(x)) and (why := lost_storage(x)):
+            raise unreadable(name, why)
     check_derivatives(tensors)
 
 
@@ -219,7 +223,12 @@ def check_memory(tensors: Mapping[str, Tensor | None]) -> None:
     """Tensors whose elements lie in memory, which a kernel is given the address of."""
     for name, x in tensors.items():
         if isinstance(x, Tensor) and not x.is_meta and (why := missing_memory(x)):
-            raise ValueError(f"{name} cannot be read: {why}. Pass a tensor that holds its values")
+            raise unreadable(name, why)
+
+
+def unreadable(name: str, why: str) -> ValueError:
+    """The error for a tensor whose values lie nowhere."""
+    return ValueError(f"{name} cannot be read: {why}. Pass a tensor that holds its values")
 
 
 def check_dtypes(tensors: dict[str, Tensor], dtype: torch.dtype, reason: str) -> None:

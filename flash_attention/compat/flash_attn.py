@@ -198,7 +198,9 @@ def flash_attn_varlen_func(
     lse = ("return_attn_probs", return_attn_probs)
     options = _options(q, softmax_scale, causal, window_size, softcap, lse)
     check_unpadded(q, k, v, "(total, heads, d)")
-    packing = (cu_seqlens_q, cu_seqlens_k, _host_number(max_seqlen_q), _host_number(max_seqlen_k))
+    longest_q = _host_number("max_seqlen_q", max_seqlen_q)
+    longest_k = _host_number("max_seqlen_k", max_seqlen_k)
+    packing = (cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)
     out = attention_varlen(padded(q), padded(k), padded(v), *packing, **options)
     return _with_probs(cut(out, v))
 
@@ -377,11 +379,13 @@ def _options(
 
 def _window(window_size: tuple[int, int]) -> Window:
     if isinstance(window_size, Tensor | np.ndarray) and window_size.ndim == 1:
+        if isinstance(window_size, Tensor):
+            check_tensors({"window_size": window_size})
         sides = window_size.tolist()  # those of a device are waited for
     else:
         sides = window_size
     if isinstance(sides, tuple | list) and len(sides) == 2:
-        left, right = map(_host_number, sides)
+        left, right = (_host_number("window_size", side) for side in sides)
         if all(type(side) is int or isinstance(side, SymInt) for side in (left, right)):
             return (None if left < 0 else left), (None if right < 0 else right)
     raise TypeError(
@@ -390,12 +394,13 @@ def _window(window_size: tuple[int, int]) -> Window:
     )
 
 
-def _host_number(x: Any) -> Any:
+def _host_number(name: str, x: Any) -> Any:
     """The whole number in a tensor of one or of NumPy, as flash-attn takes it; a device's is waited for.
 
     Anything else stays as it is, for the checks to refuse: nothing is rounded.
     """
     if isinstance(x, Tensor) and x.ndim == 0 and x.dtype in WHOLE:
+        check_tensors({name: x})
         return x.item()
     return int(x) if isinstance(x, np.integer) else x
 

@@ -24,11 +24,11 @@ def missing_columns(x: Any) -> int:
 def check_unpadded(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
     """Refuses the caller's tensors as they are: once padded, different head sizes may be equal.
 
-    Where nothing is padded, the call itself checks them.
+    Where nothing is padded, the call itself checks them, but for arrays of other libraries, which it takes.
     """
-    if any(map(missing_columns, (q, k, v))):
-        tensors = [x for x in (q, k, v) if isinstance(x, Tensor)]
-        any_dtype = len(tensors) == 3 and wants_autocast(q, k, v)
+    tensors = all(isinstance(x, Tensor) for x in (q, k, v))
+    if not tensors or any(map(missing_columns, (q, k, v))):
+        any_dtype = tensors and wants_autocast(q, k, v)
         check_inputs(q, k, v, None, layout, padded=True, any_dtype=any_dtype)
 
 

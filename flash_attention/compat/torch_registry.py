@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flash_attention.attention import attention
 from flash_attention.checks.options import refuse
-from flash_attention.checks.tensors import check_derivatives
+from flash_attention.checks.tensors import check_derivatives, check_tensors
 from flash_attention.torch_private import below_autograd
 
 IMPLEMENTATION = "flash_attention_kernels"
@@ -119,6 +119,7 @@ def flash_attention_operator(
         NotImplementedError: dropout_p, return_debug_mask; what ``attention`` raises.
     """
     refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask)
+    check_tensors({"query": query, "key": key, "value": value})
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = torch.empty_like(query)  # PyTorch's shape inference expects the strides of query
     rows = out.transpose(1, 2) if out.stride(-1) == 1 else None  # a kernel writes no others

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,15 @@ def imported(x: Any) -> Any:
 
     Raises:
         ValueError: torch cannot take it: another device type, an element type that torch lacks, a dimension
-            that runs backwards.
+            that runs backwards, a mask.
     """
     if not is_foreign(x):
         return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(
+            f"torch cannot take this {_name(type(x))} by DLPack: its mask would be lost. Pass x.data, or "
+            "x.filled(…)"
+        )
     # torch ends the process at negative strides, so that they have to be seen before it does.
     strides = tuple(getattr(x, "strides", None) or ())
     if strides and min(strides) < 0:
@@ -61,12 +67,20 @@ def exported(x: Tensor | tuple[Tensor, ...], like: object) -> Any:
     """Results as arrays of the library that ``like`` comes from, on the same memory; tensors, if it is torch.
 
     Raises:
-        TypeError: that library has no ``from_dlpack``.
+        TypeError: that library has no ``from_dlpack``, or not the results' element type.
     """
     if not is_foreign(like):
         return x
     importer = _importer(type(like))
-    return tuple(map(importer, x)) if isinstance(x, tuple) else importer(x)
+    tensors = x if isinstance(x, tuple) else (x,)
+    try:
+        arrays = tuple(map(importer, tensors))
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"the result is {tensors[0].dtype}, which {_package(type(like))} does not take: {error}. Pass "
+            "arrays of a type that both have, such as float16, or torch tensors"
+        ) from error
+    return arrays if isinstance(x, tuple) else arrays[0]
 
 
 def _importer(kind: type) -> Callable[[Tensor], Any]:

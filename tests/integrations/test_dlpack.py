@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flash_attention import attention, attention_varlen, forward
+from flash_attention.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
 
 CONFIG = parse_kernel_name_into_config(
@@ -186,3 +187,44 @@ def test_an_array_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match=r"strides are \(512, -64, 32, 2\) bytes.*ascontiguousarray"):
         attention(q[:, ::-1], q, q)
     assert (attention(np.ascontiguousarray(q[:, ::-1]), q, q) == attention(q, q, q)[:, ::-1]).all()
+
+
+@pytest.mark.only_on("cpu")
+def test_masked_arrays_are_refused() -> None:
+    q = array(2, 5, 4, 16)
+    for masked in (np.ma.array(q, mask=np.ones_like(q, bool)), np.ma.array(q)):
+        with pytest.raises(ValueError, match=r"its mask would be lost\. Pass x\.data"):
+            attention(masked, q, q)
+        with pytest.raises(ValueError, match="its mask would be lost"):
+            attention(q, q, q, out=masked)
+
+
+@pytest.mark.only_on("cpu")
+def test_results_of_a_type_that_the_library_lacks() -> None:
+    q = array(2, 5, 4, 16).astype(np.float32)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(
+            TypeError, match=r"^the result is torch\.bfloat16, which numpy does not take: .*float16"
+        ),
+    ):
+        attention(q, q, q)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize("names", ["q k v", "q", "k"])
+@pytest.mark.parametrize("d_head", [12, 16])
+def test_functions_of_flash_attn_take_tensors_alone(d_head: int, names: str) -> None:
+    q = array(1, 4, 2, d_head)
+    given = {name: q if name in names.split() else tensor(q) for name in "qkv"}
+    with pytest.raises(TypeError, match=rf"^{names[0]} is a ndarray; it must be a torch\.Tensor"):
+        flash_attn_func(**given, return_attn_probs=True)
+    ends = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(TypeError, match=rf"^{names[0]} is a ndarray; it must be a torch\.Tensor"):
+        flash_attn_varlen_func(
+            **{name: x[0] for name, x in given.items()},
+            cu_seqlens_q=ends,
+            cu_seqlens_k=ends,
+            max_seqlen_q=4,
+            max_seqlen_k=4,
+        )

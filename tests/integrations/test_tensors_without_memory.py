@@ -12,7 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_attention import attention, attention_varlen, forward, sdpa
 from flash_attention.cached import attention_cached
-from flash_attention.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache
+from flash_attention.compat.torch_registry import flash_attention_operator
+from flash_attention.flash_attn_interface import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
@@ -101,6 +108,66 @@ def test_views_into_storage_that_was_resized_away_are_refused() -> None:
         assert view.storage_offset()
         with pytest.raises(ValueError, match=f"^q cannot be read: its storage holds {size} bytes"):
             attention(view, view, view)
+
+
+def lost(x: Tensor) -> Tensor:
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def of_whole(values: list[int] | int, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Lengths that the host may read, for which they have to be on the CPU."""
+    return torch.tensor(values, dtype=dtype, device="cpu")
+
+
+# What is padded, transposed, unpacked, converted or read before a kernel is called.
+BEFORE_THE_CALL: dict[str, tuple[str, Callable[[], Any]]] = {
+    "padded": ("q", lambda: flash_attn_func(*3 * [lost(random(1, 4, 2, 12))])),
+    "padded, packed sequences": (
+        "q",
+        lambda: flash_attn_varlen_func(
+            *3 * [lost(random(4, 2, 12))], *2 * [torch.tensor([0, 4]).int()], 4, 4
+        ),
+    ),
+    "padded cache": (
+        "k_cache",
+        lambda: flash_attn_with_kvcache(random(1, 1, 2, 12), *2 * [lost(random(1, 4, 2, 12))]),
+    ),
+    "unpacked": ("qkv", lambda: flash_attn_qkvpacked_func(lost(random(1, 4, 3, 2, 16)))),
+    "unpacked keys": (
+        "kv",
+        lambda: flash_attn_kvpacked_func(random(1, 4, 2, 16), lost(random(1, 4, 2, 2, 16))),
+    ),
+    "transposed": ("query", lambda: sdpa(*3 * [lost(random(1, 2, 4, 16))])),
+    "flattened": ("query", lambda: sdpa(*3 * [lost(random(2, 3, 2, 4, 16).transpose(0, 1))])),
+    "PyTorch's operator": ("query", lambda: flash_attention_operator(*3 * [lost(random(1, 2, 4, 16))])),
+    "a factor": (
+        "softmax_scale",
+        lambda: attention(**batch(), softmax_scale=lost(of_whole(1, torch.float32))),
+    ),
+    "a cap": ("softcap", lambda: attention(**batch(), softcap=lost(of_whole(1, torch.float32)))),
+    "a window": (
+        "window_size",
+        lambda: flash_attn_func(*batch().values(), window_size=lost(of_whole([1, 2]))),
+    ),
+    "a length": (
+        "max_seqlen_q",
+        lambda: flash_attn_varlen_func(**packed() | {"max_seqlen_q": lost(of_whole(40))}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_THE_CALL)
+def test_storage_that_was_resized_away_is_refused_before_anything_is_made_of_it(case: str) -> None:
+    name, call = BEFORE_THE_CALL[case]
+    with pytest.raises(ValueError, match=rf"^{name} cannot be read: its storage holds 0 bytes"):
+        call()
+
+
+def test_storage_that_was_resized_away_is_refused_before_autocast_converts_it() -> None:
+    x = random(1, 4, 2, 16)
+    with torch.autocast(x.device.type, torch.bfloat16), pytest.raises(ValueError, match=r"^k cannot be read"):
+        attention(x, lost(x.float()), x)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "forward"])
