@@ -6,7 +6,7 @@ import torch
 
 import flash_attention
 from flash_helpers.benchmark import call_time
-from flash_helpers.benchmark.call_time import CallRow, TimedCase, all_cases, host_table, measure, run
+from flash_helpers.benchmark.call_time import TimedCase, all_cases, host_table, measure, run
 from flash_helpers.benchmark.case_row import CaseRow
 from flash_helpers.benchmark.cases import Case
 from flash_helpers.benchmark.contestants import CONTESTANTS, Contestant, select_contestants
