@@ -63,7 +63,7 @@ def main(
     kernels = {problem: kernel_of(problem, capability) for problem in problems}
     build_kernels(sorted(set(kernels.values())), [10 * capability[0] + capability[1]])
     typer.echo(f"{len(set(kernels.values()))} kernels are built, {time.monotonic() - start:.0f} s")
-    results, ratios = Results(), dict[Problem, float]()
+    results, ratios = Results(benchmark="ampere_choices"), dict[Problem, float]()
     for problem, kernel in kernels.items():
         if time.monotonic() - start > seconds:
             typer.echo(f"time is over; left out: {problem.label()} and what follows")

@@ -16,7 +16,6 @@ The mode ``cold`` is what the table of features uses: before each call the L2 ca
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate
 from flash_helpers.benchmark.correctness import output_error, reference
 from flash_helpers.benchmark.environment import environment
+from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.runner import named_device
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import TimedCall, Timing, alternate
@@ -58,6 +58,12 @@ from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.select import Choice, select
 
 DTYPE = DType.BF16
+WHAT = "kernels and numbers of parts for one query over a cache of keys, and peers"
+METHOD = (
+    "graph: one CUDA graph attends to several caches in turn, which are larger together than the L2 cache; "
+    "cold: before each call the L2 cache is filled with other data; what is wrong by a float32 reference, or "
+    "has other bits in a second run, is not timed; random order in each round"
+)
 CACHES_BYTES = 256 << 20  # of all caches of a cell together, at least: five times an H100's L2 cache
 MOST_CACHES = 32
 CHOSEN = "chosen"  # name of what the library runs by itself
@@ -212,10 +218,6 @@ def wrong_reason(call: Callable[[], Tensor], n_layers: int, expected: Tensor, ow
     return output_error(first, expected).wrong_reason(DTYPE)
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
-
-
 # ---------------------------------------------------------------------- measuring
 def build(kernels: Sequence[Any], facts: DeviceFacts, jobs: int, console: Console) -> set[Any]:
     """Builds the kernels; returns those that were not spilled."""
@@ -246,64 +248,72 @@ def measure_cell(
     expected = reference(layers[0].q, layers[0].k, layers[0].v)
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, TimedCall] = {}
+    problem = case.to_json() | ({"page_size": page_size} if page_size else {})
     for variant in variants:
         choice = variant.choice
-        rows[variant.name] = {"kernel": choice.kernel.short_form(), "parts": choice.n_splits}
+        rows[variant.name] = {
+            "implementation": choice.kernel.short_form(), "kind": "kernel", "problem": problem,
+            "variant": variant.name, "n_splits": choice.n_splits, "milliseconds": {},
+        }  # fmt: skip
         own = [variant_call(variant, case, x, page_size) for x in layers]
         calls[variant.name] = TimedCall(in_turn(own))
     for contestant in CONTESTANTS:
         if contestant.name in peers:
-            rows[contestant.name] = {"kernel": "", "parts": 0}
+            rows[contestant.name] = {
+                "implementation": contestant.name, "kind": "peer", "problem": problem, "milliseconds": {}
+            }  # fmt: skip
             try:
                 theirs = [contestant.bind(case, x) for x in layers]
                 calls[contestant.name] = TimedCall(in_turn(theirs), contestant.context)
             except Exception as error:
-                rows[contestant.name]["failed"] = _text(error)
+                rows[contestant.name] |= _failed(error)
     for name, timed in list(calls.items()):
         try:
             with timed.context():
-                why = wrong_reason(timed.call, len(layers), expected, own=bool(rows[name]["kernel"]))
+                own_row = rows[name]["kind"] == "kernel"
+                why = wrong_reason(timed.call, len(layers), expected, own=own_row)
             if why:
-                rows[name]["wrong"] = why
+                rows[name] |= {"status": "wrong", "reason": why}
                 del calls[name]
                 continue
             timer.estimate(timed)
             timed.repeats = len(layers)
         except Exception as error:
-            rows[name]["failed"] = _text(error)
+            rows[name] |= _failed(error)
             del calls[name]
     for mode in modes:
         samples, failures = alternate(calls, timer.measure(mode), rounds)
         for name, failure in failures.items():
-            rows[name]["failed"] = f"{mode}: {_text(failure)}"
+            rows[name] |= _failed(failure, f"{mode}: ")
         for name, values in samples.items():
-            timing = Timing.of(values)
-            us = {quantile: 1e3 * getattr(timing, quantile) for quantile in ("median", "p20", "p80")}
-            rows[name].setdefault("us", {})[mode] = us
-    cell = {
-        "batch": case.batch,
-        "keys": case.seq_k,
-        "heads": case.heads,
-        "heads_kv": case.heads_kv,
-        "d_head": case.d_head,
-        **({"page_size": page_size} if page_size else {}),
-    }
-    return [{**cell, "bytes": case.cache_bytes(), "name": name, **row} for name, row in rows.items()]
+            rows[name]["milliseconds"][mode] = Timing.of(values).to_json()
+    return list(rows.values())
+
+
+def _failed(error: Exception, before: str = "") -> dict[str, str]:
+    first_line = (str(error).splitlines() or [""])[0]
+    return {"status": "failed", "reason": f"{before}{type(error).__name__}: {first_line[:300]}"}
 
 
 def table_of(rows: Sequence[dict[str, Any]], mode: str, copied: float) -> Table:
     """A line a contestant, quickest first: microseconds, share of the copy rate, over the best peer's."""
-    first = rows[0]
-    table = Table(title=f"b{first['batch']} {first['keys']} keys, {mode}", title_justify="left")
+    problem = rows[0]["problem"]
+    title = f"b{problem['batch']} {problem['seq_len_k']} keys, {mode}"
+    table = Table(title=title, title_justify="left")
     for column in ("who / parts", "us", "of a copy", "/ best peer"):
         table.add_column(column, justify="left" if column.startswith("who") else "right")
-    timed = [(row["us"][mode]["median"], row) for row in rows if mode in row.get("us", {})]
-    best_peer = min((us for us, row in timed if not row["kernel"]), default=None)
+    cache_bytes = Case.from_json("decode", problem).cache_bytes()
+    timed = [(1e3 * row["milliseconds"][mode]["median"], row) for row in rows if mode in row["milliseconds"]]
+    best_peer = min((us for us, row in timed if row["kind"] == "peer"), default=None)
     for us, row in sorted(timed, key=lambda pair: pair[0]):
-        name = row["name"] + (f" / {row['parts']}" if row["name"] == CHOSEN else "")
+        name = _name(row) + (f" / {row['n_splits']}" if _name(row) == CHOSEN else "")
         ratio = f"{us / best_peer:.3f}" if best_peer else ""
-        table.add_row(name, f"{us:.2f}", f"{row['bytes'] / us * 1e6 / copied:.3f}", ratio)
+        table.add_row(name, f"{us:.2f}", f"{cache_bytes / us * 1e6 / copied:.3f}", ratio)
     return table
+
+
+def _name(row: dict[str, Any]) -> str:
+    return row.get("variant") or row["implementation"]
 
 
 @shown_errors()
@@ -355,26 +365,29 @@ def main(
     if build_only:
         raise typer.Exit(0 if len(good) == len(everything) else 1)
 
-    document: dict[str, Any] = {"environment": environment(device), "rows": [], "skipped": []}
-    copied = document["copy_bytes_per_second"] = copy_rate(device)
+    copied, skipped = copy_rate(device), list[str]()
+    facts_found = {"copy_bytes_per_second": copied, "skipped": skipped}
+    file = ResultFile(
+        "decode_variants", WHAT, environment=environment(device), facts=facts_found, method=METHOD
+    )
     console.print(f"copy: {copied / 1e9:.0f} GB/s read and written", highlight=False)
     for case, variants in of_cell.items():
         if time.monotonic() - start > seconds:
-            document["skipped"].append(case.label())
+            skipped.append(case.label())
             continue
         usable = [v for v in variants if v.choice.kernel in good]
         them = [] if page_size else peers.split(",")
         rows = measure_cell(case, usable, them, modes.split(","), rounds, device, page_size)
-        document["rows"] += rows
+        file.rows += rows
         if json_file is not None:
-            json_file.write_text(json.dumps(document, indent=1), encoding="utf-8")
+            file.save(json_file)
         for mode in modes.split(","):
             console.print(table_of(rows, mode, copied))
         for row in rows:
-            if why := row.get("wrong") or row.get("failed"):
-                console.print(f"{row['name']}: {why}", markup=False, highlight=False)
+            if "reason" in row:
+                console.print(f"{_name(row)}: {row['reason']}", markup=False, highlight=False)
     console.print(
-        f"{len(document['skipped'])} cells skipped, done after {time.monotonic() - start:.0f} s",
+        f"{len(skipped)} cells skipped, done after {time.monotonic() - start:.0f} s",
         highlight=False,
     )
 

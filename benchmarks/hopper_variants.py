@@ -323,7 +323,7 @@ def main(
         good.discard(kernel)
     console.print(f"checked after {time.monotonic() - start:.0f} s", highlight=False)
 
-    results = Results()
+    results = Results(benchmark="hopper_variants")
     names: dict[tuple[Problem, str], str] = {}
     facts, timer = environment(device), timer_for(device)
     for problem, named in of_cell.items():
@@ -333,15 +333,14 @@ def main(
         implementations = [*select_peers(peers), *(KernelImplementation(k) for k in named if k in good)]
         names |= {(problem, k.short_form()): name for k, name in named.items()}
         rows = measure_problem(problem, implementations, device, Plan(rounds, tuple(modes.split(","))), timer)
-        results.rows += [replace(row, environment=facts) for row in rows]
+        results.rows += [
+            replace(row, environment=facts, variant=names.get((problem, row.implementation), ""))
+            for row in rows
+        ]
         for row in rows:
             if row.status in ("wrong", "failed"):
                 console.print(f"{row.status}  {row.implementation}: {row.reason}", markup=False)
         if json is not None:
-            results.extra["variants"] = [
-                {"problem": p.to_json(), "kernel": kernel, "variant": name}
-                for (p, kernel), name in names.items()
-            ]
             results.save(json)
     for mode in modes.split(","):
         for table in summary(results, names, mode):

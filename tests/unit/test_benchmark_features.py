@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,8 @@ from flash_helpers.benchmark.contestants import (
 from flash_helpers.benchmark.features import all_cases, rate_of, run, table_of
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.measuring import DeviceLostError
+from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.report.feature_table import feature_table
 
 CPU = torch.device("cpu")
 CAUSAL = Case("causal", 1, 16, 16, 2, 2, causal=True)
@@ -66,10 +67,12 @@ def test_a_wrong_peer_is_not_timed_and_shows_as_wrong():
     assert list(row.milliseconds) == ["ours"]
     assert "PyTorch attention on the CPU" in row.kernel  # what ran, as last_kernel says
     assert rate_of(row) > 0
-    document = row.to_json()
-    assert list(document["wrong"]) == ["wrong"]
-    assert "relative error" in document["wrong"]["wrong"]
-    assert document["errors"]["ours"] < 0.016 < document["errors"]["wrong"]
+    ours, wrong = row.to_rows()
+    assert (ours["implementation"], wrong["implementation"]) == ("attention", "wrong")
+    assert wrong["status"] == "wrong"
+    assert "relative error" in wrong["reason"]
+    assert "status" not in ours
+    assert ours["error"] < 0.016 < wrong["error"]
     assert row.cell("wrong") == "wrong"
 
 
@@ -84,7 +87,7 @@ def test_a_wrong_call_of_ours_is_not_timed_and_right_peers_are(monkeypatch, case
         )
     row = measure_case(case, "hot", [OURS, FA2], CPU, rounds=1)
     assert "ours" not in row.milliseconds
-    assert row.to_json()["wrong"]["ours"].startswith("relative error 0.05")
+    assert row.to_rows()[0]["reason"].startswith("relative error 0.05")
     assert ("fa2" in row.milliseconds) == (not case.lengths)
     assert rate_of(row) == 0
     shown = [list(column.cells) for column in table_of([row], 1e9).columns]
@@ -97,13 +100,19 @@ def test_a_run_on_the_cpu(monkeypatch, tmp_path: Path, capsys):
     every = {case.feature: case for case in all_cases(512)}
     monkeypatch.setattr(features, "all_cases", lambda scale: iter(every.values()))
     rows = run(tmp_path / "new", CPU, 60.0, [OURS, FA2, WRONG], scale=512)
-    written = json.loads((tmp_path / "new" / "features.json").read_text())
-    assert len(rows) == len(written["rows"]) == len(every) == 5
-    assert written["copy_bytes_per_second"] > 0
-    assert all("ours" in row["milliseconds"] and row["rate"] > 0 for row in written["rows"])
-    assert all("wrong" in row["wrong"] | row["missing"] for row in written["rows"])
-    grouped = next(row for row in written["rows"] if row["case"]["feature"] == "grouped heads")
-    assert "fa2" in grouped["milliseconds"]
+    path = tmp_path / "new" / "features.json"
+    written = ResultFile.load(path)
+    assert len(rows) == len(every) == 5
+    assert written.facts["copy_bytes_per_second"] > 0
+    found = {(row["feature"], row["implementation"]): row for row in written.rows}
+    assert len(found) == len(written.rows) == 15
+    for case in every.values():
+        assert found[case.feature, "attention"]["milliseconds"]["hot"]["median"] > 0
+        assert found[case.feature, "wrong"]["status"] in ("wrong", "failed")
+        assert Case.from_json(case.feature, found[case.feature, "fa2"]["problem"]) == case
+    assert found["grouped heads", "fa2"]["milliseconds"]
+    lines = feature_table(path).splitlines()
+    assert len([line for line in lines if " GB/s" not in line and "|" in line]) == 2 + len(every)
     shown = capsys.readouterr().out
     assert "% of a copy" in shown
     assert "unavailable  fa2: no packed sequences, no windows" in shown
@@ -128,7 +137,7 @@ def test_a_lost_device_keeps_what_was_measured(monkeypatch, tmp_path: Path, caps
     monkeypatch.setattr(features, "all_cases", lambda scale: iter(cases))
     rows = run(tmp_path, CPU, 60.0, [OURS], scale=512)
     assert [row.case.feature for row in rows] == ["decode"]
-    assert "gone" in json.loads((tmp_path / "features.json").read_text())["stopped"]
+    assert "gone" in ResultFile.load(tmp_path / "features.json").facts["stopped"]
     assert "The CUDA context is lost" in capsys.readouterr().out
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from flash_helpers.benchmark.call_paths import TEN_LENGTHS, call_paths, compile_counters, main
+from flash_helpers.benchmark.result_file import ResultFile
 
 
 def test_ten_lengths_make_two_graphs_and_no_break() -> None:
@@ -65,8 +65,9 @@ def test_a_wrong_way_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "folder" / "paths.json"
     assert main(["--backend", "aot_eager", "--rounds", "1", "--out", str(out)]) == 0
-    document = json.loads(out.read_text())
+    written = ResultFile.load(out)
     printed = capsys.readouterr().out
-    assert all(name in printed for name in document["milliseconds"])
+    assert [row["implementation"] for row in written.rows] == list(call_paths("eager"))
+    assert all(row["implementation"] in printed for row in written.rows)
     assert "2 graphs, 0 graph breaks, 1 recompilations" in printed
-    assert document["torch_compile"]["graphs"][-1] == 2
+    assert written.facts["torch_compile"]["graphs"][-1] == 2

@@ -282,16 +282,19 @@ def test_a_table_of_another_shape_is_a_table_error(tmp_path: Path, name: str, va
 # ---------------------------------------------------------------- result files
 def result_document() -> dict[str, Any]:
     row = Row("a", "kernel", PROBLEM, timings={"hot": Timing(1.0, 0.9, 1.1, 5)}, environment={"gpu": "x"})
-    return Results([row], {"BF16": 700.0}).to_json()
+    return Results([row], {"BF16": 700.0}).file().document()
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("rows",), 5), (("rows",), None), (("rows",), [5]), (("matrix_tflops",), []),
-     (("matrix_tflops", "BF16"), "x"), (("matrix_tflops", "BF16"), 1e999), (("rows", 0, "implementation"), 5),
+    [(("rows",), 5), (("rows",), None), (("rows",), [5]), (("facts", "matrix_tflops"), []),
+     (("facts", "matrix_tflops", "BF16"), "x"), (("facts", "matrix_tflops", "BF16"), 1e999),
+     (("rows", 0, "implementation"), 5),
      (("rows", 0, "problem"), []),
-     (("rows", 0, "problem", "heads"), "16"), (("rows", 0, "problem", "heads"), 1.5),
-     (("rows", 0, "problem", "heads"), -1), (("rows", 0, "problem", "seq_len"), 10**400),
+     (("rows", 0, "problem", "n_heads"), "16"), (("rows", 0, "problem", "n_heads"), 1.5),
+     (("rows", 0, "problem", "n_heads"), -1), (("rows", 0, "problem", "seq_len_q"), 10**400),
+     (("rows", 0, "problem", "seq_q"), 8), (("rows", 0, "us"), 3),
+     (("rows", 0, "kind"), "us"), (("units",), "us"),
      (("rows", 0, "problem", "causal"), "no"), (("rows", 0, "problem", "dtype"), None),
      (("rows", 0, "milliseconds"), []), (("rows", 0, "milliseconds", "hot"), 5),
      (("rows", 0, "milliseconds", "hot", "median"), "1"), (("rows", 0, "milliseconds", "hot", "median"), 0),

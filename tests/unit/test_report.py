@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from flash_helpers.benchmark.cases import Case
+from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.results import DifferentCardsError, ResultFileError, Results, Row
 from flash_helpers.benchmark.table import results_table
 from flash_helpers.benchmark.timing import Timing
@@ -199,14 +201,14 @@ def test_files_of_other_schemas_are_skipped_by_name(
 ) -> None:
     other, later = tmp_path / "features.json", tmp_path / "later.json"
     other.write_text('{"rows": []}')
-    later.write_text('{"schema": 2, "rows": []}')
+    later.write_text('{"schema": 3, "rows": []}')
     report_command([other, recorded, later], tmp_path / "out", json_path=tmp_path / "said.json")
     shown = capsys.readouterr().out
     page = (tmp_path / "out" / "index.html").read_text()
     skipped = json.loads((tmp_path / "said.json").read_text())["skipped"]
     for text in (shown, page.split("<h2>Files that are not shown</h2>")[1], *[" ".join(skipped)]):
-        assert f"{other} is no result file; this version reads files of schema 1" in text
-        assert f"{later} has schema 2" in text
+        assert f"{other} is no result file; this version reads files of schema 2" in text
+        assert f"{later} has schema 3" in text
     with pytest.raises(ResultFileError, match=r"none of the files can be shown: .*features.*later"):
         write_report([other, later], tmp_path / "out")
     other.write_text("{")
@@ -285,27 +287,31 @@ def test_the_summary_says_mean_and_lowest(recorded: Path, tmp_path: Path) -> Non
 
 
 def test_a_table_of_features(recorded: Path, tmp_path: Path) -> None:
-    case = {"feature": "decode", "batch": 1, "seq_q": 1, "seq_k": 1024, "heads": 32, "heads_kv": 8,
-            "causal": False, "window": None, "lengths": []}  # fmt: skip
-    prompt = case | {"feature": "causal", "seq_q": 1024, "heads_kv": 32}
-    times = {"ours": {"median": 0.002}, "fa2": {"median": 0.003}}
+    decode = Case("decode", 1, 1, 1024, 32, 8)
+    prompt = Case("causal", 1, 1024, 1024, 32, 32)
+
+    def of(case: Case, name: str, **times: float) -> dict[str, object]:
+        found = {mode: {"median": ms} for mode, ms in times.items()}
+        kind = "kernel" if name == "attention" else "peer"
+        return {"implementation": name, "kind": kind, "feature": case.feature, "problem": case.to_json(),
+                "milliseconds": found}  # fmt: skip
+
     rows = [
-        {"case": case, "label": "one", "milliseconds": times},
-        {"case": prompt, "label": "all", "milliseconds": {"ours": {"median": 1.0}}},
-        {"case": prompt, "label": "wrong", "milliseconds": {}},
-    ]
+        of(decode, "attention", cold=0.002), of(decode, "fa2", cold=0.003), of(prompt, "attention", hot=1.0),
+        of(prompt, "fa2"), of(replace(prompt, causal=True), "attention"),
+    ]  # fmt: skip
     facts = {"gpu": "Card", "driver": "1.2", "git_commit": "abc"}
     path = tmp_path / "features.json"
-    path.write_text(json.dumps({"environment": facts, "rows": rows, "copy_bytes_per_second": 4e12}))
+    ResultFile("features", "for a test", rows, facts, {"copy_bytes_per_second": 4e12}).save(path)
     readme = tmp_path / "README.md"
     readme.write_text("<!-- results: features of features.json -->\n<!-- end results -->\n")
     assert update_readme(readme, load_report([recorded]), [path])
     lines = readme.read_text().splitlines()
     # 4 MiB in 2 us are 2.10 TB/s; 4 * 32 * 128 * 1024^2 FLOP in 1 ms
-    assert "| decode | one | 2.0 | 52 % of a copy | 1.50 |" in lines
-    assert "| causal | all | 1000.0 | 17 TFLOP/s |  |" in lines
+    assert "| decode | b1 s1x1024 h32/8 | 2.0 | 52 % of a copy | 1.50 |" in lines
+    assert "| causal | b1 s1024 h32 | 1000.0 | 17 TFLOP/s |  |" in lines
     assert "_Card; driver 1.2; commit abc; copy 4000 GB/s read and written_" in lines
-    assert not any("wrong" in line for line in lines)
+    assert not any("b1 s1024 h32 causal" in line for line in lines)
     path.write_text("{}")
     with pytest.raises(ResultFileError, match=r"features\.json can't be read as a result file of .*features"):
         update_readme(readme, load_report([recorded]), [path])
@@ -325,9 +331,13 @@ def test_what_cannot_be_filled_is_found_out_before_figures_are_drawn(recorded: P
 
 def test_broken_screening_rows_are_named(recorded: Path, tmp_path: Path) -> None:
     path = tmp_path / "milestone.json"
-    path.write_text('{"schema": 1, "rows": [], "matrix_tflops": {}, "screening_FP16": 5}')
+    document = Results(screening=recorded_rows()[:1], benchmark="milestone").file().document()
+    path.write_text(json.dumps(document))
+    assert len(load_report([path]).rows) == 1
+    document["rows"][0]["milliseconds"] = 5
+    path.write_text(json.dumps(document))
     with pytest.raises(
-        ResultFileError, match=r"milestone\.json has schema 1 but a broken row .*; measure again"
+        ResultFileError, match=r"milestone\.json has schema 2 but a broken row .*; measure again"
     ):
         load_report([recorded, path])
 

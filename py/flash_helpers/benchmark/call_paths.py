@@ -10,7 +10,6 @@ what ``torch.compile`` counts over ten lengths: graphs, graph breaks, recompilat
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,11 +27,14 @@ from flash_helpers.benchmark.host_time import SMALL
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.measuring import measure_checked
 from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.results import problem_to_json
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timer, Timing
 from flash_helpers.console.writable import check_file
 from flash_helpers.problem import Problem
 
+BENCHMARK, WHAT = "call_paths", "host time of a call on each way into the library"
 TEN_LENGTHS = (128, 200, 77, 259, 512, 64, 333, 1024, 90, 701)
 Call = Callable[[Tensor, Tensor, Tensor], Any]
 
@@ -153,22 +155,26 @@ def main(arguments: list[str] | None = None) -> int:
     times = call_times(device, options.backend, rounds=options.rounds)
     counted = compile_counters(device, options.backend)
     for name, timing in times.items():
-        p20, median, p80 = (1000 * t for t in (timing.p20, timing.median, timing.p80))
+        p20, median, p80 = (1000 * (t or 0.0) for t in (timing.p20, timing.median, timing.p80))
         print(f"{name:20} {median:8.1f} us a call ({p20:.1f} to {p80:.1f})")
     print(
         f"compiled for {len(counted['lengths'])} lengths: {counted['graphs'][-1]} graphs, "
         f"{counted['graph_breaks']} graph breaks, {counted['recompilations']} recompilations"
     )
     if options.out:
-        document = {
-            "problem": SMALL.to_json(),
-            "milliseconds": {name: timing.to_json() for name, timing in times.items()},
-            "torch_compile": counted,
-            "gpu_state": gpu_state(device),
-            "environment": environment(device),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        mode = "host" if device.type == "cuda" else "call"
+        rows = [
+            {
+                "implementation": name,
+                "kind": "peer" if name.startswith("PyTorch") else "kernel",
+                "problem": {**problem_to_json(SMALL), "causal": True},
+                "milliseconds": {mode: timing.to_json()},
+                "gpu_state": gpu_state(device),
+            }
+            for name, timing in times.items()
+        ]
+        facts = {"torch_compile": counted}
+        ResultFile(BENCHMARK, WHAT, rows, environment(device), facts).save(options.out)
     return 0
 
 

@@ -12,7 +12,6 @@ call   wall time of a call of up to 1024 keys, or of one query over a cache: hos
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.plan import MODES
+from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.console.alone import run_alone
@@ -46,6 +46,7 @@ from flash_helpers.console.output import console_for
 from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_configs import get_kernel_progression_configs
 
+BENCHMARK, WHAT = "call_time", "what a call costs beside its kernel: host time, and wall time of a call"
 ROUNDS = 31
 COMPARED_WITH = "fa2"  # whose host time the others' are shown as a part of
 AMPERE = replace(get_kernel_progression_configs()[-1], dtype=DTYPE)
@@ -70,11 +71,6 @@ class CallRow:
 
     wanted: str
     outcome: CaseRow
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, with the ratios of ``ours`` to each other contestant."""
-        ratios = {n: self.outcome.over(OURS, n) for n in self.outcome.milliseconds if n != OURS}
-        return {"wanted": self.wanted, **self.outcome.to_json(), "ours_over": ratios}
 
 
 def all_cases() -> Iterator[TimedCase]:
@@ -178,34 +174,31 @@ def run(
     """
     begin, rows = time.monotonic(), list[CallRow]()
     cases = list(all_cases())
-    document: dict[str, Any] = {"environment": environment(device), "rows": [], "skipped": []}
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def save() -> None:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-    document["build_seconds"] = build_ahead([wanted.case for wanted in cases], device)
+    skipped = list[str]()
+    facts: dict[str, Any] = {"skipped": skipped}
+    file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts)
+    facts["build_seconds"] = build_ahead([wanted.case for wanted in cases], device)
     console = console_for()
     try:
         for wanted in cases:
             if time.monotonic() - begin > seconds:
-                document["skipped"].append(f"{wanted.mode}: {wanted.case.label()}")
+                skipped.append(f"{wanted.mode}: {wanted.case.label()}")
                 continue
             rows.append(measure(wanted, device, contestants, rounds))
-            document["rows"].append(rows[-1].to_json())
-            save()
+            file.rows += rows[-1].outcome.to_rows()
+            file.save(path)
     except DeviceLostError as lost:
-        document["stopped"] = f"{lost}. The CUDA context is lost: the rest is not measured"
-        console.print(document["stopped"], style="red", markup=False)
-    save()
+        facts["stopped"] = f"{lost}. The CUDA context is lost: the rest is not measured"
+        console.print(facts["stopped"], style="red", markup=False)
+    file.save(path)
     console.print(host_table([row.outcome for row in rows if row.wanted == "host"]))
     console.print(call_table([row.outcome for row in rows if row.wanted == "call"]))
     for text in sorted({text for row in rows for text in row.outcome.remarks()}):
         console.print(text, markup=False)
-    facts = document["environment"]
+    card = file.environment
     console.print(
-        f"{facts['gpu']}, torch {facts['torch']}, {DTYPE.name.lower()}, {len(rows)} rows, "
-        f"{len(document['skipped'])} skipped, {time.monotonic() - begin:.0f} s; {path}"
+        f"{card['gpu']}, torch {card['torch']}, {DTYPE.name.lower()}, {len(rows)} rows, "
+        f"{len(skipped)} skipped, {time.monotonic() - begin:.0f} s; {path}"
     )
     return rows
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from flash_helpers.benchmark.cases import DTYPE, Case, expected_output, make_inputs
-from flash_helpers.benchmark.contestants import OURS, Contestant
+from flash_helpers.benchmark.contestants import CONTESTANTS, OURS, Contestant
 from flash_helpers.benchmark.measuring import Measured, measure_checked
 from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.result_file import CHOICE
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timing
+
+PEERS = {contestant.name for contestant in CONTESTANTS} - {OURS}
 
 
 @dataclass
@@ -62,19 +65,25 @@ class CaseRow:
             if one.status != "ok"
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values. ``wrong``: whose output is; ``missing``: who is not there or failed; with reasons."""
-        without_time = {name: one for name, one in self.measured.items() if one.status != "ok"}
-        return {
-            "case": asdict(self.case),
-            "label": self.case.label(),
-            "mode": self.mode,
-            "milliseconds": {name: timing.to_json() for name, timing in self.milliseconds.items()},
-            "errors": {name: one.error for name, one in self.measured.items() if one.error is not None},
-            "wrong": {name: one.reason for name, one in without_time.items() if one.status == "wrong"},
-            "missing": {name: one.reason for name, one in without_time.items() if one.status != "wrong"},
-            "kernel": self.kernel,
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Rows of a result file, one for each contestant."""
+        return [self._row(name, one) for name, one in self.measured.items()]
+
+    def _row(self, name: str, one: Measured) -> dict[str, Any]:
+        row = {
+            "implementation": CHOICE if name == OURS else name,
+            "kind": "peer" if name in PEERS else "kernel",
+            "feature": self.case.feature,
+            "problem": self.case.to_json(),
+            "milliseconds": {mode: timing.to_json() for mode, timing in one.timings.items()},
         }
+        said = {
+            "status": one.status if one.status != "ok" else "",
+            "reason": one.reason,
+            "error": one.error,
+            "kernel": one.kernel,
+        }
+        return row | {name: value for name, value in said.items() if value not in ("", None)}
 
 
 def measure_case(

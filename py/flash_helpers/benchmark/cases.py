@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_helpers.benchmark.correctness import reference
+from flash_helpers.content import ContentError
 from flash_helpers.flops import attention_flop, visible_pairs
 from flash_helpers.kernels.dtype import DType
 
@@ -54,6 +56,26 @@ class Case:
         if self.lengths:
             seq = f"{len(self.lengths)} sequences, {sum(self.lengths)} tokens"
         return f"b{self.batch} {seq} {heads}{size}{mask}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem in the words of result files; what there is none of is left out."""
+        sizes = {
+            "dtype": DTYPE.name, "batch": self.batch, "n_heads": self.heads, "n_heads_kv": self.heads_kv,
+            "seq_len_q": self.seq_q, "seq_len_k": self.seq_k, "d_head": self.d_head, "causal": self.causal,
+        }  # fmt: skip
+        window = {} if self.window is None else {"window": self.window}
+        return sizes | window | ({"lengths": list(self.lengths)} if self.lengths else {})
+
+    @classmethod
+    def from_json(cls, feature: str, values: dict[str, Any]) -> Case:
+        """The inverse of ``to_json``. Raises one of ``CONTENT_ERRORS`` where the values are no case."""
+        if values["dtype"] != DTYPE.name:
+            raise ContentError(f"dtype is {values['dtype']!r}")
+        return cls(
+            feature, values["batch"], values["seq_len_q"], values["seq_len_k"], values["n_heads"],
+            values["n_heads_kv"], values["causal"], values.get("window"), tuple(values.get("lengths", ())),
+            values["d_head"],
+        )  # fmt: skip
 
     def flop(self) -> int:
         """FLOP of the visible pairs."""

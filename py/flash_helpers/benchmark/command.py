@@ -5,6 +5,7 @@ Arguments are checked before torch is imported, which takes seconds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.plan import DEFAULT_MODES, Plan, check_device_name
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.table import results_table
-from flash_helpers.console.output import STDOUT, console_for, error_console, write_json
+from flash_helpers.console.output import STDOUT, console_for, error_console
 from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import CAUSAL, select_configs
@@ -97,7 +98,7 @@ def bench_command(
 
     def save() -> None:
         if json == STDOUT:
-            write_json(json, results.to_json())
+            sys.stdout.write(results.file().text())
         elif json is not None:
             results.save(json)
 

@@ -10,7 +10,6 @@ order.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from flash_helpers.benchmark.contestants import (
 from flash_helpers.benchmark.copy_rate import COPY_BYTES, copy_rate
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.measuring import DeviceLostError
+from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.window_cost import PLAIN, cost_of_windows, with_windows
 from flash_helpers.console.alone import run_alone
@@ -40,6 +40,7 @@ from flash_helpers.console.errors import shown_errors
 from flash_helpers.console.output import console_for
 from flash_helpers.console.writable import check_folder
 
+BENCHMARK, WHAT = "features", "what each feature costs and gives, beside the peers that have it"
 TOKENS, HEADS, HEADS_KV = 16384, 32, 8
 CACHE_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # thousands (1024) of keys
 CACHE_BATCHES = (1, 8, 32)
@@ -123,44 +124,40 @@ def run(
     """
     begin, rows = time.monotonic(), list[CaseRow]()
     cases = list(all_cases(scale))
-    document: dict[str, Any] = {"environment": environment(device), "rows": [], "skipped": []}
+    skipped = list[str]()
+    facts: dict[str, Any] = {"skipped": skipped}
+    file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts)
     path = out / "features.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def save() -> None:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-    document["build_seconds"] = build_ahead([PLAIN, *cases], device, with_windows)
+    facts["build_seconds"] = build_ahead([PLAIN, *cases], device, with_windows)
     copied = copy_rate(device, COPY_BYTES // scale, ROUNDS)
-    document["copy_bytes_per_second"] = copied
+    facts["copy_bytes_per_second"] = copied
     console = console_for()
     try:
-        document["cost_of_windows"] = cost_of_windows(device, 2 * ROUNDS)
+        facts["cost_of_windows"] = cost_of_windows(device, 2 * ROUNDS)
         # What nobody else can say first: decoding and windows.
         for case in sorted(cases, key=lambda case: case.feature not in ("decode", "window")):
             passed = time.monotonic() - begin
             if passed > seconds:
-                document["skipped"].append(case.label())
+                skipped.append(case.label())
                 continue
             here = [c for c in contestants if c.name not in COMPILING or passed < 0.7 * seconds]
             rows.append(measure_case(case, mode_of(case, device), here, device, ROUNDS))
-            document["rows"].append({**rows[-1].to_json(), "rate": rate_of(rows[-1])})
-            save()
+            file.rows += rows[-1].to_rows()
+            file.save(path)
     except DeviceLostError as lost:
-        document["stopped"] = f"{lost}. The CUDA context is lost: the rest is not measured"
-        console.print(document["stopped"], style="red", markup=False)
-    save()
+        facts["stopped"] = f"{lost}. The CUDA context is lost: the rest is not measured"
+        console.print(facts["stopped"], style="red", markup=False)
+    file.save(path)
     console.print(table_of(rows, copied))
     console.print(f"copy: {copied / 1e9:.0f} GB/s read and written")
-    cost = document.get("cost_of_windows", {})
+    cost = facts.get("cost_of_windows", {})
     if "plain_over_windowed" in cost:
         console.print(f"plain kernel / same compiled for windows: {cost['plain_over_windowed']:.4f}")
     for name, why in cost.get("not_timed", {}).items():
         console.print(f"cost of windows, {name} kernel: {why}", style="red", markup=False)
     for text in sorted({text for row in rows for text in row.remarks()}):
         console.print(text, markup=False)
-    skipped = len(document["skipped"])
-    console.print(f"{len(rows)} rows, {skipped} skipped, {time.monotonic() - begin:.0f} s; {path}")
+    console.print(f"{len(rows)} rows, {len(skipped)} skipped, {time.monotonic() - begin:.0f} s; {path}")
     return rows
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_helpers.benchmark.correctness import OutputError, output_error
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError
 from flash_helpers.benchmark.plan import MODES, Plan
-from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate
+from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, significant
 from flash_helpers.kernels.dtype import DType
 
 
@@ -84,7 +84,7 @@ def measure_checked(
                 prepared = prepare()
                 timed = TimedCall(prepared.call, prepared.context)
                 error = compared(timed, ref, dtype)
-                one.error, one.kernel = error.relative, prepared.ran()
+                one.error, one.kernel = significant(error.relative), prepared.ran()
                 if wrong := error.wrong_reason(dtype):
                     one.status, one.reason = "wrong", wrong
                 else:

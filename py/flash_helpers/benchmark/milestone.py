@@ -67,7 +67,7 @@ class Milestone:
     peers: str = "default"
     jobs: int = 1
     build_all: bool = False
-    results: Results = field(default_factory=Results)
+    results: Results = field(default_factory=lambda: Results(benchmark="milestone"))
     summary: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     best: dict[DType, FlashForwardKernelConfig] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def build_section(m: Milestone) -> None:
     kernels = [k for result in built for k in result.kernels]
     compiled = [k.seconds for k in kernels if not k.cached]
     spilling = [k.kernel.short_form() for k in kernels if k.spill_bytes]
-    m.results.extra["build"] = {
+    m.results.facts["build"] = {
         "seconds": seconds,
         "jobs": m.jobs,
         "kernels": [
@@ -121,7 +121,7 @@ def best_section(m: Milestone, dtype: DType) -> None:
     bench([problem], candidates, device=m.device, plan=SCREENING, results=screened)
     ranked = sorted((r for r in screened.rows if r.timings), key=lambda r: r.timings["hot"].median)
     m.problems += _failures(screened.rows)
-    m.results.extra[f"screening_{dtype.name}"] = [row.to_json() for row in screened.rows]
+    m.results.screening += screened.rows
     if not ranked:
         raise RuntimeError(f"none of {len(candidates)} configurations ran correctly")
     by_name = {c.short_form(): c for c in candidates}
@@ -155,7 +155,7 @@ def ladder_section(m: Milestone) -> None:
         text = f"{shown_rate(step.tflops)} TFLOP/s, / fa2 {ratio}" if step.tflops else step.reason
         text += f", / step before {step.over_step_before:.3f}" if step.over_step_before else ""
         m.summary.append((f"ladder {number}: {config.short_form(include_tup=False)}", text))
-    m.results.extra["ladder"] = [step.to_json() for step in steps]
+    m.results.facts["ladder"] = [step.to_json() for step in steps]
 
 
 def host_section(m: Milestone) -> None:
@@ -165,7 +165,7 @@ def host_section(m: Milestone) -> None:
     times = host_times(
         [mine, *select_peers("fa2,cudnn" if m.device.type == "cuda" else "sdpa-cpu")], m.device
     )
-    m.results.extra["host_time"] = {
+    m.results.facts["host_milliseconds"] = {
         name: value.to_json() if isinstance(value, Timing) else value for name, value in times.items()
     }
     for name, value in times.items():
@@ -199,8 +199,8 @@ def run(m: Milestone, out: Path, minutes: float, console: Console) -> Milestone:
         except Exception as error:
             m.problems.append(f"{name}: {type(error).__name__}: {error}")
         finally:
-            m.results.extra["summary"] = dict(m.summary)
-            m.results.extra["problems"] = m.problems
+            m.results.facts["summary"] = dict(m.summary)
+            m.results.facts["problems"] = m.problems
             m.results.save(path)
         console.print(f"{name}: done after {time.monotonic() - start:.0f} s", highlight=False)
     if m.results.rows:

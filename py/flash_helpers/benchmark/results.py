@@ -1,36 +1,64 @@
-"""Measured rows, and the JSON files that hold them."""
+"""Measured rows of problems that ``bench`` knows, and the result files that hold them."""
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flash_helpers.benchmark.result_file import (
+    SCHEMA,
+    OtherSchemaError,
+    ResultFile,
+    ResultFileError,
+    broken_rows,
+)
 from flash_helpers.benchmark.timing import Timing
-from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_json, typed
+from flash_helpers.content import CONTENT_ERRORS, amount, typed
 from flash_helpers.kernels.direction import FORWARD
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.problem import Problem
 
-SCHEMA = 1
+__all__ = [
+    "SCHEMA", "DifferentCardsError", "OtherSchemaError", "ResultFileError", "Results", "Row", "best_peer",
+    "broken_rows", "check_same_card", "problem_to_json",
+]  # fmt: skip
 
 # What must be equal before two times may be compared.
 CARD_FACTS = ("gpu", "capability")
+
+BENCHMARKS = {
+    "bench": "kernels and peers on a grid of problems",
+    "ladder": "the steps of a family's ladder, and peers",
+    "milestone": "the figures that a release is judged by",
+    "ampere_choices": "the Ampere family's choices beside FlashAttention-2",
+    "hopper_variants": "variants of the Hopper family's chosen kernels, and peers",
+}
+"""Whose files hold such rows, and what they are about. Others have windows, packed sequences or parts."""
+
+SCREENING = "screening"
 
 
 class DifferentCardsError(ValueError):
     """Rows of different cards were to be compared."""
 
 
-class ResultFileError(ValueError):
-    """A file is no result file of a known schema."""
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """A problem in the words of result files."""
+    return {
+        "dtype": problem.dtype.name, "batch": problem.batch, "n_heads": problem.heads,
+        "n_heads_kv": problem.heads_kv, "seq_len_q": problem.seq_len, "seq_len_k": problem.seq_len_k,
+        "d_head": problem.d_head, "causal": problem.causal,
+    }  # fmt: skip
 
 
-class OtherSchemaError(ResultFileError):
-    """A file holds something else than rows of a benchmark, or rows of another version."""
+def problem_from_json(values: dict[str, Any]) -> Problem:
+    """The inverse of ``problem_to_json``. Raises one of ``CONTENT_ERRORS``."""
+    return Problem(
+        DType.from_string(values["dtype"]), values["batch"], values["n_heads"], values["seq_len_q"],
+        values["d_head"], values["causal"], values["n_heads_kv"], values["seq_len_k"],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +76,8 @@ class Row:
         gpu_state: clocks, temperature and power right after the measurement.
         environment: the facts of the run.
         kernel: short form of the kernel that ran, where the implementation chose one; else empty.
-        direction: what was computed; rows of earlier versions are of ``forward``.
+        direction: what was computed; a row that says none is of ``forward``.
+        variant: what a benchmark of variants calls it; else empty.
     """
 
     implementation: str
@@ -62,6 +91,7 @@ class Row:
     environment: dict[str, Any] = field(default_factory=dict)
     kernel: str = ""
     direction: str = FORWARD
+    variant: str = ""
 
     @property
     def shown_name(self) -> str:
@@ -74,44 +104,43 @@ class Row:
         return self.problem.flop() / timing.median / 1e9 if timing else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the derived TFLOP/s for readers that do not know the formula."""
-        rates = {mode: self.tflops(mode) for mode in self.timings}
-        return {
+        """Plain values: a row of a result file. What is as ``Row`` has it unsaid is left out."""
+        row = {
             "implementation": self.implementation,
             "kind": self.kind,
-            "problem": self.problem.to_json(),
-            "status": self.status,
+            "problem": problem_to_json(self.problem),
+            "milliseconds": {mode: timing.to_json() for mode, timing in self.timings.items()},
+        }
+        said = {
+            "status": self.status if self.status != "ok" else "",
             "reason": self.reason,
             "error": self.error,
-            "milliseconds": {mode: timing.to_json() for mode, timing in self.timings.items()},
-            "tflops": rates,
-            "gpu_state": self.gpu_state,
-            "environment": self.environment,
             "kernel": self.kernel,
-            "direction": self.direction,
+            "direction": self.direction if self.direction != FORWARD else "",
+            "variant": self.variant,
+            "environment": self.environment,
+            "gpu_state": self.gpu_state,
         }
+        return row | {name: value for name, value in said.items() if value not in ("", None, {})}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Row:
         """The inverse of ``to_json``. Raises one of ``CONTENT_ERRORS`` where the values are no row."""
-        error = values["error"]
+        error = values.get("error")
         row = cls(
             implementation=typed(values, "implementation", str),
             kind=typed(values, "kind", str),
-            problem=Problem.from_json(values["problem"]),
-            status=typed(values, "status", str),
-            reason=typed(values, "reason", str),
-            error=error if error is None else float(typed(values, "error", (int, float))),
+            problem=problem_from_json(values["problem"]),
             timings={mode: Timing.from_json(t) for mode, t in typed(values, "milliseconds", dict).items()},
-            gpu_state=typed(values, "gpu_state", dict),
-            environment=typed(values, "environment", dict),
-            # Files of earlier versions do not have it.
-            kernel=typed(values, "kernel", str) if "kernel" in values else "",
-            direction=typed(values, "direction", str) if "direction" in values else FORWARD,
+            error=None if error is None else float(error),
+            **{name: values[name] for name in OPTIONAL if name in values},
         )
         for mode in row.timings:
             amount(row.tflops(mode))
         return row
+
+
+OPTIONAL = ("status", "reason", "kernel", "direction", "variant", "environment", "gpu_state")
 
 
 @dataclass
@@ -121,68 +150,55 @@ class Results:
     Attributes:
         rows: in the order measured.
         matrix_tflops: measured rate of a large matrix product by dtype name, TFLOP/s.
-        extra: further sections by name, plain JSON values.
+        facts: what else holds for the whole run, plain JSON values by name.
+        screening: rows of a first, short measurement, which decided what the others are of.
+        benchmark: the program, a name of ``BENCHMARKS``.
     """
 
     rows: list[Row] = field(default_factory=list)
     matrix_tflops: dict[str, float] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    screening: list[Row] = field(default_factory=list)
+    benchmark: str = "bench"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values: what a result file holds."""
-        return {
-            "schema": SCHEMA,
-            "matrix_tflops": self.matrix_tflops,
-            "rows": [row.to_json() for row in self.rows],
-            **self.extra,
-        }
+    def file(self) -> ResultFile:
+        """What a result file holds."""
+        matrix = {"matrix_tflops": self.matrix_tflops} if self.matrix_tflops else {}
+        first = [{**row.to_json(), "stage": SCREENING} for row in self.screening]
+        return ResultFile(
+            self.benchmark,
+            BENCHMARKS[self.benchmark],
+            [*first, *(row.to_json() for row in self.rows)],
+            facts={**matrix, **self.facts},
+        )
 
     def save(self, path: Path) -> None:
         """Writes the file in one step: a reader or an interruption never sees half of it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as file:
-            json.dump(self.to_json(), file, indent=1)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        self.file().save(path)
 
     @classmethod
     def load(cls, path: Path) -> Results:
         """Reads a file that ``save`` wrote.
 
         Raises:
-            OtherSchemaError: JSON of another schema.
+            OtherSchemaError: JSON of another schema, or the rows of another kind of benchmark.
             ResultFileError: no such file, no JSON, or a broken row.
         """
-        try:
-            document = read_json(path)
-        except (OSError, ContentError) as error:
-            raise ResultFileError(f"{path} can't be read as a result file: {error}") from error
-        found = document.get("schema") if isinstance(document, dict) else None
-        if found != SCHEMA:
-            what = "is no result file" if found is None else f"has schema {found}"
+        file = ResultFile.load(path)
+        if file.benchmark not in BENCHMARKS:
             raise OtherSchemaError(
-                f"{path} {what}; this version reads files of schema {SCHEMA}, as bench --json and ladder "
-                "write them"
+                f"{path} is of the benchmark {file.benchmark!r}; this reads files of {', '.join(BENCHMARKS)}"
             )
-        known = ("schema", "matrix_tflops", "rows")
+        facts = dict(file.facts)
         try:
-            return cls(
-                rows=[Row.from_json(values) for values in typed(document, "rows", list)],
-                matrix_tflops={n: amount(rate) for n, rate in typed(document, "matrix_tflops", dict).items()},
-                extra={key: value for key, value in document.items() if key not in known},
-            )
+            matrix = facts.pop("matrix_tflops", {})
+            found = cls([], {name: amount(rate) for name, rate in matrix.items()}, facts, [], file.benchmark)
+            for values in file.rows:
+                rows = found.screening if values.get("stage") == SCREENING else found.rows
+                rows.append(Row.from_json(values))
         except CONTENT_ERRORS as error:
             raise broken_rows(path, error) from error
-
-
-def broken_rows(path: Path, error: Exception) -> ResultFileError:
-    """What to raise where rows of a result file can't be read."""
-    return ResultFileError(
-        f"{path} has schema {SCHEMA} but a broken row ({error!r}): it was changed, or written by another "
-        "version; measure again"
-    )
+        return found
 
 
 def check_same_card(rows: Iterable[Row]) -> None:

@@ -77,7 +77,7 @@ def _cells(
     return [
         *(shown_rate(row.tflops(m)) for m in modes),
         f"{timing.median:.4f}" + ("" if timing.launch_hidden else "*"),
-        f"{timing.p20:.4f}-{timing.p80:.4f}",
+        "-".join(timing.spread),
         f"{ratio:.3f}" if ratio else "",
         *([share] if ceilings else []),
         error,

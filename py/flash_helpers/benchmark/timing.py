@@ -66,32 +66,48 @@ class Timing:
         median, p20, p80: quantiles over the rounds.
         rounds: number of measurements.
         launch_hidden: the launch cost was hidden in every one (kernel times only).
+
+    All but the median are None where who measured did not keep them.
     """
 
     median: float
-    p20: float
-    p80: float
-    rounds: int
+    p20: float | None = None
+    p80: float | None = None
+    rounds: int | None = None
     launch_hidden: bool = True
+
+    @property
+    def spread(self) -> tuple[str, str]:
+        """p20 and p80 for tables; empty where they are not known."""
+        p20, p80 = ("" if t is None else f"{t:.4f}" for t in (self.p20, self.p80))
+        return p20, p80
 
     @classmethod
     def of(cls, samples: list[float], launch_hidden: bool = True) -> Timing:
         """Quantiles of ``samples``, which must not be empty."""
-        p20, median, p80 = (float(x) for x in np.percentile(samples, [20, 50, 80]))
+        p20, median, p80 = (significant(x) for x in np.percentile(samples, [20, 50, 80]))
         return cls(median, p20, p80, len(samples), launch_hidden)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values; a hidden launch cost is the rule and not said."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in known.items() if name != "launch_hidden" or not value}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Timing:
         """The inverse of ``to_json``. Raises ContentError where the values are no times."""
-        median, p20, p80 = (amount(typed(values, name, (int, float))) for name in ("median", "p20", "p80"))
+        median = amount(typed(values, "median", (int, float)))
         if median == 0:
             raise ContentError("median is 0")
+        p20, p80 = (amount(values[name]) if name in values else None for name in ("p20", "p80"))
+        rounds = typed(values, "rounds", int) if "rounds" in values else None
         hidden = typed(values, "launch_hidden", bool) if "launch_hidden" in values else True
-        return cls(median, p20, p80, typed(values, "rounds", int), hidden)
+        return cls(median, p20, p80, rounds, hidden)
+
+
+def significant(value: float) -> float:
+    """Seven significant digits: more than any clock here tells."""
+    return float(f"{value:.7g}")
 
 
 def repeats_for(milliseconds: float, target_ms: float, most: int = 32) -> int:

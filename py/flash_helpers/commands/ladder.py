@@ -162,7 +162,7 @@ def ladder_command(
     else:
         seconds = _build(climbs)
         console.print(f"built after {seconds:.0f} s", highlight=False)
-    results, steps = Results(), list[Step]()
+    results, steps = Results(benchmark="ladder"), list[Step]()
     path = out / RESULT_FILE
     n_rows = sum(len(climb.problems) * (len(climb.rungs) + len(selected)) for climb in climbs)
     with shown_progress(error_console()) as show:

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flash_helpers.benchmark.result_file import CHOICE
 from flash_helpers.benchmark.results import (
     OtherSchemaError,
     ResultFileError,
     Results,
     Row,
-    broken_rows,
     check_same_card,
 )
-from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernel_configs import get_kernel_progression_configs, parse_kernel_name_into_config
 from flash_helpers.kernels.families import direction_of, family_of
 from flash_helpers.kernels.kernel import ForwardConfig
@@ -23,7 +22,6 @@ from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 
 OURS = "this library"  # the fastest configuration of each size
-CHOICE = "attention"  # what rows of the library's own choice are called
 UNKNOWN_FAMILY = "other kernels"  # named by another version of the library
 
 Family = tuple[str, int, bool]
@@ -189,13 +187,7 @@ def load_report(paths: Iterable[Path], mode: str = "hot") -> Report:
             skipped.append(str(error))
             continue
         matrix.update(results.matrix_tflops)
-        for name, section in results.extra.items():
-            if name.startswith("screening_"):
-                try:
-                    rows += [Row.from_json(values) for values in section]
-                except CONTENT_ERRORS as error:
-                    raise broken_rows(path, error) from error
-        rows += results.rows
+        rows += results.screening + results.rows
     if skipped and len(skipped) == len(paths):
         raise ResultFileError("none of the files can be shown: " + "; ".join(skipped))
     check_same_card(rows)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.benchmark.results import ResultFileError
-from flash_helpers.content import CONTENT_ERRORS, amount, read_json, typed
+from flash_helpers.benchmark.result_file import CHOICE, ResultFile, ResultFileError
+from flash_helpers.content import CONTENT_ERRORS, ContentError, amount
 
-OURS = "ours"  # this library's name among the contestants of that benchmark
+BENCHMARK = "features"
+MODES = ("hot", "cold")  # a row has one of them
 
 
 def feature_table(path: Path) -> str:
@@ -21,17 +22,20 @@ def feature_table(path: Path) -> str:
         ResultFileError: it can't be read, or is no such file.
     """
     try:
-        document = read_json(path)
-        rows, copied = document["rows"], document["copy_bytes_per_second"]
-        names = [n for n in dict.fromkeys(n for row in rows for n in row["milliseconds"]) if n != OURS]
+        file = ResultFile.load(path)
+        if file.benchmark != BENCHMARK:
+            raise ContentError(f"its benchmark is {file.benchmark!r}")
+        copied = amount(file.facts["copy_bytes_per_second"])
+        cells = _times_by_case(file)
+        names = [n for n in dict.fromkeys(n for times in cells.values() for n in times) if n != CHOICE]
         header = ["", "problem", "us", "rate", *(f"{name} / ours" for name in names)]
-        lines = [_line(row, copied, names) for row in rows if OURS in row["milliseconds"]]
-        facts, copied = typed(document, "environment", dict), amount(copied)
-    except (OSError, *CONTENT_ERRORS) as error:
+        lines = [_line(case, times, copied, names) for case, times in cells.items() if CHOICE in times]
+    except CONTENT_ERRORS as error:
         raise ResultFileError(
-            f"{path} can't be read as a result file of flash_helpers.benchmark.features: {error!r}; measure "
+            f"{path} can't be read as a result file of flash_helpers.benchmark.features: {error}; measure "
             "again"
         ) from error
+    facts = file.environment
     shown = [str(facts.get("gpu")), *(f"{n} {facts[n]}" for n in ("driver", "cuda", "torch") if facts.get(n))]
     shown += [f"commit {facts['git_commit']}"] if facts.get("git_commit") else []
     table = [header, ["---", "---", *["--:"] * (len(header) - 2)], *lines]
@@ -39,15 +43,24 @@ def feature_table(path: Path) -> str:
     return f"{text}\n\n_{'; '.join(shown)}; copy {copied / 1e9:.0f} GB/s read and written_"
 
 
-def _line(row: Mapping[str, Any], copied: float, names: list[str]) -> list[str]:
+def _times_by_case(file: ResultFile) -> dict[Any, dict[str, float]]:
+    """Case to {implementation: milliseconds}, in the file's order."""
     from flash_helpers.benchmark.cases import Case  # imports torch
 
-    case = Case(**{**row["case"], "lengths": tuple(row["case"]["lengths"])})
-    own = row["milliseconds"][OURS]["median"]
+    found: dict[Any, dict[str, float]] = {}
+    for row in file.rows:
+        times = found.setdefault(Case.from_json(row["feature"], row["problem"]), {})
+        for mode in MODES:
+            if mode in row["milliseconds"]:
+                times[row["implementation"]] = row["milliseconds"][mode]["median"]
+    return found
+
+
+def _line(case: Any, times: Mapping[str, float], copied: float, names: list[str]) -> list[str]:
+    own = times[CHOICE]
     if case.feature == "decode":
         rate = f"{100 * case.cache_bytes() / (own * 1e-3) / copied:.0f} % of a copy"
     else:
         rate = f"{case.flop() / (own * 1e-3) / 1e12:.0f} TFLOP/s"
-    times = row["milliseconds"]
-    ratios = [f"{times[name]['median'] / own:.2f}" if name in times else "" for name in names]
-    return [case.feature, row["label"], f"{1e3 * own:.1f}", rate, *ratios]
+    ratios = [f"{times[name] / own:.2f}" if name in times else "" for name in names]
+    return [case.feature, case.label(), f"{1e3 * own:.1f}", rate, *ratios]

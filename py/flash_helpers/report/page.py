@@ -109,8 +109,7 @@ def _rows_table(report: Report) -> str:
                 row.problem.label(),
                 shown_rate(row.tflops(report.mode)),
                 f"{timing.median:.4f}",
-                f"{timing.p20:.4f}",
-                f"{timing.p80:.4f}",
+                *timing.spread,
                 f"{row.error:.1e}" if row.error is not None else "",
                 row.shown_name,
             )

@@ -212,7 +212,7 @@ class Session:
         timing = result.timing
         return replace(
             measured, stage=result.stage, milliseconds=timing.median, p20=timing.p20, p80=timing.p80,
-            rounds=timing.rounds,
+            rounds=timing.rounds or 0,
         )  # fmt: skip
 
     def _known(self, bucket: Bucket) -> list[Measurement]:
