@@ -279,7 +279,7 @@ def test_bench_writes_its_file_to_standard_output_too(
     arguments = ("bench", "32,64", "64", "--kernels", "none", "--rounds", "1")
     document = json_of(*arguments)
     assert isinstance(document, dict)
-    assert {row["problem"]["seq_len"] for row in document["rows"]} == {32, 64}
+    assert {row["problem"]["seq_len_q"] for row in document["rows"]} == {32, 64}
     assert list(tmp_path.glob("-*")) == []
     assert run(*arguments, "--json", "file.json").exit_code == 0
     assert json.loads((tmp_path / "file.json").read_text())["schema"] == document["schema"]
@@ -424,7 +424,7 @@ def test_ladder_on_the_cpu_writes_results_and_report(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "the times say nothing of a GPU" in result.output.replace("\n", " ")
     rows = json.loads((tmp_path / "ladder.json").read_text())["rows"]
-    assert {tuple(row["problem"][name] for name in ("batch", "heads", "seq_len")) for row in rows} == {
+    assert {tuple(row["problem"][name] for name in ("batch", "n_heads", "seq_len_q")) for row in rows} == {
         (1, 4, 256)
     }
     steps = json.loads((tmp_path / "steps.json").read_text())
