@@ -16,7 +16,7 @@ struct TileRange {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
 
     const ForwardKernelArgs &args;
-    const WorkItem &item;
+    const WorkItem item;  // by value: through a reference ptxas makes other code of it
     const int warpgroup;
 
     FLASH_DEVICE int seq_len_q() const {
