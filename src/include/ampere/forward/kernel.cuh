@@ -279,8 +279,8 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 
     if constexpr (traits.split) launch_dependents();  // the kernel that combines the parts
 
-    // What block this is is found out again, so that the loops need no registers for it; not where that is
-    // little and time is short.
+    // Recompute the block coordinates so that the loops need not hold them in registers. Kernels that begin
+    // early keep them: they have few, and recomputing takes time.
     const Place at = begins_early ? place : find_place<traits>(args, computed_here(blockIdx.x));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it

@@ -17,16 +17,15 @@ namespace flash::hopper {
 inline constexpr float kLargeCap = 1024;
 
 template <typename Kernel>
-struct Consumer : ConsumerThread<Kernel> {
-    using Thread = ConsumerThread<Kernel>;
-    using Thread::lane, Thread::warp, Thread::warpgroup, Thread::release_tile, Thread::await_turn,
-        Thread::pass_turn;
+struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
     static constexpr bool kLagged = Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
 
     const ForwardKernelArgs &args;
     const SharedMemory<Kernel> smem;
     const Products<Kernel> products;
+    const int warpgroup;  // 0 ... n_consumers - 1
+    const int lane, warp;
 
     uint32_t rmem_Q[Kernel::q_registers];  // the last columns of Q, 16 bit, as A operands
     float rmem_S[B_c / 2];                 // (64, B_c) scores, then P
@@ -40,12 +39,17 @@ struct Consumer : ConsumerThread<Kernel> {
     int kv_block;  // tile in hand
 
     FLASH_DEVICE Consumer(const ForwardKernelArgs &kernel_args, const SharedMemory<Kernel> &shared, int index)
-        : Thread(index), args(kernel_args), smem(shared), products(shared, index) {}
+        : args(kernel_args),
+          smem(shared),
+          products(shared, index),
+          warpgroup(index),
+          lane(threadIdx.x & 31),
+          warp((threadIdx.x & (kWarpgroupThreads - 1)) >> 5) {}
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
         cap_scores();
-        if (Kernel::masks_diagonal || (kv_block + 1) * B_c > range().seq_len_k()) mask_tile();
+        if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
 
@@ -95,19 +99,18 @@ struct Consumer : ConsumerThread<Kernel> {
     }
 
     FLASH_DEVICE void mask_tile() {
-        const TileRange<Kernel> range = this->range();
-        const int row0 = range.first_row() + warp * 16 + accumulator(lane, 0).row;
+        const int row0 = this->first_row() + warp * 16 + accumulator(lane, 0).row;
         const int first_column = kv_block * B_c;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = row0 + 8 * r;
             if constexpr (Kernel::traits.window) {
-                keep_columns<B_c, true>(rmem_S, r, lane, range.mask().visible_end(row) - first_column,
-                                        range.mask().visible_begin(row) - first_column);
+                keep_columns<B_c, true>(rmem_S, r, lane, this->mask().visible_end(row) - first_column,
+                                        this->mask().visible_begin(row) - first_column);
             } else {
-                const int last_visible = row + range.seq_len_k() - range.seq_len_q();  // bottom-right
+                const int last_visible = row + this->seq_len_k() - this->seq_len_q();  // bottom-right
                 const int n_visible =
-                    Kernel::traits.causal ? min(range.seq_len_k(), last_visible + 1) : range.seq_len_k();
+                    Kernel::traits.causal ? min(this->seq_len_k(), last_visible + 1) : this->seq_len_k();
                 keep_columns<B_c>(rmem_S, r, lane, n_visible - first_column);
             }
         }
@@ -135,15 +138,13 @@ struct Consumer : ConsumerThread<Kernel> {
     }
 
     // ---------------------------------------------------------------- from tile to tile
-    FLASH_DEVICE TileRange<Kernel> range() const { return {args, item, warpgroup}; }
-
     // Calls first_tile.operator()<n_columns>(), with as many columns as must be computed of the first tile.
     // The products are issued and waited for within: one that is still running where branches meet would make
     // each wait for the one before.
     template <typename FirstTile>
     FLASH_DEVICE void with_first_columns(const FirstTile &first_tile) {
         if constexpr (Kernel::half_tiles) {
-            if (range().sees_half_tile(kv_block)) return first_tile.template operator()<B_c / 2>();
+            if (this->sees_half_tile(kv_block)) return first_tile.template operator()<B_c / 2>();
         }
         first_tile.template operator()<B_c>();
     }
@@ -151,7 +152,7 @@ struct Consumer : ConsumerThread<Kernel> {
     // To the warpgroup's first tile of its item, from the item's first.
     FLASH_DEVICE void go_to_first_tile() {
         pass_tiles_of_the_other_block();
-        kv_block = range().leading_kv_block();
+        kv_block = this->leading_kv_block();
         skip_leading_tiles();
     }
 
@@ -159,7 +160,7 @@ struct Consumer : ConsumerThread<Kernel> {
     // warpgroups do, so that nobody's turn is missed.
     FLASH_DEVICE void pass_tiles_of_the_other_block() {
         if constexpr (Kernel::passes_tiles) {
-            const int visible = (item.q_block + 1) * B_r + range().seq_len_k() - range().seq_len_q();
+            const int visible = (item.q_block + 1) * B_r + this->seq_len_k() - this->seq_len_q();
             const int end = min(item.end_kv_block, max(ceil_div(visible, B_c), 1));
 #pragma unroll 1
             for (; item.end_kv_block > end; --item.end_kv_block) pass_tile();
@@ -168,9 +169,9 @@ struct Consumer : ConsumerThread<Kernel> {
 
     FLASH_DEVICE void pass_tile() {
         mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
-        release_tile(smem.k_empty(kv.k_slot()));
+        this->release_tile(smem.k_empty(kv.k_slot()));
         mbarrier_wait(smem.v_full(kv.v_slot()), kv.v_phase());
-        release_tile(smem.v_empty(kv.v_slot()));
+        this->release_tile(smem.v_empty(kv.v_slot()));
         kv.advance();
     }
 
@@ -181,11 +182,11 @@ struct Consumer : ConsumerThread<Kernel> {
 #pragma unroll 1
             for (int skipped = item.end_kv_block - 1; skipped > kv_block; --skipped) {
                 mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
-                await_turn();
-                pass_turn();
-                release_tile(smem.k_empty(kv.k_slot()));
+                this->await_turn();
+                this->pass_turn();
+                this->release_tile(smem.k_empty(kv.k_slot()));
                 mbarrier_wait(smem.v_full(kv.v_slot()), kv.v_phase());
-                release_tile(smem.v_empty(kv.v_slot()));
+                this->release_tile(smem.v_empty(kv.v_slot()));
                 kv.advance();
             }
         }
@@ -240,7 +241,7 @@ struct Consumer : ConsumerThread<Kernel> {
         }
         wgmma_wait<0>();
         pin_output();
-        release_tile(smem.v_empty(v_slot));
+        this->release_tile(smem.v_empty(v_slot));
     }
 
     FLASH_DEVICE void pin_output() {

@@ -141,7 +141,7 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const
     }
     if constexpr (Kernel::traits.split) {
         store_partial_output<Kernel>(rmem_O, factor, args, item, row0, lane);
-    } else if constexpr (Kernel::cfg.direct_store) {
+    } else if constexpr (Kernel::direct_store) {
         store_output<Kernel>(rmem_O, factor, args, item, row0, lane);
     } else {
         stage_output<Kernel>(rmem_O, factor, smem.q(q_slot), row_of_warp, lane);

@@ -63,16 +63,16 @@ template <typename Kernel>
 FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
     --wg.kv_block;
     if constexpr (Kernel::masks_diagonal) {
-        const int last_masked = wg.range().last_masked_block();
+        const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
     }
-    const int first_whole = wg.range().first_whole_block();
+    const int first_whole = wg.first_whole_block();
 #pragma unroll 1
     for (; wg.kv_block >= first_whole; --wg.kv_block) overlapped_step<false>(wg);
     if constexpr (Kernel::traits.window) {
 #pragma unroll 1
-        for (; wg.kv_block >= wg.range().end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
     }
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
@@ -119,7 +119,7 @@ FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
             wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
     }
     wg.round_probabilities();
-    if (kMasked && wg.kv_block == wg.range().end_of_loops()) clear_hidden_values(wg, wg.item, wg.kv);
+    if (kMasked && wg.kv_block == wg.end_of_loops()) clear_hidden_values(wg, wg.item, wg.kv);
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();
@@ -134,16 +134,16 @@ FLASH_DEVICE void serial_tiles(Consumer<Kernel> &wg) {
     serial_step<true, true>(wg);
     --wg.kv_block;
     if constexpr (Kernel::masks_diagonal) {
-        const int last_masked = wg.range().last_masked_block();
+        const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
     }
-    const int first_whole = wg.range().first_whole_block();
+    const int first_whole = wg.first_whole_block();
 #pragma unroll 1
     for (; wg.kv_block >= first_whole; --wg.kv_block) serial_step<false, false>(wg);
     if constexpr (Kernel::traits.window) {
 #pragma unroll 1
-        for (; wg.kv_block >= wg.range().end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
+        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
     }
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }

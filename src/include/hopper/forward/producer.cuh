@@ -48,7 +48,7 @@ struct LoadThread {
         TilePlace place;
     } pending_v;
 
-    // Called by one thread, with kWarpLoads by its whole warp.
+    // Called by one thread, with warp_loads by its whole warp.
     FLASH_DEVICE void run() {
         const bool loads = !Kernel::warp_loads || threadIdx.x % 32 == 0;
         Items scheduler(args, smem);
@@ -147,10 +147,10 @@ struct LoadThread {
         }
     }
 
-    // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
-    // the last key that key comes once more, to be hidden like all that is there: of a box no row of which
-    // exists, copies touch the map's base, which in a ragged map is not the tensor's. For the same reason an
-    // entry that names no page is taken for the last page.
+    // Where the part of a tile that begins at `row` of the sequence lies in its page. Rows past the last key
+    // are clamped to it and masked later: a copy of a box without any existing row touches the map's base,
+    // which in a ragged map is not the tensor's. For the same reason an entry that names no page is taken for
+    // the last page.
     FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
         row = min(row, keys.end - 1);
         const PagePlace place = args.page_size.place(row);

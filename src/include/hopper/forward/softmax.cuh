@@ -1,7 +1,7 @@
 // The online softmax of one warpgroup's tile, in float32, two rows a thread (r = 0, 1).
 //
 // For every row: reference m (in units of the scores), sum l = sum of exp2((s - m) c) with
-// c = softmax_scale log2(e), and O = sum of the same weights times V. When m changes, l and O are multiplied
+// c = softmax_scale log2(e), and O = sum of the same P times V. When m changes, l and O are multiplied
 // by 2^((m_old - m_new) c). Sums stay with the thread until the end; maxima are shared by the four lanes of a
 // row.
 //

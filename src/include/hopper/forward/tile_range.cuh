@@ -11,30 +11,29 @@
 
 namespace flash::hopper {
 
-template <typename Kernel>
+// Consumer: what derives from it and has `args`, `item` and `warpgroup`.
+template <typename Kernel, typename Consumer>
 struct TileRange {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
 
-    const ForwardKernelArgs &args;
-    const WorkItem item;  // by value: through a reference ptxas makes other code of it
-    const int warpgroup;
-
     FLASH_DEVICE int seq_len_q() const {
-        return Kernel::traits.varlen ? item.seq_len_q : args.work.seq_len_q;
+        return Kernel::traits.varlen ? self().item.seq_len_q : self().args.work.seq_len_q;
     }
     FLASH_DEVICE int seq_len_k() const {
-        return Kernel::traits.varlen ? item.seq_len_k : args.work.seq_len_k;
+        return Kernel::traits.varlen ? self().item.seq_len_k : self().args.work.seq_len_k;
     }
     FLASH_DEVICE Mask<Kernel::traits> mask() const {
-        return args.template mask<Kernel::traits>(seq_len_q(), seq_len_k());
+        return self().args.template mask<Kernel::traits>(seq_len_q(), seq_len_k());
     }
-    FLASH_DEVICE int first_row() const { return item.q_block * B_r + warpgroup * kWarpgroupRows; }
+    FLASH_DEVICE int first_row() const {
+        return self().item.q_block * B_r + self().warpgroup * kWarpgroupRows;
+    }
 
     // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
     // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
     // reference is one of its scores.
     FLASH_DEVICE int last_masked_block() const {
-        const int right = Kernel::traits.window && !Kernel::traits.causal ? args.window_right : 0;
+        const int right = Kernel::traits.window && !Kernel::traits.causal ? self().args.window_right : 0;
         return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
     }
 
@@ -46,15 +45,15 @@ struct TileRange {
     }
 
     // Tiles go from the last to this one.
-    FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? item.first_kv_block : 0; }
+    FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? self().item.first_kv_block : 0; }
 
     // The first tile that the warpgroup works on. Under a causal mask it may skip the item's first tiles.
     FLASH_DEVICE int leading_kv_block() const {
-        int n_blocks = item.end_kv_block;
+        int n_blocks = self().item.end_kv_block;
         if (Kernel::max_skipped_tiles > 0) {
             const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
             n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
-            n_blocks = max(n_blocks, item.end_kv_block - Kernel::max_skipped_tiles);
+            n_blocks = max(n_blocks, self().item.end_kv_block - Kernel::max_skipped_tiles);
         }
         return n_blocks - 1;
     }
@@ -64,6 +63,9 @@ struct TileRange {
         const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
         return visible <= kv_block * B_c + B_c / 2;
     }
+
+  private:
+    FLASH_DEVICE const Consumer &self() const { return static_cast<const Consumer &>(*this); }
 };
 
 }  // namespace flash::hopper
