@@ -50,7 +50,8 @@ def test_host(source: Path, tmp_path: Path) -> None:
 def test_every_layout_header_has_a_test() -> None:
     headers = {
         path.stem
-        for path in (INCLUDE / "common").glob("*.cuh")
+        for folder in ("common", "tma")
+        for path in (INCLUDE / folder).glob("*.cuh")
         if "FLASH_HOST_DEVICE constexpr" in path.read_text()
     }
     tested = {path.stem.removeprefix("test_") for path in SOURCES}

@@ -172,11 +172,27 @@ def test_backends_do_not_import_each_other(backend: str, other: str) -> None:
     assert not any(re.search(rf"backends\.{other}\b", module) for module in imported(path))
 
 
-@pytest.mark.parametrize(("family", "other"), [("ampere", "hopper"), ("hopper", "ampere")])
-def test_families_do_not_include_each_other(family: str, other: str) -> None:
-    headers = list((ROOT / "src" / "include" / family).rglob("*.cuh"))
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("ampere", "hopper|tma"),
+        ("hopper", "ampere"),
+        ("tma", "ampere|hopper"),
+        ("common", "ampere|hopper|tma"),
+    ],
+)
+def test_families_share_only_what_knows_none_of_them(folder: str, others: str) -> None:
+    headers = list((ROOT / "src" / "include" / folder).rglob("*.cuh"))
     assert headers
-    assert [h.name for h in headers if f'#include "{other}/' in h.read_text(encoding="utf-8")] == []
+    include = re.compile(rf'#include "(?:{others})/')
+    assert [h.name for h in headers if include.search(h.read_text(encoding="utf-8"))] == []
+
+
+def test_shared_headers_name_no_family() -> None:
+    headers = [h for folder in ("common", "tma") for h in (ROOT / "src" / "include" / folder).glob("*.cuh")]
+    assert headers
+    family = re.compile(r"HopperForwardKernelConfig|FlashForwardKernelConfig|flash::(?:hopper|ampere)\b")
+    assert [h.name for h in headers if family.search(h.read_text(encoding="utf-8"))] == []
 
 
 def test_the_binding_knows_neither_cuda_nor_torch() -> None:

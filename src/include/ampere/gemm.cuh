@@ -206,7 +206,7 @@ struct ScoreProduct {
     }
 
     static FLASH_DEVICE uint32_t key_offset(int half) {
-        return Kernel::paired ? Kernel::KVTile::tile_offset(half * Kernel::warp_key_tiles, 0) : 0;
+        return Kernel::paired_warps ? Kernel::KVTile::tile_offset(half * Kernel::warp_key_tiles, 0) : 0;
     }
 
     FLASH_DEVICE void load(Fragment &fragment, int d_tile, uint32_t slot) const {

@@ -125,8 +125,9 @@ struct WarpPair {
 
   private:
     static constexpr int tiles = Kernel::warp_keys / kMmaN;
-    static_assert(!Kernel::paired || (row_steps + Kernel::warp_key_tiles * Kernel::m_tiles) * step_bytes <=
-                                         Kernel::box_bytes,
+    static_assert(!Kernel::paired_warps ||
+                      (row_steps + Kernel::warp_key_tiles * Kernel::m_tiles) * step_bytes <=
+                          Kernel::box_bytes,
                   "maxima and P must fit the box of the scores");
 
     static FLASH_DEVICE void meet() {

@@ -46,9 +46,15 @@ FLASH_HOST_DEVICE constexpr MatrixCoordinate b_fragment(int lane, int reg, int h
     return {2 * (lane % 4) + half + 8 * reg, lane / 4};
 }
 
-// The element of the accumulator (row: m, column: n) in float `i` (0 … 3).
+// The element of the accumulator (row: m, column: n) in float `i`: 0 … 3 of one mma. A wgmma is wider, and
+// has four more floats for each 8 columns:
+//
+//            columns  0 1   2 3   4 5   6 7 | 8 9 ...
+//     row 0   lane    0     1     2     3   |  0        i = 0, 1      | 4, 5
+//     row 1   lane    4     5     6     7   |  4
+//     row 8   lane    0     1     2     3   |  0        i = 2, 3      | 6, 7
 FLASH_HOST_DEVICE constexpr MatrixCoordinate accumulator(int lane, int i) {
-    return {lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2};
+    return {lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2};
 }
 
 // The row of a 16 x 16 tile, and which of its two chunks, whose address a lane gives to ldmatrix.x4.

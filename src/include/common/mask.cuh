@@ -32,12 +32,12 @@ struct KeyBlocks {
 
     constexpr bool operator==(const KeyBlocks &) const = default;
 
-    // Part `part` (0 … n_parts - 1) of the blocks: all parts together are the whole, none is longer than
+    // Part `part` (0 … n_splits - 1) of the blocks: all parts together are the whole, none is longer than
     // another by more than one block, and some are empty where there are fewer blocks than parts.
     template <bool kSeenBefore = false>
-    FLASH_HOST_DEVICE constexpr KeyBlocks part(int part, int n_parts) const {
-        const int size = (end - begin) / n_parts;
-        const int longer = (end - begin) % n_parts;  // the first so many parts have size + 1 blocks
+    FLASH_HOST_DEVICE constexpr KeyBlocks part(int part, int n_splits) const {
+        const int size = (end - begin) / n_splits;
+        const int longer = (end - begin) % n_splits;  // the first so many parts have size + 1 blocks
         const int first = begin + part * size + min_of(part, longer);
         const int last = first + size + (part < longer);
         // The block that a part visits first shows every query a key, unless it is beyond full_end.

@@ -114,6 +114,27 @@ FLASH_DEVICE void store_shared(uint32_t smem, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(value) : "memory");
 }
 
+FLASH_DEVICE void store_shared(uint32_t smem, int4 value) {
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+FLASH_DEVICE int4 load_shared_int4(uint32_t smem) {
+    int4 value;
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(smem)
+                 : "memory");
+    return value;
+}
+
+FLASH_DEVICE int load_shared_int(uint32_t smem) {
+    int value;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
 // ---------------------------------------------------------------- named barriers
 
 // Waits until `n_threads` threads have come to barrier `id`, 1 to 15; their writes to shared memory are seen.

@@ -50,21 +50,25 @@ FLASH_HOST_DEVICE constexpr float largest_exponent(DType dtype, bool optimized_s
 
 // For scores softcap * tanh(score * softmax_scale / softcap): the cap is a part of the exponent's factor.
 // `softcap`: positive; 0 where it was too small for a float, whose scores are all 0 as well.
-FLASH_HOST_DEVICE constexpr SoftmaxScale make_capped_softmax_scale(float softmax_scale, float softcap) {
+// `least`: of the exponent's factor.
+FLASH_HOST_DEVICE constexpr SoftmaxScale make_capped_softmax_scale(float softmax_scale, float softcap,
+                                                                   float least = FLT_MIN) {
     constexpr float largest_cap = 0x1p100f;  // no finite score is near it, and nothing below overflows
     // Not 0, as in make_softmax_scale: a masked score, -inf, has to stay -inf.
     const float cap = softcap < FLT_MIN ? FLT_MIN : softcap < largest_cap ? softcap : largest_cap;
     const double ratio = double(softmax_scale) / cap;
     const double bounded = ratio > FLT_MAX ? FLT_MAX : ratio < -FLT_MAX ? -FLT_MAX : ratio;
-    const float factor = cap * kLog2e;
+    const float factor = cap * kLog2e > least ? cap * kLog2e : least;
     return {static_cast<float>(bounded), factor, lowest_score(factor), false};
 }
 
-FLASH_HOST_DEVICE constexpr SoftmaxScale make_softmax_scale(float softmax_scale, bool optimized_softmax) {
+// `least`: of the exponent's factor, which a scale of 0 becomes.
+FLASH_HOST_DEVICE constexpr SoftmaxScale make_softmax_scale(float softmax_scale, bool optimized_softmax,
+                                                            float least = FLT_MIN) {
     if (!optimized_softmax) return {softmax_scale, kLog2e, lowest_score(kLog2e), false};
     const float magnitude = softmax_scale < 0 ? -softmax_scale : softmax_scale;
     const float bounded = magnitude < FLT_MAX / 2 ? magnitude * kLog2e : FLT_MAX / 2;
-    const float factor = bounded > FLT_MIN ? bounded : FLT_MIN;
+    const float factor = bounded > least ? bounded : least;
     return {1.0f, factor, lowest_score(factor), softmax_scale < 0};
 }
 

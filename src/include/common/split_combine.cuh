@@ -33,7 +33,7 @@ inline constexpr int kPartsAhead = 32;  // of a row, read before their weights a
 inline constexpr int kMaxSplits = 256;  // flash_helpers.select.splits.MAX_SPLITS
 
 struct SplitCombineArgs {
-    const float *partial_O;    // (n_splits, batch, n_heads, seq_len_q, d_head_v)
+    const float *partial_o;    // (n_splits, batch, n_heads, seq_len_q, d_head_v)
     const float *partial_lse;  // (n_splits, batch, n_heads, seq_len_q)
     void *O;                   // (batch, seq_len_q, n_heads, d_head_v)
     float *lse;                // (batch, n_heads, seq_len_q), or (n_heads, total_q); nullptr: not wanted
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const int column = thread % groups * columns;
     const int lane = thread / groups;
     const bool in_row = column < args.d_head_v;
-    const float *part = args.partial_O + int64_t{row_index} * args.d_head_v + column;
+    const float *part = args.partial_o + int64_t{row_index} * args.d_head_v + column;
     const int64_t part_size = args.total_rows * args.d_head_v;
     wait_for_prerequisites();
     if constexpr (kVarlen) {
@@ -187,7 +187,7 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
     const int64_t total_rows = int64_t(problem.batch) * problem.n_heads * problem.seq_len_q;
     if (total_rows > kMaxBlocks) return cudaErrorInvalidConfiguration;
     SplitCombineArgs args{
-        .partial_O = problem.partial_o,
+        .partial_o = problem.partial_o,
         .partial_lse = problem.partial_lse,
         .O = problem.o,
         .lse = problem.lse,

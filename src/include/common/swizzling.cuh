@@ -14,29 +14,63 @@
 //
 // As bits of the byte offset within a panel:   r r r r R R R c c c b b b b
 //                                                      |_|_|__^ ^ ^           c ^= R
+//
+// This is the 128-byte swizzle of TMA and wgmma as well, if panels begin at multiples of 1024 bytes, the
+// pattern's period.
 #pragma once
 
 #include "common/cuda_utils.cuh"
 
 namespace flash {
 
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = kPanelColumns * kElementBytes;  // 128
+inline constexpr int kPanelChunks = kPanelRowBytes / kChunkBytes;     // of a row: 8
+inline constexpr int kSwizzleRows = 8;
+inline constexpr int kSwizzleBytes = kSwizzleRows * kPanelRowBytes;  // 1024
+
+// The position of chunk `chunk` (0 … 7) of a panel's row. row8: the row modulo 8.
+template <typename Int>
+FLASH_HOST_DEVICE constexpr Int swizzled(Int row8, Int chunk) {
+    return chunk ^ row8;
+}
+
+// Panels of a tile d columns wide; the last one is padded with zeros.
+FLASH_HOST_DEVICE constexpr int panel_count(int d) { return ceil_div(d, kPanelColumns); }
+
+// Bytes of a (rows, d) tile.
+FLASH_HOST_DEVICE constexpr int tile_bytes(int rows, int d) { return panel_count(d) * rows * kPanelRowBytes; }
+
+// ---------------------------------------------------------------- a swizzled tile of any number of panels
+// Byte offset of chunk `chunk` (columns 8 chunk ... 8 chunk + 7) from the start of its row, in a tile of
+// `rows` rows. row8: the row modulo 8.
+FLASH_HOST_DEVICE constexpr uint32_t chunk_in_row_offset(uint32_t rows, uint32_t row8, uint32_t chunk) {
+    return (chunk / kPanelChunks) * (rows * kPanelRowBytes) +
+           swizzled(row8, chunk % kPanelChunks) * kChunkBytes;
+}
+
+// The same from the start of the tile.
+FLASH_HOST_DEVICE constexpr uint32_t chunk_offset(uint32_t rows, uint32_t row, uint32_t chunk) {
+    return row * kPanelRowBytes + chunk_in_row_offset(rows, row % kSwizzleRows, chunk);
+}
+
+// ---------------------------------------------------------------- a tile that mma.sync reads by fragments
 template <int kRows, int kDHead, bool kSwizzled>
 struct SmemTile {
-    static constexpr int panel_columns = 64;
-    static constexpr int row_bytes = panel_columns * kElementBytes;  // 128
-    static constexpr int row_chunks = row_bytes / kChunkBytes;       // 8
-    static_assert(kRows % 8 == 0, "a tile has a multiple of 8 rows, the period of the swizzle");
-    static_assert(kDHead % panel_columns == 0, "d_head must be a multiple of 64, the width of a panel");
+    static constexpr int row_bytes = kPanelRowBytes;
+    static constexpr int row_chunks = kPanelChunks;
+    static_assert(kRows % kSwizzleRows == 0, "a tile has a multiple of 8 rows, the period of the swizzle");
+    static_assert(kDHead % kPanelColumns == 0, "d_head must be a multiple of 64, the width of a panel");
 
     static constexpr int rows = kRows;
-    static constexpr int panels = kDHead / panel_columns;
+    static constexpr int panels = panel_count(kDHead);
     static constexpr int panel_bytes = kRows * row_bytes;
-    static constexpr int bytes = panels * panel_bytes;
+    static constexpr int bytes = tile_bytes(kRows, kDHead);
 
     // Byte offset of chunk `chunk` (0 … kDHead / 8 - 1) of row `row` from the tile's begin.
     static FLASH_HOST_DEVICE constexpr uint32_t offset(int row, int chunk) {
         const int column = chunk % row_chunks;
-        const int position = kSwizzled ? column ^ (row % 8) : column;
+        const int position = kSwizzled ? swizzled(row % kSwizzleRows, column) : column;
         return (chunk / row_chunks) * panel_bytes + row * row_bytes + position * kChunkBytes;
     }
 

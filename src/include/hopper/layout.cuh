@@ -1,67 +1,24 @@
-// Where elements live: tiles in shared memory and fragments in registers. Plain constexpr functions,
-// the same on host and device; tests/cpp checks them on the host.
-//
-// A tile of (rows, d) 16-bit elements is stored as panels of 64 columns, one after the other, each
-// (rows, 64) with 128-byte rows. Inside a panel the 16-byte chunks of a row are permuted by the lowest
-// three bits of the row, as TMA's and wgmma's 128-byte swizzle do it:
-//
-//     byte address bits   ... 9 8 7 | 6 5 4 | 3 2 1 0
-//                             row%8 | chunk | byte of the chunk
-//     stored chunk      =  chunk ^ (row % 8)
-//
-// Hence eight rows of one chunk column fall into eight different chunks: no bank conflicts. Panels
-// must start at multiples of 1024 bytes, the period of the pattern.
+// How a warpgroup's wgmma sees its operands: fragments in registers, and descriptors of swizzled tiles in
+// shared memory (swizzling.cuh). Plain constexpr functions, the same on host and device; tests/cpp checks
+// them on the host.
 #pragma once
 
 #include <cstdint>
 
-#include "common/cuda_utils.cuh"
+#include "common/fragments.cuh"
+#include "common/swizzling.cuh"
 
 namespace flash::hopper {
 
-inline constexpr int kPanelColumns = 64;    // elements of one 128-byte row
-inline constexpr int kPanelRowBytes = 128;  //
-inline constexpr int kChunkColumns = 8;     // elements of 16 bytes
-inline constexpr int kSwizzleBytes = 1024;  // eight rows: the swizzle's period
-inline constexpr int kWarpgroupRows = 64;   // rows of one wgmma
-inline constexpr int kMmaDepth = 16;        // reduction length of one wgmma
-
-// Panels of a tile d columns wide; the last one is padded with zeros.
-FLASH_HOST_DEVICE constexpr int panel_count(int d) { return (d + kPanelColumns - 1) / kPanelColumns; }
-
-// Bytes of a (rows, d) tile.
-FLASH_HOST_DEVICE constexpr int tile_bytes(int rows, int d) { return panel_count(d) * rows * kPanelRowBytes; }
-
-// Byte offset of 16-byte chunk `chunk` (columns 8 chunk ... 8 chunk + 7) from the start of its row, in a
-// tile of `rows` rows. row8: the row modulo 8.
-FLASH_HOST_DEVICE constexpr uint32_t chunk_in_row_offset(uint32_t rows, uint32_t row8, uint32_t chunk) {
-    return (chunk >> 3) * (rows * kPanelRowBytes) + (((chunk & 7) ^ row8) << 4);
-}
-
-// The same from the start of the tile.
-FLASH_HOST_DEVICE constexpr uint32_t chunk_offset(uint32_t rows, uint32_t row, uint32_t chunk) {
-    return row * kPanelRowBytes + chunk_in_row_offset(rows, row & 7, chunk);
-}
+inline constexpr int kWarpgroupRows = 64;  // rows of one wgmma
+inline constexpr int kMmaDepth = kMmaK;    // reduction length of one wgmma
 
 // ---------------------------------------------------------------- fragments
-// A warpgroup's accumulator of shape (64, n) holds, in thread `lane` of warp `warp`, at index i:
-//
-//     row    = 16 warp + lane / 4 + 8 ((i / 2) % 2)         two rows a thread: r = 0, 1
-//     column = 8 (i / 4) + 2 (lane % 4) + i % 2
-//
-//            columns  0 1   2 3   4 5   6 7 | 8 9 ...
-//     row 0   lane    0     1     2     3   |  0        elements i = 0, 1      | 4, 5
-//     row 1   lane    4     5     6     7   |  4
-//     row 8   lane    0     1     2     3   |  0        elements i = 2, 3      | 6, 7
+// A warpgroup's accumulator of shape (64, n) holds, in thread `lane` of warp `warp`, at index i, the element
+// `accumulator(lane, i)` of the warp's 16 rows (fragments.cuh): row = 16 warp + accumulator(lane, i).row.
+// Each thread has elements of two rows, r = 0 and 1.
 //
 // Packed in pairs, the accumulator of S is the A operand of P V: no data moves between lanes.
-FLASH_HOST_DEVICE constexpr int accumulator_row(int warp, int lane, int i) {
-    return 16 * warp + lane / 4 + 8 * ((i / 2) % 2);
-}
-
-FLASH_HOST_DEVICE constexpr int accumulator_column(int lane, int i) {
-    return 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-}
 
 // Index of element e (in column order) of the thread's row r.
 FLASH_HOST_DEVICE constexpr int row_element_index(int r, int e) { return (e / 2) * 4 + 2 * r + e % 2; }

@@ -12,10 +12,10 @@
 #include <array>
 #include <cstdint>
 
-#include "hopper/layout.cuh"
+#include "common/swizzling.cuh"
 #include "tma/tensor_view.cuh"
 
-namespace flash::hopper {
+namespace flash::tma {
 
 using EncodeTiled = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                  const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
@@ -80,4 +80,4 @@ inline cudaError_t find_or_encode(const TensorView &view, CUtensorMap &map) {
     return cudaSuccess;
 }
 
-}  // namespace flash::hopper
+}  // namespace flash::tma

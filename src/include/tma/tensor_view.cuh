@@ -21,7 +21,7 @@
 
 #include "flash_attention.cuh"
 
-namespace flash::hopper {
+namespace flash::tma {
 
 // A (batch, seq, heads, d) tensor of 16-bit elements, seen through boxes of (box_rows, 64).
 struct TensorView {
@@ -74,4 +74,4 @@ inline MapShape map_shape(const TensorView &view) {
     return shape;
 }
 
-}  // namespace flash::hopper
+}  // namespace flash::tma

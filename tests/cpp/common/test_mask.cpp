@@ -79,15 +79,15 @@ static void check_blocks(const Mask<TRAITS> &mask, int B_r, int B_c) {
             const bool steady = s.all && all_saw_a_key(mask, first, last, block, blocks.end, B_c);
             CHECK(is_full(seen_before, block) == steady);
         }
-        for (const int n_parts : {1, 2, 3, 7}) {
+        for (const int n_splits : {1, 2, 3, 7}) {
             int next = blocks.begin;
-            for (int i = 0; i < n_parts; ++i) {
-                const KeyBlocks part = blocks.part(i, n_parts);
-                const KeyBlocks steady = seen_before.template part<true>(i, n_parts);
+            for (int i = 0; i < n_splits; ++i) {
+                const KeyBlocks part = blocks.part(i, n_splits);
+                const KeyBlocks steady = seen_before.template part<true>(i, n_splits);
                 CHECK(is_ordered(part) && is_ordered(steady));
                 CHECK(part.begin == next && steady.begin == next && steady.end == part.end);
-                CHECK(part.end - part.begin >= (blocks.end - blocks.begin) / n_parts);
-                CHECK(part.end - part.begin <= ceil_div(blocks.end - blocks.begin, n_parts));
+                CHECK(part.end - part.begin >= (blocks.end - blocks.begin) / n_splits);
+                CHECK(part.end - part.begin <= ceil_div(blocks.end - blocks.begin, n_splits));
                 next = part.end;
                 for (int block = part.begin; block < part.end; ++block) {
                     CHECK(is_full(part, block) == is_full(blocks, block));

@@ -1,4 +1,5 @@
 // softmax_scale.cuh: the optimized softmax's exponents are those of the plain one for every scale.
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -44,6 +45,14 @@ int main() {
                 CHECK(std::fabs(p - exact) <= 1e-5f * exact);
             }
         }
+    }
+    // A kernel that divides by the factor names a least one. Larger factors do not change.
+    for (const float least : {FLT_MIN, 0x1p-100f}) {
+        CHECK(make_softmax_scale(0.0f, true, least).exponent_factor == least);
+        CHECK(make_softmax_scale(0.125f, true, least).exponent_factor == 0.125f * kLog2e);
+        CHECK(make_capped_softmax_scale(1.0f, 1e-35f, least).exponent_factor ==
+              std::max(1e-35f * kLog2e, least));
+        CHECK(make_capped_softmax_scale(1.0f, 30.0f, least).exponent_factor == 30.0f * kLog2e);
     }
     // No finite score is below the lowest one, unless it overflows as an exponent.
     for (const float factor : {1e-30f, 0.18f, 1.0f, 1.5f, 30.0f, 1e30f}) {

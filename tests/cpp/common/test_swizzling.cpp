@@ -25,12 +25,13 @@ static int conflicts(const std::vector<uint32_t> &addresses, int width) {
     return static_cast<int>(most) - 1;
 }
 
-template <typename Tile>
+template <typename Tile, bool kSwizzled>
 static void check_bijective(int d_head) {
     std::vector<int> uses(Tile::bytes / kChunkBytes, 0);
     for (int row = 0; row < Tile::rows; ++row) {
         for (int chunk = 0; chunk < d_head / kChunkElements; ++chunk) {
             const uint32_t offset = Tile::offset(row, chunk);
+            if (kSwizzled) CHECK(offset == chunk_offset(Tile::rows, row, chunk));  // TMA's and wgmma's place
             CHECK(offset % kChunkBytes == 0 && offset < static_cast<uint32_t>(Tile::bytes));
             if (offset < static_cast<uint32_t>(Tile::bytes)) ++uses[offset / kChunkBytes];
         }
@@ -79,7 +80,7 @@ template <typename Tile>
 static int copy_conflicts(int d_head) {
     int worst = 0;
     for (int row = 0; row < Tile::rows; ++row) {
-        for (int panel = 0; panel < d_head / Tile::panel_columns; ++panel) {
+        for (int panel = 0; panel < d_head / kPanelColumns; ++panel) {
             std::vector<uint32_t> addresses;
             for (int chunk = 0; chunk < Tile::row_chunks; ++chunk) {
                 addresses.push_back(Tile::offset(row, panel * Tile::row_chunks + chunk));
@@ -113,8 +114,8 @@ static void check_tile() {
     using Plain = SmemTile<kRows, kDHead, false>;
     static_assert(Swizzled::bytes == kRows * kDHead * kElementBytes && Plain::bytes == Swizzled::bytes);
 
-    check_bijective<Swizzled>(kDHead);
-    check_bijective<Plain>(kDHead);
+    check_bijective<Swizzled, true>(kDHead);
+    check_bijective<Plain, false>(kDHead);
     check_fragment_offsets<Swizzled>(kDHead);
     check_fragment_offsets<Plain>(kDHead);
 

@@ -1,4 +1,5 @@
-// Layouts of src/include/hopper/layout.cuh on the host, against what TMA and wgmma do with addresses:
+// Layouts of src/include/hopper/layout.cuh, and of whole tiles in common/swizzling.cuh, on the host, against
+// what TMA and wgmma do with addresses:
 //   - TMA writes element (row, column) of a (rows, 64) box to byte 128 row + 2 column, with address bits 4-6
 //     XORed by bits 7-9;
 //   - wgmma computes addresses from its descriptor and applies the same XOR.
@@ -9,9 +10,13 @@
 #include <vector>
 
 #include "hopper/layout.cuh"
-#include "hopper/require.h"
+#include "require.h"
 
+using namespace flash;
 using namespace flash::hopper;
+
+static int accumulator_row(int warp, int lane, int i) { return 16 * warp + accumulator(lane, i).row; }
+static int accumulator_column(int lane, int i) { return accumulator(lane, i).column; }
 
 static uint32_t swizzle(uint32_t address) { return address ^ ((address >> 7 & 7) << 4); }
 

@@ -3,11 +3,11 @@
 #include <numeric>
 #include <vector>
 
-#include "hopper/require.h"
+#include "require.h"
 #include "tma/tensor_view.cuh"
 
 using namespace flash;
-using namespace flash::hopper;
+using namespace flash::tma;
 
 namespace {
 

@@ -46,11 +46,11 @@ struct Epilogue {
         copy_rows(gmem_O);
     }
 
-    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32. `partial_O`:
+    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32. `partial_o`:
     // (seq_len_q, d_head_v), contiguous; `partial_lse`: (seq_len_q). A quad writes 32 bytes of a row at once,
     // a whole sector.
     FLASH_DEVICE void store_partial(const Output<Kernel> &O, const OnlineSoftmax<Kernel> &softmax,
-                                    float *partial_O, float *partial_lse, int d_head_v) const {
+                                    float *partial_o, float *partial_lse, int d_head_v) const {
         const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -60,7 +60,7 @@ struct Epilogue {
                 const float l = softmax.total(m, r);  // of all lanes, before some leave
                 if (query >= mask.seq_len_q) continue;
                 const RowEnd end = softmax.end_row(m, r, l);
-                float *row = partial_O + int64_t(query) * d_head_v + accumulator(lane, 0).column;
+                float *row = partial_o + int64_t(query) * d_head_v + accumulator(lane, 0).column;
 #pragma unroll
                 for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {
                     if (Kernel::traits.padded_head && n * kMmaN >= d_head_v) continue;

@@ -64,11 +64,11 @@ struct ForwardWarp {
         pipeline.template before_scores<kGeneral>(valid_keys);
         if (sees_block) {
             score_product(block_S, Q, pipeline.offset(), mask.seq_len_q);
-            if constexpr (Kernel::paired) pair.send_scores(block_S);
+            if constexpr (Kernel::paired_warps) pair.send_scores(block_S);
         }
         pipeline.template after_scores<kGeneral>(valid_keys);
         if (sees_block) {
-            if constexpr (Kernel::paired) {
+            if constexpr (Kernel::paired_warps) {
                 Scores<Kernel> S = pair.receive_scores(block_S);  // (warp_rows, B_c / 2)
                 take_scores<kGeneral>(S, first_key + pair.half * Kernel::warp_keys, kv_block == last_block);
                 multiply_as_pair(S);
@@ -84,7 +84,7 @@ struct ForwardWarp {
 
     // After the last block: both warps of a pair have the sums of all keys.
     FLASH_DEVICE void complete_sums() {
-        if constexpr (Kernel::paired && !Kernel::cfg.tensor_row_sums) {
+        if constexpr (Kernel::paired_warps && !Kernel::cfg.tensor_row_sums) {
             pair.share(softmax.row_sum, [](float own, float other) { return own + other; });
         }
     }
@@ -102,7 +102,7 @@ struct ForwardWarp {
         softmax.scale_scores(S);
         if constexpr (kGeneral) hide_invisible(S, first_key);
         softmax.template update<kGeneral>(S, O, first, [&](auto &maxima) {
-            if constexpr (Kernel::paired) {
+            if constexpr (Kernel::paired_warps) {
                 pair.share(maxima, [](float own, float other) { return fmaxf(own, other); });
             }
         });
@@ -279,8 +279,8 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
 
     if constexpr (traits.split) launch_dependents();  // the kernel that combines the parts
 
-    // What block this is is found out again, so that the loops need no registers for it; not where that is
-    // little and time is short.
+    // Recompute the block coordinates so that the loops need not hold them in registers. Kernels that begin
+    // early keep them: they have few, and recomputing takes time.
     const Place at = begins_early ? place : find_place<traits>(args, computed_here(blockIdx.x));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it
@@ -302,7 +302,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         const int64_t first_row =  // of the workspaces
             (at.part * total_heads + at.batch * args.grid.n_heads + at.head) * args.seq_len_q;
         if (state.has_rows()) {
-            epilogue.store_partial(state.O, state.softmax, args.partial_O + first_row * d_head_v,
+            epilogue.store_partial(state.O, state.softmax, args.partial_o + first_row * d_head_v,
                                    args.partial_lse + first_row, d_head_v);
         }
     } else {

@@ -1,7 +1,7 @@
 // What a launch tells every thread block, and what part of the work a block finds for itself by it.
 #pragma once
 
-#include "common/block_coordinates.cuh"
+#include "ampere/forward/block_coordinates.cuh"
 #include "common/page_table.cuh"
 #include "common/sequence_rows.cuh"
 #include "common/softmax_scale.cuh"
@@ -28,7 +28,7 @@ struct ForwardKernelArgs {
     int64_t total_q;         // varlen: rows of q, o and lse where cu_seqlens_q is given
     int rows_q, rows_k;      // varlen: nameable_rows of q and k, where their offsets are given
     int n_splits;            // split
-    float *partial_O;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
+    float *partial_o;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
     float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q)
     int d_head, d_head_v;    // padded_head: of the tensors
     const int *block_table;  // paged: (batch, max_pages)

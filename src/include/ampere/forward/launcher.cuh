@@ -36,8 +36,7 @@ struct ForwardLauncher {
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_q, Kernel::B_r),
                      .n_heads = problem.n_heads,
                      .total_heads = total_heads,
-                     .heads_per_section =
-                         choose_heads_per_section(kv_bytes / heads_per_kv_head, total_heads)},
+                     .section_heads = section_width(kv_bytes / heads_per_kv_head, total_heads)},
             .heads_per_kv_head = heads_per_kv_head,
             .seq_len_q = problem.seq_len_q,
             .seq_len_k = problem.seq_len_k,
@@ -53,7 +52,7 @@ struct ForwardLauncher {
             .rows_q = nameable_rows(problem.total_q),
             .rows_k = nameable_rows(problem.total_k),
             .n_splits = problem.n_splits,
-            .partial_O = problem.partial_o,
+            .partial_o = problem.partial_o,
             .partial_lse = problem.partial_lse,
             .d_head = problem.d_head,
             .d_head_v = problem.d_head_v,

@@ -25,6 +25,7 @@
 #include "ampere/forward/static_kernel_configuration.cuh"
 #include "ampere/gemm.cuh"
 #include "common/ptx.cuh"
+#include "common/quad.cuh"
 #include "common/row_end.cuh"
 #include "common/softcap.cuh"
 #include "common/softmax_scale.cuh"
@@ -120,9 +121,7 @@ struct OnlineSoftmax {
         if constexpr (tensor_sums) {
             return row_sum[m][2 * r];
         } else {
-            float sum = row_sum[m][r];
-            sum += __shfl_xor_sync(kAllLanes, sum, 1);
-            return sum + __shfl_xor_sync(kAllLanes, sum, 2);
+            return quad_sum(row_sum[m][r]);
         }
     }
 
@@ -161,11 +160,11 @@ struct OnlineSoftmax {
     FLASH_DEVICE void take_maximum(const Scores<Kernel> &S, Output<Kernel> &O, bool first, Share share) {
         constexpr bool always_rescale = mode == SoftmaxReference::EXACT;
         float maximum[Kernel::m_tiles][kRowsPerThread];
-        if constexpr (Kernel::paired) {
+        if constexpr (Kernel::paired_warps) {
 #pragma unroll
             for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
-                for (int r = 0; r < kRowsPerThread; ++r) maximum[m][r] = quad_max(max_of_row(S, m, r));
+                for (int r = 0; r < kRowsPerThread; ++r) maximum[m][r] = quad_maximum(max_of_row(S, m, r));
             }
             share(maximum);
         }
@@ -176,7 +175,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int r = 0; r < kRowsPerThread; ++r) {
                 const float old = reference[m][r];
-                if constexpr (!Kernel::paired) maximum[m][r] = quad_max(max_of_row(S, m, r));
+                if constexpr (!Kernel::paired_warps) maximum[m][r] = quad_maximum(max_of_row(S, m, r));
                 const float block_reference = reference_of(maximum[m][r]);
                 reference[m][r] = optimized ? fminf(old, block_reference) : fmaxf(old, block_reference);
                 const float step =
@@ -223,11 +222,6 @@ struct OnlineSoftmax {
             odd = fmaxf(odd, tile[2 * r + 1]);
         }
         return fmaxf(even, odd);
-    }
-
-    static FLASH_DEVICE float quad_max(float x) {
-        x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-        return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
     }
 
     FLASH_DEVICE void rescale(Output<Kernel> &O, int m, int r, float factor) {

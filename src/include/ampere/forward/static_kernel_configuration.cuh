@@ -61,8 +61,8 @@ struct StaticForwardKernelConfig {
                   "n_warps must be even: 8 threads copy a row, and a pass must cover a multiple of 8 rows");
     static_assert(CFG.n_warps <= 32, "n_warps must be at most 32, a thread block's 1024 threads");
     // Warps that share their rows: in a pair each has one half of d_head, in both products.
-    static constexpr bool paired = CFG.paired_warps;
-    static constexpr int warps_per_group = paired ? 2 : 1;
+    static constexpr bool paired_warps = CFG.paired_warps;
+    static constexpr int warps_per_group = paired_warps ? 2 : 1;
     static constexpr int n_groups = CFG.n_warps / warps_per_group;
     static_assert(
         B_r > 0 && B_r % (n_groups * kMmaM) == 0,
@@ -75,11 +75,11 @@ struct StaticForwardKernelConfig {
     static constexpr int warp_d = d_head / warps_per_group;  // columns of Q and K, and of V and O
     static constexpr int warp_keys = B_c / warps_per_group;  // keys of which the warp makes P
     static_assert(
-        !paired || (d_head % 128 == 0 && B_c % (2 * kMmaTile) == 0 && CFG.fragments_ahead > 0),
+        !paired_warps || (d_head % 128 == 0 && B_c % (2 * kMmaTile) == 0 && CFG.fragments_ahead > 0),
         "paired_warps needs d_head in multiples of 128, B_c in multiples of 32, and fragments_ahead");
-    static_assert(!paired || CFG.softmax_reference != SoftmaxReference::LAGGED,
+    static_assert(!paired_warps || CFG.softmax_reference != SoftmaxReference::LAGGED,
                   "paired_warps and a LAGGED reference: growth is seen by one warp of the pair only");
-    static_assert(!(paired && TRAITS.split), "paired_warps: parts of split keys are not made for it");
+    static_assert(!(paired_warps && TRAITS.split), "paired_warps: parts of split keys are not made for it");
 
     // ---------------------------------------------------------------- shared memory
     static constexpr int box_bytes = warp_rows * warp_keys * 4;  // scores in fp32 (warp_pair.cuh)
@@ -90,7 +90,7 @@ struct StaticForwardKernelConfig {
     static constexpr int smem_V = smem_K + KVTile::bytes;
     static constexpr int smem_barriers = smem_K + CFG.kv_stages * 2 * KVTile::bytes;  // K V, K V, …
     static constexpr int smem_boxes = smem_barriers + (CFG.mbarrier ? kBarrierBytes : 0);
-    static constexpr int smem_bytes = smem_boxes + (paired ? CFG.n_warps * box_bytes : 0);
+    static constexpr int smem_bytes = smem_boxes + (paired_warps ? CFG.n_warps * box_bytes : 0);
     static_assert(smem_barriers == (B_r + 2 * CFG.kv_stages * B_c) * d_head * kElementBytes);
 
     static_assert(CFG.kv_stages >= 1 && CFG.kv_stages <= kMaxStages, "kv_stages must be 1 to 8");

@@ -1,5 +1,5 @@
-// What a consumer warpgroup holds, and its moves: fragments, softmax state, ring positions, turns.
-// consumer.cuh puts the moves in order.
+// What a consumer warpgroup holds, fragments, softmax state and ring positions, and its moves. mainloop.cuh
+// puts the moves in order.
 #pragma once
 
 #include "common/softcap.cuh"
@@ -8,37 +8,37 @@
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
 #include "hopper/forward/softmax.cuh"
+#include "hopper/forward/tile_range.cuh"
+#include "hopper/forward/turns.cuh"
 
 namespace flash::hopper {
 
 // tanh_exponential is off by up to 2^-22: scores under smaller caps by less than 2^-12.
 inline constexpr float kLargeCap = 1024;
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-struct Consumer {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    static constexpr int B_r = Static::B_r, B_c = Static::B_c, d_v = Static::d_head_v;
-    static constexpr bool kLagged = CFG.softmax_reference == SoftmaxReference::LAGGED;
+template <typename Kernel>
+struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
+    static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
+    static constexpr bool kLagged = Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
 
     const ForwardKernelArgs &args;
-    const SharedMemory<CFG, TRAITS> smem;
-    const Products<CFG, TRAITS> products;
+    const SharedMemory<Kernel> smem;
+    const Products<Kernel> products;
     const int warpgroup;  // 0 ... n_consumers - 1
     const int lane, warp;
 
-    uint32_t rmem_Q[Static::kQRegisters];  // the last columns of Q, 16 bit, as A operands
-    float rmem_S[B_c / 2];                 // (64, B_c) scores, then weights
-    uint32_t rmem_P[B_c / 4];              // (64, B_c) weights, 16 bit
+    uint32_t rmem_Q[Kernel::q_registers];  // the last columns of Q, 16 bit, as A operands
+    float rmem_S[B_c / 2];                 // (64, B_c) scores, then P
+    uint32_t rmem_P[B_c / 4];              // (64, B_c) P, 16 bit
     float rmem_O[d_v / 2];                 // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
     Descriptors tiles;
-    TilePosition<Static::kKStages, Static::kVStages> kv;
-    RingPosition<Static::kQStages> q{0};
+    TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
+    RingPosition<Kernel::q_stages> q{0};
     WorkItem item;
     int kv_block;  // tile in hand
 
-    FLASH_DEVICE Consumer(const ForwardKernelArgs &kernel_args, const SharedMemory<CFG, TRAITS> &shared,
-                          int index)
+    FLASH_DEVICE Consumer(const ForwardKernelArgs &kernel_args, const SharedMemory<Kernel> &shared, int index)
         : args(kernel_args),
           smem(shared),
           products(shared, index),
@@ -49,8 +49,8 @@ struct Consumer {
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
         cap_scores();
-        if (Static::kMasksDiagonal || (kv_block + 1) * B_c > seq_len_k()) mask_tile();
-        softmax.template exact_step<true>(rmem_S, args.scale_log2, args.lowest);
+        if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
+        softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
 
     template <bool kMasked>
@@ -58,9 +58,9 @@ struct Consumer {
         cap_scores();
         if (kMasked) mask_tile();
         if constexpr (kLagged && !kMasked) {
-            softmax.lagged_step(rmem_S, args.scale_log2);
+            softmax.lagged_step(rmem_S, args.exponent_factor);
         } else {
-            softmax.template exact_step<false>(rmem_S, args.scale_log2, args.lowest);
+            softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
         }
     }
 
@@ -71,25 +71,24 @@ struct Consumer {
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 softmax.undo_lagged_step(rmem_S);
-                recompute_scores<CFG.dtype, B_r, B_c, Static::d_head>(
-                    rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()), warpgroup * kWarpgroupRows + warp * 16,
-                    lane);
+                recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
+                                         warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
-                softmax.template exact_step<false>(rmem_S, args.scale_log2, args.lowest);
+                softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
             } else {
-                softmax.adopt_growth(rmem_S, args.scale_log2, args.inv_scale_log2);
+                softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
             }
-        } else if constexpr (CFG.softmax_reference == SoftmaxReference::EXACT_SKIP_RESCALE) {
+        } else if constexpr (Kernel::cfg.softmax_reference == SoftmaxReference::EXACT_SKIP_RESCALE) {
             if (!__any_sync(kAllLanes, fminf(softmax.rescale[0], softmax.rescale[1]) != 1.f)) return;
         }
         scale_rows(rmem_O, softmax.rescale);
     }
 
-    // Scores become tanh(score_factor S); softcap is a part of scale_log2. The form that is right for small
-    // arguments too costs half as much again, and is needed only for caps that multiply what they lose.
+    // Scores become tanh(score_factor S); softcap is a part of exponent_factor. The form that is right for
+    // small arguments too costs half as much again, and is needed only for caps that multiply what they lose.
     FLASH_DEVICE void cap_scores() {
-        if constexpr (TRAITS.softcap) {
-            if (args.scale_log2 > kLargeCap * kLog2e) {
+        if constexpr (Kernel::traits.softcap) {
+            if (args.exponent_factor > kLargeCap * kLog2e) {
 #pragma unroll
                 for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
             } else {
@@ -100,25 +99,26 @@ struct Consumer {
     }
 
     FLASH_DEVICE void mask_tile() {
-        const int row0 = first_row() + warp * 16 + (lane >> 2);
+        const int row0 = this->first_row() + warp * 16 + accumulator(lane, 0).row;
         const int first_column = kv_block * B_c;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = row0 + 8 * r;
-            if constexpr (TRAITS.window) {
-                keep_columns<B_c, true>(rmem_S, r, lane, mask().visible_end(row) - first_column,
-                                        mask().visible_begin(row) - first_column);
+            if constexpr (Kernel::traits.window) {
+                keep_columns<B_c, true>(rmem_S, r, lane, this->mask().visible_end(row) - first_column,
+                                        this->mask().visible_begin(row) - first_column);
             } else {
-                const int last_visible = row + seq_len_k() - seq_len_q();  // bottom-right
-                const int n_visible = TRAITS.causal ? min(seq_len_k(), last_visible + 1) : seq_len_k();
+                const int last_visible = row + this->seq_len_k() - this->seq_len_q();  // bottom-right
+                const int n_visible =
+                    Kernel::traits.causal ? min(this->seq_len_k(), last_visible + 1) : this->seq_len_k();
                 keep_columns<B_c>(rmem_S, r, lane, n_visible - first_column);
             }
         }
     }
 
-    FLASH_DEVICE void round_weights() {
+    FLASH_DEVICE void round_probabilities() {
 #pragma unroll
-        for (int i = 0; i < B_c / 4; ++i) rmem_P[i] = pack<CFG.dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
+        for (int i = 0; i < B_c / 4; ++i) rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
     }
 
     FLASH_DEVICE void zero_output() {
@@ -133,57 +133,18 @@ struct Consumer {
     FLASH_DEVICE void finish(const WorkItem &ended, const RowState &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
-        const WorkItem done = Static::kDirectStore ? ended : read_item(smem, q_slot);
-        finish_item<CFG, TRAITS>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
+        const WorkItem done = Kernel::direct_store ? ended : read_item(smem, q_slot);
+        finish_item<Kernel>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
     }
 
-    // ---------------------------------------------------------------- which tiles
-    FLASH_DEVICE int seq_len_q() const { return TRAITS.varlen ? item.seq_len_q : args.work.seq_len_q; }
-    FLASH_DEVICE int seq_len_k() const { return TRAITS.varlen ? item.seq_len_k : args.work.seq_len_k; }
-    FLASH_DEVICE Mask<TRAITS> mask() const { return make_mask<TRAITS>(args, seq_len_q(), seq_len_k()); }
-    FLASH_DEVICE int first_row() const { return item.q_block * B_r + warpgroup * kWarpgroupRows; }
-
-    // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
-    // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
-    // reference is one of its scores.
-    FLASH_DEVICE int last_masked_block() const {
-        const int right = TRAITS.window && !TRAITS.causal ? args.window_right : 0;
-        return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
-    }
-
-    // Masks of the left edge begin before this tile.
-    FLASH_DEVICE int first_whole_block() const {
-        if constexpr (!TRAITS.window) return end_of_loops();
-        const int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
-        return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
-    }
-
-    // Tiles go from the last to this one.
-    FLASH_DEVICE int end_of_loops() const { return Static::kTilesBegin ? item.first_kv_block : 0; }
-
-    FLASH_DEVICE int leading_kv_block() const {
-        int n_blocks = item.end_kv_block;
-        if (Static::kMaxSkippedTiles > 0) {
-            const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
-            n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
-            n_blocks = max(n_blocks, item.end_kv_block - Static::kMaxSkippedTiles);
-        }
-        return n_blocks - 1;
-    }
-
-    // Whether the warpgroup sees nothing of the second half of its first tile.
-    FLASH_DEVICE bool sees_half_tile() const {
-        const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
-        return visible <= kv_block * B_c + B_c / 2;
-    }
-
+    // ---------------------------------------------------------------- from tile to tile
     // Calls first_tile.operator()<n_columns>(), with as many columns as must be computed of the first tile.
     // The products are issued and waited for within: one that is still running where branches meet would make
     // each wait for the one before.
     template <typename FirstTile>
     FLASH_DEVICE void with_first_columns(const FirstTile &first_tile) {
-        if constexpr (Static::kHalfTiles) {
-            if (sees_half_tile()) return first_tile.template operator()<B_c / 2>();
+        if constexpr (Kernel::half_tiles) {
+            if (this->sees_half_tile(kv_block)) return first_tile.template operator()<B_c / 2>();
         }
         first_tile.template operator()<B_c>();
     }
@@ -191,15 +152,15 @@ struct Consumer {
     // To the warpgroup's first tile of its item, from the item's first.
     FLASH_DEVICE void go_to_first_tile() {
         pass_tiles_of_the_other_block();
-        kv_block = leading_kv_block();
+        kv_block = this->leading_kv_block();
         skip_leading_tiles();
     }
 
     // Of paired blocks the one with the lower queries passes on what lies above its diagonal. All its
     // warpgroups do, so that nobody's turn is missed.
     FLASH_DEVICE void pass_tiles_of_the_other_block() {
-        if constexpr (Static::kPassesTiles) {
-            const int visible = (item.q_block + 1) * B_r + seq_len_k() - seq_len_q();
+        if constexpr (Kernel::passes_tiles) {
+            const int visible = (item.q_block + 1) * B_r + this->seq_len_k() - this->seq_len_q();
             const int end = min(item.end_kv_block, max(ceil_div(visible, B_c), 1));
 #pragma unroll 1
             for (; item.end_kv_block > end; --item.end_kv_block) pass_tile();
@@ -208,24 +169,24 @@ struct Consumer {
 
     FLASH_DEVICE void pass_tile() {
         mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
-        release_tile(smem.k_empty(kv.k_slot()));
+        this->release_tile(smem.k_empty(kv.k_slot()));
         mbarrier_wait(smem.v_full(kv.v_slot()), kv.v_phase());
-        release_tile(smem.v_empty(kv.v_slot()));
+        this->release_tile(smem.v_empty(kv.v_slot()));
         kv.advance();
     }
 
     // Passes the tiles before the first one on unused, with all the turns and releases of those that are
     // used.
     FLASH_DEVICE void skip_leading_tiles() {
-        if constexpr (Static::kMaxSkippedTiles > 0) {
+        if constexpr (Kernel::max_skipped_tiles > 0) {
 #pragma unroll 1
             for (int skipped = item.end_kv_block - 1; skipped > kv_block; --skipped) {
                 mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
-                await_turn();
-                pass_turn();
-                release_tile(smem.k_empty(kv.k_slot()));
+                this->await_turn();
+                this->pass_turn();
+                this->release_tile(smem.k_empty(kv.k_slot()));
                 mbarrier_wait(smem.v_full(kv.v_slot()), kv.v_phase());
-                release_tile(smem.v_empty(kv.v_slot()));
+                this->release_tile(smem.v_empty(kv.v_slot()));
                 kv.advance();
             }
         }
@@ -237,8 +198,8 @@ struct Consumer {
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kAllLanes, item.q_block, 0);
         item.end_kv_block = __shfl_sync(kAllLanes, item.end_kv_block, 0);
-        if (Static::kTilesBegin) item.first_kv_block = __shfl_sync(kAllLanes, item.first_kv_block, 0);
-        if (TRAITS.varlen) {
+        if (Kernel::tiles_begin) item.first_kv_block = __shfl_sync(kAllLanes, item.first_kv_block, 0);
+        if (Kernel::traits.varlen) {
             item.seq_len_q = __shfl_sync(kAllLanes, item.seq_len_q, 0);
             item.seq_len_k = __shfl_sync(kAllLanes, item.seq_len_k, 0);
         }
@@ -250,8 +211,8 @@ struct Consumer {
     FLASH_DEVICE void load_query_registers() {
         const uint32_t row = warpgroup * kWarpgroupRows + warp * 16 + (lane & 15);
 #pragma unroll
-        for (int i = 0; i < CFG.q_register_steps; ++i) {
-            const uint32_t chunk = 2 * (Static::kQSharedSteps + i) + (lane >> 4);
+        for (int i = 0; i < Kernel::cfg.q_register_steps; ++i) {
+            const uint32_t chunk = 2 * (Kernel::q_shared_steps + i) + (lane >> 4);
             uint32_t a[4];
             ldmatrix(a, smem.q(q.slot()) + chunk_offset(B_r, row, chunk));
 #pragma unroll
@@ -259,38 +220,11 @@ struct Consumer {
         }
     }
 
-    // ---------------------------------------------------------------- barriers
+    // ---------------------------------------------------------------- products
     // The opaque zero is the sign of a sum of powers of two (the hardware's NaN is positive too).
     FLASH_DEVICE void use_slots(uint32_t k, uint32_t v) {
         tiles = products.descriptors(make_uniform(k, v, q.slot(), __float_as_uint(softmax.sum[0]) >> 31));
     }
-
-    // This warp no longer needs what the barrier guards.
-    FLASH_DEVICE void release(uint32_t barrier) {
-        if (arrives_for_warp(lane)) mbarrier_arrive(barrier);
-    }
-    // The same of a K or V slot. Of paired blocks both must know: each loads a half of the other's next tile.
-    FLASH_DEVICE void release_tile(uint32_t barrier) {
-        if constexpr (Static::kPaired && kEveryLaneArrives) {
-            mbarrier_arrive_at(barrier, 0);
-            mbarrier_arrive_at(barrier, 1);
-        } else if constexpr (Static::kPaired) {
-            if (lane < 2) mbarrier_arrive_at(barrier, lane);
-        } else {
-            release(barrier);
-        }
-    }
-
-    // Turns: named barrier 1 + i is warpgroup i's, joined by its 128 threads and the 128 that pass to it.
-    FLASH_DEVICE void await_turn() {
-        if (CFG.ping_pong) named_barrier_sync(1 + warpgroup, 2 * kWarpgroupThreads);
-    }
-    FLASH_DEVICE void pass_turn_to(int other) { named_barrier_arrive(1 + other, 2 * kWarpgroupThreads); }
-    FLASH_DEVICE void pass_turn() {
-        if (CFG.ping_pong) pass_turn_to((warpgroup + 1) % Static::n_consumers);
-    }
-
-    FLASH_DEVICE void sync_warpgroup() { named_barrier_sync(8 + warpgroup, kWarpgroupThreads); }
 
     // S is there; P V goes on.
     FLASH_DEVICE void await_scores() {
@@ -301,12 +235,13 @@ struct Consumer {
     // P V is done. ptxas moves this wait up in front of the exponentials, unless a branch that depends on
     // them stands before it: forced_overlap adds one, which no finite sum takes.
     FLASH_DEVICE void await_pv(uint32_t v_slot) {
-        if (CFG.forced_overlap && __any_sync(kAllLanes, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
+        if (Kernel::cfg.forced_overlap &&
+            __any_sync(kAllLanes, fmaxf(softmax.sum[0], softmax.sum[1]) > 1e36f)) {
             store_shared(smem.sink(), 1);
         }
         wgmma_wait<0>();
         pin_output();
-        release_tile(smem.v_empty(v_slot));
+        this->release_tile(smem.v_empty(v_slot));
     }
 
     FLASH_DEVICE void pin_output() {

@@ -13,15 +13,15 @@ namespace flash::hopper {
 // V's tile is at `position`, the last of `item`. Each warpgroup clears the rows for itself, before it issues
 // the product: that another one's product reads what that one has cleared does no harm. No wgmma is in
 // flight.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename Position>
-FLASH_DEVICE void clear_hidden_values(Consumer<CFG, TRAITS> &wg, const WorkItem &item,
-                                      const Position &position) {
-    if constexpr (TRAITS.window) {
+template <typename Kernel, typename Position>
+FLASH_DEVICE void clear_hidden_values(Consumer<Kernel> &wg, const WorkItem &item, const Position &position) {
+    if constexpr (Kernel::traits.window) {
         constexpr int kRowChunks = kPanelRowBytes / kChunkBytes;
-        const int seq_len_q = TRAITS.varlen ? item.seq_len_q : wg.args.work.seq_len_q;
-        const int seq_len_k = TRAITS.varlen ? item.seq_len_k : wg.args.work.seq_len_k;
-        const auto mask = make_mask<TRAITS>(wg.args, seq_len_q, seq_len_k);
-        const int n_hidden = mask.visible_begin(item.q_block * CFG.B_r) - item.first_kv_block * CFG.B_c;
+        const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : wg.args.work.seq_len_q;
+        const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : wg.args.work.seq_len_k;
+        const auto mask = wg.args.template mask<Kernel::traits>(seq_len_q, seq_len_k);
+        const int n_hidden =
+            mask.visible_begin(item.q_block * Kernel::B_r) - item.first_kv_block * Kernel::B_c;
         if (n_hidden <= 0) return;
         mbarrier_wait(wg.smem.v_full(position.v_slot()), position.v_phase());
         const uint32_t smem_V = wg.smem.v(position.v_slot());
@@ -29,8 +29,8 @@ FLASH_DEVICE void clear_hidden_values(Consumer<CFG, TRAITS> &wg, const WorkItem 
 #pragma unroll 1
         for (int i = wg.warp * kWarpSize + wg.lane; i < n_hidden * kRowChunks; i += kWarpgroupThreads) {
 #pragma unroll
-            for (int panel = 0; panel < panel_count(CFG.d_head_v); ++panel) {
-                store_shared(smem_V + panel * (CFG.B_c * kPanelRowBytes) + i * kChunkBytes,
+            for (int panel = 0; panel < panel_count(Kernel::d_head_v); ++panel) {
+                store_shared(smem_V + panel * (Kernel::B_c * kPanelRowBytes) + i * kChunkBytes,
                              make_int4(0, 0, 0, 0));
             }
         }

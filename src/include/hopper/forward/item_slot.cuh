@@ -8,32 +8,32 @@
 
 namespace flash::hopper {
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void write_item(const SharedMemory<CFG, TRAITS> &smem, uint32_t slot, const WorkItem &item) {
+template <typename Kernel>
+FLASH_DEVICE void write_item(const SharedMemory<Kernel> &smem, uint32_t slot, const WorkItem &item) {
     store_shared(smem.item(slot), make_int4(item.q_block, item.head, item.batch, item.end_kv_block));
-    if constexpr (SharedMemory<CFG, TRAITS>::Static::kLongItems) {
+    if constexpr (Kernel::long_items) {
         store_shared(smem.item(slot) + 16,
                      make_int4(item.first_kv_block, item.seq_len_q, item.seq_len_k, item.q_row));
     }
-    if constexpr (TRAITS.split) store_shared(smem.item(slot) + 32, static_cast<uint32_t>(item.part));
+    if constexpr (Kernel::traits.split) store_shared(smem.item(slot) + 32, static_cast<uint32_t>(item.part));
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE WorkItem read_item(const SharedMemory<CFG, TRAITS> &smem, uint32_t slot) {
+template <typename Kernel>
+FLASH_DEVICE WorkItem read_item(const SharedMemory<Kernel> &smem, uint32_t slot) {
     WorkItem item{};
     const int4 first = load_shared_int4(smem.item(slot));
     item.q_block = first.x;
     item.head = first.y;
     item.batch = first.z;
     item.end_kv_block = first.w;
-    if constexpr (SharedMemory<CFG, TRAITS>::Static::kLongItems) {
+    if constexpr (Kernel::long_items) {
         const int4 second = load_shared_int4(smem.item(slot) + 16);
         item.first_kv_block = second.x;
         item.seq_len_q = second.y;
         item.seq_len_k = second.z;
         item.q_row = second.w;
     }
-    if constexpr (TRAITS.split) item.part = load_shared_int(smem.item(slot) + 32);
+    if constexpr (Kernel::traits.split) item.part = load_shared_int(smem.item(slot) + 32);
     return item;
 }
 

@@ -22,11 +22,11 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
                           const __grid_constant__ CUtensorMap v_map,
                           const __grid_constant__ CUtensorMap o_map,
                           const __grid_constant__ ForwardKernelArgs args) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    const SharedMemory<CFG, TRAITS> smem{smem_address(dynamic_smem)};
+    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+    const SharedMemory<Kernel> smem{smem_address(dynamic_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
     const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroupThreads, 0);
-    if (threadIdx.x == 32 && (!Static::kWarpLoads || args.work.seq_len_k > 0)) {  // else there are no maps
+    if (threadIdx.x == 32 && (!Kernel::warp_loads || args.work.seq_len_k > 0)) {  // else there are no maps
         prefetch_tensor_map(&q_map);
         prefetch_tensor_map(&k_map);
         prefetch_tensor_map(&v_map);
@@ -35,27 +35,27 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
     if (TRAITS.split) wait_for_prerequisites();
 
     if (warpgroup == 0) {
-        release_registers<Static::kRegisters.producer>();
+        release_registers<Kernel::registers.producer>();
         const TensorMaps maps{q_map, k_map, v_map, o_map};
         const int warp = threadIdx.x / 32;
-        if (Static::kWarpLoads ? warp == 0 : threadIdx.x == 0) {
-            LoadThread<CFG, TRAITS>{smem, maps, args}.run();
-        } else if (!Static::kDirectStore && threadIdx.x == 32) {
-            run_store_thread<CFG, TRAITS>(smem, maps, args);
+        if (Kernel::warp_loads ? warp == 0 : threadIdx.x == 0) {
+            LoadThread<Kernel>{smem, maps, args}.run();
+        } else if (!Kernel::direct_store && threadIdx.x == 32) {
+            run_store_thread<Kernel>(smem, maps, args);
         } else if (warp >= 2) {  // these have nothing else to do
-            if constexpr (!Static::kWarpLoads) {
-                fill_rows_without_keys<CFG, TRAITS>(args, threadIdx.x - 64, 64);
+            if constexpr (!Kernel::warp_loads) {
+                fill_rows_without_keys<Kernel>(args, threadIdx.x - 64, 64);
             } else if constexpr (TRAITS.varlen && !TRAITS.split) {
                 clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
-                                   chunks_of_row<CFG, TRAITS>(args), threadIdx.x - 64, 64);
+                                   chunks_of_row<Kernel>(args), threadIdx.x - 64, 64);
             }
         }
     } else {
-        acquire_registers<Static::kRegisters.consumer>();
-        Consumer<CFG, TRAITS> consumer(args, smem, warpgroup - 1);
+        acquire_registers<Kernel::registers.consumer>();
+        Consumer<Kernel> consumer(args, smem, warpgroup - 1);
         run_consumer(consumer);
     }
-    if (Static::kPaired) cluster_sync();  // the other block may still arrive at this one's barriers
+    if (Kernel::paired_blocks) cluster_sync();  // the other block may still arrive at this one's barriers
 }
 
 }  // namespace flash::hopper

@@ -4,15 +4,12 @@
 #include "common/page_table.cuh"
 #include "common/sequence_rows.cuh"
 #include "flash_attention.cuh"
-#include "hopper/work_items.cuh"
+#include "tma/scheduler_counter.cuh"
+#include "tma/work_items.cuh"
 
 namespace flash::hopper {
 
-// Items handed out, and blocks that have seen the end. Both are zero before and after a launch.
-struct SchedulerCounter {
-    int next;
-    int finished_blocks;
-};
+using namespace flash::tma;
 
 struct ForwardKernelArgs {
     void *o;                    // (batch, seq_len_q, n_heads, d_head_v)
@@ -20,10 +17,10 @@ struct ForwardKernelArgs {
     SchedulerCounter *counter;  // nullptr: items go round statically
     TensorStrides o_strides;
     WorkShape work;
-    int group_size;        // query heads that share a key and value head
-    float scale_log2;      // softmax_scale * log2(e)
-    float inv_scale_log2;  // 1 / scale_log2
-    float lowest;          // the reference of a row without a finite score (SoftmaxScale)
+    int heads_per_kv_head;      // query heads that share a key and value head
+    float exponent_factor;      // of the scores (SoftmaxScale): softmax_scale * log2(e)
+    float inv_exponent_factor;  // 1 / exponent_factor
+    float lowest;               // the reference of a row without a finite score (SoftmaxScale)
 
     // What belongs to a trait is read only by kernels that have it, and stands last: the others do not change
     // with it.
@@ -33,15 +30,21 @@ struct ForwardKernelArgs {
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
     int64_t total_q;         // varlen: rows of q, o and lse where cu_seqlens_q is given
     int batch;               // varlen, split
-    int n_parts;             // split
-    float *partial_o;        // split: (n_parts, batch, n_heads, seq_len_q, d_head_v)
-    float *partial_lse;      // split: (n_parts, batch, n_heads, seq_len_q)
+    int n_splits;            // split
+    float *partial_o;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
+    float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q)
     int d_head_v;            // padded_head: of the tensors
     int rows_q, rows_k;      // varlen: nameable_rows of q and k, where their offsets are given
     const int *block_table;  // paged: (batch, max_pages)
     int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes
     PageSize page_size;      // paged
+
+    // The mask of a launch; of one sequence of it, where lengths differ.
+    template <ForwardTraits TRAITS>
+    FLASH_DEVICE Mask<TRAITS> mask(int seq_len_q, int seq_len_k) const {
+        return {seq_len_q, seq_len_k, window_left, window_right};
+    }
 };
 
 // Where an item's queries are in q, o and lse, and how many its sequence has.
@@ -62,12 +65,6 @@ FLASH_DEVICE int64_t lse_index(const ForwardKernelArgs &args, const SequenceRows
 FLASH_DEVICE int64_t partial_row(const ForwardKernelArgs &args, const WorkItem &item) {
     const int64_t pair = (static_cast<int64_t>(item.part) * args.batch + item.batch) * args.work.n_heads;
     return (pair + item.head) * args.work.seq_len_q;
-}
-
-// The mask of a launch; of one sequence of it, where lengths differ.
-template <ForwardTraits TRAITS>
-FLASH_DEVICE Mask<TRAITS> make_mask(const ForwardKernelArgs &args, int seq_len_q, int seq_len_k) {
-    return {seq_len_q, seq_len_k, args.window_left, args.window_right};
 }
 
 }  // namespace flash::hopper

@@ -15,14 +15,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfloat>
 #include <numeric>
 
 #include "common/early_launch.cuh"
 #include "common/split_combine.cuh"
+#include "hopper/forward/encode_maps.cuh"
 #include "hopper/forward/kernel.cuh"
-#include "hopper/scheduler_counters.cuh"
-#include "tma/tensor_map.cuh"
+#include "hopper/forward/section_width.cuh"
+#include "tma/scheduler_counters.cuh"
 
 namespace flash::hopper {
 
@@ -30,66 +30,65 @@ inline constexpr int kTarget = 90;         // sm_90a
 inline constexpr int kPageAlignment = 16;  // rows: parts of pages that copies take end at swizzled rows of 8
 
 // ---------------------------------------------------------------- arguments
-// Smallest scale the kernel sees: 0 becomes this, which no finite score feels, and -inf stays -inf. Largest:
-// log2(e) times a finite float may be none.
-inline constexpr float kMinScaleLog2 = 0x1p-100f;
-inline constexpr float kMaxScaleLog2 = FLT_MAX / 2;
+// The least factor of an exponent. It is larger than the Ampere family's, because the kernel divides by it:
+// the growth of a lagged reference, up to 2^100, becomes a score again.
+inline constexpr float kLeastExponentFactor = 0x1p-100f;
 
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 bool traits_allow(const ForwardProblem &problem) {
-    if (TRAITS.softcap && !(problem.softcap > 0)) return false;
-    if (TRAITS.sinks && problem.sinks == nullptr) return false;
-    if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
-                         problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
+    if (Kernel::traits.softcap && !(problem.softcap > 0)) return false;
+    if (Kernel::traits.sinks && problem.sinks == nullptr) return false;
+    if (Kernel::traits.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
+                                 problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
         return false;
     }
-    if (TRAITS.paged &&
+    if (Kernel::traits.paged &&
         (problem.block_table == nullptr || problem.page_size % kPageAlignment != 0 || problem.page_size < 1 ||
          problem.n_pages < 1 || problem.seq_len_k != int64_t(problem.max_pages) * problem.page_size ||
          problem.cu_seqlens_k != nullptr)) {
         return false;
     }
-    if (!TRAITS.padded_head) return true;
+    if (!Kernel::traits.padded_head) return true;
     // Of a box without one column that exists, copies touch the base, which a ragged map has before the
     // tensor.
-    if (TRAITS.varlen && (panel_count(problem.d_head) != panel_count(CFG.d_head) ||
-                          panel_count(problem.d_head_v) != panel_count(CFG.d_head_v))) {
+    if (Kernel::traits.varlen && (panel_count(problem.d_head) != panel_count(Kernel::d_head) ||
+                                  panel_count(problem.d_head_v) != panel_count(Kernel::d_head_v))) {
         return false;
     }
-    return problem.d_head % kChunkColumns == 0 && problem.d_head_v % kChunkColumns == 0;
+    return problem.d_head % kChunkElements == 0 && problem.d_head_v % kChunkElements == 0;
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &args) {
-    constexpr int kKeyBytes = (CFG.d_head + CFG.d_head_v) * 2;
+    constexpr int kKeyBytes = (Kernel::d_head + Kernel::d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
-    if (!traits_allow<CFG, TRAITS>(problem)) return cudaErrorInvalidValue;
-    const bool uneven = TRAITS.causal || TRAITS.window;
-    const int n_keys = TRAITS.varlen ? typical_keys(problem) : problem.seq_len_k;
-    const int section_heads = !CFG.head_sections ? 1
-                              : CFG.section_heads != 0
-                                  ? CFG.section_heads
+    if (!traits_allow<Kernel>(problem)) return cudaErrorInvalidValue;
+    const bool uneven = Kernel::traits.causal || Kernel::traits.window;
+    const int n_keys = Kernel::traits.varlen ? typical_keys(problem) : problem.seq_len_k;
+    const int section_heads = !Kernel::cfg.head_sections ? 1
+                              : Kernel::cfg.section_heads != 0
+                                  ? Kernel::cfg.section_heads
                                   : section_width(uneven, problem.seq_len_q, n_keys, kKeyBytes);
-    const Mask<TRAITS> mask{problem.seq_len_q, problem.seq_len_k, problem.window_left, problem.window_right};
-    args.n_parts = TRAITS.split ? problem.n_splits : 1;
-    constexpr int kItemRows = StaticForwardKernelConfig<CFG, TRAITS>::kItemRows;
-    if (!plan_work(problem.batch, problem.n_heads, mask, kItemRows, section_heads, args.n_parts, args.work)) {
+    const Mask<Kernel::traits> mask{problem.seq_len_q, problem.seq_len_k, problem.window_left,
+                                    problem.window_right};
+    args.n_splits = Kernel::traits.split ? problem.n_splits : 1;
+    if (!plan_work(problem.batch, problem.n_heads, mask, Kernel::item_rows, section_heads, args.n_splits,
+                   args.work)) {
         return cudaErrorInvalidValue;
     }
     args.o = problem.o;
     args.lse = problem.lse;
     args.o_strides = problem.o_strides;
-    args.group_size = problem.n_heads / problem.n_heads_kv;
-    if (TRAITS.softcap) {
-        const SoftmaxScale capped = make_capped_softmax_scale(problem.softmax_scale, problem.softcap);
-        args.score_factor = capped.score_factor;
-        args.scale_log2 = std::max(capped.exponent_factor, kMinScaleLog2);
-    } else {
-        args.scale_log2 = std::clamp(problem.softmax_scale * kLog2e, kMinScaleLog2, kMaxScaleLog2);
-    }
-    args.inv_scale_log2 = 1.f / args.scale_log2;
-    args.lowest = lowest_score(args.scale_log2);
+    args.heads_per_kv_head = problem.n_heads / problem.n_heads_kv;
+    const SoftmaxScale scale =
+        Kernel::traits.softcap
+            ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap, kLeastExponentFactor)
+            : make_softmax_scale(problem.softmax_scale, true, kLeastExponentFactor);
+    args.score_factor = scale.score_factor;
+    args.exponent_factor = scale.exponent_factor;
+    args.inv_exponent_factor = 1.f / scale.exponent_factor;
+    args.lowest = scale.lowest;
     args.window_left = problem.window_left;
     args.window_right = problem.window_right;
     args.sinks = problem.sinks;
@@ -103,11 +102,11 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     args.partial_o = problem.partial_o;
     args.partial_lse = problem.partial_lse;
     args.d_head_v = problem.d_head_v;
-    if constexpr (TRAITS.paged) {
+    if constexpr (Kernel::traits.paged) {
         args.block_table = problem.block_table;
         args.max_pages = problem.max_pages;
         args.n_pages = problem.n_pages;
-        args.box_rows = std::gcd(problem.page_size, CFG.B_c);
+        args.box_rows = std::gcd(problem.page_size, Kernel::B_c);
         args.page_size = PageSize::of(problem.page_size);
     }
     return cudaSuccess;
@@ -120,56 +119,6 @@ inline bool output_is_aligned(const ForwardProblem &problem) {
            aligned(problem.o_strides.batch, problem.batch) &&
            aligned(problem.o_strides.seq, problem.seq_len_q) &&
            aligned(problem.o_strides.head, problem.n_heads);
-}
-
-struct EncodedMaps {
-    CUtensorMap q, k, v, o;
-};
-
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    // The tensors' own head sizes: what lacks to the kernel's arrives as zeros.
-    const int d_head = TRAITS.padded_head ? p.d_head : Static::d_head;
-    const int d_head_v = TRAITS.padded_head ? p.d_head_v : Static::d_head_v;
-    // Packed sequences end anywhere in the tensor, others at most where the batch item does.
-    const auto last_end = [](const int *cu_seqlens, int64_t total, int seq_len) {
-        return !TRAITS.varlen ? TensorView::kNotRagged : cu_seqlens != nullptr ? total : seq_len;
-    };
-    const auto queries = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
-        const int batch = TRAITS.varlen && p.cu_seqlens_q != nullptr ? 1 : p.batch;
-        return TensorView{base,      d,         p.seq_len_q,
-                          p.n_heads, batch,     strides,
-                          box_rows,  CFG.dtype, last_end(p.cu_seqlens_q, p.total_q, p.seq_len_q)};
-    };
-    const auto keys = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
-        if constexpr (TRAITS.paged) {  // a page is a sequence, the end of which is that of its keys
-            return TensorView{base,
-                              d,
-                              p.page_size,
-                              p.n_heads_kv,
-                              p.n_pages,
-                              strides,
-                              std::gcd(p.page_size, box_rows),
-                              CFG.dtype,
-                              p.page_size};
-        }
-        const int batch = TRAITS.varlen && p.cu_seqlens_k != nullptr ? 1 : p.batch;
-        return TensorView{base,         d,         p.seq_len_k,
-                          p.n_heads_kv, batch,     strides,
-                          box_rows,     CFG.dtype, last_end(p.cu_seqlens_k, p.total_k, p.seq_len_k)};
-    };
-    cudaError_t error = find_or_encode(queries(p.q, d_head, p.q_strides, Static::B_r), maps.q);
-    if (error != cudaSuccess) return error;
-    if (p.seq_len_k > 0) {  // else no item has a tile
-        error = find_or_encode(keys(p.k, d_head, p.k_strides, Static::kv_box_rows(CFG.d_head)), maps.k);
-        if (error != cudaSuccess) return error;
-        error = find_or_encode(keys(p.v, d_head_v, p.v_strides, Static::kv_box_rows(CFG.d_head_v)), maps.v);
-        if (error != cudaSuccess) return error;
-    }
-    if (Static::kDirectStore) return error;
-    // Each warpgroup's 64 rows are stored by themselves.
-    return find_or_encode(queries(p.o, d_head_v, p.o_strides, kWarpgroupRows), maps.o);
 }
 
 // ---------------------------------------------------------------- launch
@@ -185,32 +134,30 @@ inline cudaError_t sm_count(int &count) {
     return error;
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &args, cudaStream_t stream) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    const void *kernel = reinterpret_cast<const void *>(&hopper_forward_kernel<CFG, TRAITS>);
+    const void *kernel = reinterpret_cast<const void *>(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
     void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
-    if constexpr (Static::kPaired) {
+    if constexpr (Kernel::paired_blocks) {
         cudaLaunchAttribute cluster{};
         cluster.id = cudaLaunchAttributeClusterDimension;
         cluster.val.clusterDim.x = 2;
         cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
         cudaLaunchConfig_t config{};
         config.gridDim = dim3(n_blocks);
-        config.blockDim = dim3(Static::n_threads);
-        config.dynamicSmemBytes = Static::smem_bytes;
+        config.blockDim = dim3(Kernel::n_threads);
+        config.dynamicSmemBytes = Kernel::smem_bytes;
         config.stream = stream;
         config.attrs = &cluster;
         config.numAttrs = 1;
         return cudaLaunchKernelExC(&config, kernel, parameters);
     }
-    return launch_kernel<TRAITS.split>(kernel, n_blocks, Static::n_threads, Static::smem_bytes, stream,
-                                       parameters);
+    return launch_kernel<Kernel::traits.split>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes,
+                                               stream, parameters);
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     if (problem.batch == 0 || problem.n_heads == 0 || problem.seq_len_q == 0)
         return cudaSuccess;  // no output
     if (!output_is_aligned(problem)) return cudaErrorInvalidValue;
@@ -219,17 +166,17 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     cudaError_t error = sm_count(n_sms);
     if (error != cudaSuccess) return error;
     ForwardKernelArgs args{};
-    error = make_arguments<CFG, TRAITS>(problem, args);
+    error = make_arguments<Kernel>(problem, args);
     if (error != cudaSuccess) return error;
 
-    constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
+    constexpr int kBlocksAnItem = Kernel::paired_blocks ? 2 : 1;
     const int n_turns = n_sms / kBlocksAnItem;  // items at a time
     EncodedMaps maps{};
     if (args.work.n_items > 0) {
-        error = encode_maps<CFG, TRAITS>(problem, maps);
+        error = encode_maps<Kernel>(problem, maps);
         if (error != cudaSuccess) return error;
         // Where each block has one item at most, there is nothing to share out.
-        if (CFG.dynamic_schedule && args.work.n_items > n_turns) {
+        if (Kernel::cfg.dynamic_schedule && args.work.n_items > n_turns) {
             SchedulerCounters *counters = nullptr;
             error = SchedulerCounters::of_current_device(counters);
             if (error != cudaSuccess) return error;
@@ -240,37 +187,39 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     // One persistent block an SM. Rows without keys are shared by all of them.
     const int n_blocks =
         (args.work.first_q_block > 0 ? n_turns : std::min(n_turns, args.work.n_items)) * kBlocksAnItem;
-    error = launch_blocks<CFG, TRAITS>(n_blocks, maps, args, stream);
+    error = launch_blocks<Kernel>(n_blocks, maps, args, stream);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
-    if constexpr (TRAITS.split) {
+    if constexpr (Kernel::traits.split) {
         if (error == cudaSuccess) {
             return static_cast<cudaError_t>(
-                launch_split_combine<CFG.dtype, CFG.d_head_v, TRAITS, kTarget>(problem, stream));
+                launch_split_combine<Kernel::dtype, Kernel::d_head_v, Kernel::traits, kTarget>(problem,
+                                                                                               stream));
         }
     }
     return error;
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 cudaError_t load() {
     const cudaError_t error =
-        cudaFuncSetAttribute(&hopper_forward_kernel<CFG, TRAITS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             StaticForwardKernelConfig<CFG, TRAITS>::smem_bytes);
-    if (error != cudaSuccess || !CFG.dynamic_schedule) return error;
+        cudaFuncSetAttribute(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+    if (error != cudaSuccess || !Kernel::cfg.dynamic_schedule) return error;
     SchedulerCounters *counters = nullptr;
     const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
     return device_error == cudaSuccess ? counters->prepare() : device_error;
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 cudaError_t attributes(KernelAttributes &out) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
     cudaFuncAttributes attributes{};
-    cudaError_t error = cudaFuncGetAttributes(&attributes, &hopper_forward_kernel<CFG, TRAITS>);
+    cudaError_t error =
+        cudaFuncGetAttributes(&attributes, &hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
     if (error != cudaSuccess) return error;
     int blocks_per_sm = 0;
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, &hopper_forward_kernel<CFG, TRAITS>,
-                                                          Static::n_threads, Static::smem_bytes);
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm,
+                                                          &hopper_forward_kernel<Kernel::cfg, Kernel::traits>,
+                                                          Kernel::n_threads, Kernel::smem_bytes);
     if (error != cudaSuccess) return error;
     out = {attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
            static_cast<int>(attributes.sharedSizeBytes), attributes.maxThreadsPerBlock, blocks_per_sm};
@@ -280,19 +229,19 @@ cudaError_t attributes(KernelAttributes &out) {
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target>
 constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
     static_assert(target == kTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
     return {
         .config = CFG,
         .traits = TRAITS,
         .target = target,
-        .n_threads = Static::n_threads,
-        .smem_bytes = Static::smem_bytes,
-        .load = [] { return static_cast<int>(load<CFG, TRAITS>()); },
+        .n_threads = Kernel::n_threads,
+        .smem_bytes = Kernel::smem_bytes,
+        .load = [] { return static_cast<int>(load<Kernel>()); },
         .launch =
             [](const ForwardProblem &problem, void *stream) {
-                return static_cast<int>(launch<CFG, TRAITS>(problem, static_cast<cudaStream_t>(stream)));
+                return static_cast<int>(launch<Kernel>(problem, static_cast<cudaStream_t>(stream)));
             },
-        .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<CFG, TRAITS>(out)); },
+        .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<Kernel>(out)); },
     };
 }
 

@@ -16,8 +16,8 @@ namespace flash::hopper {
 
 // ---------------------------------------------------------------- two products at a time
 // The first tile's scores and softmax, with nothing else in flight.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
+template <typename Kernel>
+FLASH_DEVICE void begin_item(Consumer<Kernel> &wg) {
     wg.go_to_first_tile();
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
@@ -28,15 +28,13 @@ FLASH_DEVICE void begin_item(Consumer<CFG, TRAITS> &wg) {
     });
     wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
     wg.first_softmax();
-    wg.round_weights();
+    wg.round_probabilities();
     wg.zero_output();
 }
 
 // Q K^T of the tile at wg.kv and P V of the tile at v, in one turn.
-template <int n_columns, HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename Position,
-          typename AwaitTurn>
-FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const Position &v,
-                                      const AwaitTurn &await_turn) {
+template <int n_columns, typename Kernel, typename Position, typename AwaitTurn>
+FLASH_DEVICE void issue_both_products(Consumer<Kernel> &wg, const Position &v, const AwaitTurn &await_turn) {
     wg.use_slots(wg.kv.k_slot(), v.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     await_turn();
@@ -45,11 +43,11 @@ FLASH_DEVICE void issue_both_products(Consumer<CFG, TRAITS> &wg, const Position 
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [&] { wg.pass_turn(); });
 }
 
-template <bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
+template <bool kMasked, typename Kernel>
+FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
     const auto v = wg.kv;
     wg.kv.advance();
-    issue_both_products<CFG.B_c>(wg, v, [&] { wg.await_turn(); });
+    issue_both_products<Kernel::B_c>(wg, v, [&] { wg.await_turn(); });
     wg.await_scores();
     if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
     wg.template tile_softmax<kMasked>();
@@ -57,14 +55,14 @@ FLASH_DEVICE void overlapped_step(Consumer<CFG, TRAITS> &wg) {
     wg.template settle_softmax<kMasked>();
     if (!kMasked && wg.kLagged)
         wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
-    wg.round_weights();
+    wg.round_probabilities();
 }
 
 // All further tiles; P V lags by one.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
+template <typename Kernel>
+FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
     --wg.kv_block;
-    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
+    if constexpr (Kernel::masks_diagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
@@ -72,21 +70,21 @@ FLASH_DEVICE void overlapped_tiles(Consumer<CFG, TRAITS> &wg) {
     const int first_whole = wg.first_whole_block();
 #pragma unroll 1
     for (; wg.kv_block >= first_whole; --wg.kv_block) overlapped_step<false>(wg);
-    if constexpr (TRAITS.window) {
+    if constexpr (Kernel::traits.window) {
 #pragma unroll 1
         for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
     }
-    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
+    if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 // The last P V of `item`, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg, const WorkItem &item) {
+template <typename Kernel>
+FLASH_DEVICE void last_pv(Consumer<Kernel> &wg, const WorkItem &item) {
     clear_hidden_values(wg, item, wg.kv);
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
-    if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
-        if (CFG.ping_pong) {
+    if constexpr (Kernel::cfg.next_item == NextItem::AFTER_LAST_PV) {
+        if (Kernel::cfg.ping_pong) {
             wg.await_turn();
         } else {
             wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
@@ -101,8 +99,8 @@ FLASH_DEVICE void last_pv(Consumer<CFG, TRAITS> &wg, const WorkItem &item) {
 
 // ---------------------------------------------------------------- one product at a time
 // The other warpgroups cover the softmax.
-template <bool kFirst, bool kMasked, HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
+template <bool kFirst, bool kMasked, typename Kernel>
+FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
     wg.await_turn();
@@ -120,7 +118,7 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
         if (!kMasked && wg.kLagged)
             wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
     }
-    wg.round_weights();
+    wg.round_probabilities();
     if (kMasked && wg.kv_block == wg.end_of_loops()) clear_hidden_values(wg, wg.item, wg.kv);
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
@@ -130,12 +128,12 @@ FLASH_DEVICE void serial_step(Consumer<CFG, TRAITS> &wg) {
     wg.kv.advance();
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
+template <typename Kernel>
+FLASH_DEVICE void serial_tiles(Consumer<Kernel> &wg) {
     wg.go_to_first_tile();
     serial_step<true, true>(wg);
     --wg.kv_block;
-    if constexpr (Consumer<CFG, TRAITS>::Static::kMasksDiagonal) {
+    if constexpr (Kernel::masks_diagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
         for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
@@ -143,11 +141,11 @@ FLASH_DEVICE void serial_tiles(Consumer<CFG, TRAITS> &wg) {
     const int first_whole = wg.first_whole_block();
 #pragma unroll 1
     for (; wg.kv_block >= first_whole; --wg.kv_block) serial_step<false, false>(wg);
-    if constexpr (TRAITS.window) {
+    if constexpr (Kernel::traits.window) {
 #pragma unroll 1
         for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
     }
-    if (Consumer<CFG, TRAITS>::Static::kDirectStore) wg.release(wg.smem.q_empty(wg.q.slot()));
+    if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
 }  // namespace flash::hopper

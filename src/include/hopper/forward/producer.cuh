@@ -3,7 +3,7 @@
 #pragma once
 
 #include "hopper/forward/epilogue.cuh"
-#include "hopper/scheduler.cuh"
+#include "tma/scheduler.cuh"
 
 namespace flash::hopper {
 
@@ -18,29 +18,29 @@ struct TilePlace {
     int row, end;
 };
 
-template <ForwardTraits TRAITS>
+template <typename Kernel>
 FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem &item) {
-    if constexpr (!TRAITS.varlen) return {item.head, item.batch, 0, 0};
-    const SequenceRows rows = query_rows<TRAITS>(args, item);
+    if constexpr (!Kernel::traits.varlen) return {item.head, item.batch, 0, 0};
+    const SequenceRows rows = query_rows<Kernel::traits>(args, item);
     return {item.head, rows.batch, args.work.seq_len_q - rows.n_rows, rows.first_row + rows.n_rows};
 }
 
 // The load thread. Tiles of an item go from last to first: ragged and diagonal tiles, which need masks,
 // come first, and the steady loop of the consumers has none. K of tile j - 1 is requested before V of tile
 // j, the order in which the consumers use them.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 struct LoadThread {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    using Items = Scheduler<Kernel, ForwardKernelArgs, SharedMemory<Kernel>>;
 
-    const SharedMemory<CFG, TRAITS> smem;
+    const SharedMemory<Kernel> smem;
     const TensorMaps &maps;
     const ForwardKernelArgs &args;
     const uint64_t q_policy = evict_first_policy();
     const uint64_t kv_policy = evict_last_policy();
 
-    RingPosition<Static::kQStages> q_position{1};
-    RingPosition<Static::kKStages> k_position{1};
-    RingPosition<Static::kVStages> v_position{1};
+    RingPosition<Kernel::q_stages> q_position{1};
+    RingPosition<Kernel::k_stages> k_position{1};
+    RingPosition<Kernel::v_stages> v_position{1};
 
     // The V tile whose K has been requested.
     struct {
@@ -48,15 +48,15 @@ struct LoadThread {
         TilePlace place;
     } pending_v;
 
-    // Called by one thread, with kWarpLoads by its whole warp.
+    // Called by one thread, with warp_loads by its whole warp.
     FLASH_DEVICE void run() {
-        const bool loads = !Static::kWarpLoads || threadIdx.x % 32 == 0;
-        Scheduler<CFG, TRAITS> scheduler(args, smem);
+        const bool loads = !Kernel::warp_loads || threadIdx.x % 32 == 0;
+        Items scheduler(args, smem);
         while (scheduler.has_item()) {
             const WorkItem item = scheduler.item();
             scheduler.advance();
-            if (Static::kWarpLoads && !item.has_tiles()) {
-                fill_item_without_keys<CFG, TRAITS>(args, item);
+            if (Kernel::warp_loads && !item.has_tiles()) {
+                fill_item_without_keys<Kernel>(args, item);
             } else if (loads) {
                 load_item(item, scheduler);
             }
@@ -64,28 +64,28 @@ struct LoadThread {
         }
         if (!loads) return;
         load_pending_v();
-        if (TRAITS.split) launch_dependents();  // the kernel that combines the parts
+        if (Kernel::traits.split) launch_dependents();  // the kernel that combines the parts
         announce_end();
         scheduler.finish();
     }
 
   private:
-    FLASH_DEVICE void load_item(const WorkItem &item, Scheduler<CFG, TRAITS> &scheduler) {
+    FLASH_DEVICE void load_item(const WorkItem &item, Items &scheduler) {
         const TilePlace keys = key_place(item);
         // With one slot Q waits for the whole item before it: the first K goes first.
-        if (Static::kQStages > 1) load_q(item);
-        const int first = Static::kTilesBegin ? item.first_kv_block : 0;
+        if (Kernel::q_stages > 1) load_q(item);
+        const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
         for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
             load_k(kv_block, keys);
             load_pending_v();
-            if (Static::kQStages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
+            if (Kernel::q_stages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
             pending_v = {kv_block, keys};
             k_position.advance();
             // Behind the second tile: this item's own first tiles come first.
-            if (Static::kPrefetchNext + Static::kMailSlots > 0 &&
+            if (Kernel::prefetch_next + Kernel::mail_slots > 0 &&
                 kv_block == max(item.end_kv_block - 2, first)) {
                 scheduler.deliver();
-                if (Static::kPrefetchNext > 0 && !scheduler.receives() && scheduler.has_item())
+                if (Kernel::prefetch_next > 0 && !scheduler.receives() && scheduler.has_item())
                     prefetch_item(scheduler.item());
             }
         }
@@ -95,28 +95,28 @@ struct LoadThread {
     // shared memory has no room for them.
     FLASH_DEVICE void prefetch_item(const WorkItem &item) const {
 #pragma unroll 1
-        for (int column = 0; column < Static::d_head; column += kPanelColumns) {
-            tma_prefetch(&maps.q, column, item.q_block * Static::B_r, item.head, item.batch);
+        for (int column = 0; column < Kernel::d_head; column += kPanelColumns) {
+            tma_prefetch(&maps.q, column, item.q_block * Kernel::B_r, item.head, item.batch);
         }
         const TilePlace keys = key_place(item);
-        const int first = max(item.end_kv_block - (Static::kPrefetchNext - 1), item.first_kv_block);
+        const int first = max(item.end_kv_block - (Kernel::prefetch_next - 1), item.first_kv_block);
 #pragma unroll 1
         for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
 #pragma unroll 1
-            for (int column = 0; column < Static::d_head; column += kPanelColumns) {
-                tma_prefetch(&maps.k, column, kv_block * Static::B_c, keys.head, keys.batch);
+            for (int column = 0; column < Kernel::d_head; column += kPanelColumns) {
+                tma_prefetch(&maps.k, column, kv_block * Kernel::B_c, keys.head, keys.batch);
             }
 #pragma unroll 1
-            for (int column = 0; column < Static::d_head_v; column += kPanelColumns) {
-                tma_prefetch(&maps.v, column, kv_block * Static::B_c, keys.head, keys.batch);
+            for (int column = 0; column < Kernel::d_head_v; column += kPanelColumns) {
+                tma_prefetch(&maps.v, column, kv_block * Kernel::B_c, keys.head, keys.batch);
             }
         }
     }
 
     FLASH_DEVICE TilePlace key_place(const WorkItem &item) const {
-        const int head = item.head / args.group_size;
-        if constexpr (!TRAITS.varlen) return {head, item.batch, 0, 0};
-        if constexpr (TRAITS.paged) return {head, item.batch, 0, item.seq_len_k};
+        const int head = item.head / args.heads_per_kv_head;
+        if constexpr (!Kernel::traits.varlen) return {head, item.batch, 0, 0};
+        if constexpr (Kernel::traits.paged) return {head, item.batch, 0, item.seq_len_k};
         const bool packed = args.cu_seqlens_k != nullptr;
         return {head, packed ? 0 : item.batch, args.work.seq_len_k - item.seq_len_k,
                 item.k_row + item.seq_len_k};
@@ -127,19 +127,19 @@ struct LoadThread {
         mbarrier_wait(smem.q_empty(slot),
                       q_position.phase());  // Q, the item, and O staged there, are done with
         write_item(smem, slot, item);
-        mbarrier_arrive_expect(smem.q_full(slot), Static::kQBytes);
-        const TilePlace place = query_place<TRAITS>(args, item);
+        mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
+        const TilePlace place = query_place<Kernel>(args, item);
 #pragma unroll
-        for (int panel = 0; panel < panel_count(Static::d_head); ++panel) {
-            load_box(smem.q(slot) + panel * Static::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
-                     panel * kPanelColumns, item.q_block * Static::B_r, place, q_policy);
+        for (int panel = 0; panel < panel_count(Kernel::d_head); ++panel) {
+            load_box(smem.q(slot) + panel * Kernel::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
+                     panel * kPanelColumns, item.q_block * Kernel::B_r, place, q_policy);
         }
         q_position.advance();
     }
 
     FLASH_DEVICE void load_box(uint32_t address, const CUtensorMap *map, uint32_t barrier, int column,
                                int row, const TilePlace &place, uint64_t policy) const {
-        if constexpr (TRAITS.varlen) {
+        if constexpr (Kernel::traits.varlen) {
             tma_load(address, map, barrier, column, place.row + row, place.end, place.head, place.batch,
                      policy);
         } else {
@@ -147,10 +147,10 @@ struct LoadThread {
         }
     }
 
-    // Part of a tile that lies in one page, from `row` of the sequence on: where its page's rows are. Behind
-    // the last key that key comes once more, to be hidden like all that is there: of a box no row of which
-    // exists, copies touch the map's base, which in a ragged map is not the tensor's. For the same reason an
-    // entry that names no page is taken for the last page.
+    // Where the part of a tile that begins at `row` of the sequence lies in its page. Rows past the last key
+    // are clamped to it and masked later: a copy of a box without any existing row touches the map's base,
+    // which in a ragged map is not the tensor's. For the same reason an entry that names no page is taken for
+    // the last page.
     FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
         row = min(row, keys.end - 1);
         const PagePlace place = args.page_size.place(row);
@@ -165,37 +165,37 @@ struct LoadThread {
     template <int columns>
     FLASH_DEVICE void load_tile(uint32_t address, const CUtensorMap *map, uint32_t barrier, int kv_block,
                                 const TilePlace &place) const {
-        constexpr int kPanelBytes = Static::B_c * kPanelRowBytes;
-        if constexpr (TRAITS.paged) {
+        constexpr int kPanelBytes = Kernel::B_c * kPanelRowBytes;
+        if constexpr (Kernel::traits.paged) {
 #pragma unroll 1
-            for (int row = 0; row < Static::B_c; row += args.box_rows) {
-                const TilePlace page = page_place(kv_block * Static::B_c + row, place);
+            for (int row = 0; row < Kernel::B_c; row += args.box_rows) {
+                const TilePlace page = page_place(kv_block * Kernel::B_c + row, place);
 #pragma unroll
                 for (int panel = 0; panel < panel_count(columns); ++panel) {
                     load_box(address + panel * kPanelBytes + row * kPanelRowBytes, map, barrier,
                              panel * kPanelColumns, 0, page, kv_policy);
                 }
             }
-        } else if constexpr (Static::kPaired && Static::kv_box_rows(columns) < Static::B_c) {
-            const int half = blockIdx.x % 2 * Static::kv_box_rows(columns);
+        } else if constexpr (Kernel::paired_blocks && Kernel::kv_box_rows(columns) < Kernel::B_c) {
+            const int half = blockIdx.x % 2 * Kernel::kv_box_rows(columns);
 #pragma unroll
             for (int panel = 0; panel < panel_count(columns); ++panel) {
                 tma_load_for_both(address + panel * kPanelBytes + half * kPanelRowBytes, map, barrier,
-                                  panel * kPanelColumns, kv_block * Static::B_c + half, place.head,
+                                  panel * kPanelColumns, kv_block * Kernel::B_c + half, place.head,
                                   place.batch, kv_policy);
             }
-        } else if constexpr (Static::kPaired) {
+        } else if constexpr (Kernel::paired_blocks) {
 #pragma unroll
             for (int i = 0; i < panel_count(columns); i += 2) {
                 const int panel = i + blockIdx.x % 2;
                 tma_load_for_both(address + panel * kPanelBytes, map, barrier, panel * kPanelColumns,
-                                  kv_block * Static::B_c, place.head, place.batch, kv_policy);
+                                  kv_block * Kernel::B_c, place.head, place.batch, kv_policy);
             }
         } else {
 #pragma unroll
             for (int panel = 0; panel < panel_count(columns); ++panel) {
                 load_box(address + panel * kPanelBytes, map, barrier, panel * kPanelColumns,
-                         kv_block * Static::B_c, place, kv_policy);
+                         kv_block * Kernel::B_c, place, kv_policy);
             }
         }
     }
@@ -203,16 +203,16 @@ struct LoadThread {
     FLASH_DEVICE void load_k(int kv_block, const TilePlace &place) {
         const uint32_t slot = k_position.slot();
         mbarrier_wait(smem.k_empty(slot), k_position.phase());  // every consumer warp has used the old tile
-        mbarrier_arrive_expect(smem.k_full(slot), Static::kKBytes);
-        load_tile<Static::d_head>(smem.k(slot), &maps.k, smem.k_full(slot), kv_block, place);
+        mbarrier_arrive_expect(smem.k_full(slot), Kernel::k_bytes);
+        load_tile<Kernel::d_head>(smem.k(slot), &maps.k, smem.k_full(slot), kv_block, place);
     }
 
     FLASH_DEVICE void load_pending_v() {
         if (pending_v.kv_block < 0) return;
         const uint32_t slot = v_position.slot();
         mbarrier_wait(smem.v_empty(slot), v_position.phase());  // as for K
-        mbarrier_arrive_expect(smem.v_full(slot), Static::kVBytes);
-        load_tile<Static::d_head_v>(smem.v(slot), &maps.v, smem.v_full(slot), pending_v.kv_block,
+        mbarrier_arrive_expect(smem.v_full(slot), Kernel::v_bytes);
+        load_tile<Kernel::d_head_v>(smem.v(slot), &maps.v, smem.v_full(slot), pending_v.kv_block,
                                     pending_v.place);
         pending_v.kv_block = -1;
         v_position.advance();
@@ -230,25 +230,24 @@ struct LoadThread {
 // The store thread: sends O, which the consumers have staged in their item's Q slot, to global memory, and
 // only then frees the slot for the next Q. Rows past the end of the sequence, and columns past the tensor's,
 // are cut off by the tensor map.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void run_store_thread(const SharedMemory<CFG, TRAITS> smem, const TensorMaps &maps,
+template <typename Kernel>
+FLASH_DEVICE void run_store_thread(const SharedMemory<Kernel> smem, const TensorMaps &maps,
                                    const ForwardKernelArgs &args) {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    RingPosition<Static::kQStages> position{0};
+    RingPosition<Kernel::q_stages> position{0};
     for (;;) {
         mbarrier_wait(smem.q_full(position.slot()), position.phase());  // the item is there
         const WorkItem item = read_item(smem, position.slot());
         if (item.end_kv_block == kNoMoreItems) break;
-        const TilePlace place = query_place<TRAITS>(args, item);
+        const TilePlace place = query_place<Kernel>(args, item);
         mbarrier_wait(smem.o_staged(position.slot()), position.phase());  // all consumer warps have written O
 #pragma unroll
-        for (int warpgroup = 0; warpgroup < Static::n_consumers; ++warpgroup) {
+        for (int warpgroup = 0; warpgroup < Kernel::n_consumers; ++warpgroup) {
 #pragma unroll
-            for (int panel = 0; panel < panel_count(Static::d_head_v); ++panel) {
-                const uint32_t staged = smem.q(position.slot()) + panel * Static::B_r * kPanelRowBytes +
+            for (int panel = 0; panel < panel_count(Kernel::d_head_v); ++panel) {
+                const uint32_t staged = smem.q(position.slot()) + panel * Kernel::B_r * kPanelRowBytes +
                                         warpgroup * kWarpgroupRows * kPanelRowBytes;
-                const int row = item.q_block * Static::B_r + warpgroup * kWarpgroupRows;
-                if constexpr (TRAITS.varlen) {
+                const int row = item.q_block * Kernel::B_r + warpgroup * kWarpgroupRows;
+                if constexpr (Kernel::traits.varlen) {
                     tma_store(staged, &maps.o, panel * kPanelColumns, place.row + row, place.end, place.head,
                               place.batch);
                 } else {

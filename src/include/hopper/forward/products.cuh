@@ -28,62 +28,61 @@ struct Descriptors {
     uint64_t q, k, v;
 };
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <typename Kernel>
 struct Products {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
-    using PVWgmma = Wgmma<CFG.dtype, Static::d_head_v>;
+    using PVWgmma = Wgmma<Kernel::dtype, Kernel::d_head_v>;
 
     uint32_t q_lower_word, k_lower_word, v_lower_word;  // of the descriptors of slot 0
 
-    FLASH_DEVICE Products(const SharedMemory<CFG, TRAITS> &smem, int warpgroup)
+    FLASH_DEVICE Products(const SharedMemory<Kernel> &smem, int warpgroup)
         : q_lower_word(descriptor_lower_word(smem.q(0) + warpgroup * kWarpgroupRows * kPanelRowBytes, 16)),
           k_lower_word(descriptor_lower_word(smem.k(0), 16)),
-          v_lower_word(descriptor_lower_word(smem.v(0), Static::B_c * kPanelRowBytes)) {}
+          v_lower_word(descriptor_lower_word(smem.v(0), Kernel::B_c * kPanelRowBytes)) {}
 
     FLASH_DEVICE Descriptors descriptors(const UniformSlots &slots) const {
-        return {make_descriptor(q_lower_word + slots.q * descriptor_step(Static::kQBytes)),
-                make_descriptor(k_lower_word + slots.k * descriptor_step(Static::kKBytes)),
-                make_descriptor(v_lower_word + slots.v * descriptor_step(Static::kVBytes))};
+        return {make_descriptor(q_lower_word + slots.q * descriptor_step(Kernel::q_bytes)),
+                make_descriptor(k_lower_word + slots.k * descriptor_step(Kernel::k_bytes)),
+                make_descriptor(v_lower_word + slots.v * descriptor_step(Kernel::v_bytes))};
     }
 
     // The scores of the tile's first n_columns; the others stay as they are.
-    template <int n_columns = Static::B_c>
-    FLASH_DEVICE void issue_qk(float (&rmem_S)[Static::B_c / 2], const Descriptors &tiles,
-                               const uint32_t (&rmem_Q)[Static::kQRegisters]) const {
-        using QKWgmma = Wgmma<CFG.dtype, n_columns>;
+    template <int n_columns = Kernel::B_c>
+    FLASH_DEVICE void issue_qk(float (&rmem_S)[Kernel::B_c / 2], const Descriptors &tiles,
+                               const uint32_t (&rmem_Q)[Kernel::q_registers]) const {
+        using QKWgmma = Wgmma<Kernel::dtype, n_columns>;
         float (&scores)[n_columns / 2] = reinterpret_cast<float (&)[n_columns / 2]>(rmem_S);
         pin_registers(rmem_S);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < Static::kQSharedSteps; ++step) {
-            QKWgmma::multiply_shared(scores, tiles.q + column_step(step, Static::B_r),
-                                     tiles.k + column_step(step, Static::B_c), step > 0);
+        for (int step = 0; step < Kernel::q_shared_steps; ++step) {
+            QKWgmma::multiply_shared(scores, tiles.q + column_step(step, Kernel::B_r),
+                                     tiles.k + column_step(step, Kernel::B_c), step > 0);
         }
 #pragma unroll
-        for (int i = 0; i < CFG.q_register_steps; ++i) {
-            const int step = Static::kQSharedSteps + i;
+        for (int i = 0; i < Kernel::cfg.q_register_steps; ++i) {
+            const int step = Kernel::q_shared_steps + i;
             QKWgmma::template multiply_registers<false>(scores, rmem_Q + 4 * i,
-                                                        tiles.k + column_step(step, Static::B_c), step > 0);
+                                                        tiles.k + column_step(step, Kernel::B_c), step > 0);
         }
         wgmma_commit();
     }
 
     // `pass_turn` is called after the last step, or (early_pass) half way.
     template <typename PassTurn>
-    FLASH_DEVICE void issue_pv(float (&rmem_O)[Static::d_head_v / 2], uint32_t (&rmem_P)[Static::B_c / 4],
+    FLASH_DEVICE void issue_pv(float (&rmem_O)[Kernel::d_head_v / 2], uint32_t (&rmem_P)[Kernel::B_c / 4],
                                const Descriptors &tiles, const PassTurn &pass_turn) const {
-        constexpr int kSteps = Static::B_c / kMmaDepth;
+        constexpr int kSteps = Kernel::B_c / kMmaDepth;
         pin_registers(rmem_O);
         pin_registers(rmem_P);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            if (CFG.early_pass && step == kSteps / 2) pass_turn();
+            if (Kernel::cfg.early_pass && step == kSteps / 2) pass_turn();
             PVWgmma::template multiply_registers<true>(rmem_O, rmem_P + 4 * step, tiles.v + row_step(step),
                                                        1);
         }
         wgmma_commit();
-        if (!CFG.early_pass) pass_turn();
+        if (!Kernel::cfg.early_pass) pass_turn();
     }
 };
 

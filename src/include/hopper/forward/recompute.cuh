@@ -9,11 +9,11 @@
 namespace flash::hopper {
 
 // smem_Q (B_r, d), smem_K (B_c, d): addresses of the tiles. first_row: of the warp's rows, in the Q tile.
-template <DType kDType, int B_r, int B_c, int d_head>
-FLASH_DEVICE void recompute_scores(float (&rmem_S)[B_c / 2], uint32_t smem_Q, uint32_t smem_K,
+template <typename Kernel>
+FLASH_DEVICE void recompute_scores(float (&rmem_S)[Kernel::B_c / 2], uint32_t smem_Q, uint32_t smem_K,
                                    uint32_t first_row, uint32_t lane) {
 #pragma unroll
-    for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = 0.f;
+    for (int i = 0; i < Kernel::B_c / 2; ++i) rmem_S[i] = 0.f;
     auto *const squares =
         reinterpret_cast<float (*)[4]>(rmem_S);          // 8 keys each, in wgmma's order as in mma's
     const uint32_t matrix = lane >> 3, row8 = lane & 7;  // this lane addresses row `row8` of matrix `matrix`
@@ -22,16 +22,17 @@ FLASH_DEVICE void recompute_scores(float (&rmem_S)[B_c / 2], uint32_t smem_Q, ui
     const uint32_t smem_Q_row = smem_Q + (first_row + (matrix & 1) * 8 + row8) * kPanelRowBytes;
     const uint32_t smem_K_row = smem_K + ((matrix >> 1) * 8 + row8) * kPanelRowBytes;
 #pragma unroll 1
-    for (uint32_t k = 0; k < d_head / kMmaDepth; ++k) {
+    for (uint32_t k = 0; k < Kernel::d_head / kMmaDepth; ++k) {
         uint32_t q[4];
-        ldmatrix(q, smem_Q_row + chunk_in_row_offset(B_r, row8, k * 2 + (matrix >> 1)));
-        const uint32_t smem_K_chunk = smem_K_row + chunk_in_row_offset(B_c, row8, k * 2 + (matrix & 1));
+        ldmatrix(q, smem_Q_row + chunk_in_row_offset(Kernel::B_r, row8, k * 2 + (matrix >> 1)));
+        const uint32_t smem_K_chunk =
+            smem_K_row + chunk_in_row_offset(Kernel::B_c, row8, k * 2 + (matrix & 1));
 #pragma unroll
-        for (int j = 0; j < B_c / 16; ++j) {
+        for (int j = 0; j < Kernel::B_c / 16; ++j) {
             uint32_t keys[4];
             ldmatrix(keys, smem_K_chunk + j * 16 * kPanelRowBytes);
-            mma<kDType>(squares[2 * j], q, keys[0], keys[1]);
-            mma<kDType>(squares[2 * j + 1], q, keys[2], keys[3]);
+            mma<Kernel::dtype>(squares[2 * j], q, keys[0], keys[1]);
+            mma<Kernel::dtype>(squares[2 * j + 1], q, keys[2], keys[3]);
         }
     }
 }

@@ -1,7 +1,7 @@
 // The online softmax of one warpgroup's tile, in float32, two rows a thread (r = 0, 1).
 //
 // For every row: reference m (in units of the scores), sum l = sum of exp2((s - m) c) with
-// c = softmax_scale log2(e), and O = sum of the same weights times V. When m changes, l and O are multiplied
+// c = softmax_scale log2(e), and O = sum of the same P times V. When m changes, l and O are multiplied
 // by 2^((m_old - m_new) c). Sums stay with the thread until the end; maxima are shared by the four lanes of a
 // row.
 //
@@ -22,6 +22,7 @@
 
 #include <cmath>
 
+#include "common/quad.cuh"
 #include "hopper/layout.cuh"
 #include "hopper/ptx_sm90.cuh"
 
@@ -39,18 +40,18 @@ struct OnlineSoftmax {
 
     // S -> P in place, with the exact maximum. kFirst: there is no tile before.
     template <bool kFirst>
-    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float scale_log2, float lowest) {
+    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float exponent_factor, float lowest) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float maximum = fmaxf(kFirst ? lowest : reference[r], row_maximum(rmem_S, r));
-            rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - maximum) * scale_log2);
+            rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - maximum) * exponent_factor);
             reference[r] = maximum;
-            const float offset = maximum * scale_log2;
+            const float offset = maximum * exponent_factor;
             float even = 0.f, odd = 0.f;  // two chains of additions
 #pragma unroll
             for (int i = 2 * r; i < B_c / 2; i += 4) {
-                const float p0 = exp2_approx(fmaf(rmem_S[i], scale_log2, -offset));
-                const float p1 = exp2_approx(fmaf(rmem_S[i + 1], scale_log2, -offset));
+                const float p0 = exp2_approx(fmaf(rmem_S[i], exponent_factor, -offset));
+                const float p1 = exp2_approx(fmaf(rmem_S[i + 1], exponent_factor, -offset));
                 rmem_S[i] = p0;
                 rmem_S[i + 1] = p1;
                 even += p0;
@@ -61,16 +62,16 @@ struct OnlineSoftmax {
     }
 
     // S -> P in place, with the reference of the tile before; sets `growth`.
-    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float scale_log2) {
-        const float offset0 = reference[0] * scale_log2, offset1 = reference[1] * scale_log2;
+    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor) {
+        const float offset0 = reference[0] * exponent_factor, offset1 = reference[1] * exponent_factor;
         float even0 = 0.f, odd0 = 0.f, even1 = 0.f, odd1 = 0.f;
         growth[0] = growth[1] = 0;
 #pragma unroll
         for (int i = 0; i < B_c / 2; i += 4) {
-            const float x0 = fmaf(rmem_S[i], scale_log2, -offset0);
-            const float x1 = fmaf(rmem_S[i + 1], scale_log2, -offset0);
-            const float y0 = fmaf(rmem_S[i + 2], scale_log2, -offset1);
-            const float y1 = fmaf(rmem_S[i + 3], scale_log2, -offset1);
+            const float x0 = fmaf(rmem_S[i], exponent_factor, -offset0);
+            const float x1 = fmaf(rmem_S[i + 1], exponent_factor, -offset0);
+            const float y0 = fmaf(rmem_S[i + 2], exponent_factor, -offset1);
+            const float y1 = fmaf(rmem_S[i + 3], exponent_factor, -offset1);
             growth[0] = __vimax3_s32(growth[0], __float_as_int(x0), __float_as_int(x1));
             growth[1] = __vimax3_s32(growth[1], __float_as_int(y0), __float_as_int(y1));
             rmem_S[i] = exp2_approx(x0);
@@ -92,11 +93,12 @@ struct OnlineSoftmax {
     }
 
     // Takes the growth of the last lagged step into the reference: P and the sums follow; `rescale` is O's.
-    FLASH_DEVICE void adopt_growth(float (&rmem_P)[B_c / 2], float scale_log2, float inv_scale_log2) {
+    FLASH_DEVICE void adopt_growth(float (&rmem_P)[B_c / 2], float exponent_factor,
+                                   float inv_exponent_factor) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float grown = reference[r] + quad_maximum(__int_as_float(growth[r])) * inv_scale_log2;
-            rescale[r] = exp2_approx((reference[r] - grown) * scale_log2);  // of the rounded reference
+            const float grown = reference[r] + quad_maximum(__int_as_float(growth[r])) * inv_exponent_factor;
+            rescale[r] = exp2_approx((reference[r] - grown) * exponent_factor);  // of the rounded reference
             reference[r] = grown;
             sum[r] *= rescale[r];
         }
@@ -115,12 +117,6 @@ struct OnlineSoftmax {
             const float before = sum[r] - tile;
             sum[r] = sum[r] == INFINITY || before < 0.f ? 0.f : before;  // a rounding below 0 is 0
         }
-    }
-
-    // The maximum over the four lanes that hold a row.
-    static FLASH_DEVICE float quad_maximum(float x) {
-        x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-        return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
     }
 
   private:

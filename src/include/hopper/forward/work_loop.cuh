@@ -9,9 +9,9 @@
 
 namespace flash::hopper {
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void run_item_alone(Consumer<CFG, TRAITS> &wg) {
-    if constexpr (CFG.overlap_products) {
+template <typename Kernel>
+FLASH_DEVICE void run_item_alone(Consumer<Kernel> &wg) {
+    if constexpr (Kernel::cfg.overlap_products) {
         begin_item(wg);
         overlapped_tiles(wg);
     } else {
@@ -20,21 +20,21 @@ FLASH_DEVICE void run_item_alone(Consumer<CFG, TRAITS> &wg) {
     }
     const uint32_t q_slot = wg.q.slot();
     wg.q.advance();
-    if constexpr (CFG.overlap_products) last_pv(wg, wg.item);
-    if (!Consumer<CFG, TRAITS>::Static::kDirectStore)
+    if constexpr (Kernel::cfg.overlap_products) last_pv(wg, wg.item);
+    if (!Kernel::direct_store)
         wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
     wg.finish(wg.item, wg.row_state(), q_slot);
     wg.fetch_item();
 }
 
 // The tiles of this item but the first, and the first of the next. False: there is no next item.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
+template <typename Kernel>
+FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
     overlapped_tiles(wg);
     const uint32_t q_slot = wg.q.slot();
     const WorkItem done = wg.item;
     wg.q.advance();
-    if constexpr (CFG.next_item == NextItem::AFTER_LAST_PV) {
+    if constexpr (Kernel::cfg.next_item == NextItem::AFTER_LAST_PV) {
         last_pv(wg, done);
         wg.fetch_item();
         if (wg.item.end_kv_block < 0) {
@@ -54,7 +54,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         });
         wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.first_softmax();
-        wg.round_weights();
+        wg.round_probabilities();
     } else {
         wg.fetch_item();
         if (wg.item.end_kv_block < 0) {
@@ -70,7 +70,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
         const RowState state = wg.row_state();
         wg.with_first_columns([&]<int n_columns>() {
             issue_both_products<n_columns>(wg, v, [&] {
-                if (CFG.ping_pong) {
+                if (Kernel::cfg.ping_pong) {
                     wg.await_turn();
                 } else {
                     wg.sync_warpgroup();  // all warps are past their last read of the Q slot O goes to
@@ -81,24 +81,24 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<CFG, TRAITS> &wg) {
             wg.first_softmax();
             wg.await_pv(v.v_slot());
         });
-        wg.round_weights();
+        wg.round_probabilities();
         wg.finish(done, state, q_slot);
     }
     return true;
 }
 
 // From the first item to the end.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-FLASH_DEVICE void run_consumer(Consumer<CFG, TRAITS> &wg) {
-    if (CFG.ping_pong && wg.warpgroup == 0) wg.pass_turn_to(0);  // the first turn is this warpgroup's
+template <typename Kernel>
+FLASH_DEVICE void run_consumer(Consumer<Kernel> &wg) {
+    if (Kernel::cfg.ping_pong && wg.warpgroup == 0) wg.pass_turn_to(0);  // the first turn is this warpgroup's
     wg.fetch_item();
-    if constexpr (CFG.next_item == NextItem::NONE) {
+    if constexpr (Kernel::cfg.next_item == NextItem::NONE) {
         while (wg.item.end_kv_block > 0) run_item_alone(wg);
     } else if (wg.item.end_kv_block > 0) {
         begin_item(wg);
         while (run_item_and_begin_next(wg)) wg.zero_output();
     }
-    if (CFG.ping_pong && wg.warpgroup == 0)
+    if (Kernel::cfg.ping_pong && wg.warpgroup == 0)
         wg.await_turn();  // takes the last pass: barriers end as they began
 }
 

@@ -3,14 +3,15 @@
 // sequence is looked at once.
 #pragma once
 
+#include "common/ptx.cuh"
 #include "common/sequence_rows.cuh"
-#include "hopper/forward/kernel_args.cuh"
-#include "hopper/forward/static_kernel_configuration.cuh"
+#include "tma/work_items.cuh"
 
-namespace flash::hopper {
+namespace flash::tma {
 
-// All functions are called by a whole warp.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+// All functions are called by a whole warp. Args: the kernel's arguments, with its sequences in cu_seqlens_q,
+// cu_seqlens_k, seqused_k, rows_q, rows_k and batch (sequence_rows.cuh).
+template <typename Kernel, typename Args>
 struct SequenceFinder {
     static constexpr int kGroup = 32;
 
@@ -19,14 +20,14 @@ struct SequenceFinder {
     int own_begin = 0;             // the number of the first item of this lane's sequence
 
     // Takes the group that item `number` is in. False: there is no such item.
-    FLASH_DEVICE bool advance_to(const ForwardKernelArgs &args, int number) {
+    FLASH_DEVICE bool advance_to(const Args &args, int number) {
         const int lane = threadIdx.x % kGroup;
         while (number >= group_end) {
             first_sequence += kGroup;
             if (first_sequence >= args.batch) return false;
             const int sequence = first_sequence + lane;
             const int n_rows = sequence < args.batch ? queries(args, sequence).n_rows : 0;
-            const int n_items = ceil_div(n_rows, CFG.B_r) * args.work.n_heads * parts(args);
+            const int n_items = ceil_div(n_rows, Kernel::B_r) * args.work.n_heads * parts(args);
             int end = n_items;  // of this and all lanes before it
 #pragma unroll
             for (int distance = 1; distance < kGroup; distance *= 2) {
@@ -40,7 +41,7 @@ struct SequenceFinder {
     }
 
     // Item `number` of the group in hand.
-    FLASH_DEVICE WorkItem item(const ForwardKernelArgs &args, int number) const {
+    FLASH_DEVICE WorkItem item(const Args &args, int number) const {
         // The last sequence that begins at or before it: empty ones begin where the next one does.
         const int owner = 31 - __clz(__ballot_sync(kAllLanes, own_begin <= number));
         const int sequence = first_sequence + owner;
@@ -50,11 +51,12 @@ struct SequenceFinder {
             sequence_rows(args.cu_seqlens_k, args.seqused_k, args.work.seq_len_k, args.rows_k, sequence);
 
         WorkShape shape{};
-        shape.n_heads = shape.n_head_pairs = args.work.n_heads;
-        shape.n_q_blocks = ceil_div(q_rows.n_rows, CFG.B_r);
+        shape.n_heads = shape.total_heads = args.work.n_heads;
+        shape.n_q_blocks = ceil_div(q_rows.n_rows, Kernel::B_r);
         shape.section_heads = args.work.section_heads;
-        WorkItem item = work_item<CFG.B_r, CFG.B_c>(
-            shape, make_mask<TRAITS>(args, q_rows.n_rows, k_rows.n_rows), parts(args), in_sequence);
+        WorkItem item = work_item<Kernel::B_r, Kernel::B_c>(
+            shape, args.template mask<Kernel::traits>(q_rows.n_rows, k_rows.n_rows), parts(args),
+            in_sequence);
         item.batch = sequence;
         item.seq_len_q = q_rows.n_rows;
         item.seq_len_k = k_rows.n_rows;
@@ -64,11 +66,11 @@ struct SequenceFinder {
     }
 
   private:
-    static FLASH_DEVICE int parts(const ForwardKernelArgs &args) { return TRAITS.split ? args.n_parts : 1; }
+    static FLASH_DEVICE int parts(const Args &args) { return Kernel::traits.split ? args.n_splits : 1; }
 
-    static FLASH_DEVICE SequenceRows queries(const ForwardKernelArgs &args, int sequence) {
+    static FLASH_DEVICE SequenceRows queries(const Args &args, int sequence) {
         return sequence_rows(args.cu_seqlens_q, nullptr, args.work.seq_len_q, args.rows_q, sequence);
     }
 };
 
-}  // namespace flash::hopper
+}  // namespace flash::tma

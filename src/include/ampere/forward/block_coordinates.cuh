@@ -6,11 +6,14 @@
 // in L2 nevertheless, this is done within sections of a few heads:
 //
 //     section 0: Q block n-1 of heads 0 … s-1, Q block n-2 of heads 0 … s-1, …, then section 1: …
+//
+// This is the order of tma/work_items.cuh too. Its arithmetic stands here once more: one function for both
+// makes other machine code in either family. A test compares them.
 #pragma once
 
 #include "common/cuda_utils.cuh"
 
-namespace flash {
+namespace flash::ampere {
 
 struct BlockCoordinates {
     int batch;
@@ -19,10 +22,10 @@ struct BlockCoordinates {
 };
 
 struct GridShape {
-    int n_q_blocks;         // of one head
-    int n_heads;            // query heads of one batch entry
-    int total_heads;        // batch * n_heads
-    int heads_per_section;  // 1 … total_heads; the last section may have fewer
+    int n_q_blocks;     // of one head
+    int n_heads;        // query heads of one batch entry
+    int total_heads;    // batch * n_heads
+    int section_heads;  // 1 … total_heads
 
     // `index`: 0 … n_q_blocks * total_heads - 1, at most 2^31 - 1 blocks; nothing here overflows.
     template <bool kLongestFirst>
@@ -30,12 +33,12 @@ struct GridShape {
         int q_block = 0;
         int batch_head = 0;
         if constexpr (kLongestFirst) {
-            const int section = index / (n_q_blocks * heads_per_section);
-            const int first_head = section * heads_per_section;
-            const int section_heads = min_of(heads_per_section, total_heads - first_head);
+            const int section = index / (n_q_blocks * section_heads);
+            const int first_head = section * section_heads;
+            const int heads = min_of(section_heads, total_heads - first_head);
             const int in_section = index - first_head * n_q_blocks;
-            q_block = n_q_blocks - 1 - in_section / section_heads;
-            batch_head = first_head + in_section % section_heads;
+            q_block = n_q_blocks - 1 - in_section / heads;
+            batch_head = first_head + in_section % heads;
         } else {
             batch_head = index / n_q_blocks;
             q_block = index % n_q_blocks;
@@ -44,13 +47,13 @@ struct GridShape {
     }
 };
 
-// Heads whose K and V, `kv_bytes_per_head` bytes each, share about 32 MiB of L2; at least 32, so that
-// a section of short sequences still fills the GPU. (H100, d_head 128: 32 heads at 1k keys, 16 or more
-// at 4k, 4 to 16 at 16k are within 2 % of each other; 8 heads at 1k cost 4 %.)
-FLASH_HOST_DEVICE constexpr int choose_heads_per_section(int64_t kv_bytes_per_head, int total_heads) {
+// Heads of a section. Their K and V, `kv_bytes_per_head` bytes each, share about 32 MiB of L2. A section has
+// at least 32 heads, so that one of short sequences still fills the GPU. (H100, d_head 128: 32 heads at 1k
+// keys, 16 or more at 4k, 4 to 16 at 16k are within 2 % of each other; 8 heads at 1k cost 4 %.)
+FLASH_HOST_DEVICE constexpr int section_width(int64_t kv_bytes_per_head, int total_heads) {
     constexpr int64_t l2_bytes = int64_t(32) << 20;
     const int64_t heads = kv_bytes_per_head > 0 ? l2_bytes / kv_bytes_per_head : total_heads;
     return min_of(total_heads, heads < 32 ? 32 : heads > total_heads ? total_heads : int(heads));
 }
 
-}  // namespace flash
+}  // namespace flash::ampere

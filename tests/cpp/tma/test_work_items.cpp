@@ -1,14 +1,14 @@
-// The order of work of src/include/hopper/work_items.cuh on the host, against counting every row and key.
+// The order of work of src/include/tma/work_items.cuh on the host, against counting every row and key.
 #include <cstdio>
 #include <map>
 #include <set>
 #include <tuple>
 
-#include "hopper/require.h"
-#include "hopper/work_items.cuh"
+#include "require.h"
+#include "tma/work_items.cuh"
 
 using namespace flash;
-using namespace flash::hopper;
+using namespace flash::tma;
 
 // Whether query `row` sees key `key`: bottom-right alignment.
 struct Visibility {
@@ -24,16 +24,16 @@ constexpr int kUnbounded = (1 << 30) - 1;
 // Every tile that some query of a block sees is visited by exactly one part of one item, and no part visits a
 // tile that none sees, or more than one tile more than another.
 template <int B_r, int B_c, ForwardTraits TRAITS>
-static void check(int batch, int n_heads, const Visibility &sees, int section_heads, int n_parts) {
+static void check(int batch, int n_heads, const Visibility &sees, int section_heads, int n_splits) {
     const Mask<TRAITS> mask{sees.seq_len_q, sees.seq_len_k, sees.left, sees.right};
     WorkShape shape{};
-    REQUIRE(plan_work(batch, n_heads, mask, B_r, section_heads, n_parts, shape), "refused");
+    REQUIRE(plan_work(batch, n_heads, mask, B_r, section_heads, n_splits, shape), "refused");
     // (batch, head, query block) -> how often each tile is visited, and by how many items
     std::map<std::tuple<int, int, int>, std::map<int, int>> visits;
     std::map<std::tuple<int, int, int>, std::set<int>> parts;
     std::map<int, int> last_of_section;
     for (int number = 0; number < shape.n_items; ++number) {
-        const WorkItem item = work_item<B_r, B_c>(shape, mask, n_parts, number);
+        const WorkItem item = work_item<B_r, B_c>(shape, mask, n_splits, number);
         const std::tuple key{item.batch, item.head, item.q_block};
         REQUIRE(parts[key].insert(item.part).second, "item %d comes twice", number);
         for (int tile = item.first_kv_block; tile < item.end_kv_block; ++tile) ++visits[key][tile];
@@ -51,7 +51,7 @@ static void check(int batch, int n_heads, const Visibility &sees, int section_he
                 const std::tuple key{b, h, block};
                 const bool is_item = parts.count(key) != 0;
                 REQUIRE(is_item == (block >= shape.first_q_block), "block %d", block);
-                REQUIRE(!is_item || static_cast<int>(parts[key].size()) == n_parts, "block %d", block);
+                REQUIRE(!is_item || static_cast<int>(parts[key].size()) == n_splits, "block %d", block);
                 for (int tile = 0; tile * B_c < sees.seq_len_k; ++tile) {
                     bool seen = false;  // by a query; rows past the end are computed and dropped
                     for (int row = block * B_r; row < (block + 1) * B_r && row < sees.seq_len_q; ++row) {
@@ -73,8 +73,8 @@ static void check_masks() {
     for (const int sq : {1, 63, 64, 129, 300}) {
         for (const int sk : {0, 1, 64, 127, 129, 500}) {
             for (const int section_heads : {1, 4, 32}) {
-                const auto run = [&]<ForwardTraits TRAITS>(int left, int right, int n_parts) {
-                    check<B_r, B_c, TRAITS>(2, 3, {sq, sk, left, right}, section_heads, n_parts);
+                const auto run = [&]<ForwardTraits TRAITS>(int left, int right, int n_splits) {
+                    check<B_r, B_c, TRAITS>(2, 3, {sq, sk, left, right}, section_heads, n_splits);
                 };
                 run.template operator()<ForwardTraits{}>(kUnbounded, kUnbounded, 1);
                 run.template operator()<ForwardTraits{.causal = true}>(kUnbounded, 0, 1);
@@ -83,28 +83,15 @@ static void check_masks() {
                     for (const int right : {0, 130, kUnbounded})
                         run.template operator()<ForwardTraits{.window = true}>(left, right, 1);
                 }
-                for (const int n_parts : {1, 2, 5}) {
-                    run.template operator()<ForwardTraits{.split = true}>(kUnbounded, kUnbounded, n_parts);
+                for (const int n_splits : {1, 2, 5}) {
+                    run.template operator()<ForwardTraits{.split = true}>(kUnbounded, kUnbounded, n_splits);
                     run.template operator()<ForwardTraits{.causal = true, .split = true}>(kUnbounded, 0,
-                                                                                          n_parts);
-                    run.template operator()<ForwardTraits{.window = true, .split = true}>(70, 9, n_parts);
+                                                                                          n_splits);
+                    run.template operator()<ForwardTraits{.window = true, .split = true}>(70, 9, n_splits);
                 }
             }
         }
     }
-}
-
-static void test_section_width() {
-    // d 64: 256 bytes a key and value; 8 KiB a key give 32 heads. d 128: 16; d 256: 8.
-    REQUIRE(section_width(false, 512, 512, 256) == 32, "d 64");
-    REQUIRE(section_width(false, 512, 512, 512) == 16, "d 128");
-    REQUIRE(section_width(false, 512, 512, 1024) == 8, "d 256");
-    // 32 MiB hold 4 heads of 8 MiB (16384 keys at d 128), and one head that is larger than all of it.
-    REQUIRE(section_width(false, 16384, 16384, 512) == 4, "L2");
-    REQUIRE(section_width(false, 1, 1 << 20, 1024) == 1, "one head at least");
-    REQUIRE(section_width(true, 2048, 2048, 512) == 32 && section_width(true, 4096, 4096, 512) == 16,
-            "causal");
-    REQUIRE(section_width(false, 1, 0, 512) == 1, "no keys");
 }
 
 static void test_sections_are_about_as_wide() {
@@ -120,10 +107,10 @@ static void test_sections_are_about_as_wide() {
             "of all sequences");
 }
 
-static bool plan(int batch, int n_heads, int seq_len_q, int seq_len_k, int B_r, int n_parts,
+static bool plan(int batch, int n_heads, int seq_len_q, int seq_len_k, int B_r, int n_splits,
                  WorkShape &shape) {
     return plan_work(batch, n_heads, Mask<ForwardTraits{.split = true}>{seq_len_q, seq_len_k}, B_r, 32,
-                     n_parts, shape);
+                     n_splits, shape);
 }
 
 static void test_limits() {
@@ -141,7 +128,6 @@ int main() {
     check_masks<192, 128>();
     check_masks<256, 64>();
     check_masks<128, 80>();
-    test_section_width();
     test_sections_are_about_as_wide();
     test_limits();
     std::puts("work items: ok");

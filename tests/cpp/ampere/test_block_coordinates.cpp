@@ -1,16 +1,17 @@
 // block_coordinates.cuh: every (batch, head, Q block) is computed exactly once, longest first where
-// asked for, and the largest grids do not overflow.
+// asked for, in the order of tma/work_items.cuh, and the largest grids do not overflow.
 #include <initializer_list>
 #include <vector>
 
+#include "ampere/forward/block_coordinates.cuh"
 #include "check.h"
-#include "common/block_coordinates.cuh"
+#include "tma/work_items.cuh"
 
-using namespace flash;
+using namespace flash::ampere;
 
 template <bool kLongestFirst>
-static void check_grid(int batch, int n_heads, int n_q_blocks, int heads_per_section) {
-    const GridShape grid{n_q_blocks, n_heads, batch * n_heads, heads_per_section};
+static void check_grid(int batch, int n_heads, int n_q_blocks, int section_heads) {
+    const GridShape grid{n_q_blocks, n_heads, batch * n_heads, section_heads};
     std::vector<int> uses(batch * n_heads * n_q_blocks, 0);
     int previous_section = 0;
     int previous_q_block = n_q_blocks;
@@ -20,11 +21,19 @@ static void check_grid(int batch, int n_heads, int n_q_blocks, int heads_per_sec
         CHECK(0 <= at.q_block && at.q_block < n_q_blocks);
         ++uses[(at.batch * n_heads + at.head) * n_q_blocks + at.q_block];
         if constexpr (kLongestFirst) {
-            const int section = (at.batch * n_heads + at.head) / heads_per_section;
+            const int section = (at.batch * n_heads + at.head) / section_heads;
             CHECK(section >= previous_section);
             if (section == previous_section) CHECK(at.q_block <= previous_q_block);
             previous_section = section;
             previous_q_block = at.q_block;
+
+            flash::tma::WorkShape shape{};
+            shape.n_heads = n_heads;
+            shape.total_heads = batch * n_heads;
+            shape.n_q_blocks = n_q_blocks;
+            shape.section_heads = section_heads;
+            const flash::tma::WorkItem item = flash::tma::ordered_item(shape, index);
+            CHECK(item.batch == at.batch && item.head == at.head && item.q_block == at.q_block);
         }
     }
     for (const int n : uses) CHECK(n == 1);
@@ -50,10 +59,10 @@ int main() {
     CHECK(many_heads.decode<false>(last).head == last);
     CHECK(many_heads.decode<true>(last).head == last);
 
-    CHECK(choose_heads_per_section(int64_t(512) << 10, 256) == 64);  // 64 * 512 KiB = 32 MiB
-    CHECK(choose_heads_per_section(int64_t(8) << 20, 256) == 32);    // never fewer than 32,
-    CHECK(choose_heads_per_section(int64_t(8) << 20, 6) == 6);       // unless there are no more
-    CHECK(choose_heads_per_section(0, 7) == 7);
-    CHECK(choose_heads_per_section(1, 1 << 30) == 1 << 25);
+    CHECK(section_width(int64_t(512) << 10, 256) == 64);  // 64 * 512 KiB = 32 MiB
+    CHECK(section_width(int64_t(8) << 20, 256) == 32);    // never fewer than 32,
+    CHECK(section_width(int64_t(8) << 20, 6) == 6);       // unless there are no more
+    CHECK(section_width(0, 7) == 7);
+    CHECK(section_width(1, 1 << 30) == 1 << 25);
     return report();
 }

@@ -17,17 +17,16 @@
 
 #include "common/mask.cuh"
 #include "flash_attention.cuh"
-#include "hopper/layout.cuh"
 
-namespace flash::hopper {
+namespace flash::tma {
 
 struct WorkShape {
     int seq_len_q, seq_len_k;
     int n_heads;        // query heads
-    int n_head_pairs;   // batch * n_heads
+    int total_heads;    // batch * n_heads
     int first_q_block;  // the query blocks before it see no key
     int n_q_blocks;     // query blocks with work, from first_q_block on
-    int n_items;        // n_q_blocks * n_head_pairs * parts
+    int n_items;        // n_q_blocks * total_heads * parts
     int section_heads;  // (batch, head) pairs that are worked on together
 };
 
@@ -52,63 +51,37 @@ FLASH_HOST_DEVICE constexpr WorkItem ordered_item(const WorkShape &shape, int nu
     const int items_per_section = shape.section_heads * shape.n_q_blocks;
     const int section = number / items_per_section;
     const int in_section = number - section * items_per_section;
-    const int first_pair = section * shape.section_heads;
-    const int heads = min_of(shape.section_heads, shape.n_head_pairs - first_pair);
+    const int first_head = section * shape.section_heads;
+    const int heads = min_of(shape.section_heads, shape.total_heads - first_head);
     const int step = in_section / heads;
-    const int pair = first_pair + (in_section - step * heads);
+    const int batch_head = first_head + (in_section - step * heads);
 
     WorkItem item{};
     item.q_block = shape.first_q_block + shape.n_q_blocks - 1 - step;
-    item.batch = pair / shape.n_heads;
-    item.head = pair - item.batch * shape.n_heads;
+    item.batch = batch_head / shape.n_heads;
+    item.head = batch_head - item.batch * shape.n_heads;
     return item;
 }
 
 // The tiles of B_c keys that query block item.q_block of B_r rows visits; with split keys, those of part
 // item.part.
 template <int B_r, int B_c, ForwardTraits TRAITS>
-FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_parts) {
+FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_splits) {
     KeyBlocks blocks = mask.key_blocks(item.q_block * B_r, item.q_block * B_r + B_r - 1, B_c);
-    if (TRAITS.split) blocks = blocks.part(item.part, n_parts);
+    if (TRAITS.split) blocks = blocks.part(item.part, n_splits);
     item.first_kv_block = blocks.begin;
     item.end_kv_block = blocks.end;
 }
 
 // Item `number` of 0 ... n_items - 1, of sequences of one length.
 template <int B_r, int B_c, ForwardTraits TRAITS>
-FLASH_HOST_DEVICE constexpr WorkItem work_item(const WorkShape &shape, const Mask<TRAITS> &mask, int n_parts,
+FLASH_HOST_DEVICE constexpr WorkItem work_item(const WorkShape &shape, const Mask<TRAITS> &mask, int n_splits,
                                                int number) {
-    const int pair_number = TRAITS.split ? number / n_parts : number;
+    const int pair_number = TRAITS.split ? number / n_splits : number;
     WorkItem item = ordered_item(shape, pair_number);
-    item.part = number - pair_number * n_parts;
-    set_tiles<B_r, B_c>(item, mask, n_parts);
+    item.part = number - pair_number * n_splits;
+    set_tiles<B_r, B_c>(item, mask, n_splits);
     return item;
-}
-
-// ---------------------------------------------------------------- section width
-// Measured on an H100 80GB HBM3, bf16, 16384 tokens, hidden size 2048.
-//
-// Not causal: K and V of a section take 8 KiB a key at most. Wider sections start many heads at once, whose
-// first reads come in bursts that DRAM cannot serve (-21 % at 512 keys); narrower ones change nothing. From
-// 4096 keys on, what counts is that a section fits the L2 cache.
-inline constexpr int64_t kSectionBytesPerKey = 8 * 1024;
-inline constexpr int64_t kSectionBytes = 32 * 1024 * 1024;
-// Causal: wide sections, whatever the cache: short items of many heads fill the end of each section. Sixteen
-// heads from 4096 queries on (+4 % over 32), and never more than 32: two blocks a head or fewer leave K and V
-// to be read from DRAM (-4 ... -21 % with 64 heads, up to 2048 keys).
-inline constexpr int kCausalSectionHeads = 32;
-inline constexpr int kLongCausalSectionHeads = 16;
-inline constexpr int kLongCausalQueries = 4096;
-
-// key_bytes: of one key and its value.
-constexpr int section_width(bool causal, int seq_len_q, int seq_len_k, int key_bytes) {
-    if (causal) return seq_len_q >= kLongCausalQueries ? kLongCausalSectionHeads : kCausalSectionHeads;
-    const int64_t head_bytes = int64_t{seq_len_k} * key_bytes;
-    const int64_t by_key = seq_len_k * kSectionBytesPerKey;
-    const int64_t budget = by_key < kSectionBytes ? by_key : kSectionBytes;
-    int heads = 1;
-    while (head_bytes > 0 && heads * 2 * head_bytes <= budget) heads *= 2;
-    return heads;
 }
 
 // Heads of a section where `heads` are cut into as few sections as `most` allows, all about as wide. A narrow
@@ -136,23 +109,23 @@ constexpr int rows_without_keys(const Mask<TRAITS> &mask) {
 // keys, with at most `section_heads` heads a section. False: it is too large (kMaxItems, kMaxSeqLen).
 template <ForwardTraits TRAITS>
 constexpr bool plan_work(int batch, int n_heads, const Mask<TRAITS> &mask, int B_r, int section_heads,
-                         int n_parts, WorkShape &shape) {
+                         int n_splits, WorkShape &shape) {
     const int64_t pairs = int64_t{batch} * n_heads;
     if (mask.seq_len_q > kMaxSeqLen || mask.seq_len_k > kMaxSeqLen || pairs > kMaxItems) return false;
     const int q_blocks = ceil_div(mask.seq_len_q, B_r);
     shape.seq_len_q = mask.seq_len_q;
     shape.seq_len_k = mask.seq_len_k;
     shape.n_heads = n_heads;
-    shape.n_head_pairs = static_cast<int>(pairs);
+    shape.total_heads = static_cast<int>(pairs);
     const int empty_rows = TRAITS.varlen || TRAITS.split ? 0 : rows_without_keys(mask);
     shape.first_q_block = empty_rows == mask.seq_len_q ? q_blocks : empty_rows / B_r;
     shape.n_q_blocks = q_blocks - shape.first_q_block;
-    const int64_t items = pairs * shape.n_q_blocks * (TRAITS.split ? n_parts : 1);
+    const int64_t items = pairs * shape.n_q_blocks * (TRAITS.split ? n_splits : 1);
     if (pairs * shape.n_q_blocks > kMaxItems || items > kMaxItems) return false;
     shape.n_items = static_cast<int>(items);
     // With sequences of their own lengths the items of one come before those of the next.
-    shape.section_heads = balanced_section(TRAITS.varlen ? n_heads : shape.n_head_pairs, section_heads);
+    shape.section_heads = balanced_section(TRAITS.varlen ? n_heads : shape.total_heads, section_heads);
     return true;
 }
 
-}  // namespace flash::hopper
+}  // namespace flash::tma

@@ -6,52 +6,58 @@
 // numbers from the counter, and sends them to the second.
 #pragma once
 
-#include "hopper/forward/kernel_args.cuh"
-#include "hopper/forward/pipeline.cuh"
-#include "hopper/sequence_finder.cuh"
+#include "tma/ptx_tma.cuh"
+#include "tma/scheduler_counter.cuh"
+#include "tma/sequence_finder.cuh"
+#include "tma/work_items.cuh"
 
-namespace flash::hopper {
+namespace flash::tma {
 
-// One thread's, or, where the static configuration says kWarpLoads, a whole warp's.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+// One thread's, or, with Kernel::warp_loads, a whole warp's.
+//
+// Kernel     traits, B_r, B_c, cfg.dynamic_schedule; item_rows: of an item; warp_loads: items may have no
+// tiles;
+//            paired_blocks: two blocks take an item; mail_slots: how many numbers one sends to the other
+// Args       the kernel's arguments: work (WorkShape), counter, n_splits, mask<traits>(), and with varlen
+// what
+//            SequenceFinder reads
+// Memory     addresses in shared memory: mail(slot) of a number, mail_full(slot) of its mbarrier
+template <typename Kernel, typename Args, typename Memory>
 struct Scheduler {
-    using Static = StaticForwardKernelConfig<CFG, TRAITS>;
+    static constexpr int kBlocksAnItem = Kernel::paired_blocks ? 2 : 1;
+    static constexpr bool kSendsNumbers = Kernel::mail_slots > 0;
+    static constexpr uint32_t kMailSlots = max_of(Kernel::mail_slots, 1);
 
-    static constexpr int kBlocksAnItem = Static::kPaired ? 2 : 1;
-    static constexpr bool kSendsNumbers = Static::kMailSlots > 0;
-    static constexpr uint32_t kMailSlots = max_of(Static::kMailSlots, 1);
-
-    const ForwardKernelArgs &args;
-    const SharedMemory<CFG, TRAITS> smem;
-    SequenceFinder<CFG, TRAITS> sequences;  // varlen
+    const Args &args;
+    const Memory smem;
+    SequenceFinder<Kernel, Args> sequences;  // varlen
     int current = 0;
     int following = 0;     // dynamic: the number taken in advance, so that its latency is hidden
     uint32_t n_mails = 0;  // sent or received
 
-    FLASH_DEVICE Scheduler(const ForwardKernelArgs &kernel_args, const SharedMemory<CFG, TRAITS> &shared)
-        : args(kernel_args), smem(shared) {
+    FLASH_DEVICE Scheduler(const Args &kernel_args, const Memory &shared) : args(kernel_args), smem(shared) {
         current = blockIdx.x / kBlocksAnItem;
-        if (CFG.dynamic_schedule && !receives()) following = take();
+        if (Kernel::cfg.dynamic_schedule && !receives()) following = take();
     }
 
     FLASH_DEVICE bool has_item() {
-        if constexpr (TRAITS.varlen) return sequences.advance_to(args, current);
+        if constexpr (Kernel::traits.varlen) return sequences.advance_to(args, current);
         return current < args.work.n_items;
     }
 
     FLASH_DEVICE WorkItem item() const {
-        if constexpr (TRAITS.varlen) return sequences.item(args, current);
-        WorkItem item = work_item<Static::kItemRows, CFG.B_c>(
-            args.work, make_mask<TRAITS>(args, args.work.seq_len_q, args.work.seq_len_k), args.n_parts,
-            current);
-        if (Static::kPaired) item.q_block = 2 * item.q_block + blockIdx.x % 2;
+        if constexpr (Kernel::traits.varlen) return sequences.item(args, current);
+        WorkItem item = work_item<Kernel::item_rows, Kernel::B_c>(
+            args.work, args.template mask<Kernel::traits>(args.work.seq_len_q, args.work.seq_len_k),
+            args.n_splits, current);
+        if (Kernel::paired_blocks) item.q_block = 2 * item.q_block + blockIdx.x % 2;
         return item;
     }
 
     // To be called when the current item has been decoded ...
     FLASH_DEVICE void advance() {
         if (receives()) return;  // not before `prefetch`
-        current = CFG.dynamic_schedule ? following : current + n_takers();
+        current = Kernel::cfg.dynamic_schedule ? following : current + n_takers();
     }
 
     // ... this between its loads, when `current` has arrived ...
@@ -68,7 +74,7 @@ struct Scheduler {
             return;
         }
         // To look for the end takes long where sequences differ; a number too many does no harm.
-        if (CFG.dynamic_schedule && (TRAITS.varlen || has_item())) following = take();
+        if (Kernel::cfg.dynamic_schedule && (Kernel::traits.varlen || has_item())) following = take();
     }
 
     // Of paired blocks the second.
@@ -76,7 +82,7 @@ struct Scheduler {
 
     // The last block to come to its end leaves the counter as the launch found it. Called by one thread.
     FLASH_DEVICE void finish() {
-        if (!CFG.dynamic_schedule || args.counter == nullptr) return;
+        if (!Kernel::cfg.dynamic_schedule || args.counter == nullptr) return;
         __threadfence();  // this block's numbers are taken before it counts as finished
         if (atomicAdd(&args.counter->finished_blocks, 1) == static_cast<int>(gridDim.x) - 1) {
             args.counter->next = 0;
@@ -89,7 +95,7 @@ struct Scheduler {
 
     FLASH_DEVICE int take() {
         if (args.counter == nullptr) return current + n_takers();
-        if constexpr (!Static::kWarpLoads) return atomicAdd(&args.counter->next, 1) + n_takers();
+        if constexpr (!Kernel::warp_loads) return atomicAdd(&args.counter->next, 1) + n_takers();
         int taken = 0;
         if (threadIdx.x % 32 == 0) taken = atomicAdd(&args.counter->next, 1);
         return __shfl_sync(kAllLanes, taken, 0) + gridDim.x;
@@ -105,4 +111,4 @@ struct Scheduler {
     }
 };
 
-}  // namespace flash::hopper
+}  // namespace flash::tma

@@ -1,0 +1,71 @@
+// Which tiles of its item a consumer warpgroup works on, and which of them need a mask. Tiles go from the
+// last to the first:
+//
+//     end_of_loops()  …  first_whole_block()  …  last_masked_block()  …  leading_kv_block()  …
+//     item.end_kv_block - 1 |←- left edge ---->|←--- no mask ------>|←--- right edge
+//     --------------------->|←--- skipped --------------->|
+#pragma once
+
+#include "hopper/forward/kernel_args.cuh"
+#include "hopper/forward/static_kernel_configuration.cuh"
+
+namespace flash::hopper {
+
+// Consumer: what derives from it and has `args`, `item` and `warpgroup`.
+template <typename Kernel, typename Consumer>
+struct TileRange {
+    static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
+
+    FLASH_DEVICE int seq_len_q() const {
+        return Kernel::traits.varlen ? self().item.seq_len_q : self().args.work.seq_len_q;
+    }
+    FLASH_DEVICE int seq_len_k() const {
+        return Kernel::traits.varlen ? self().item.seq_len_k : self().args.work.seq_len_k;
+    }
+    FLASH_DEVICE Mask<Kernel::traits> mask() const {
+        return self().args.template mask<Kernel::traits>(seq_len_q(), seq_len_k());
+    }
+    FLASH_DEVICE int first_row() const {
+        return self().item.q_block * B_r + self().warpgroup * kWarpgroupRows;
+    }
+
+    // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
+    // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
+    // reference is one of its scores.
+    FLASH_DEVICE int last_masked_block() const {
+        const int right = Kernel::traits.window && !Kernel::traits.causal ? self().args.window_right : 0;
+        return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
+    }
+
+    // Masks of the left edge begin before this tile.
+    FLASH_DEVICE int first_whole_block() const {
+        if constexpr (!Kernel::traits.window) return end_of_loops();
+        const int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
+    }
+
+    // Tiles go from the last to this one.
+    FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? self().item.first_kv_block : 0; }
+
+    // The first tile that the warpgroup works on. Under a causal mask it may skip the item's first tiles.
+    FLASH_DEVICE int leading_kv_block() const {
+        int n_blocks = self().item.end_kv_block;
+        if (Kernel::max_skipped_tiles > 0) {
+            const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
+            n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
+            n_blocks = max(n_blocks, self().item.end_kv_block - Kernel::max_skipped_tiles);
+        }
+        return n_blocks - 1;
+    }
+
+    // Whether the warpgroup sees nothing of the second half of its first tile.
+    FLASH_DEVICE bool sees_half_tile(int kv_block) const {
+        const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
+        return visible <= kv_block * B_c + B_c / 2;
+    }
+
+  private:
+    FLASH_DEVICE const Consumer &self() const { return static_cast<const Consumer &>(*this); }
+};
+
+}  // namespace flash::hopper

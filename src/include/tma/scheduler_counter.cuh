@@ -1,0 +1,12 @@
+// What the blocks of a launch share to take their items (scheduler.cuh, scheduler_counters.cuh).
+#pragma once
+
+namespace flash::tma {
+
+// Items handed out, and blocks that have seen the end. Both are zero before and after a launch.
+struct SchedulerCounter {
+    int next;
+    int finished_blocks;
+};
+
+}  // namespace flash::tma
