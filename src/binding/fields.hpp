@@ -44,7 +44,8 @@ constexpr EnumDescription<sizeof...(Enum)> enumeration(const char *name, Enum...
 
 namespace flash::binding {
 
-// Calls f.operator()<Config>() for each direction of each family until one returns true; says whether one did.
+// Calls f.operator()<Config>() for each direction of each family until one returns true; says whether one
+// did.
 template <typename F>
 bool any_config(F f) {
     return [&]<typename... Config>(const std::tuple<Config...> *) {
