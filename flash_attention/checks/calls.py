@@ -33,6 +33,7 @@ def check_inputs(
     padded: bool = False,
     any_dtype: bool = False,
     device_types: tuple[str, ...] | None = None,
+    names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> None:
     """Types, devices, shapes and head counts.
 
@@ -41,27 +42,29 @@ def check_inputs(
         paged: the first dimension of k and v counts pages, not batch items.
         padded: other head sizes up to the largest are taken, too: the caller pads them.
         any_dtype, device_types: as in ``check_kinds``.
+        names: of the tensors in the caller's call, for messages.
 
     Raises:
         TypeError, NotImplementedError, ValueError: as the checks of ``forward`` do.
     """
-    inputs = {"q": q, "k": k, "v": v}
+    nq, nk, nv = names
+    inputs = {nq: q, nk: k, nv: v}
     check_tensors(inputs if sinks is None else {**inputs, "sinks": sinks})
     check_kinds(inputs, any_dtype, device_types)
     rank = layout.count(",") + 1
     if not q.ndim == k.ndim == v.ndim == rank:
         other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
-        raise ValueError(f"q, k and v must be {layout}; given {shapes_of(inputs)}; {other}")
+        raise ValueError(f"{nq}, {nk} and {nv} must be {layout}; given {shapes_of(inputs)}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"k and v must agree in all but the head size; given {shapes_of(inputs)}")
+        raise ValueError(f"{nk} and {nv} must agree in all but the head size; given {shapes_of(inputs)}")
     if rank == 4 and not paged and q.shape[0] != k.shape[0]:
         raise ValueError(
-            f"q, k and v must have one batch size; given {shapes_of(inputs)}: use k.expand(…) to share keys"
+            f"{nq}, {nk} and {nv} must have one batch size; given {shapes_of(inputs)}: use {nk}.expand(…) to share keys"
         )
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q and k must have one head size; given {shapes_of(inputs)}")
-    check_head_sizes(q.shape[-1], v.shape[-1], padded=padded)
-    check_heads(q.shape[-2], k.shape[-2], hint=_exchanged(q.shape[-3], k.shape[-3], rank))
+        raise ValueError(f"{nq} and {nk} must have one head size; given {shapes_of(inputs)}")
+    check_head_sizes(q.shape[-1], v.shape[-1], (f"{nq} and {nk}", nv), padded=padded)
+    check_heads(q.shape[-2], k.shape[-2], names, hint=_exchanged(q.shape[-3], k.shape[-3], rank))
     if sinks is not None:
         check_sinks(sinks, q)
 

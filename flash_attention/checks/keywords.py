@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -28,6 +29,12 @@ MEANINGS = (
     ("cu_seqlens_q", "cu_seqlens"),
     ("max_seqlen_q", "max_seqlen"),
     ("enable_gqa",),
+    ("attn_mask", "mask", "block_mask"),
+    ("attention_mask", "key_padding_mask"),
+    ("alibi_slopes", "attn_bias", "bias", "position_bias", "score_mod"),
+    ("q_descale", "k_descale", "v_descale", "descale_q", "descale_k", "descale_v"),
+    ("pack_gqa", "sm_margin", "scheduler_metadata"),
+    ("layout", "tensor_layout", "qkv_layout", "input_layout"),
 )
 
 # What a function may lack, and what to do then. ``{names}`` are those that the call has.
@@ -40,6 +47,12 @@ ADVICE = {
     "attention_mask": "the kernels take no mask tensor: attention_varlen takes batches without padding",
     "enable_gqa": "heads are shared without asking where those of q are a multiple of those of k and v",
     "deterministic": "leave it out: equal calls always give equal bits",
+    "q_descale": "there is no 8-bit type to scale: convert the tensors to float16 or bfloat16",
+    "pack_gqa": "leave it out: it changes no result, and the library chooses how a kernel runs",
+    "layout": "the shapes are those of the arguments' description: transpose what has another order",
+    "window": "flash_attention.attention(…, window=…) takes a window",
+    "softcap": "flash_attention.attention(…, softcap=…) takes a cap",
+    "return_lse": "flash_attention.attention(…, return_lse=True) returns it",
     "num_splits": "leave it out: the library chooses how many parts the keys are cut into",
     "cu_seqlens_q": "flash_attention.attention_varlen takes packed sequences",
     "cu_seqlens_k": "flash_attention.attention_varlen takes packed sequences",
@@ -64,9 +77,14 @@ def unknown_keyword(function: str, names: Iterable[str], allowed: Iterable[str])
     ours = [other for other in row if other in takes]
     if ours:
         advice = f"its name here is {ours[0]}"
+    elif known := [ADVICE[other] for other in (name, *row) if other in ADVICE]:
+        advice = known[0]
+    elif alike := difflib.get_close_matches(name, takes, n=1):
+        advice = f"did you mean {alike[0]}?"
     else:
-        advice = next((ADVICE[other] for other in (name, *row) if other in ADVICE), "leave it out")
-    return TypeError(f"{function} has no argument {name}: {advice}. It takes {', '.join(takes)}")
+        advice = "none of its own is known to mean that"
+    end = "" if advice.endswith("?") else "."
+    return TypeError(f"{function} has no argument {name}: {advice}{end} It takes {', '.join(takes)}")
 
 
 def parameters(function: Callable[..., object]) -> list[str]:

@@ -52,7 +52,8 @@ def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, option
     if compiling and not any(map(missing_columns, (q, k_cache, v_cache))):
         return  # operators are checked while they are recorded, when nothing is written
     any_dtype = wants_autocast(q, k_cache, v_cache)
-    check_inputs(q, k_cache, v_cache, None, BATCHES, shared, padded=True, any_dtype=any_dtype)
+    names = ("q", "k_cache", "v_cache")
+    check_inputs(q, k_cache, v_cache, None, BATCHES, shared, padded=True, any_dtype=any_dtype, names=names)
     if not compiling:
         Options(**options).checked(q)
         checked_scale(options["softmax_scale"], q.shape[3])
@@ -138,6 +139,11 @@ def check_cache(
     if (k is None) != (v is None):
         raise ValueError("k and v must be given together: both are appended to the cache, or neither")
     if k is not None and v is not None:
+        if k_cache is v_cache:  # seen here also where nobody knows addresses, as in torch.compile
+            raise ValueError(
+                "k_cache and v_cache overlap in memory, and k and v are appended: each needs memory of its "
+                "own"
+            )
         if cache_seqlens is None:
             raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
         for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):

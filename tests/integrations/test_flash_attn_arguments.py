@@ -261,13 +261,13 @@ def test_head_sizes_are_compared_before_they_are_padded(function: str, compiled:
         ("query", "its name here is q"),
         ("attn_mask", "take no mask tensor"),
         ("return_lse", "its name here is return_"),
-        ("out", "leave it out|writes into a tensor"),
+        ("out", "writes into a tensor"),
         ("s_aux", "attention(…, sinks=…)"),
     ],
 )
 def test_unknown_keywords_are_named(function: str, name: str, advice: str) -> None:
     if name == "query" and "qkv" in SIGNATURES[function]:
-        advice = "leave it out"
+        advice = "none of its own"
     parts = "|".join(map(re.escape, advice.split("|")))
     with pytest.raises(TypeError, match=rf"^{function} has no argument {name}: .*({parts})"):
         getattr(flash_attn, function)(**base(function), **{name: 1})
@@ -386,6 +386,33 @@ def test_overlapping_caches_of_a_padded_head_size_are_refused() -> None:
     with pytest.raises(ValueError, match="k_cache and v_cache overlap"):
         flash_attn.flash_attn_with_kvcache(**arguments)
     assert torch.equal(both, before)
+
+
+@pytest.mark.only_on("cpu")
+def test_one_tensor_for_both_caches_is_refused_in_a_trace_too() -> None:
+    """Nobody knows addresses there; v would be written over k."""
+    arguments = base("flash_attn_with_kvcache")
+    arguments["v_cache"] = arguments["k_cache"]
+    before = arguments["k_cache"].clone()
+
+    def call(**given: Any) -> Any:
+        return flash_attn.flash_attn_with_kvcache(**given)
+
+    for run in (call, torch.compile(call, fullgraph=True, backend="eager")):
+        with pytest.raises(Exception, match="k_cache and v_cache overlap"):
+            run(**arguments)
+    assert torch.equal(arguments["k_cache"], before)
+
+
+@pytest.mark.only_on("cpu")
+def test_messages_about_the_cache_use_the_names_of_the_call() -> None:
+    """``k`` is what is appended."""
+    arguments = base("flash_attn_with_kvcache")
+    with pytest.raises(ValueError, match=r"^q and k_cache must have one head size; given .*, k_cache \("):
+        flash_attn.flash_attn_with_kvcache(**arguments | {"q": arguments["q"][..., :8]})
+    three_heads = arguments["q"][:, :, :1].repeat(1, 1, 3, 1)
+    with pytest.raises(ValueError, match=r"^q has 3 heads and k_cache and v_cache have 2; "):
+        flash_attn.flash_attn_with_kvcache(**arguments | {"q": three_heads})
 
 
 CACHE_SERVED: list[tuple[str, Any]] = [

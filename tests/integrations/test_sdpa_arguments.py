@@ -158,9 +158,9 @@ def test_refused_values_are_named(name: str, change: Callable[[], Arguments]) ->
         ("causal", "its name here is is_causal"),
         ("softmax_scale", "its name here is scale"),
         ("q", "its name here is query"),
-        ("window", "leave it out"),
+        ("window", "attention(…, window=…)"),
         ("attention_mask", "attention_varlen takes"),
-        ("nonsense", "leave it out"),
+        ("nonsense", "none of its own"),
     ],
 )
 def test_unknown_keywords_are_named(name: str, advice: str) -> None:

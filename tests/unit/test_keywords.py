@@ -54,7 +54,12 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ("num_splits", "the library chooses"),
         ("s_aux", "its name here is sinks"),
         ("kernel_cfg", "its name here is config"),
-        ("causel", "leave it out. It takes q, k, v, "),
+        ("causel", "did you mean causal? It takes q, k, v, "),
+        ("mask", "the kernels take no mask tensor"),
+        ("attention_mask", "the kernels take no mask tensor"),
+        ("attn_bias", "there is no such bias"),
+        ("q_descale", "convert the tensors"),
+        ("tensor_layout", "transpose what has another order"),
     ],
 )
 def test_keywords_of_other_libraries(name: str, keyword: str, advice: str) -> None:
@@ -67,7 +72,8 @@ def test_keywords_of_other_libraries(name: str, keyword: str, advice: str) -> No
 def test_every_public_function_names_what_it_takes(name: str) -> None:
     call, arguments = CALLS[name]
     with pytest.raises(
-        TypeError, match=rf"^{name} has no argument nonsense: leave it out. It takes "
+        TypeError,
+        match=rf"^{name} has no argument nonsense: none of its own is known to mean that. It takes ",
     ) as raised:
         call(*arguments, nonsense=1)
     assert "unknown" not in str(raised.value)
@@ -113,3 +119,19 @@ def test_a_name_has_one_meaning() -> None:
     names = [name for row in MEANINGS for name in row]
     assert len(names) == len(set(names))
     assert all(advice and not advice.endswith(".") for advice in ADVICE.values())
+
+
+@pytest.mark.parametrize(
+    ("keyword", "advice"),
+    [
+        ("window", "flash_attention.attention(…, window=…) takes a window"),
+        ("sliding_window", "flash_attention.attention(…, window=…) takes a window"),
+        ("softcap", "flash_attention.attention(…, softcap=…) takes a cap"),
+        ("return_lse", "flash_attention.attention(…, return_lse=True) returns it"),
+        ("mask", "its name here is attn_mask"),
+    ],
+)
+def test_no_advice_loses_what_was_asked_for(keyword: str, advice: str) -> None:
+    """``sdpa`` lacks what ``attention`` has: to leave it out would give another result."""
+    with pytest.raises(TypeError, match=rf"^sdpa has no argument {keyword}: {re.escape(advice)}\. It takes"):
+        sdpa(X, X, X, **{keyword: None})
