@@ -59,7 +59,8 @@ def check_inputs(
         raise ValueError(f"{nk} and {nv} must agree in all but the head size; given {shapes_of(inputs)}")
     if rank == 4 and not paged and q.shape[0] != k.shape[0]:
         raise ValueError(
-            f"{nq}, {nk} and {nv} must have one batch size; given {shapes_of(inputs)}: use {nk}.expand(…) to share keys"
+            f"{nq}, {nk} and {nv} must have one batch size; given {shapes_of(inputs)}: use {nk}.expand(…) "
+            "to share keys"
         )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{nq} and {nk} must have one head size; given {shapes_of(inputs)}")
