@@ -11,8 +11,10 @@ from filelock import FileLock
 from gpu_cases import CONFIG
 
 from flash_helpers import build
-from flash_helpers.kernels.families import FAMILIES, family_of
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import DIRECTIONS, FAMILIES, family_of
+from flash_helpers.kernels.kernel import ForwardKernel
+
+CONFIGS = tuple(direction.config for direction in DIRECTIONS)
 
 _named: set[ForwardKernel] = {ForwardKernel(CONFIG)}
 
@@ -24,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for value in callspec.params.values() if callspec else ():
             if isinstance(value, ForwardKernel):
                 _named.add(value)
-            elif isinstance(value, ForwardConfig):
+            elif isinstance(value, CONFIGS):
                 _named.add(ForwardKernel(value))
 
 
