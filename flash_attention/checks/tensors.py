@@ -29,7 +29,7 @@ from flash_attention.torch_private import forward_levels, is_batched
 from flash_helpers.kernel_configs import DType, ForwardKernel
 from flash_helpers.kernels.cpp_headers import field_types
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import is_config, known_configs
+from flash_helpers.kernels.families import DIRECTIONS, is_config, known_configs
 from flash_helpers.kernels.kernel import ForwardConfig
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
@@ -89,6 +89,10 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
     return plan
 
 
+# Type of each field of each configuration, read once: calls are traced, too.
+_FIELD_TYPES = {direction.config: field_types(direction.config) for direction in DIRECTIONS}
+
+
 def check_config(config: ForwardConfig, name: str) -> None:
     """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
 
@@ -101,7 +105,7 @@ def check_config(config: ForwardConfig, name: str) -> None:
             f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ')}: build one, or "
             "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
-    for field_name, wanted in field_types(type(config)).items():
+    for field_name, wanted in _FIELD_TYPES[type(config)].items():
         value = getattr(config, field_name)
         if type(value) is not wanted:
             raise TypeError(

@@ -117,6 +117,7 @@ def test_out_is_written_in_place() -> None:
     assert (result == out + 1).all()
 
 
+@pytest.mark.compile
 def test_inductor_on_a_layer() -> None:
     """The default compiler: what surrounds the call is fused, and the strides it assumes are right."""
     weight = ramp((D_HEAD, 3 * HEADS * D_HEAD), 3) / 16

@@ -184,7 +184,7 @@ def test_an_interrupted_bench_keeps_its_rows_and_says_130(
     assert result.exit_code == 130
     assert "interrupted: these are the finished rows" in result.output
     assert "s32 d64" in result.output
-    assert {row["problem"]["seq_len"] for row in json.loads(file.read_text())["rows"]} == {32}
+    assert {row["problem"]["seq_len_q"] for row in json.loads(file.read_text())["rows"]} == {32}
 
 
 # ---------------------------------------------------------------- mistakes

@@ -240,6 +240,7 @@ def host_compile(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.compile
 def test_cpp_derives_the_same_resources(tmp_path: Path) -> None:
     lines = ['#include "hopper/forward/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
     for kernel in get_hopper_kernels_to_build():
@@ -252,6 +253,7 @@ def test_cpp_derives_the_same_resources(tmp_path: Path) -> None:
     assert compiled.returncode == 0, compiled.stderr
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     "change",
     [change for change, message in INFEASIBLE if "registers" not in message and "B_c" not in change],

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pytest
+
 from flash_helpers.build.sources import include_root
 from flash_helpers.kernel_configs import (
     DType,
@@ -30,6 +32,8 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernels.hopper.forward.config import D_HEADS as HOPPER_D_HEADS
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
 from flash_helpers.kernels.kernel import ForwardConfig
+
+pytestmark = pytest.mark.compile
 
 COUNT = 150  # feasible ones of each family; 1 of 40 draws is
 H100 = device_facts("H100")
@@ -109,8 +113,8 @@ def test_hopper(tmp_path: Path) -> None:
         lines.append(f"constexpr HopperForwardKernelConfig config_{i} = {config.to_cpp_struct()};")
         lines.append(f"using Kernel_{i} = StaticForwardKernelConfig<config_{i}, {traits}>;")
         lines.append(f"static_assert(Kernel_{i}::smem_bytes == {config.smem_bytes()});")
-        lines.append(f"static_assert(Kernel_{i}::kRegisters.producer == {producer});")
-        lines.append(f"static_assert(Kernel_{i}::kRegisters.consumer == {consumer});")
+        lines.append(f"static_assert(Kernel_{i}::registers.producer == {producer});")
+        lines.append(f"static_assert(Kernel_{i}::registers.consumer == {consumer});")
     assert host_errors("\n".join(lines), tmp_path) == ""
 
 
