@@ -36,6 +36,8 @@ ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
+# Worked out here: no tracer follows the reading of annotations, and it takes longer than all other checks.
+FIELD_TYPES = {direction.config: field_types(direction.config) for direction in DIRECTIONS}
 
 
 # ---------------------------------------------------------------------- configuration
@@ -89,10 +91,6 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
     return plan
 
 
-# Type of each field of each configuration, read once: calls are traced, too.
-_FIELD_TYPES = {direction.config: field_types(direction.config) for direction in DIRECTIONS}
-
-
 def check_config(config: ForwardConfig, name: str) -> None:
     """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
 
@@ -105,7 +103,7 @@ def check_config(config: ForwardConfig, name: str) -> None:
             f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ')}: build one, or "
             "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
-    for field_name, wanted in _FIELD_TYPES[type(config)].items():
+    for field_name, wanted in FIELD_TYPES[type(config)].items():
         value = getattr(config, field_name)
         if type(value) is not wanted:
             raise TypeError(

@@ -211,7 +211,9 @@ class Call:
     def unseen(self, b: int) -> int:
         """The first keys of sequence b, before the window of its first query: no query sees them."""
         left = self.case.window[0]
-        return 0 if left is None else max(0, self.used[b] - self.q_seq.lengths[b] - left)
+        if not self.kernel.traits.window or left is None:
+            return 0
+        return max(0, self.used[b] - self.q_seq.lengths[b] - left)
 
     def sequence(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v of sequence b, without the keys that do not exist."""

@@ -20,6 +20,7 @@ from flash_attention.flash_attn_interface import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
+from flash_attention.run import launch_cache
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
@@ -89,8 +90,9 @@ def test_storage_that_was_resized_away_is_refused(name: str, argument: str, size
     call, make = CALLS[name]
     arguments = make()
     if size == 0 or not arguments[argument].is_cuda:
-        # On a GPU it is now remembered; a storage that is smaller, but not gone, is seen by new calls alone.
-        call(**arguments)
+        call(**arguments)  # on a GPU it is now remembered
+    else:
+        launch_cache.forget()  # a storage that is smaller, but not gone, is seen by new calls alone
     if arguments[argument].untyped_storage().nbytes() <= size:
         size = 1
     arguments[argument].untyped_storage().resize_(size)
@@ -102,6 +104,7 @@ def test_views_into_storage_that_was_resized_away_are_refused() -> None:
     for size in (0, 1000):
         whole = random(1, 65, 2, 64)
         view = whole[:, 1:]
+        launch_cache.forget()
         if size == 0 or not view.is_cuda:
             attention(view, view, view)
         whole.untyped_storage().resize_(size)

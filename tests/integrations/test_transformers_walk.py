@@ -5,6 +5,8 @@ All of them: ``PYTHONPATH=.:py:tests/integrations python -m transformers_walk [-
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -16,6 +18,13 @@ from flash_attention.compat import transformers as kernels  # noqa: E402
 NEWEST = "5.24"  # the tables say what comes of this version; an older one may build a type otherwise
 IS_OLDER = tuple(map(int, transformers.__version__.split(".")[:2])) < tuple(map(int, NEWEST.split(".")))
 NO_FLASH, OWN_CLASSES = "supports no flash attention", "classes of its own"
+
+
+@pytest.fixture(autouse=True)
+def _no_stand_in_for_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of flash-attn's names leave a module of that name, which Transformers would take for the package."""
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+
 
 SERVED = {
     "llama": "a decoder",

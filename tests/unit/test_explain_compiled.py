@@ -24,6 +24,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         yield folder
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(("d_head", "causal"), SIZES)
 def test_the_steady_loop_of_hopper_kernels(d_head: int, causal: bool) -> None:
     kernel = choose_hopper_kernel(DType.BF16, d_head, causal, 4096)[0]
@@ -45,6 +46,7 @@ def test_the_steady_loop_of_hopper_kernels(d_head: int, causal: bool) -> None:
         assert found.instructions == pytest.approx(recorded.instructions, rel=0.05)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(("d_head", "causal"), SIZES)
 def test_the_main_loop_of_ampere_kernels(d_head: int, causal: bool) -> None:
     kernel = choose_ampere_kernel(DType.BF16, d_head, causal, 4096, (8, 0))[0]

@@ -80,7 +80,7 @@ def test_who_is_absent_says_why(packages: Path) -> None:
     half = Problem(DType.FP16, 1, 2, 48, 64)
     assert missing("fa3", half) == "takes BF16 only"
     for name in PEERS:
-        if name not in ("math", "sdpa-cpu"):
+        if name not in ("math", "sdpa-cpu", "sdpa"):
             assert missing(name, device=CPU) == "runs on cuda only"
     assert "top-left" in missing("cudnn", Problem(DType.FP16, 1, 2, 48, 64, causal=True, seq_len_k=96))
 

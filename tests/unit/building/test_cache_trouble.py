@@ -88,6 +88,7 @@ def test_a_limit_of_the_file_size_is_said_at_each_step(
     build()
 
 
+@pytest.mark.compile
 def test_a_small_disk_is_said_by_the_real_compiler(
     tmp_path: Path, small_root: Path, kernel: ForwardKernel
 ) -> None:

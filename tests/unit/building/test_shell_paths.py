@@ -65,6 +65,7 @@ def test_paths_are_names_and_nothing_else(
     assert ran(tmp_path) == []
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("places", ["a$(touch PWNED)b", EVERYTHING], indirect=True)
 def test_the_real_compiler_builds_where_paths_are_commands(
     places: Path, tmp_path: Path, kernel: ForwardKernel
