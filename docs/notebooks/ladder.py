@@ -66,7 +66,8 @@ for number, step in enumerate(steps, start=1):
     slowest = max(found.accesses, key=lambda access: access.wavefronts)
     print(
         f"{number:2} registers {found.registers.total:3}, shared memory {found.smem_bytes:6} bytes, "
-        f"{found.performance.occupancy.blocks} blocks per SM, slowest shared access: {slowest.wavefronts} wavefronts "
+        f"{found.performance.occupancy.blocks} blocks per SM, "
+        f"slowest shared access: {slowest.wavefronts} wavefronts "
         f"({slowest.name})"
     )
 

@@ -22,7 +22,7 @@ NO_FLASH, OWN_CLASSES = "supports no flash attention", "classes of its own"
 
 @pytest.fixture(autouse=True)
 def _no_stand_in_for_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of flash-attn's names leave a module of that name, which Transformers would take for the package."""
+    """Other tests leave a module of that name, which Transformers takes for the package."""
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
 
 
