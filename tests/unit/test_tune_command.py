@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.kernel_configs import device_facts
 from flash_helpers.results import device
-from flash_helpers.tune import command, tuner
+from flash_helpers.tune import tuner
 
 H100, limit, measured = device_facts("H100"), int(sys.argv.pop(1)), 0
 outputs = {}
@@ -72,7 +73,7 @@ def compile_kernels(kernels, target, jobs, on_kernel, out_of_time):
 
 cuda.device_facts_of = lambda device=None: H100
 device.driver_version = lambda: "580.1"
-command.tune = functools.partial(
+tuner.tune = functools.partial(  # the command imports it when it runs
     tuner.tune, facts=H100, timer=Timer(), implement=Implementation,
     compile_kernels=compile_kernels,
 )
@@ -90,8 +91,9 @@ def run(folder: Path, *arguments: str, kill_at: int = 0) -> tuple[subprocess.Com
         [sys.executable, "-c", PROGRAM, str(kill_at), *arguments],
         capture_output=True, text=True, timeout=300, env=environment,
     )  # fmt: skip
-    last = done.stderr.strip().rpartition("\n")[2].split()
-    return done, int(last[1]) if last[:1] == ["measured"] else 0
+    # Not always its last line: a process that ends may say more.
+    measured = re.findall(r"^measured (\d+)$", done.stderr, re.MULTILINE)
+    return done, int(measured[-1]) if measured else 0
 
 
 def milliseconds(buckets: list[dict[str, Any]]) -> dict[str, dict[str, tuple[float | None, str]]]:
@@ -112,6 +114,7 @@ def test_killed_half_way_it_resumes_and_its_table_is_chosen_by(
     killed.mkdir()
     done, all_of_it = run(whole, *ARGUMENTS, "--json", str(whole / "out.json"))
     assert done.returncode == 0, done.stderr
+    assert all_of_it > 0, done.stderr
     assert f"screening {BUCKETS} of {BUCKETS}" in done.stderr  # no terminal: plain lines
     assert f"ranking {BUCKETS} of {BUCKETS}" in done.stderr
 
