@@ -1,0 +1,48 @@
+"""One call of the backward pass as one value: what autograd asks for, and a backend's ``run`` fills in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flash_attention.call import DENSE, Layout, Mask, Scores
+
+
+@dataclass(frozen=True)
+class BackwardCall:
+    """A checked call of the backward pass of one ``flash_attention.call.Call``.
+
+    Attributes:
+        q: the queries, with the axes of the layout.
+        k: the keys.
+        v: the values.
+        out: what the forward pass returned; like q, with the values' head size.
+        lse: what it returned as the LSE, float32; its axes are those of ``Call.lse``.
+        dout: the gradient of out, any strides.
+        dlse: the gradient of lse, float32; None: the LSE was not used.
+        dq: is written with the gradient of q, like q; None: not wanted.
+        dk: likewise of k.
+        dv: likewise of v.
+        dsinks: likewise of the sinks, (n_heads,); None: not wanted, or there are none.
+        mask: which keys a query sees.
+        scores: what becomes of a product.
+        layout: how rows form sequences; pages have no gradient.
+        deterministic: equal calls give equal bits.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+    dsinks: Tensor | None
+    mask: Mask
+    scores: Scores
+    layout: Layout = DENSE
+    deterministic: bool = False
