@@ -67,6 +67,7 @@ def attention(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -118,11 +119,14 @@ def attention(
             return_lse,
             None if config is None else id(config),
             backend,
+            deterministic,
         )
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
+    )
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
@@ -196,6 +200,7 @@ def attention_varlen(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -241,12 +246,15 @@ def attention_varlen(
                 return_lse,
                 None if config is None else id(config),
                 backend,
+                deterministic,
             )
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
+    )
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

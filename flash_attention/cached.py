@@ -36,6 +36,7 @@ def attention_cached(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -85,11 +86,14 @@ def attention_cached(
                 return_lse,
                 None if config is None else id(config),
                 backend,
+                deterministic,
             )
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
+    )
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)
