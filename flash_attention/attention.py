@@ -88,10 +88,12 @@ def attention(
         out: (batch, seq_len_q, n_heads, d_head_v); written and returned. It must not overlap an input.
         config: the configuration to run; None: the library chooses.
         backend: ``cuda`` or ``cpu``, which must be where the tensors are; None: there.
+        deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
+            the time of the backward pass asks for the same.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
-        query that sees no key has out 0 and lse -inf (or the sink).
+        query that sees no key has out 0 and lse -inf (or the sink). PyTorch differentiates both, once.
 
     Raises:
         TypeError, ValueError, NotImplementedError: a bad argument; the message says what is allowed.
@@ -219,7 +221,8 @@ def attention_varlen(
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
-        causal, softmax_scale, window, softcap, sinks, out, config, backend: as in ``attention``.
+        causal, softmax_scale, window, softcap, sinks, out, config, backend, deterministic: as in
+            ``attention``.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.

@@ -44,6 +44,7 @@ def attention_cached(
 
     Counts and pages stay on the device: they may change between replays of a CUDA graph. Kernel and number
     of parts are chosen for the capacity, ``k.shape[1]`` or, in pages, all that a row of the table can name.
+    Keys in pages have no gradient; keys behind those that are used get 0.
 
     Args:
         q: (batch, seq_len_q, n_heads, d_head).
@@ -57,7 +58,7 @@ def attention_cached(
             item's result means nothing.
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic: as in
             ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:

@@ -1,8 +1,8 @@
 """PyTorch's own fused backward pass on the CPU, for calls that its fused attention has computed.
 
-It is asked in float32. In 16 bit it rounds the sums of dK and dV after every block of queries, so that their
-error grows with their number: at 4096 queries it is three times that of the CPU backend. In float32
-it is more exact than the CPU backend, which rounds P and dS, and 1.5 times as fast. It rounds once, at the end.
+It is asked in float32. In 16 bit it rounds the sums of dK and dV after every block of queries, so that the
+error grows with their number: three times that of the CPU backend at 4096 queries. In float32 it is more
+exact than the CPU backend, which rounds P and dS, and 1.5 times as fast. It rounds once, at the end.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Item(NamedTuple):
     gradients: Gradients
 
 
+@torch.autocast("cpu", enabled=False)  # which would round the factors of float32 products
 def run_backward(call: BackwardCall, choice: Choice) -> None:
     """Writes the gradients of a call. Equal calls give equal bits, ``deterministic`` or not.
 

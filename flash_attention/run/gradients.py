@@ -54,7 +54,7 @@ def check_differentiable(layout: Layout, options: Options) -> None:
         )
     if options.out is not None:
         raise NotImplementedError(
-            "a gradient is wanted, and an output that is given (out=) has none, since it is written in place: "
+            "a gradient is wanted, and an output that is given (out=) has none, for it is written in place: "
             "pass out=None and take the result, or call under torch.no_grad()"
         )
 
