@@ -66,7 +66,7 @@ def define(layout: type[Layout]) -> None:
 
 
 def forward_pass(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, options: Options, key: object
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: Layout, options: Options
 ) -> tuple[Tensor, Tensor]:
     """``passes.forward_pass`` as a call of the operator."""
     rest = sent(options._replace(sinks=sinks)._asdict())

@@ -26,7 +26,7 @@ class Passes(NamedTuple):
     """What computes a call and its gradients.
 
     Attributes:
-        forward: (q, k, v, sinks, layout, options, key) to (out, lse).
+        forward: (q, k, v, sinks, layout, options) to (out, lse).
         backward: (saved, layout, options, wanted, dout, dlse) to the gradients.
     """
 
@@ -66,7 +66,7 @@ def _forward_at_once(
     sinks: Tensor | None,
     layout: Layout,
     options: Options,
-    key: Key | None,
+    key: Key | None = None,
 ) -> tuple[Tensor, Tensor]:
     if key is not None:
         key = launch_cache.with_lse(key)
@@ -81,31 +81,31 @@ def _forward_at_once(
 AT_ONCE = Passes(_forward_at_once, backward_pass)
 
 
-def record(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    options: Options,
-    key: Key | None,
-    passes: Passes = AT_ONCE,
+def record(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None) -> Result:
+    """A call whose gradients are wanted. Arguments as in ``eager.attend``."""
+    check_differentiable(layout, options)
+    return _Attention.apply(q, k, v, options.sinks, layout, options, key)
+
+
+def record_transformed(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, passes: Passes
 ) -> Result:
-    """A call whose gradients are wanted.
+    """A call on tensors of ``torch.func``.
 
     Args:
-        q, k, v, layout, options, key: as in ``eager.attend``.
         passes: what computes it.
     """
     check_differentiable(layout, options)
-    out, lse = _Attention.apply(q, k, v, options.sinks, layout, options, key, passes)
+    out, lse = _Transformed.apply(q, k, v, options.sinks, layout, options, passes)
     return (out, lse) if options.return_lse else out
 
 
 class _Attention(torch.autograd.Function):
-    """Attention as a node of autograd's graph. The LSE is a result of its own, whether it is used or not."""
+    """Attention as a node of autograd's graph."""
 
     @staticmethod
     def forward(
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -113,21 +113,15 @@ class _Attention(torch.autograd.Function):
         layout: Layout,
         options: Options,
         key: Key | None,
-        passes: Passes,
-    ) -> tuple[Tensor, Tensor]:
-        return passes.forward(q, k, v, sinks, layout, options, key)
+    ) -> Result:
+        out, lse = _forward_at_once(q, k, v, sinks, layout, options, key)
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE)
+        return (out, lse) if options.return_lse else out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, sinks, layout, options, _, passes = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, sinks, *output, *layout.tensors().values())
-        ctx.kept = layout, options, passes  # the saved tensors take the places of theirs
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 8
+            return (None,) * 7
         layout, options, passes = ctx.kept
         q, k, v, sinks, out, lse, *own = ctx.saved_tensors
         if own:
@@ -137,7 +131,49 @@ class _Attention(torch.autograd.Function):
             made = _Gradients.apply(q, k, v, sinks, out, lse, dout, dlse, *kept, passes)
         else:
             made = passes.backward(Saved(q, k, v, sinks, out, lse), *kept, dout, dlse)
-        return (*made, None, None, None, None)
+        return (*made, None, None, None)
+
+
+def _keep(
+    ctx: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    layout: Layout,
+    options: Options,
+    passes: Passes,
+) -> None:
+    """Keeps what ``_Attention.backward`` takes."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values())
+    ctx.kept = layout, options, passes  # the saved tensors take the places of theirs
+
+
+class _Transformed(torch.autograd.Function):
+    """The same as ``torch.func`` takes it, which costs an eager call more than all of the library's host work.
+    The LSE is a result, whether it is used or not."""
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        layout: Layout,
+        options: Options,
+        passes: Passes,
+    ) -> tuple[Tensor, Tensor]:
+        return passes.forward(q, k, v, sinks, layout, options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, sinks, layout, options, passes = inputs
+        _keep(ctx, q, k, v, sinks, *output, layout, options, passes)
+
+    backward = _Attention.backward
 
     @staticmethod
     def vmap(*_: Any) -> NoReturn:

@@ -76,7 +76,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
         gradients.check_differentiable(layout, options)
         if _is_transformed(q, k, v, sinks):
             options = options.checked(q)
-            return gradients.record(q, k, v, layout, options, None, backward_ops.OPERATORS)
+            return gradients.record_transformed(q, k, v, layout, options, backward_ops.OPERATORS)
     left, right = checked_window(window)
     if backend is not None or config is not None:
         checks.check_choice(backend, config, q)
