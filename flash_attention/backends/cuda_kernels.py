@@ -26,8 +26,9 @@ from flash_attention.errors import (
 )
 from flash_helpers import build, environment
 from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
-from flash_helpers.kernels.families import DIRECTIONS, family_of
+from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts
+from flash_helpers.kernels.families import DIRECTIONS, family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.messages import say_once
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
@@ -60,11 +61,11 @@ _UNKNOWN_REMEDY = (
 
 
 # ---------------------------------------------------------------- kernels
-_loaded: dict[tuple[ForwardKernel, int], Any] = {}
+_loaded: dict[tuple[Kernel, int], Any] = {}
 _lock = threading.Lock()
 
 
-def get_kernel(kernel: ForwardKernel, device: torch.device | int | str | None = None) -> Any:
+def get_kernel(kernel: Kernel, device: torch.device | int | str | None = None) -> Any:
     """The loaded kernel (a ``flash_attention_kernels.Kernel``), ready for launches on ``device``.
 
     Args:
@@ -98,7 +99,7 @@ def get_kernel(kernel: ForwardKernel, device: torch.device | int | str | None = 
         return found
 
 
-def load_kernel(kernel: ForwardKernel, target: int) -> Any | None:
+def load_kernel(kernel: Kernel, target: int) -> Any | None:
     """The kernel for GPU generation ``target`` if this process or the cache has it; compiles nothing.
 
     Code for an earlier minor revision of the same generation counts, since the GPU runs it.
@@ -136,7 +137,7 @@ def load_library(path: Path) -> None:
     extension().load_library(name)
 
 
-def registered_kernels() -> list[tuple[ForwardKernel, int]]:
+def registered_kernels() -> list[tuple[Kernel, int]]:
     """(kernel, target) of every kernel that this process has loaded."""
     config_types = {direction.config.__name__: direction.config for direction in DIRECTIONS}
     kernels = []
@@ -144,7 +145,7 @@ def registered_kernels() -> list[tuple[ForwardKernel, int]]:
         # The binding gives enumerations as numbers.
         types = get_type_hints(config_types[name])
         config = config_types[name](**{field: types[field](value) for field, value in values.items()})
-        kernels.append((ForwardKernel(config, ForwardTraits(**traits)), target))
+        kernels.append((kernel_of(config, **traits), target))
     return kernels
 
 
@@ -159,7 +160,7 @@ def build_obstacle() -> str | None:
     return None
 
 
-def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
+def _find_or_build(kernel: Kernel, target: int) -> Any:
     if found := load_kernel(kernel, target):
         return found
     if reason := build_obstacle():
@@ -178,7 +179,7 @@ def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
     return extension().find(kernel.config, kernel.traits, target)
 
 
-def _not_built(kernel: ForwardKernel, target: int, reason: str) -> KernelNotBuiltError:
+def _not_built(kernel: Kernel, target: int, reason: str) -> KernelNotBuiltError:
     targets = family_of(kernel).binary_compatible_targets(target)
     built = {name for name, _ in build.built_kernels(build.KernelCache(), targets)}
     built |= {other.short_form() for other, other_target in registered_kernels() if other_target in targets}
@@ -193,7 +194,7 @@ def _not_built(kernel: ForwardKernel, target: int, reason: str) -> KernelNotBuil
     )
 
 
-def launch_error(kernel: ForwardKernel, index: int, error: Exception) -> KernelLaunchError:
+def launch_error(kernel: Kernel, index: int, error: Exception) -> KernelLaunchError:
     """What CUDA said (a ``CudaError``), with kernel, device and what to do."""
     text, code = error.args
     facts = device_facts_of(torch.device("cuda", index))

@@ -25,11 +25,10 @@ from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import family_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.families import family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.ladder import Rung
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
-from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem, grid
 from flash_helpers.report.command import write_report
 
@@ -57,10 +56,10 @@ class Climb:
     problems: Sequence[Problem]
 
     @property
-    def kernels(self) -> list[ForwardKernel]:
+    def kernels(self) -> list[Kernel]:
         """The steps' kernels, in order."""
-        traits = ForwardTraits(causal=self.problems[0].causal)
-        return [ForwardKernel(rung.config, traits) for rung in self.rungs]
+        causal = self.problems[0].causal
+        return [kernel_of(rung.config, causal=causal) for rung in self.rungs]
 
 
 def plan_climbs(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flash_helpers.kernels.families import DIRECTIONS, direction_of
+from flash_helpers.kernels.direction import FORWARD
+from flash_helpers.kernels.families import direction_of, directions
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.problem import AttentionProblem
 
 
 def default_candidates() -> list[ForwardConfig]:
-    """The configurations that every direction offers."""
-    return [config for direction in DIRECTIONS for config in direction.candidates()]
+    """The configurations that the forward direction of every family offers."""
+    return [config for direction in directions(FORWARD) for config in direction.candidates()]
 
 
 def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from flash_helpers.kernels.defaults import Default
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import DIRECTIONS
+from flash_helpers.kernels.direction import FORWARD
+from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
@@ -40,7 +41,7 @@ def family_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[Family
         problem: the problem as the kernel is given it.
         facts: the device.
     """
-    answers = [direction.defaults(problem, facts) for direction in DIRECTIONS]
+    answers = [direction.defaults(problem, facts) for direction in directions(FORWARD)]
     found = sorted((answer for answer in answers if answer is not None), key=lambda answer: answer.place)
     return [c for answer in found for c in _split_and_whole(problem, facts, answer.split, answer.whole)]
 

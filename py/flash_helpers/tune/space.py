@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import DIRECTIONS
+from flash_helpers.kernels.direction import FORWARD
+from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem
@@ -28,7 +29,7 @@ class Pruned:
 
 def tuning_space() -> list[ForwardConfig]:
     """All candidates of all families."""
-    return [config for direction in DIRECTIONS for config in direction.tuned()]
+    return [config for direction in directions(FORWARD) for config in direction.tuned()]
 
 
 def predicted_ms(config: ForwardConfig, problem: Problem, facts: DeviceFacts) -> float | None:
