@@ -26,7 +26,7 @@ from flash_attention.run.cpu_choice import cpu_choice
 from flash_helpers import generation
 from flash_helpers.build import build_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
 from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window
@@ -37,11 +37,11 @@ CHOICES_KEPT = 1024  # problems whose choice is remembered
 INSISTED = "the caller insists on it"
 
 
-Asked = tuple[AttentionProblem, torch.device, ForwardConfig | None]
+Asked = tuple[AttentionProblem, torch.device, KernelConfig | None]
 _choices: dict[Asked, Choice] = {}  # of this generation
 
 
-def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfig | None) -> Choice:
+def choose(problem: AttentionProblem, device: torch.device, config: KernelConfig | None) -> Choice:
     """What runs a problem on a device that is there. A kernel that is not built is compiled.
 
     Args:
@@ -76,7 +76,7 @@ def _forget() -> None:
 
 
 def _choice(
-    problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """As ``choose``; with ``explained``, all other candidates are judged too, and nothing is built."""
     if device.type == "cpu":
@@ -94,7 +94,7 @@ def _choice(
 
 
 def _choice_for(
-    problem: AttentionProblem, facts: DeviceFacts, where: str, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, facts: DeviceFacts, where: str, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """The choice for a GPU, which need not be there, whatever is built.
 
@@ -114,7 +114,7 @@ def _choice_for(
     return choice
 
 
-def _insisted(problem: AttentionProblem, config: ForwardConfig, obstacle: str | None) -> Choice:
+def _insisted(problem: AttentionProblem, config: KernelConfig, obstacle: str | None) -> Choice:
     """The choice of a caller who names the configuration: it takes all keys in one go."""
     _check_able(problem, config, obstacle)
     return Choice(kernel_for(config, problem), INSISTED)
@@ -126,7 +126,7 @@ def _tuning_results() -> TuningResults:
     return TuningResults()
 
 
-def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | None) -> None:
+def _check_able(problem: AttentionProblem, config: KernelConfig, reason: str | None) -> None:
     if reason:
         raise InfeasibleConfigError(
             f"config {config.short_form()} cannot compute {problem.label()}: {reason}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from flash_helpers.kernels.kernel import ForwardConfig
+    from flash_helpers.kernels.kernel import KernelConfig
 
 REFERENCE_BYTES = 1 << 30  # working memory of the float32 reference, see benchmark/correctness.py
 
@@ -58,7 +58,7 @@ class Problem:
         if self.heads % self.heads_kv:
             raise ValueError(f"heads is {self.heads}, no multiple of heads_kv {self.heads_kv}")
 
-    def fits(self, config: ForwardConfig) -> bool:
+    def fits(self, config: KernelConfig) -> bool:
         """Whether a kernel is made for tensors of this type and head size."""
         return (config.dtype, config.d_head, config.d_head_v) == (self.dtype, self.d_head, self.d_head)
 

@@ -22,7 +22,7 @@ from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.problem import Problem, grid
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def bench_command(
     return results
 
 
-def _without_kernel(problems: Sequence[Problem], configs: Sequence[ForwardConfig], kernels: str) -> list[str]:
+def _without_kernel(problems: Sequence[Problem], configs: Sequence[KernelConfig], kernels: str) -> list[str]:
     """A line for each type and head size that the named set has no kernel for."""
     if kernels in (CHOSEN, "none"):
         return []
@@ -145,7 +145,7 @@ def _without_kernel(problems: Sequence[Problem], configs: Sequence[ForwardConfig
     ]
 
 
-def _tuned(device: torch.device) -> list[ForwardConfig]:
+def _tuned(device: torch.device) -> list[KernelConfig]:
     if device.type != "cuda":
         raise ValueError("kernels 'tuned' are those measured best on a GPU; there is none here")
     from flash_attention.backends.cuda import device_facts_of

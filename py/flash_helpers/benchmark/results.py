@@ -16,8 +16,8 @@ from flash_helpers.benchmark.result_file import (
 )
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.content import CONTENT_ERRORS, amount, typed
-from flash_helpers.kernels.direction import FORWARD
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem
 
 __all__ = [

@@ -22,13 +22,13 @@ from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timer
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.problem import Problem
 
 
 def bench(
     problems: Iterable[Problem],
-    configs: Sequence[ForwardConfig] = (),
+    configs: Sequence[KernelConfig] = (),
     implementations: Sequence[Implementation] = (),
     *,
     fallback: Implementation | None = None,

@@ -21,9 +21,10 @@ from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult, compile_flag
 from flash_helpers.build.instantiations import kernel_id, kernel_source
 from flash_helpers.content import ContentError, seal, unseal
 from flash_helpers.kernel_selection import parse_kernel
-from flash_helpers.kernels.direction import FORWARD, Direction
+from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import FORWARD
 
 
 def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:

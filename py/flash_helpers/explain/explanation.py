@@ -8,7 +8,7 @@ from typing import Any
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
 from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import Bounds, bounds, launch_reason
@@ -72,7 +72,7 @@ class Explanation:
         accesses, rejected: see their classes.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     problem: AttentionProblem
     device: DeviceFacts
     infeasible: str | None
@@ -123,7 +123,7 @@ class Explanation:
 
 
 def explain(
-    config: ForwardConfig,
+    config: KernelConfig,
     problem: Problem | AttentionProblem,
     facts: DeviceFacts,
     compiled: CompiledFacts | None = None,
@@ -181,7 +181,7 @@ def explain(
 
 
 def kernel_costs(
-    config: ForwardConfig, facts: DeviceFacts, registers: Registers, compiled: CompiledFacts | None
+    config: KernelConfig, facts: DeviceFacts, registers: Registers, compiled: CompiledFacts | None
 ) -> StepCosts:
     """Clocks of one K/V block: by the compiled main loop where it is known, else predicted."""
     loop = None
@@ -192,7 +192,7 @@ def kernel_costs(
 
 
 def _performance(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     problem: AttentionProblem,
     facts: DeviceFacts,
     done: Work,
@@ -215,7 +215,7 @@ def _performance(
     )
 
 
-def _check_sizes(config: ForwardConfig, problem: AttentionProblem) -> None:
+def _check_sizes(config: KernelConfig, problem: AttentionProblem) -> None:
     wanted = (config.dtype, config.d_head, config.d_head_v)
     if wanted != (problem.dtype, problem.d_head, problem.d_head_v):
         raise ValueError(
@@ -224,7 +224,7 @@ def _check_sizes(config: ForwardConfig, problem: AttentionProblem) -> None:
         )
 
 
-def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
+def compile_facts(kernel: Kernel, target: int) -> Compiled:
     """Compiles one kernel (or finds it in the cache) and reads what came out.
 
     Raises:

@@ -13,7 +13,7 @@ from rich.text import Text
 from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.explain.explanation import Performance, explain
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.model.bounds import launch_reason
 from flash_helpers.model.recorded import CompiledFacts, recorded_facts
 from flash_helpers.model.work import work
@@ -28,7 +28,7 @@ class RejectedKernel(Protocol):
     """A kernel that is not chosen, and why."""
 
     @property
-    def kernel(self) -> ForwardKernel: ...
+    def kernel(self) -> Kernel: ...
     @property
     def reason(self) -> str: ...
 
@@ -37,7 +37,7 @@ class ChosenKernel(Protocol):
     """What selection says."""
 
     @property
-    def kernel(self) -> ForwardKernel: ...
+    def kernel(self) -> Kernel: ...
     @property
     def reason(self) -> str: ...
     @property
@@ -60,7 +60,7 @@ class Candidate:
         measured: from the tuning results, if it was measured on such a problem.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     chosen: bool
     reason: str
     performance: Performance
@@ -197,7 +197,7 @@ def _measured_reason(entry: TunedKernel, chosen: TunedKernel) -> str:
 
 
 def _candidate(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     reason: str,
     problem: AttentionProblem,
     facts: DeviceFacts,

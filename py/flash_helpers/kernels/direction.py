@@ -18,16 +18,11 @@ from flash_helpers.kernels.gates import MachineCode, common_violations
 from flash_helpers.kernels.kernel import ForwardKernel, Kernel, KernelConfig
 from flash_helpers.kernels.ladder import Rung, Step
 from flash_helpers.kernels.names import Name
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.kernels.traits import BackwardTraits, ForwardTraits, Traits
 
 if TYPE_CHECKING:
     from flash_helpers.kernels.cost_model import CostModel
-
-FORWARD = "forward"
-"""The direction of kernels, rows and files that name none."""
-BACKWARD = "backward"
-"""The direction of the kernels that compute gradients."""
 
 ALL_TRAITS = tuple(f.name for f in fields(ForwardTraits))
 ALL_BACKWARD_TRAITS = tuple(f.name for f in fields(BackwardTraits))

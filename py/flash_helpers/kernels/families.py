@@ -52,14 +52,15 @@ def kernel_of(config: KernelConfig, **features: bool) -> Kernel:
     return direction.make(config, traits_type(**features))
 
 
-def is_config(value: object) -> bool:
-    """Whether a value is a configuration of some direction."""
-    return type(value) in _BY_CONFIG
+def is_config(value: object, direction: str | None = None) -> bool:
+    """Whether a value is a configuration of a direction; None: of any."""
+    found = _BY_CONFIG.get(type(value))
+    return found is not None and direction in (None, found.name)
 
 
-def known_configs(separator: str) -> str:
-    """The names of all configuration classes, for messages."""
-    return separator.join(config.__name__ for config in _BY_CONFIG)
+def known_configs(separator: str, direction: str | None = None) -> str:
+    """The names of the configuration classes of a direction, for messages; None: of all."""
+    return separator.join(config.__name__ for config, d in _BY_CONFIG.items() if direction in (None, d.name))
 
 
 def family_of(kernel: Kernel | KernelConfig) -> Family:

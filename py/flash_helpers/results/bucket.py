@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flash_helpers.kernels.direction import FORWARD
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem
 
 MAX_LENGTH = 1 << 40  # beyond any tensor

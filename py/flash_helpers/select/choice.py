@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import kernel_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.problem import Problem
 from flash_helpers.select.candidates import head_sizes, unable_reason
 from flash_helpers.select.family_choices import family_choices
@@ -45,9 +45,7 @@ def check_head_size(d_head: int) -> None:
         )
 
 
-def able_kernels(
-    problem: Problem, facts: DeviceFacts, kernels: Sequence[ForwardKernel]
-) -> set[ForwardKernel]:
+def able_kernels(problem: Problem, facts: DeviceFacts, kernels: Sequence[Kernel]) -> set[Kernel]:
     """Those of the kernels that compute a problem on a device, padded or not.
 
     Args:
@@ -82,7 +80,7 @@ def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:
     )
 
 
-def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
+def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[Kernel]:
     """The kernels that each family's tables name for a bucket's problems, whatever was tuned.
 
     A tuned kernel takes the place of one of these, so that each is measured beside the others. The tables go
@@ -92,12 +90,12 @@ def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
         problem: the bucket's.
         facts: the device.
     """
-    kernels: dict[ForwardKernel, None] = {}
+    kernels: dict[Kernel, None] = {}
     for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
         queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
         sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), lse)
         for choice in family_choices(sizes, facts):
             whole = choice.obstacle is None and not choice.kernel.traits.split
             if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
-                kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None
+                kernels[kernel_of(choice.kernel.config, causal=problem.causal)] = None
     return list(kernels)

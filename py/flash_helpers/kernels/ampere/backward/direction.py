@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from flash_helpers.kernels.ampere.backward.config import NAME, FlashBackwardKernelConfig
 from flash_helpers.kernels.ampere.family import AMPERE
-from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, BACKWARD, Direction
+from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, Direction
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import BackwardKernel
+from flash_helpers.kernels.problem import BACKWARD
 
 D_HEADS = (64, 128, 256)
 
