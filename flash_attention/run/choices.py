@@ -22,6 +22,7 @@ from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.options import Options
 from flash_attention.run.availability import available
+from flash_attention.run.cpu_backward_choice import cpu_backward_choice
 from flash_attention.run.cpu_choice import cpu_choice
 from flash_helpers import generation
 from flash_helpers.build import build_kernels
@@ -29,7 +30,7 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
-from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window
+from flash_helpers.select.problem import FORWARD, UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.select import Choice, ranking, select
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
@@ -81,7 +82,7 @@ def _choice(
     """As ``choose``; with ``explained``, all other candidates are judged too, and nothing is built."""
     if device.type == "cpu":
         if config is None:
-            return cpu_choice(problem)
+            return cpu_choice(problem) if problem.direction == FORWARD else cpu_backward_choice(problem)
         # The CPU backend has every feature, whatever the kernels of the family have.
         return _insisted(problem, config, size_reason(config, problem, [config]))
     facts = backend("cuda").device_facts_of(device)
@@ -111,6 +112,8 @@ def _choice_for(
         check_fits_facts(config, facts, where)
     seen = choice.problem or problem
     check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
+    if problem.direction != FORWARD:
+        check_grid(seen.batch, seen.n_heads_kv, seen.seq_len_k, choice.kernel.config.B_c, "key", "B_c")
     return choice
 
 
