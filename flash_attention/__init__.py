@@ -1,7 +1,7 @@
 """FlashAttention in which every kernel is data.
 
 ``attention``, ``attention_varlen`` and ``sdpa`` choose a kernel; ``explain_choice``, ``last_kernel`` and
-``prepare`` are about that choice. ``forward`` and ``backward``, and ``forward_timed`` and ``backward_timed``, run
+``prepare`` are about that choice. ``forward``, ``backward``, ``forward_timed`` and ``backward_timed`` run
 exactly the kernel that a configuration describes (``flash_helpers.kernel_configs``). All run where the tensors
 are: GPU or CPU.
 """

@@ -209,7 +209,7 @@ def check_problem(problem: AttentionProblem) -> None:
     checked_flag("a problem's deterministic", problem.deterministic)
     if problem.paged and problem.direction != FORWARD:
         raise ValueError(
-            "a problem is paged and of the direction 'backward'; keys in pages have no gradient: take paged=False"
+            "a problem is paged, and its direction is 'backward'; keys in pages have no gradient"
         )
     check_head_sizes(problem.d_head, problem.d_head_v)
     check_heads(problem.n_heads, problem.n_heads_kv)
