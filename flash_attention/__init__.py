@@ -2,8 +2,8 @@
 
 ``attention``, ``attention_varlen`` and ``sdpa`` choose a kernel; ``explain_choice``, ``last_kernel`` and
 ``prepare`` are about that choice. ``forward``, ``backward``, ``forward_timed`` and ``backward_timed`` run
-exactly the kernel that a configuration describes (``flash_helpers.kernel_configs``). All run where the tensors
-are: GPU or CPU.
+exactly the kernel that a configuration describes (``flash_helpers.kernel_configs``).
+All run where the tensors are: GPU or CPU.
 """
 
 from flash_attention.api import forward, forward_timed

@@ -117,7 +117,8 @@ def check_gradients(
     ratio = MAX_RATIO_CAPPED if options.get("softcap") else MAX_RATIO
     for name, gradient in found.items():
         error, allowed = (x.double() - right[name] for x in (gradient, eager[name]))
-        tiny = TINY * (1 + _largest(right[name]))
+        # The gradient of a sink is a sum over the rows of O, which the forward pass has rounded.
+        tiny = (torch.finfo(q.dtype).eps if name == "dsinks" else TINY) * (1 + _largest(right[name]))
         if not _largest(error) <= ratio * _largest(allowed) + tiny:
             raise AssertionError(
                 f"{name} is off by {_largest(error):.3g} at most, eager PyTorch by {_largest(allowed):.3g}; "
