@@ -1,6 +1,6 @@
 """The host side of the backward pass on a GPU, with a kernel of this file that reads the host's memory.
 
-It gets addresses, strides and workspaces as a compiled kernel does, and computes by the steps of the CPU backend.
+It gets addresses, strides and workspaces as a compiled kernel does, and takes the steps of the CPU backend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from flash_helpers.select.problem import BACKWARD
 from flash_helpers.select.select import Choice
 from flash_helpers.test.gradients import check_gradients
 
-CONFIG = next(k.config for k in directions(BACKWARD)[0].built() if k.config.d_head == 64)
+CONFIGS = (kernel.config for kernel in directions(BACKWARD)[0].built())
+CONFIG = next(c for c in CONFIGS if (c.dtype, c.d_head, c.d_head_v) == (DType.FP16, 64, 64))
 DTYPE = CONFIG.dtype.to_torch_dtype()
 SIZES = (4096, 0, 512)  # bytes of the workspaces that the kernel of this file asks for
 
@@ -57,9 +58,11 @@ class HostKernel:
         q, o, dout = (
             at(x, (*rows_q, a.n_heads, d), strides, DTYPE)
             for x, d, strides in (
-                (a.q, a.d_head, a.q_strides), (a.o, a.d_head_v, a.o_strides), (a.dout, a.d_head_v, a.dout_strides),
+                (a.q, a.d_head, a.q_strides),
+                (a.o, a.d_head_v, a.o_strides),
+                (a.dout, a.d_head_v, a.dout_strides),
             )
-        )  # fmt: skip
+        )
         k, v = (
             at(x, (*rows_k, a.n_heads_kv, d), strides, DTYPE)
             for x, d, strides in ((a.k, a.d_head, a.k_strides), (a.v, a.d_head_v, a.v_strides))
@@ -149,7 +152,8 @@ def run(call: BackwardCall, **features: bool) -> None:
 
 def dense(d: int = 64, d_v: int = 64, **options: Any) -> Inputs:
     return Inputs(
-        randn(2, 30, 4, d), randn(2, 50, 2, d, seed=1), randn(2, 50, 2, d_v, seed=2), randn(2, 30, 4, d_v, seed=3),
+        randn(2, 30, 4, d), randn(2, 50, 2, d, seed=1), randn(2, 50, 2, d_v, seed=2),
+        randn(2, 30, 4, d_v, seed=3),
         **options,
     )  # fmt: skip
 
