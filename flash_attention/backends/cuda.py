@@ -14,6 +14,7 @@ import torch
 
 from flash_attention.backends.cuda_form import UNBOUNDED, Features, prepared, window_side
 from flash_attention.backends.cuda_kernels import (
+    build_at_once,
     build_obstacle,
     device_facts_of,
     extension,
@@ -36,6 +37,7 @@ __all__ = [
     "UNBOUNDED",
     "Features",
     "Launched",
+    "build_at_once",
     "build_obstacle",
     "call_table",
     "device_facts_of",

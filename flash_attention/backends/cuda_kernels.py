@@ -5,11 +5,14 @@ Also what is known of the devices, and the extension that loads kernels.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
 import sys
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -18,6 +21,7 @@ import torch
 
 from flash_attention.errors import (
     BindingNotBuiltError,
+    BuildError,
     CompilerNotFoundError,
     DeviceNotSupportedError,
     KernelLaunchError,
@@ -165,18 +169,42 @@ def _find_or_build(kernel: Kernel, target: int) -> Any:
         return found
     if reason := build_obstacle():
         raise _not_built(kernel, target, reason)
-    print(
-        f"flash_attention: compiling {kernel.short_form()} for sm_{target} on first use; "
-        "FLASH_ATTENTION_JIT=0 forbids it",
-        file=sys.stderr,
-        flush=True,
-    )
+    say_compiling(kernel, target)
     try:
         (result,) = build.build_kernels([kernel], [target])
     except CompilerNotFoundError as error:
         raise _not_built(kernel, target, str(error)) from error
     load_library(result.path)
     return extension().find(kernel.config, kernel.traits, target)
+
+
+def say_compiling(kernel: Kernel, target: int) -> None:
+    """Tells the user why a call takes long."""
+    print(
+        f"flash_attention: compiling {kernel.short_form()} for sm_{target} on first use; "
+        "FLASH_ATTENTION_JIT=0 forbids it",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def build_at_once(kernels: Iterable[Kernel], device: torch.device) -> None:
+    """Compiles those of some kernels that are not built, at the same time, if there are several.
+
+    What fails here is said by ``get_kernel``, which tries again.
+    """
+    target = device_facts_of(device).target
+    missing = [kernel for kernel in dict.fromkeys(kernels) if load_kernel(kernel, target) is None]
+    if len(missing) < 2 or build_obstacle() is not None:
+        return
+
+    def compile_one(kernel: Kernel) -> None:
+        say_compiling(kernel, target)
+        with contextlib.suppress(BuildError, OSError):
+            build.build_kernels([kernel], [target])
+
+    with ThreadPoolExecutor(len(missing)) as threads:
+        list(threads.map(compile_one, missing))
 
 
 def _not_built(kernel: Kernel, target: int, reason: str) -> KernelNotBuiltError:

@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_attention.call import BATCHES, Mask, Scores, problem_of
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_scale, given
+from flash_attention.checks.options import checked_flag, checked_scale, given
 from flash_attention.checks.tensors import check_fits_facts, check_grid, check_output_kind
 from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import InfeasibleConfigError
@@ -30,7 +30,7 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
-from flash_helpers.select.problem import FORWARD, UNLIMITED, AttentionProblem, Window
+from flash_helpers.select.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.select import Choice, ranking, select
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
@@ -68,6 +68,37 @@ def choose(problem: AttentionProblem, device: torch.device, config: KernelConfig
                 del _choices[next(iter(_choices))]
             _choices[asked] = choice
     return choice
+
+
+def choose_with_gradients(
+    problem: AttentionProblem,
+    device: torch.device,
+    config: KernelConfig | None = None,
+    deterministic: bool = False,
+) -> tuple[Choice, Choice]:
+    """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
+
+    Args:
+        problem: that of the forward pass.
+        device: as of ``choose``.
+        config: of the forward pass, as of ``choose``.
+        deterministic: the gradients have to be the same bits in every run.
+
+    Returns:
+        the choice for the forward pass, and that for the backward pass.
+
+    Raises:
+        as ``choose``.
+    """
+    gradients = problem.backward(deterministic)
+    known = (problem, device, config) in _choices and (gradients, device, None) in _choices
+    if device.type == "cuda" and not known:
+        cuda = backend("cuda")
+        facts, where = cuda.device_facts_of(device), str(device)
+        both = [(problem, config), (gradients, None)]
+        choices = [_choice_for(each, facts, where, named, explained=False) for each, named in both]
+        cuda.build_at_once([choice.kernel for choice in choices], device)
+    return choose(problem, device, config), choose(gradients, device, None)
 
 
 @generation.forgets
@@ -152,10 +183,14 @@ def explain_choice(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     facts: DeviceFacts | None = None,
+    direction: str = FORWARD,
+    deterministic: bool = False,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
     Args:
+        direction: ``forward``, or ``backward``: what would compute the gradients.
+        deterministic: of the gradients: equal calls have to give equal bits.
         facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
             results as there; the tensors may be meta tensors then. None: for the device of the tensors.
         q, k, v and the others: as in ``attention``. The factor of the scores has no influence.
@@ -167,6 +202,15 @@ def explain_choice(
     options = options.checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
+    if direction not in (FORWARD, BACKWARD):
+        raise ValueError(f"direction is {given(direction)}; it must be {FORWARD!r} or {BACKWARD!r}")
+    if checked_flag("deterministic", deterministic) and direction == FORWARD:
+        raise ValueError(
+            f"deterministic=True with direction={FORWARD!r}: the forward pass always is. It is a question "
+            f"about gradients: pass direction={BACKWARD!r} too"
+        )
+    if config is not None and direction != FORWARD:
+        raise ValueError("config names a kernel of the forward pass; what computes gradients is chosen")
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
     checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
     scale = checked_scale(softmax_scale, q.shape[3])
@@ -174,6 +218,8 @@ def explain_choice(
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
     mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
     problem = problem_of(q, k, v, mask, scores, lse=options.return_lse)
+    if direction != FORWARD:
+        problem = problem.backward(deterministic)
     generation.follow_environment()
     if facts is not None:
         return _choice_for(problem, facts, facts.name, config, explained=True)

@@ -74,6 +74,8 @@ class AttentionSizes(Protocol):
     def d_head_v(self) -> int: ...
     @property
     def causal(self) -> bool: ...
+    @property
+    def direction(self) -> str: ...
 
 
 def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None = None) -> TunedBucket | None:
@@ -236,7 +238,7 @@ class TuningResults:
 def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
     return Bucket.of(
         problem.dtype, problem.d_head, problem.causal, problem.batch * problem.n_heads,
-        problem.seq_len_q, problem.seq_len_k, facts.sm_count,
+        problem.seq_len_q, problem.seq_len_k, facts.sm_count, problem.direction,
     )  # fmt: skip
 
 

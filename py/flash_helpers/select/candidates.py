@@ -35,6 +35,11 @@ def _pads(kernel: Kernel, wanted: tuple[int, int]) -> bool:
     return "padded_head" in direction.traits and direction.reads_beyond(kernel, wanted)
 
 
+def is_split(kernel: Kernel) -> bool:
+    """Whether a kernel shares the keys of a query block among thread blocks; no backward kernel does."""
+    return bool(getattr(kernel.traits, "split", False))
+
+
 def split_variant(kernel: Kernel) -> Kernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
     if "split" not in direction_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.environment import environment
+from flash_helpers.benchmark.expected import expected_of
 from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.measuring import DeviceLostError, compared, failure_text
 from flash_helpers.benchmark.results import Row
@@ -140,7 +140,7 @@ class Session:
     ) -> bool:
         problem = tuned.problem
         q, k, v = problem.inputs(self.device, plan.seed)
-        expected = reference(q, k, v, problem.causal)
+        expected = expected_of(problem, q, k, v)
         by_name = {kernel.short_form(): kernel for kernel in kernels}
         rows: dict[str, Row] = {}
         calls: dict[str, TimedCall] = {}

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import directions, kernel_of
+from flash_helpers.kernels.families import direction_of, directions, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
-from flash_helpers.kernels.problem import FORWARD
+from flash_helpers.kernels.problem import BACKWARD, FORWARD
 from flash_helpers.problem import Problem
 from flash_helpers.select.choice import attention_problem
 from flash_helpers.select.prediction import predict
@@ -28,15 +28,16 @@ class Pruned:
 
 def tuning_space() -> list[KernelConfig]:
     """All candidates of all families."""
-    return [config for direction in directions(FORWARD) for config in direction.tuned()]
+    return [config for name in (FORWARD, BACKWARD) for each in directions(name) for config in each.tuned()]
 
 
 def predicted_ms(config: KernelConfig, problem: Problem, facts: DeviceFacts) -> float | None:
     """The time that the model expects, milliseconds.
 
-    None where no block fits an SM, or where the device's rates are not known.
+    None where no block fits an SM, where the device's rates are not known, or without a model.
     """
-    if not (facts.mma_flops and facts.dram_bandwidth and facts.clock_hz):
+    rates = facts.mma_flops and facts.dram_bandwidth and facts.clock_hz
+    if not rates or direction_of(config).model is None:
         return None
     kernel = kernel_of(config, causal=problem.causal)
     prediction = predict(kernel, attention_problem(problem), facts)

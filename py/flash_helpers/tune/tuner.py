@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 
 from flash_helpers import generation
-from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
+from flash_helpers.benchmark.gradients import implementation_of
+from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timer
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -58,7 +59,7 @@ def tune(
     jobs: int | None = None,
     fresh: bool = False,
     timer: Timer | None = None,
-    implement: Callable[[Kernel], Implementation] = KernelImplementation,
+    implement: Callable[[Kernel], Implementation] = implementation_of,
     compile_kernels: Compile = compile_candidates,
     driver: str | None = None,
     watcher: Watcher | None = None,
