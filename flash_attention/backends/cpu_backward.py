@@ -22,6 +22,7 @@ from torch import Tensor
 
 from flash_attention.backends.cpu import LARGEST_CAP, _chunks, _rows_of
 from flash_attention.backends.full_precision import full_precision
+from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backends.visibility import Visibility
 from flash_helpers.kernels.kernel import ForwardConfig
 
@@ -91,10 +92,10 @@ def backward(
     seq_len_k, n_heads_kv = k.shape[1:3]
     group = n_heads // n_heads_kv
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
-    delta = _delta(do, o, lse, dlse)
+    delta = delta_of(do, o, lse, dlse)
     if gradients.dsinks is not None:
         assert sinks is not None
-        gradients.dsinks.copy_(_sink_gradient(sinks, lse, delta))
+        gradients.dsinks.copy_(sink_gradient(sinks, lse, delta))
     for wanted in (gradients.dq, gradients.dk, gradients.dv):
         if wanted is not None:
             wanted.zero_()
@@ -135,20 +136,12 @@ def backward(
         gradients.dv[:, keys].copy_(dv)
 
 
-def _delta(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
+def delta_of(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
     """``rowsum(dO * O) - dLSE``, (batch, n_heads, seq_len_q) float32; 0 in rows without a key or a sink."""
     delta = (do.float() * o.float()).sum(-1).transpose(1, 2)
     if dlse is not None:
         delta = delta - dlse.float()
     return delta.masked_fill(lse == -math.inf, 0.0)
-
-
-def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """(n_heads,): the share of the softmax that a head's sink took, times -D, over all rows."""
-    sinks = sinks.float()[None, :, None]
-    share = torch.exp(sinks - lse).masked_fill(sinks == -math.inf, 0.0)
-    share = share.masked_fill((sinks == lse) & (sinks != -math.inf), 1.0)  # also of a sink of inf
-    return (-share * delta).masked_fill(share == 0, 0.0).sum((0, 2))
 
 
 class _Chunk:

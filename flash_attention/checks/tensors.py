@@ -30,7 +30,8 @@ from flash_helpers.kernel_configs import DType, ForwardKernel
 from flash_helpers.kernels.cpp_headers import field_types
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import DIRECTIONS, is_config, known_configs
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
+from flash_helpers.kernels.problem import FORWARD
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
@@ -91,17 +92,19 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
     return plan
 
 
-def check_config(config: ForwardConfig, name: str) -> None:
+def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> None:
     """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
 
     Args:
         config: the configuration.
         name: of the argument, for messages.
+        direction: that it has to be of.
     """
-    if not is_config(config):
+    if not is_config(config, direction):
         raise TypeError(
-            f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ')}: build one, or "
-            "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
+            f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ', direction)}: "
+            "build one, or read one from its name with "
+            "flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
     for field_name, wanted in FIELD_TYPES[type(config)].items():
         value = getattr(config, field_name)
@@ -297,13 +300,22 @@ def check_rows(name: str, x: Tensor, is_output: bool = False, has_address: bool 
     raise ValueError(f"{reason}: {remedy}")
 
 
-def check_grid(batch: int, n_heads: int, seq_len: int, B_r: int) -> None:
-    """Blocks of the launch: one a query block, head and batch item."""
-    blocks = batch * n_heads * -(-seq_len // B_r)
+def check_grid(
+    batch: int, n_heads: int, seq_len: int, rows: int, of: str = "query", field: str = "B_r"
+) -> None:
+    """Blocks of the launch: one a query block, head and batch item.
+
+    Args:
+        rows: of a block.
+        of: what its rows are.
+        field: of the configuration that says how many, for the message.
+    """
+    blocks = batch * n_heads * -(-seq_len // rows)
     if blocks > MAX_BLOCKS or seq_len > MAX_BLOCKS:
         raise ValueError(
-            f"batch {batch} x heads {n_heads} x query blocks {-(-seq_len // B_r)} (seq_len {seq_len} in "
-            f"blocks of B_r={B_r}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: split the batch"
+            f"batch {batch} x heads {n_heads} x {of} blocks {-(-seq_len // rows)} (seq_len {seq_len} in "
+            f"blocks of {field}={rows}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: "
+            "split the batch"
         )
 
 
@@ -347,14 +359,14 @@ def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None
         )
 
 
-def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
+def check_fits_device(config: KernelConfig, device: torch.device) -> None:
     """Capability and resources of a CUDA device, from its facts."""
     if device.type != "cuda":
         return
     check_fits_facts(config, backend("cuda").device_facts_of(device), str(device))
 
 
-def check_fits_facts(config: ForwardConfig, facts: DeviceFacts, where: str) -> None:
+def check_fits_facts(config: KernelConfig, facts: DeviceFacts, where: str) -> None:
     """The same of a GPU that need not be there; ``where`` is its name in messages."""
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:

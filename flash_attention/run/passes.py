@@ -10,15 +10,14 @@ from torch import Tensor
 
 from flash_attention.backends.without_keys import fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores, problem_of
+from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory
-from flash_attention.devices import backend
+from flash_attention.devices import backend, backward_backend
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose
-from flash_attention.run.cpu_choice import cpu_backward_choice
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
 
@@ -156,17 +155,8 @@ def backward_pass(
         return made
     deterministic = options.deterministic or torch.are_deterministic_algorithms_enabled()
     call = BackwardCall(q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, deterministic)
-    if q.is_cuda:
-        raise NotImplementedError(
-            "a gradient of CUDA tensors is wanted, and no backward kernels are made for them yet: move the "
-            "tensors to the CPU, or call under torch.no_grad()"
-        )
-    problem = problem_of(q, k, v, mask, scores, layout, lse=options.return_lse)
-    if options.config is None:
-        choice = cpu_backward_choice(problem)
-    else:
-        choice = choose(problem, q.device, options.config)
-    backend("cpu_gradients").run_backward(call, choice)
+    choice = choose(call.problem, q.device, None)
+    backend(backward_backend(q.device.type)).run_backward(call, choice)
     return made
 
 
