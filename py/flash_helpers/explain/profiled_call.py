@@ -20,7 +20,7 @@ def main() -> None:
         raise SystemExit(f"--ncu profiles dense calls; this problem has {', '.join(on)}: leave these away")
     if problem["direction"] != "forward":
         raise SystemExit(
-            "--ncu profiles forward kernels: leave it away; bench --direction backward has times"
+            "--ncu profiles forward kernels alone: leave it away, and time gradients by bench"
         )
     kernel = parse_kernel(name, False)
     if kernel.traits.split:
