@@ -1,7 +1,7 @@
 """Thousands of random calls of ``attention`` and ``attention_cached`` against the float64 reference.
 
-``python -m flash_helpers.test.random_cases --cases 2000 --device cuda --seed 0 --json FILE``; with ``--gradients``
-it differentiates the calls.
+``python -m flash_helpers.test.random_cases --cases 2000 --device cuda --seed 0 --json FILE``; ``--gradients``
+differentiates the calls.
 
 On CUDA the cases are drawn for a bounded set of kernels of both families, which are built in parallel first:
 nothing is compiled in between. A call either names the kernel's configuration or leaves the choice to the
