@@ -17,7 +17,7 @@ from flash_attention.checks.tensors import check_memory
 from flash_attention.devices import backend, backward_backend
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
-from flash_attention.run.choices import choose
+from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
 
@@ -52,7 +52,10 @@ def forward_pass(
         if not (q.is_cuda or options.return_lse):
             # That of PyTorch's own attention is exact enough for gradients alone.
             problem = replace(problem, lse=False) if problem.lse else problem
-        choice = choose(problem, q.device, options.config)
+        if q.is_cuda and keep_lse:  # gradients are wanted, whose kernel is compiled beside this one's
+            choice, _ = choose_with_gradients(problem, q.device, options.config, is_deterministic(options))
+        else:
+            choice = choose(problem, q.device, options.config)
         ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
@@ -153,11 +156,17 @@ def backward_pass(
     if not (batch and seq_len_q and q.shape[-2]) or not (seq_len_k or isinstance(layout, Packed)):
         _fill_without_keys(to_compute, dlse)
         return made
-    deterministic = options.deterministic or torch.are_deterministic_algorithms_enabled()
-    call = BackwardCall(q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, deterministic)
+    call = BackwardCall(
+        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
+    )
     choice = choose(call.problem, q.device, None)
     backend(backward_backend(q.device.type)).run_backward(call, choice)
     return made
+
+
+def is_deterministic(options: Options) -> bool:
+    """Whether gradients have to be the same bits in every run: by the call, or by PyTorch's own switch."""
+    return options.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def room_for(x: Tensor) -> Tensor:
