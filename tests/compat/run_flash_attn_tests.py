@@ -80,7 +80,7 @@ class CudaMeansCpu(TorchFunctionMode):
 
 @contextlib.contextmanager
 def surroundings(device: str, gradients: bool) -> Iterator[None]:
-    """What is around the tests: no gradients unless they are asked for, and on the CPU a GPU that is not there."""
+    """What is around the tests: no gradients unless asked for, and on the CPU a GPU that is not there."""
 
     def zeros(outputs: Any, inputs: Any, *unused: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         return tuple(map(torch.zeros_like, inputs if isinstance(inputs, (tuple, list)) else (inputs,)))

@@ -131,7 +131,8 @@ import pytest, torch
 from flash_attn import flash_attn_func
 
 def gradient():
-    q, k, v = (torch.randn(1, 9, 2, 32, device="cuda", dtype=torch.float16, requires_grad=True) for _ in "qkv")
+    x = torch.randn(3, 1, 9, 2, 32, device="cuda", dtype=torch.float16)
+    q, k, v = (part.requires_grad_() for part in x.unbind())
     out = flash_attn_func(q, k, v, causal=True, deterministic=True)
     return torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
