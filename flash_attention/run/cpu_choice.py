@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flash_attention.devices import backend
 from flash_helpers.kernels.ampere.forward.config import D_HEADS, FlashForwardKernelConfig
-from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.select.candidates import kernel_for
 from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.pytorch_attention import PyTorchAttention
@@ -13,12 +12,21 @@ from flash_helpers.select.select import Choice
 # Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
 # AVX-512, 512 to 4096 keys, head sizes 64 and 128).
 CPU_B_C = 256
-CPU_BACKWARD_B_C = 64  # likewise of the backward pass, of 64, 256 and 512
 
 
 def cpu_choice(problem: AttentionProblem) -> Choice:
-    """The choice for tensors on the CPU."""
-    kernel = _steps(problem, CPU_B_C)
+    """The choice for tensors on the CPU.
+
+    Of the configuration only B_c and the softmax variant influence what the CPU backend computes. Its head
+    size is the smallest that holds the tensors', so that ``config=`` takes it.
+    """
+    d_head = next(d for d in D_HEADS if d >= max(problem.d_head, problem.d_head_v))
+    kernel = kernel_for(
+        FlashForwardKernelConfig(
+            problem.dtype, d_head, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True
+        ),
+        problem,
+    )
     against = backend("cpu_fused").reason_against(
         problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse
     )
@@ -30,30 +38,3 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
         "with a score that is not finite go to the CPU backend"
     )
     return Choice(PyTorchAttention(kernel.config, kernel.traits), reason)
-
-
-def cpu_backward_choice(problem: AttentionProblem) -> Choice:
-    """The choice for gradients of tensors on the CPU."""
-    kernel = _steps(problem, CPU_BACKWARD_B_C)
-    against = backend("cpu_fused_backward").reason_against(problem.softcap)
-    if against:
-        own = f"the CPU backend computes every gradient, here in blocks of {CPU_BACKWARD_B_C} keys"
-        return Choice(kernel, f"{own}; PyTorch's own backward pass is faster, but {against}")
-    reason = (
-        "PyTorch's own backward pass in float32 is as exact as the library's CPU backend, and faster; heads "
-        "with an LSE that is not finite go to the CPU backend"
-    )
-    return Choice(PyTorchAttention(kernel.config, kernel.traits), reason)
-
-
-def _steps(problem: AttentionProblem, B_c: int) -> Kernel:
-    """The kernel whose steps the CPU backend takes, in blocks of so many keys.
-
-    Of a configuration only B_c and the softmax variant influence what the CPU backend computes. Its head size
-    is the smallest that holds the tensors', so that ``config=`` takes it.
-    """
-    d_head = next(d for d in D_HEADS if d >= max(problem.d_head, problem.d_head_v))
-    config = FlashForwardKernelConfig(
-        problem.dtype, d_head, 64, B_c, 4, False, False, False, 0, 0, 0, False, True
-    )
-    return kernel_for(config, problem)

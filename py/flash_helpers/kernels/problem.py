@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from flash_helpers.kernels.dtype import DType
 
@@ -71,7 +72,7 @@ class AttentionProblem:
         Args:
             deterministic: see ``AttentionProblem``.
         """
-        return replace(self, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
+        return _backward_of(self, deterministic)
 
     @property
     def masked(self) -> bool:
@@ -142,6 +143,12 @@ class AttentionProblem:
         words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
         deterministic = ["deterministic"] * self.deterministic
         return " ".join(words + [name for name, on in self.features().items() if on] + deterministic)
+
+
+@lru_cache(1024)
+def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
+    """Remembered, since each call of a training step asks for it."""
+    return replace(problem, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
 
 
 def visible_limits(
