@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
-from flash_attention.call import DENSE, Packed
+from flash_attention.call import DENSE, Packed, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_window
 from flash_attention.options import Keywords, Options
@@ -67,6 +67,7 @@ def attention(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = 0,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -76,10 +77,11 @@ def attention(
         k: (batch, seq_len_k, n_heads_kv, d_head); n_heads is a multiple of n_heads_kv, and query head h
             reads kv head h // (n_heads // n_heads_kv).
         v: (batch, seq_len_k, n_heads_kv, d_head_v).
-        causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
+        causal: key j is visible to query i when j <= p, where p is the query's own place among the keys,
+            i + seq_len_k - seq_len_q + diagonal_offset.
         softmax_scale: factor of the scores; None: d_head ** -0.5; 0.0 is zero.
-        window: (left, right): key j is visible to query i when
-            i + seq_len_k - seq_len_q - left <= j <= i + seq_len_k - seq_len_q + right; None: no limit.
+        window: (left, right), of either sign: key j is visible to query i when p - left <= j <= p + right;
+            None: no limit.
         softcap: logits become softcap * tanh(logit / softcap); 0.0: they stay.
         sinks: (n_heads,), float32 or like q: one more logit a head, which takes its share of the softmax
             and has no value.
@@ -87,6 +89,8 @@ def attention(
         out: (batch, seq_len_q, n_heads, d_head_v); written and returned. It must not overlap an input.
         config: the configuration to run; None: the library chooses.
         backend: ``cuda`` or ``cpu``, which must be where the tensors are; None: there.
+        diagonal_offset: by so many keys every query's own place moves, of either sign. With 0 the last query
+            stands at the last key; where the given keys end n keys before its place, pass n.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
@@ -102,6 +106,8 @@ def attention(
     """
     if unknown:
         raise unknown_keyword("attention", unknown, parameters(attention))
+    if type(diagonal_offset) is not int or diagonal_offset:
+        causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
     key = None
     if at_once:
@@ -196,6 +202,7 @@ def attention_varlen(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = 0,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -214,7 +221,8 @@ def attention_varlen(
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
-        causal, softmax_scale, window, softcap, sinks, out, config, backend: as in ``attention``.
+        causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset: as in
+            ``attention``.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -224,6 +232,8 @@ def attention_varlen(
     """
     if unknown:
         raise unknown_keyword("attention_varlen", unknown, parameters(attention_varlen))
+    if type(diagonal_offset) is not int or diagonal_offset:
+        causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
     key = None
     if at_once:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from flash_attention.call import Cached
+from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_window
 from flash_attention.options import Options
@@ -36,6 +36,7 @@ def attention_cached(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = 0,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -56,8 +57,8 @@ def attention_cached(
             item's result means nothing.
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
-            ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset: as
+            in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -67,6 +68,8 @@ def attention_cached(
     """
     if unknown:
         raise unknown_keyword("attention_cached", unknown, parameters(attention_cached))
+    if type(diagonal_offset) is not int or diagonal_offset:
+        causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
     key = None
     if at_once:

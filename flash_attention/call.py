@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
-from flash_attention.checks.options import checked_flag
+from flash_attention.checks.options import checked_flag, checked_offset, checked_window
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.select.problem import AttentionProblem, Window, visible_limits
@@ -156,11 +156,14 @@ NAMES: dict[type[Layout], str] = {
 
 # ---------------------------------------------------------------------- masks and scores
 class Mask(NamedTuple):
-    """Which keys a query sees, counted from its own place. The last query's own place is the last key.
+    """Which keys a query sees, counted from its own place p: the keys ``p - left <= j <= p + right``.
+
+    The last query's own place is the last key. Limits have either sign: with a right limit of -2 the query
+    sees what lies at least two keys before its place.
 
     Attributes:
-        left: keys before the query's own place that it sees; None: all of them.
-        right: keys after the query's own place that it sees; None: all of them. Causal is 0.
+        left: where they begin, so many keys before p; None: with the first key.
+        right: where they end, so many keys after p; None: with the last key. Causal is 0.
     """
 
     left: int | None = None
@@ -170,11 +173,27 @@ class Mask(NamedTuple):
     def of(cls, causal: bool, window: Window) -> Mask:
         """The mask of two options of ``attention``."""
         left, right = window
-        return cls(left, 0 if causal else right)
+        if causal:
+            right = 0 if right is None else min(right, 0)
+        return cls(left, right)
 
     def limits(self, seq_len_q: int, seq_len_k: int) -> Window:
         """(left, right) for these lengths; a limit that hides nothing is None."""
         return visible_limits(False, self, seq_len_q, seq_len_k)
+
+
+def shifted(causal: bool, window: Window, diagonal_offset: int) -> tuple[bool, Window]:
+    """``causal`` and ``window`` that say with an offset of 0 what these say with this one.
+
+    An offset moves every query's own place, which is the same as moving both limits the other way: nothing
+    that is called later knows of offsets.
+
+    Raises:
+        TypeError: an option of another type than is promised.
+    """
+    offset, window = checked_offset(diagonal_offset), checked_window(window)
+    left, right = Mask.of(checked_flag("causal", causal), window)
+    return False, (None if left is None else left - offset, None if right is None else right + offset)
 
 
 class Scores(NamedTuple):

@@ -23,6 +23,7 @@ class Keywords(TypedDict, total=False):
     out: Tensor | None
     config: ForwardConfig | None
     backend: str | None
+    diagonal_offset: int
 
 
 class Options(NamedTuple):

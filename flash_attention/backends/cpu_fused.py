@@ -61,6 +61,8 @@ def attention(
     batch, seq_len_q, n_heads, _ = q.shape
     seq_len_k, n_heads_kv = k.shape[1:3]
     everything = Part(slice(0, batch), slice(0, n_heads))
+    if left is not None and right is not None and left + right < 0:
+        return [everything]  # no query sees a key
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
     begin, end = visibility.queries_of(0, seq_len_k)  # the queries that see any key
     begin = min(max(begin, 0), seq_len_q)

@@ -17,7 +17,7 @@ UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
 
 def window_side(limit: int | None) -> int:
     """A side of the window as kernels take it, in 32 bits; no sequence under a window is longer than that."""
-    return UNBOUNDED if limit is None else min(limit, UNBOUNDED)
+    return UNBOUNDED if limit is None else max(-UNBOUNDED - 1, min(limit, UNBOUNDED))
 
 
 class Features(NamedTuple):
@@ -25,7 +25,7 @@ class Features(NamedTuple):
 
     Attributes:
         d_head_v: head size of v and o.
-        window_left, window_right: keys that a query sees beside its own place; ``UNBOUNDED``: all.
+        window_left, window_right: limits of the keys that a query sees, of either sign; ``UNBOUNDED``: none.
         softcap: scores become ``softcap * tanh(score / softcap)``.
         sinks: address of (n_heads,) float32 logits, or 0.
         cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
@@ -96,8 +96,9 @@ def prepared(call: Call, choice: Choice) -> Prepared:
         d_head, d_head_v = problem.d_head, problem.d_head_v
     if choice.problem is not None:
         problem = choice.problem
-        if cache is None:
-            k, v = k[:, -problem.seq_len_k :], v[:, -problem.seq_len_k :]
+        if cache is None:  # the keys from the first that a query sees to the last
+            end = call.problem.seq_len_k + min(call.problem.right or 0, 0)
+            k, v = (x[:, end - problem.seq_len_k : end] for x in (k, v))
     if scale < 0:
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)

@@ -72,7 +72,7 @@ def checked_factors(softmax_scale: float | None, softcap: float) -> tuple[float 
 
 
 def checked_window(window: Window) -> Window:
-    """(left, right). Raises TypeError (not two whole numbers or None), ValueError (negative)."""
+    """(left, right), whole numbers of either sign, or None. Raises TypeError: anything else."""
     if not (isinstance(window, tuple | list) and len(window) == 2):
         raise TypeError(
             f"window is {given(window)}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
@@ -87,9 +87,17 @@ def checked_window(window: Window) -> Window:
             raise TypeError(
                 f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
             )
-        if not torch.compiler.is_compiling() and limit < 0:  # there the operator asks
-            raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
     return left, right
+
+
+def checked_offset(diagonal_offset: int) -> int:
+    """A whole number of keys. Raises TypeError: anything else, True also."""
+    if type(diagonal_offset) is int or isinstance(diagonal_offset, torch.SymInt):
+        return diagonal_offset
+    raise TypeError(
+        f"diagonal_offset is {given(diagonal_offset)}; it must be an int: by so many keys each query's own "
+        "place moves"
+    )
 
 
 def checked_number(name: str, value: object) -> float:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flash_attention.call import BATCHES, Mask, Scores, problem_of
+from flash_attention.call import BATCHES, Mask, Scores, problem_of, shifted
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
@@ -148,6 +148,7 @@ def explain_choice(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = 0,
     facts: DeviceFacts | None = None,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
@@ -160,6 +161,7 @@ def explain_choice(
     Raises:
         as ``attention``.
     """
+    causal, window = shifted(causal, window, diagonal_offset)
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
     options = options.checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):

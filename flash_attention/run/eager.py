@@ -39,7 +39,7 @@ def attend(
     problem = call.problem
     if not (problem.batch and problem.seq_len_q and problem.n_heads):
         fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
-    elif not (problem.seq_len_k or isinstance(layout, Packed)):
+    elif not isinstance(layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
         fill_without_keys(call.out, call.lse, options.sinks)

@@ -38,7 +38,8 @@ struct ForwardProblem {
     float softmax_scale;
 
     // window: query i stands at key p = i + (seq_len_k - seq_len_q) and sees the keys p - window_left
-    // ... p + window_right. Unbounded sides are 2^30 - 1, so that sums with positions fit 32 bits.
+    // ... p + window_right. Both have either sign. Unbounded sides are 2^30 - 1, and none is below -2^30, so
+    // that sums with positions fit 32 bits.
     int window_left, window_right;
     // softcap
     float softcap;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -166,8 +167,25 @@ def test_a_negative_length_is_refused_while_tracing() -> None:
         compiled(q, k, v, offsets, offsets, 31, -1)
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="window's right limit is -2; it must be at least 0"):
-        compiled(*qkv(16), window=(None, -2))
+    with pytest.raises(Exception, match=r"diagonal_offset is 1\.5; it must be an int"):
+        compiled(*qkv(16), diagonal_offset=1.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, -3)}, {"window": (-2, None)}])
+def test_offsets_that_change_compile_once(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    compiled = torch.compile(attention, fullgraph=True, backend=backend, dynamic=True)
+    for offset in (3, -2, 5, -7, 11):
+        given = qkv(16)
+        found = compiled(*given, diagonal_offset=offset, **options)
+        assert torch.equal(found, attention(*given, diagonal_offset=offset, **options))
+    assert len(graphs) <= 3  # no recompilation for each offset
 
 
 @pytest.mark.parametrize("mode", ["jvp", "grad"])
@@ -288,7 +306,7 @@ def test_fake_results_are_like_real_ones(layout: str, where: str) -> None:
         ({"causal": "False"}, TypeError, "causal is 'False'; it must be True or False"),
         ({"return_lse": None}, TypeError, "return_lse is None"),
         ({"window": 3}, TypeError, "window is 3; it must be two values"),
-        ({"window": (-1, 0)}, ValueError, "left limit is -1"),
+        ({"window": (1.5, 0)}, TypeError, "left limit is 1.5"),
         ({"softcap": -1.0}, ValueError, "softcap is -1.0; it must be finite"),
         ({"softcap": math.nan}, ValueError, "softcap is nan"),
         ({"softmax_scale": math.inf}, ValueError, "softmax_scale is inf; it must be finite"),

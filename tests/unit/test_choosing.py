@@ -313,7 +313,7 @@ def test_prepare_builds_each_kernel_once(cuda, monkeypatch):
         ([dataclasses.replace(PROBLEM, d_head=63)], ValueError, "head size of q and k is 63"),
         (None, TypeError, "problems is None; it must be a list"),
         ([dataclasses.replace(PROBLEM, d_head="64")], TypeError, "d_head is '64'"),
-        ([dataclasses.replace(PROBLEM, left=-1)], ValueError, "left limit is -1"),
+        ([dataclasses.replace(PROBLEM, left=1.0)], TypeError, "left limit is 1.0"),
         ([dataclasses.replace(PROBLEM, softcap=3.0)], TypeError, "softcap is 3.0; it must be True or False"),
         ([dataclasses.replace(PROBLEM, paged=True)], ValueError, "what is paged is cached"),
         ([dataclasses.replace(PROBLEM, n_heads=5, n_heads_kv=2)], ValueError, "5 heads and k and v have 2"),
@@ -447,9 +447,9 @@ def test_explained_for_a_device_that_is_not_there_as_its_calls_choose(monkeypatc
     )
 
 
-@pytest.mark.parametrize("limit", [0, 5, 2**30 - 1, 2**30, 2**32 + 3, None])
+@pytest.mark.parametrize("limit", [0, 5, 2**30 - 1, 2**30, 2**32 + 3, None, -1, -(2**30), -(2**32)])
 def test_a_side_of_the_window_fits_the_kernels_numbers(limit: int | None) -> None:
     # Packed sequences may be announced as longer than any is: max_seqlen_k only bounds them.
     left, _ = visible_limits(False, (limit, None), 2**40, 2**40)
     side = backend("cuda").window_side(left)
-    assert side == (limit if limit is not None and limit < 2**30 else 2**30 - 1)
+    assert side == (2**30 - 1 if limit is None else max(-(2**30), min(limit, 2**30 - 1)))

@@ -390,6 +390,7 @@ def test_kernels_of_the_next_larger_head_size_are_candidates(capsys: pytest.Capt
 def test_visited_blocks_equal_the_count_block_by_block() -> None:
     lengths = itertools.product((1, 63, 64, 200, 257), (1, 30, 64, 257, 500))
     limits = [(None, None), (None, 0), (100, 0), (0, 0), (70, 33), (5, None), (None, 40), (1000, 1000)]
+    limits += [(None, -40), (-7, None), (-90, 130), (150, -70), (-300, None), (None, -600), (-200, 200)]
     for (seq_q, seq_k), B_r, B_c, (left, right) in itertools.product(
         lengths, (64, 128), (32, 48, 128), limits
     ):

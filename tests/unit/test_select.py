@@ -372,6 +372,39 @@ def test_a_window_limits_the_parts():
     assert 1 < choice.n_splits <= -(-1064 // choice.kernel.config.B_c)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "limits"),
+    list(
+        itertools.product(
+            [(1, 40), (9, 30), (30, 9)],
+            itertools.product((None, 0, 3, 50, -2, -12), (None, 0, 3, 50, -2, -12)),
+        )
+    ),
+)
+def test_problems_of_masks_of_any_sign_say_what_is_seen(lengths, limits):
+    """What a kernel is given, and the counts of the model, against looking at every query and key."""
+    (seq_q, seq_k), (left, right) = lengths, limits
+    given = AttentionProblem(DType.BF16, 1, seq_q, seq_k, 4, 2, 64, 64, left=left, right=right)
+    seen = [visible_keys(i, seq_q, seq_k, False, limits) for i in range(seq_q)]
+    if given.sees_nothing:
+        assert not any(seen)
+        return
+    assert any(seen)
+    for B_r in (4, 16):
+        blocks = [[r for r in seen[first : first + B_r] if r] for first in range(0, seq_q, B_r)]
+        spans = [max(r.stop for r in block) - min(r.start for r in block) for block in blocks if block]
+        assert max(spans) <= given.keys_of_block(B_r) <= seq_k
+    asked = given.without_idle_limits()
+    packed = asked.with_rows_packed()
+    end = seq_k + min(asked.right or 0, 0)
+    first = end - packed.seq_len_k  # backends cut keys so
+    assert 0 <= first <= end <= seq_k
+    rows = 1 if seq_q == 1 else packed.seq_len_q  # the heads of a group see the same
+    found = [visible_keys(i, rows, packed.seq_len_k, False, (packed.left, packed.right)) for i in range(rows)]
+    assert [[j + first for j in keys] for keys in found] == [list(keys) for keys in seen]
+    assert packed.right is None or packed.right >= 0
+
+
 # ---------------------------------------------------------------------- the model
 def test_prediction_grows_with_the_work():
     kernel = ForwardKernel(AMPERE_BF16)

@@ -67,20 +67,22 @@ def block_steps(
     Args:
         seq_len_q, seq_len_k: queries and keys.
         B_r, B_c: rows of a Q block, of a K/V block.
-        left, right: keys that a query sees before and after its own place; None: all.
+        left, right: limits of either sign; see ``AttentionProblem``.
     """
-    if not seq_len_q or not seq_len_k:
+    if not seq_len_q or not seq_len_k or (left is not None and right is not None and left + right < 0):
         return 0
-    n_blocks, offset = -(-seq_len_q // B_r), seq_len_k - seq_len_q
-    all_keys = -(-seq_len_k // B_c)
-    ends = n_blocks * all_keys
-    if right is not None:  # the last block, whole or not, ends with the last key
-        first_end = B_r + offset + right
-        ends = _clamped_floors(n_blocks - 1, first_end, B_r, seq_len_k, B_c - 1, B_c) + all_keys
-    starts = 0
+    before, offset = -(-seq_len_q // B_r) - 1, seq_len_k - seq_len_q  # blocks before the last one
+    starts = last_start = 0
+    if right is None:
+        last_end = -(-seq_len_k // B_c)
+        ends = before * last_end
+    else:  # the last block, whole or not, ends with the last query's last key
+        last_end = _clamped_floors(1, seq_len_k + right, B_r, seq_len_k, B_c - 1, B_c)
+        ends = _clamped_floors(before, B_r + offset + right, B_r, seq_len_k, B_c - 1, B_c)
     if left is not None:
-        starts = _clamped_floors(n_blocks, offset - left, B_r, seq_len_k, 0, B_c)
-    return ends - starts
+        last_start = _clamped_floors(1, before * B_r + offset - left, B_r, seq_len_k, 0, B_c)
+        starts = _clamped_floors(before, offset - left, B_r, seq_len_k, 0, B_c)
+    return ends - starts + last_end - last_start
 
 
 def _clamped_floors(count: int, first: int, step: int, limit: int, add: int, divisor: int) -> int:

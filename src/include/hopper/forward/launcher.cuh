@@ -37,6 +37,10 @@ inline constexpr float kLeastExponentFactor = 0x1p-100f;
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
 template <typename Kernel>
 bool traits_allow(const ForwardProblem &problem) {
+    if (Kernel::traits.window &&
+        (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
+        return false;
+    }
     if (Kernel::traits.softcap && !(problem.softcap > 0)) return false;
     if (Kernel::traits.sinks && problem.sinks == nullptr) return false;
     if (Kernel::traits.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
