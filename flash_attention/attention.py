@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, overload
 
+import torch
 from torch import Tensor
 
 from flash_attention.call import DENSE, Packed, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_window
+from flash_attention.checks.options import checked_factors, checked_sms, checked_window
 from flash_attention.options import Keywords, Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
@@ -68,6 +69,8 @@ def attention(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     diagonal_offset: int = 0,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -86,11 +89,16 @@ def attention(
         sinks: (n_heads,), float32 or like q: one more logit a head, which takes its share of the softmax
             and has no value.
         return_lse: also return the natural logarithm of each query's softmax denominator.
-        out: (batch, seq_len_q, n_heads, d_head_v); written and returned. It must not overlap an input.
+        out: (batch, seq_len_q, n_heads, d_head_v), of the output's type; written and returned. It must not
+            overlap an input.
         config: the configuration to run; None: the library chooses.
         backend: ``cuda`` or ``cpu``, which must be where the tensors are; None: there.
         diagonal_offset: by so many keys every query's own place moves, of either sign. With 0 the last query
             stands at the last key; where the given keys end n keys before its place, pass n.
+        out_dtype: torch.float32: the output is float32 and is not rounded, as ``merge`` wants parts of the
+            keys; None: the type of q.
+        n_sms: how many of the GPU's SMs the call may use, so that others are left for what runs beside it;
+            None, or as many as there are: all. Kernels of the Hopper family keep to it; CPUs are not asked.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
@@ -113,6 +121,8 @@ def attention(
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
+        if n_sms is not None:
+            n_sms = checked_sms(n_sms)
         if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         key = (
@@ -124,11 +134,15 @@ def attention(
             return_lse,
             None if config is None else id(config),
             backend,
+            out_dtype,
+            n_sms,
         )
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
+    )
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
@@ -203,6 +217,8 @@ def attention_varlen(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     diagonal_offset: int = 0,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -221,8 +237,8 @@ def attention_varlen(
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
-        causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset: as in
-            ``attention``.
+        causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
+            n_sms: as in ``attention``.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -239,6 +255,8 @@ def attention_varlen(
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
+        if n_sms is not None:
+            n_sms = checked_sms(n_sms)
         if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
@@ -251,12 +269,16 @@ def attention_varlen(
                 return_lse,
                 None if config is None else id(config),
                 backend,
+                out_dtype,
+                n_sms,
             )
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
+    )
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

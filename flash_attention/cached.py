@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_window
+from flash_attention.checks.options import checked_factors, checked_sms, checked_window
 from flash_attention.options import Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
@@ -37,6 +38,8 @@ def attention_cached(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     diagonal_offset: int = 0,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -57,8 +60,8 @@ def attention_cached(
             item's result means nothing.
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset: as
-            in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
+            out_dtype, n_sms: as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -75,6 +78,8 @@ def attention_cached(
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
+        if n_sms is not None:
+            n_sms = checked_sms(n_sms)
         if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
@@ -88,11 +93,15 @@ def attention_cached(
                 return_lse,
                 None if config is None else id(config),
                 backend,
+                out_dtype,
+                n_sms,
             )
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
+    )
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
@@ -228,6 +229,7 @@ class Call:
         mask: which keys a query sees.
         scores: what becomes of a product.
         layout: how rows form sequences.
+        n_sms: SMs that it may use; None: all.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -239,11 +241,20 @@ class Call:
     mask: Mask
     scores: Scores
     layout: Layout = DENSE
+    n_sms: int | None = None
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
         problem = problem_of(
-            self.q, self.k, self.v, self.mask, self.scores, self.layout, lse=self.lse is not None
+            self.q,
+            self.k,
+            self.v,
+            self.mask,
+            self.scores,
+            self.layout,
+            lse=self.lse is not None,
+            out_float32=self.out.dtype is torch.float32,
+            n_sms=self.n_sms,
         )
         object.__setattr__(self, "problem", problem)
 
@@ -257,6 +268,8 @@ def problem_of(
     layout: Layout = DENSE,
     *,
     lse: bool = False,
+    out_float32: bool = False,
+    n_sms: int | None = None,
 ) -> AttentionProblem:
     """What a call with these parts computes, without its tensors; see ``Call``."""
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
@@ -282,6 +295,8 @@ def problem_of(
         paged=layout.paged,
         lse=lse,
         tma_obstacle=obstacle or (page_obstacle(k.shape[1]) if layout.paged else None),
+        out_float32=out_float32,
+        n_sms=n_sms,
     )
 
 

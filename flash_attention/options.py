@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypedDict
 
+import torch
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
-from flash_attention.checks.options import checked_flag, checked_softcap, checked_window
+from flash_attention.checks.options import (
+    checked_flag,
+    checked_out_dtype,
+    checked_sms,
+    checked_softcap,
+    checked_window,
+)
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.select.problem import UNLIMITED, Window
 
@@ -24,6 +31,8 @@ class Keywords(TypedDict, total=False):
     config: ForwardConfig | None
     backend: str | None
     diagonal_offset: int
+    out_dtype: torch.dtype | None
+    n_sms: int | None
 
 
 class Options(NamedTuple):
@@ -38,6 +47,8 @@ class Options(NamedTuple):
     out: Tensor | None = None
     config: ForwardConfig | None = None
     backend: str | None = None
+    out_dtype: torch.dtype | None = None
+    n_sms: int | None = None
 
     def checked(self, q: object) -> Options:
         """The same with values of the types that are promised.
@@ -48,6 +59,16 @@ class Options(NamedTuple):
         causal = checked_flag("causal", self.causal)
         return_lse = checked_flag("return_lse", self.return_lse)
         window, softcap = checked_window(self.window), checked_softcap(self.softcap)
+        n_sms, out_dtype = checked_sms(self.n_sms), self.out_dtype
+        if isinstance(q, Tensor):
+            out_dtype = checked_out_dtype(out_dtype, q.dtype)
         if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
             checks.check_choice(self.backend, self.config, q)
-        return self._replace(causal=causal, window=window, softcap=softcap, return_lse=return_lse)
+        return self._replace(
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            return_lse=return_lse,
+            out_dtype=out_dtype,
+            n_sms=n_sms,
+        )

@@ -29,7 +29,9 @@ class Part(NamedTuple):
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-def reason_against(d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: bool) -> str | None:
+def reason_against(
+    d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: bool, out_float32: bool = False
+) -> str | None:
     """Why PyTorch's fused attention does not compute such calls, or None."""
     if _fused is None:
         return f"torch {torch.__version__} does not have it"
@@ -37,6 +39,8 @@ def reason_against(d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: 
         return f"it has no {'soft cap' if softcap else 'sinks'}"
     if d_head != d_head_v:
         return "it takes one head size for all tensors"
+    if out_float32:
+        return "it rounds its output"
     if lse:
         return "its log-sum-exp is off by up to 1e-4"
     return None

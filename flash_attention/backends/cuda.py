@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flash_attention.backends.cuda_form import UNBOUNDED, Features, prepared, window_side
+from flash_attention.backends.cuda_form import prepared, window_side
 from flash_attention.backends.cuda_kernels import (
     build_obstacle,
     device_facts_of,
@@ -30,6 +30,7 @@ from flash_attention.torch_private import (
     exchange_device,
 )
 from flash_helpers.kernel_configs import ForwardKernel
+from flash_helpers.kernels.launch_features import UNBOUNDED, Features
 from flash_helpers.select.select import Choice
 
 __all__ = [

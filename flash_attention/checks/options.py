@@ -100,6 +100,28 @@ def checked_offset(diagonal_offset: int) -> int:
     )
 
 
+def checked_sms(n_sms: int | None) -> int | None:
+    """How many SMs a call may use; None: all. TypeError: no int, True also; ValueError: less than 1."""
+    if n_sms is None or isinstance(n_sms, torch.SymInt):
+        return n_sms
+    if type(n_sms) is not int:
+        raise TypeError(f"n_sms is {given(n_sms)}; it must be an int, or None for all SMs of the device")
+    if n_sms < 1:
+        raise ValueError(f"n_sms is {n_sms}; it must be at least 1, or None for all SMs of the device")
+    return n_sms
+
+
+def checked_out_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
+    """The type of the output of a call on tensors of type ``dtype``. TypeError: neither that nor float32."""
+    if out_dtype is None or out_dtype is dtype:
+        return dtype
+    if out_dtype is torch.float32:
+        return out_dtype
+    raise TypeError(
+        f"out_dtype is {given(out_dtype)}; it must be torch.float32, {dtype} or None, which is the type of q"
+    )
+
+
 def checked_number(name: str, value: object) -> float:
     """A number, or a 0-d CPU tensor of one that wants no gradient. TypeError: anything else, True also."""
     if (

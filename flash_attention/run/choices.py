@@ -30,7 +30,7 @@ from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
 from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window
-from flash_helpers.select.select import Choice, ranking, select
+from flash_helpers.select.select import Choice, ranking, select, usable_part
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
 
@@ -107,7 +107,10 @@ def _choice_for(
         if results.trouble:
             choice = replace(choice, reason=f"{choice.reason}; {results.trouble}")
     else:
-        choice = _insisted(problem, config, unable_reason(config, problem, [config]))
+        asked, _ = usable_part(problem, facts)
+        choice = _insisted(asked, config, unable_reason(config, asked, [config]))
+        if asked != problem:
+            choice = replace(choice, problem=asked)
         check_fits_facts(config, facts, where)
     seen = choice.problem or problem
     check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
@@ -149,6 +152,8 @@ def explain_choice(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     diagonal_offset: int = 0,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     facts: DeviceFacts | None = None,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
@@ -162,17 +167,27 @@ def explain_choice(
         as ``attention``.
     """
     causal, window = shifted(causal, window, diagonal_offset)
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
-    options = options.checked(q)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
+    ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
     checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
     scale = checked_scale(softmax_scale, q.shape[3])
     if out is not None:
-        check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
+        check_output_kind("out", out, (*q.shape[:3], v.shape[3]), options.out_dtype or q.dtype, q.device)
     mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
-    problem = problem_of(q, k, v, mask, scores, lse=options.return_lse)
+    problem = problem_of(
+        q,
+        k,
+        v,
+        mask,
+        scores,
+        lse=options.return_lse,
+        out_float32=options.out_dtype is torch.float32,
+        n_sms=options.n_sms,
+    )
     generation.follow_environment()
     if facts is not None:
         return _choice_for(problem, facts, facts.name, config, explained=True)

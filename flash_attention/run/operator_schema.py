@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any, get_type_hints
 
+import torch
 from torch import Tensor
 
 from flash_attention.call import Layout
@@ -23,6 +24,8 @@ TYPES: dict[Any, str] = {
     Tensor | None: "Tensor?",
     bool: "bool",
     int: "SymInt",
+    int | None: "SymInt?",
+    torch.dtype | None: "ScalarType?",
     float: "float",
     float | None: "float?",
     ForwardConfig | None: "str?",

@@ -92,6 +92,8 @@ def test_one_graph_for_all_lengths(layout: str) -> None:
         {"sinks": True, "return_lse": True},
         {"config": CONFIG},
         {"backend": True},
+        {"out_dtype": torch.float32, "n_sms": 3, "causal": True, "return_lse": True},
+        {"diagonal_offset": -3, "window": (9, 1)},
     ],
     ids=lambda options: "+".join(options) or "plain",
 )
@@ -479,9 +481,9 @@ def test_autocast_on_packed_sequences(device: str) -> None:
 # ---------------------------------------------------------------------- the operators themselves
 def test_opcheck() -> None:
     q, k, v = qkv(24)
-    options = (None, True, None, None, None, 0.0, True, None)
+    options = (None, True, None, None, None, 0.0, True, None, torch.float32, 5)
     rows = (*(x.flatten(0, 1) for x in (q, k, v)), *2 * [torch.tensor([0, 24, 48]).int()], 24, 24, False)
-    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None)
+    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None, None, None)
     ops = torch.ops.flash_attention
     torch.library.opcheck(ops.attention.default, (q, k, v, *options))
     torch.library.opcheck(
@@ -490,7 +492,9 @@ def test_opcheck() -> None:
     )
     torch.library.opcheck(ops.attention_out.default, (q, k, v, *with_sinks, torch.empty_like(q)))
     torch.library.opcheck(ops.attention_varlen.default, (*rows, *options))
-    torch.library.opcheck(ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0])))
+    torch.library.opcheck(
+        ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0], dtype=torch.float32))
+    )
     used, table = torch.tensor([20, 3]).int(), torch.tensor([[1, 0], [2, -1]]).int()
     pages = [torch.cat((x, x))[:3, :16] for x in (k, v)]
     torch.library.opcheck(ops.attention_cached.default, (q, k, v, used, None, False, *options))

@@ -36,6 +36,8 @@ class AttentionProblem:
             seq_len_k is the capacity. ``varlen`` is on.
         paged: keys lie in pages, which a table on the device names; ``cached`` is on.
         lse: the log-sum-exp is wanted.
+        out_float32: the output is float32 and is not rounded.
+        n_sms: SMs that the call may use; None: all of the device.
         tma_obstacle: why bulk copies (TMA) cannot reach a tensor, or None.
     """
 
@@ -56,6 +58,8 @@ class AttentionProblem:
     paged: bool = False
     lse: bool = False
     tma_obstacle: str | None = None
+    out_float32: bool = False
+    n_sms: int | None = None
 
     @property
     def masked(self) -> bool:
@@ -141,7 +145,12 @@ class AttentionProblem:
         seq = f"s{self.seq_len_q}" + (f"x{self.seq_len_k}" if self.seq_len_k != self.seq_len_q else "")
         d = f"d{self.d_head}" + (f"/{self.d_head_v}" if self.d_head_v != self.d_head else "")
         words = [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
-        return " ".join(words + [name for name, on in self.features().items() if on])
+        words += [name for name, on in self.features().items() if on]
+        if self.out_float32:
+            words.append("float32 output")
+        if self.n_sms is not None:
+            words.append(f"on {self.n_sms} SMs")
+        return " ".join(words)
 
 
 def visible_limits(

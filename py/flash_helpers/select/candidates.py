@@ -19,9 +19,11 @@ def default_candidates() -> list[ForwardConfig]:
 def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
     """The configuration compiled for the features of the problem, whether or not its family has them.
 
-    Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call.
+    Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call. A
+    float32 output is written by kernels that split keys.
     """
-    kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
+    # What parts of split keys leave is float32: one part is the whole, unrounded.
+    kernel = ForwardKernel(config, ForwardTraits(**problem.features(), split=problem.out_float32))
     wanted = (problem.d_head, problem.d_head_v)
     if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
         kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))

@@ -58,8 +58,8 @@ class Choice:
         rejected: all other candidates; those that could have run come first, the nearest one first. Empty
             where they were not asked for.
         n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
-        problem: what the kernel computes, where a single query's heads have become rows or its hidden keys
-            are left out; None: the problem as it was given.
+        problem: what the kernel computes, where a single query's heads have become rows, hidden keys are left
+            out or the device has no more SMs than the call may use; None: the problem as it was given.
         wanted: the kernel that would run if it were built; None: it is the one that runs.
     """
 
@@ -114,7 +114,9 @@ def select(
         NoKernelError: no candidate can compute it; the message has the reasons.
     """
     if not explained:
-        given, problem = problem, problem.with_rows_packed()
+        given = problem
+        problem, facts = usable_part(problem, facts)
+        problem = problem.with_rows_packed()
         defaults = family_choices(problem, facts) if candidates is None else []
         if known := _known_best(problem, facts, database, defaults, candidates):
             return replace(known[0], problem=None if problem == given else problem)
@@ -136,7 +138,9 @@ def ranking(
 
     Args, Raises: as for ``select``.
     """
-    given, problem = problem, problem.with_rows_packed()
+    given = problem
+    problem, facts = usable_part(problem, facts)
+    problem = problem.with_rows_packed()
     candidates = None if candidates is None else list(candidates)
     defaults = family_choices(problem, facts) if candidates is None else []
     known = _known_best(problem, facts, database, defaults, candidates)
@@ -162,6 +166,15 @@ def ranking(
     return [replace(choice, problem=seen_as) for choice in (first, *others)]
 
 
+def usable_part(problem: AttentionProblem, facts: DeviceFacts) -> tuple[AttentionProblem, DeviceFacts]:
+    """The device as the problem may use it, and the problem without a limit that is none there."""
+    if problem.n_sms is None:
+        return problem, facts
+    if problem.n_sms >= facts.sm_count:
+        return replace(problem, n_sms=None), facts
+    return problem, facts.limited_to(problem.n_sms)
+
+
 def _known_best(
     problem: AttentionProblem,
     facts: DeviceFacts,
@@ -171,12 +184,13 @@ def _known_best(
 ) -> list[Choice]:
     """What is known without the model, the best first: measured kernels, or the default; those that can.
 
-    Tuning times kernels without features that take all keys in one go: it is asked about no others, nor
-    where parts of the keys fill the GPU.
+    Tuning times kernels without features that take all keys in one go, on all SMs: it is asked about no
+    others, nor where parts of the keys fill the GPU.
     """
     usable = next((choice for choice in defaults if choice.obstacle is None), None)
     known: list[Choice] = []
     plain = not any(on for name, on in problem.features().items() if name != "causal")
+    plain = plain and not problem.out_float32 and problem.n_sms is None
     if database is not None and plain and (usable is None or usable.n_splits == 1):
         default = None if usable is None else usable.kernel.config
         for config, basis in database.ranked(problem, facts, default):

@@ -1,4 +1,5 @@
 // The order of work of src/include/tma/work_items.cuh on the host, against counting every row and key.
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <set>
@@ -20,8 +21,8 @@ constexpr int kUnbounded = (1 << 30) - 1;
 static bool any_sees(const Visibility &sees, int first, int last, int begin, int end) {
     for (int row = first; row <= last; ++row) {
         const int place = row + sees.seq_len_k - sees.seq_len_q;
-        const int64_t from = max_of(int64_t{place} - sees.left, int64_t{begin});
-        const int64_t to = min_of(int64_t{place} + sees.right, int64_t{min_of(end, sees.seq_len_k)} - 1);
+        const int64_t from = std::max(int64_t{place} - sees.left, int64_t{begin});
+        const int64_t to = std::min(int64_t{place} + sees.right, int64_t{min_of(end, sees.seq_len_k)} - 1);
         if (from <= to) return true;
     }
     return false;

@@ -41,6 +41,7 @@ bool traits_allow(const ForwardProblem &problem) {
         (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
         return false;
     }
+    if (problem.n_sms < 0 || (problem.o_float32 && !Kernel::traits.split)) return false;
     if (Kernel::traits.softcap && !(problem.softcap > 0)) return false;
     if (Kernel::traits.sinks && problem.sinks == nullptr) return false;
     if (Kernel::traits.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
@@ -118,7 +119,10 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
 
 // Stores of 16 bytes, with or without TMA.
 inline bool output_is_aligned(const ForwardProblem &problem) {
-    const auto aligned = [](int64_t stride, int size) { return size == 1 || stride * 2 % 16 == 0; };
+    const int element_bytes = problem.o_float32 ? 4 : 2;
+    const auto aligned = [&](int64_t stride, int size) {
+        return size == 1 || stride * element_bytes % 16 == 0;
+    };
     return reinterpret_cast<uintptr_t>(problem.o) % 16 == 0 &&
            aligned(problem.o_strides.batch, problem.batch) &&
            aligned(problem.o_strides.seq, problem.seq_len_q) &&
@@ -169,12 +173,14 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     int n_sms = 0;
     cudaError_t error = sm_count(n_sms);
     if (error != cudaSuccess) return error;
+    if (problem.n_sms > 0) n_sms = std::min(n_sms, problem.n_sms);
     ForwardKernelArgs args{};
     error = make_arguments<Kernel>(problem, args);
     if (error != cudaSuccess) return error;
 
     constexpr int kBlocksAnItem = Kernel::paired_blocks ? 2 : 1;
     const int n_turns = n_sms / kBlocksAnItem;  // items at a time
+    if (n_turns < 1) return cudaErrorInvalidValue;
     EncodedMaps maps{};
     if (args.work.n_items > 0) {
         error = encode_maps<Kernel>(problem, maps);
