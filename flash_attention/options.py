@@ -18,6 +18,9 @@ from flash_attention.checks.options import (
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.select.problem import UNLIMITED, Window
 
+# Defaults, which a call that leaves them out is known by: `is` asks for type and value at once.
+NO_OFFSET, NO_SOFTCAP = 0, 0.0
+
 
 class Keywords(TypedDict, total=False):
     """The keywords of ``flash_attention.attention`` but ``return_lse``, which decides its result's type."""
@@ -41,7 +44,7 @@ class Options(NamedTuple):
     causal: bool = False
     softmax_scale: float | None = None
     window: Window = UNLIMITED
-    softcap: float = 0.0
+    softcap: float = NO_SOFTCAP
     sinks: Tensor | None = None
     return_lse: bool = False
     out: Tensor | None = None
