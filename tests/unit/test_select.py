@@ -427,3 +427,34 @@ def test_small_problems_get_small_query_blocks():
     narrow = ForwardKernel(dataclasses.replace(AMPERE_BF16, B_r=64, n_warps=4))
     assert predict(narrow, problem, H100).seconds < predict(wide, problem, H100).seconds
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128
+
+
+# ---------------------------------------------------------------------- float32 outputs, some SMs
+@pytest.mark.parametrize("d_head", [64, 72, 128, 192, 256])
+@pytest.mark.parametrize("device", ["H100", "H200", "A100", "RTX4090"])
+@pytest.mark.parametrize("lengths", [(4096, 4096), (1, 8192), (70, 300)])
+def test_float32_outputs_are_those_of_kernels_that_split_keys(device, lengths, d_head):
+    for features in ({}, {"right": 0}, {"left": 100, "right": 7}, {"varlen": True, "sinks": True}):
+        problem = AttentionProblem(
+            DType.BF16, 2, *lengths, 8, 2, d_head, d_head, lse=True, out_float32=True, **features
+        )
+        choice = select(problem, device_facts(device))
+        assert choice.kernel.traits.split
+        assert choice.n_splits >= 1
+        assert choice.kernel.malformed_reason() is None
+        assert "float32 output" in problem.label()
+        assert all(r.kernel.traits.split for r in choice.rejected)
+
+
+def test_a_device_of_which_some_sms_are_used():
+    whole = device_facts("H100")
+    some = whole.limited_to(66)
+    assert (some.sm_count, some.mma_flops) == (66, whole.mma_flops / 2)
+    assert (some.dram_bandwidth, some.name) == (whole.dram_bandwidth, whole.name)
+    problem = AttentionProblem(DType.BF16, 4, 4096, 4096, 16, 16, 128, 128, right=0)
+    half = dataclasses.replace(problem, n_sms=66)
+    kernel = select(problem, whole).kernel
+    assert predict(kernel, problem, some).seconds > 1.8 * predict(kernel, problem, whole).seconds
+    assert isinstance(select(half, whole).kernel.config, HopperForwardKernelConfig)
+    assert "on 66 SMs" in half.label()
+    assert select(dataclasses.replace(problem, n_sms=132), whole).kernel == kernel
