@@ -45,7 +45,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 def _operator(q: Tensor, k: Tensor, v: Tensor) -> Any:
     # sinks, causal, softmax_scale, window, softcap, return_lse, config
-    return torch.ops.flash_attention.attention(q, k, v, None, True, None, None, None, 0.0, False, None)
+    return torch.ops.flash_attention.attention(
+        q, k, v, None, True, None, None, None, 0.0, False, None, None, None
+    )
 
 
 def _pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
