@@ -15,7 +15,7 @@ from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import traced
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig, Kernel
 from flash_helpers.select.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def attention(
     diagonal_offset: int = NO_OFFSET,
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
+    deterministic: bool = False,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -100,10 +101,12 @@ def attention(
             keys; None: the type of q.
         n_sms: how many of the GPU's SMs the call may use, so that others are left for what runs beside it;
             None, or as many as there are: all. Kernels of the Hopper family keep to it; CPUs are not asked.
+        deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
+            the time of the backward pass asks for the same.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
-        query that sees no key has out 0 and lse -inf (or the sink).
+        query that sees no key has out 0 and lse -inf (or the sink). PyTorch differentiates both, once.
 
     Raises:
         TypeError, ValueError, NotImplementedError: a bad argument; the message says what is allowed.
@@ -127,15 +130,15 @@ def attention(
         ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         key = ("attention", causal, softmax_scale, window, softcap, return_lse)
-        if not (config is None and backend is None and out_dtype is None and n_sms is None):
+        plain = config is None and backend is None and out_dtype is None
+        if not (plain and n_sms is None and deterministic is False):
             n_sms = checked_sms(n_sms)
-            key += (None if config is None else id(config), backend, out_dtype, n_sms)
+            key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
-    )
+    rare = out_dtype, n_sms, deterministic
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
@@ -212,6 +215,7 @@ def attention_varlen(
     diagonal_offset: int = NO_OFFSET,
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
+    deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -231,7 +235,7 @@ def attention_varlen(
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
         causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
-            n_sms: as in ``attention``.
+            n_sms, deterministic: as in ``attention``.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -254,16 +258,16 @@ def attention_varlen(
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
             key = ("attention_varlen", causal, softmax_scale, window, softcap, return_lse)
-            if not (config is None and backend is None and out_dtype is None and n_sms is None):
+            plain = config is None and backend is None and out_dtype is None
+            if not (plain and n_sms is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
-                key += (None if config is None else id(config), backend, out_dtype, n_sms)
+                key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
-    )
+    rare = out_dtype, n_sms, deterministic
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)
@@ -272,7 +276,7 @@ def attention_varlen(
     return torch_ops.call(q, k, v, layout, options)
 
 
-def last_kernel() -> ForwardKernel | None:
+def last_kernel() -> Kernel | None:
     """What the latest call of ``attention`` and its variants in this process ran, whatever its thread.
 
     None: none has run yet. A call that needs no kernel, as one without keys, leaves it. On the CPU it is the

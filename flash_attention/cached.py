@@ -41,6 +41,7 @@ def attention_cached(
     diagonal_offset: int = NO_OFFSET,
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
+    deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -48,6 +49,7 @@ def attention_cached(
 
     Counts and pages stay on the device: they may change between replays of a CUDA graph. Kernel and number
     of parts are chosen for the capacity, ``k.shape[1]`` or, in pages, all that a row of the table can name.
+    Keys in pages have no gradient; keys behind those that are used get 0.
 
     Args:
         q: (batch, seq_len_q, n_heads, d_head).
@@ -62,7 +64,7 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms: as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+            out_dtype, n_sms, deterministic: as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -86,15 +88,15 @@ def attention_cached(
         if not validate:
             name = "attention_cached"
             key = (name, causal, softmax_scale, window, softcap, return_lse)
-            if not (config is None and backend is None and out_dtype is None and n_sms is None):
+            plain = config is None and backend is None and out_dtype is None
+            if not (plain and n_sms is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
-                key += (None if config is None else id(config), backend, out_dtype, n_sms)
+                key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
-    )
+    rare = out_dtype, n_sms, deterministic
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

@@ -36,6 +36,7 @@ class Keywords(TypedDict, total=False):
     diagonal_offset: int
     out_dtype: torch.dtype | None
     n_sms: int | None
+    deterministic: bool
 
 
 class Options(NamedTuple):
@@ -52,6 +53,7 @@ class Options(NamedTuple):
     backend: str | None = None
     out_dtype: torch.dtype | None = None
     n_sms: int | None = None
+    deterministic: bool = False
 
     def checked(self, q: object) -> Options:
         """The same with values of the types that are promised.
@@ -61,6 +63,7 @@ class Options(NamedTuple):
         """
         causal = checked_flag("causal", self.causal)
         return_lse = checked_flag("return_lse", self.return_lse)
+        deterministic = checked_flag("deterministic", self.deterministic)
         window, softcap = checked_window(self.window), checked_softcap(self.softcap)
         n_sms, out_dtype = checked_sms(self.n_sms), self.out_dtype
         if isinstance(q, Tensor):
@@ -74,4 +77,5 @@ class Options(NamedTuple):
             return_lse=return_lse,
             out_dtype=out_dtype,
             n_sms=n_sms,
+            deterministic=deterministic,
         )

@@ -14,6 +14,7 @@ import torch
 
 from flash_attention.backends.cuda_form import prepared, window_side
 from flash_attention.backends.cuda_kernels import (
+    build_at_once,
     build_obstacle,
     device_facts_of,
     extension,
@@ -29,7 +30,7 @@ from flash_attention.torch_private import (
     empty_strided_cuda,
     exchange_device,
 )
-from flash_helpers.kernel_configs import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
 from flash_helpers.select.select import Choice
 
@@ -37,6 +38,7 @@ __all__ = [
     "UNBOUNDED",
     "Features",
     "Launched",
+    "build_at_once",
     "build_obstacle",
     "call_table",
     "device_facts_of",
@@ -59,7 +61,7 @@ class Launched(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-_launches: dict[int, dict[ForwardKernel, Launch]] = {}  # by device index
+_launches: dict[int, dict[Kernel, Launch]] = {}  # by device index
 
 
 def run(call: Call, choice: Choice) -> Ran:
@@ -74,7 +76,7 @@ def run(call: Call, choice: Choice) -> Ran:
 
 
 def forward(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -138,7 +140,7 @@ def forward(
     return Launched(launch, arguments)
 
 
-def _first_launch(kernel: ForwardKernel, index: int) -> Launch:
+def _first_launch(kernel: Kernel, index: int) -> Launch:
     launch = get_kernel(kernel, torch.device("cuda", index)).launch
     _launches.setdefault(index, {})[kernel] = launch
     return launch

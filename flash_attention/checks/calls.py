@@ -10,6 +10,7 @@ from flash_attention.checks.tensors import (
     check_config,
     check_devices,
     check_dtypes,
+    check_no_gradient,
     check_output,
     check_tensors,
     shapes_of,
@@ -17,7 +18,7 @@ from flash_attention.checks.tensors import (
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import HEAD_SIZES, AttentionProblem
+from flash_helpers.select.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
@@ -157,6 +158,7 @@ def check_sinks(sinks: Tensor, q: Tensor) -> None:
 def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
     """The output given by the caller, which is to have this type."""
     check_tensors({"out": out})
+    check_no_gradient({"out": out}, "an output that is given has no gradient", "pass out=None")
     check_output("out", out, shape, dtype, inputs)
 
 
@@ -202,6 +204,15 @@ def check_problem(problem: AttentionProblem) -> None:
         raise ValueError(
             f"a problem has paged={problem.paged}, cached={problem.cached}, varlen={problem.varlen}; what is "
             "paged is cached, and what is cached is varlen: turn these on too"
+        )
+    if problem.direction not in (FORWARD, BACKWARD):
+        raise ValueError(
+            f"a problem's direction is {given(problem.direction)}; it must be {FORWARD!r} or {BACKWARD!r}"
+        )
+    checked_flag("a problem's deterministic", problem.deterministic)
+    if problem.paged and problem.direction != FORWARD:
+        raise ValueError(
+            "a problem is paged, and its direction is 'backward'; keys in pages have no gradient"
         )
     check_head_sizes(problem.d_head, problem.d_head_v)
     check_heads(problem.n_heads, problem.n_heads_kv)

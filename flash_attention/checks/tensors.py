@@ -30,7 +30,8 @@ from flash_helpers.kernel_configs import DType, ForwardKernel
 from flash_helpers.kernels.cpp_headers import field_types
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import DIRECTIONS, is_config, known_configs
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
+from flash_helpers.kernels.problem import FORWARD
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
@@ -91,17 +92,19 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
     return plan
 
 
-def check_config(config: ForwardConfig, name: str) -> None:
+def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> None:
     """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
 
     Args:
         config: the configuration.
         name: of the argument, for messages.
+        direction: that it has to be of.
     """
-    if not is_config(config):
+    if not is_config(config, direction):
         raise TypeError(
-            f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ')}: build one, or "
-            "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
+            f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ', direction)}: "
+            "build one, or read one from its name with "
+            "flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
     for field_name, wanted in FIELD_TYPES[type(config)].items():
         value = getattr(config, field_name)
@@ -127,7 +130,9 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     """
     config = plan.kernel.config
     tensors = {"q": q, "k": k, "v": v}
-    check_tensors(tensors if o is None else {**tensors, "o": o})
+    given = tensors if o is None else {**tensors, "o": o}
+    check_tensors(given)
+    check_no_gradient(given, "forward has no backward pass", "call attention(…, config=kernel_cfg)")
     for name, x in tensors.items():
         if has_own_dispatch(x):
             raise TypeError(
@@ -175,7 +180,7 @@ def has_own_dispatch(x: Tensor) -> bool:
 
 
 def check_tensors(tensors: dict[str, Tensor]) -> None:
-    """Dense tensors, whose memory holds their values, that need no gradient."""
+    """Dense tensors, whose memory holds their values, that need no tangent."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
@@ -185,9 +190,9 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         if torch.compiler.is_compiling():
             continue  # operators get tensors whose memory holds their values
         if is_batched(x):
-            raise NotImplementedError(
-                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all "
-                "of them in the batch dimension instead"
+            raise no_derivative(
+                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read",
+                "call with all of them in the batch dimension instead",
             )
         if x.is_neg():
             raise ValueError(
@@ -197,28 +202,48 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         # Before anybody makes a view or a copy of it, of which PyTorch's own end the process.
         if not (x.is_meta or has_own_dispatch(x)) and (why := lost_storage(x)):
             raise unreadable(name, why)
-    check_derivatives(tensors)
+    check_tangents(tensors)
 
 
-def check_derivatives(tensors: dict[str, Tensor], remedy: str = "") -> None:
-    """Tensors of which nobody wants a gradient or a tangent.
-
-    Args:
-        remedy: what else may be done, for the message.
-    """
-    if torch.is_grad_enabled():
-        asking = [name for name, x in tensors.items() if x.requires_grad]
-        if asking:
-            raise NotImplementedError(
-                f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
-                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
-            )
+def check_tangents(tensors: dict[str, Tensor]) -> None:
+    """Tensors of which nobody wants a forward-mode derivative."""
     if forward_levels._current_level >= 0:
         for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
-                raise NotImplementedError(
-                    f"{name} has a tangent, and there is no forward-mode derivative: pass {name}.detach()"
+                raise no_derivative(
+                    f"{name} has a tangent of forward-mode differentiation", f"pass {name}.detach()"
                 )
+
+
+def check_no_gradient(tensors: Mapping[str, Tensor | None], why: str, remedy: str = "") -> None:
+    """Tensors of which nobody wants a gradient.
+
+    Args:
+        why: what there is none of, for the message.
+        remedy: what else may be done.
+    """
+    if torch.is_grad_enabled():
+        asking = [name for name, x in tensors.items() if x is not None and x.requires_grad]
+        if asking:
+            raise NotImplementedError(
+                f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and {why}: "
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
+            )
+
+
+def no_derivative(what: str, instead: str = "") -> NotImplementedError:
+    """The error for what attention has not: it is differentiated once, in reverse, and not under vmap.
+
+    Args:
+        what: was asked for.
+        instead: what to do beside what can always be done.
+    """
+    return NotImplementedError(
+        f"{what}, and attention has first derivatives in reverse mode alone: "
+        + f"{instead}, or " * bool(instead)
+        + "call torch.nn.functional.scaled_dot_product_attention under "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which PyTorch differentiates in every way"
+    )
 
 
 def check_memory(tensors: Mapping[str, Tensor | None]) -> None:
@@ -275,13 +300,22 @@ def check_rows(name: str, x: Tensor, is_output: bool = False, has_address: bool 
     raise ValueError(f"{reason}: {remedy}")
 
 
-def check_grid(batch: int, n_heads: int, seq_len: int, B_r: int) -> None:
-    """Blocks of the launch: one a query block, head and batch item."""
-    blocks = batch * n_heads * -(-seq_len // B_r)
+def check_grid(
+    batch: int, n_heads: int, seq_len: int, rows: int, of: str = "query", field: str = "B_r"
+) -> None:
+    """Blocks of the launch: one a query block, head and batch item.
+
+    Args:
+        rows: of a block.
+        of: what its rows are.
+        field: of the configuration that says how many, for the message.
+    """
+    blocks = batch * n_heads * -(-seq_len // rows)
     if blocks > MAX_BLOCKS or seq_len > MAX_BLOCKS:
         raise ValueError(
-            f"batch {batch} x heads {n_heads} x query blocks {-(-seq_len // B_r)} (seq_len {seq_len} in "
-            f"blocks of B_r={B_r}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: split the batch"
+            f"batch {batch} x heads {n_heads} x {of} blocks {-(-seq_len // rows)} (seq_len {seq_len} in "
+            f"blocks of {field}={rows}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: "
+            "split the batch"
         )
 
 
@@ -325,14 +359,14 @@ def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None
         )
 
 
-def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
+def check_fits_device(config: KernelConfig, device: torch.device) -> None:
     """Capability and resources of a CUDA device, from its facts."""
     if device.type != "cuda":
         return
     check_fits_facts(config, backend("cuda").device_facts_of(device), str(device))
 
 
-def check_fits_facts(config: ForwardConfig, facts: DeviceFacts, where: str) -> None:
+def check_fits_facts(config: KernelConfig, facts: DeviceFacts, where: str) -> None:
     """The same of a GPU that need not be there; ``where`` is its name in messages."""
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:

@@ -16,20 +16,20 @@ from torch import Tensor
 from flash_attention.call import BATCHES, Mask, Scores, problem_of, shifted
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_scale, given
+from flash_attention.checks.options import checked_flag, checked_scale, given
 from flash_attention.checks.tensors import check_fits_facts, check_grid, check_output_kind
 from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.options import Options
 from flash_attention.run.availability import available
-from flash_attention.run.cpu_choice import cpu_choice
+from flash_attention.run.cpu_choice import cpu_backward_choice, cpu_choice
 from flash_helpers import generation
 from flash_helpers.build import build_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
-from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window
+from flash_helpers.select.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.select import Choice, ranking, select, usable_part
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
@@ -37,11 +37,11 @@ CHOICES_KEPT = 1024  # problems whose choice is remembered
 INSISTED = "the caller insists on it"
 
 
-Asked = tuple[AttentionProblem, torch.device, ForwardConfig | None]
+Asked = tuple[AttentionProblem, torch.device, KernelConfig | None]
 _choices: dict[Asked, Choice] = {}  # of this generation
 
 
-def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfig | None) -> Choice:
+def choose(problem: AttentionProblem, device: torch.device, config: KernelConfig | None) -> Choice:
     """What runs a problem on a device that is there. A kernel that is not built is compiled.
 
     Args:
@@ -69,6 +69,37 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
     return choice
 
 
+def choose_with_gradients(
+    problem: AttentionProblem,
+    device: torch.device,
+    config: KernelConfig | None = None,
+    deterministic: bool = False,
+) -> tuple[Choice, Choice]:
+    """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
+
+    Args:
+        problem: that of the forward pass.
+        device: as of ``choose``.
+        config: of the forward pass, as of ``choose``.
+        deterministic: the gradients have to be the same bits in every run.
+
+    Returns:
+        the choice for the forward pass, and that for the backward pass.
+
+    Raises:
+        as ``choose``.
+    """
+    gradients = problem.backward(deterministic)
+    known = (problem, device, config) in _choices and (gradients, device, None) in _choices
+    if device.type == "cuda" and not known:
+        cuda = backend("cuda")
+        facts, where = cuda.device_facts_of(device), str(device)
+        both = [(problem, config), (gradients, None)]
+        choices = [_choice_for(each, facts, where, named, explained=False) for each, named in both]
+        cuda.build_at_once([choice.kernel for choice in choices], device)
+    return choose(problem, device, config), choose(gradients, device, None)
+
+
 @generation.forgets
 def _forget() -> None:
     _choices.clear()
@@ -76,12 +107,12 @@ def _forget() -> None:
 
 
 def _choice(
-    problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """As ``choose``; with ``explained``, all other candidates are judged too, and nothing is built."""
     if device.type == "cpu":
         if config is None:
-            return cpu_choice(problem)
+            return cpu_choice(problem) if problem.direction == FORWARD else cpu_backward_choice(problem)
         # The CPU backend has every feature, whatever the kernels of the family have.
         return _insisted(problem, config, size_reason(config, problem, [config]))
     facts = backend("cuda").device_facts_of(device)
@@ -94,7 +125,7 @@ def _choice(
 
 
 def _choice_for(
-    problem: AttentionProblem, facts: DeviceFacts, where: str, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, facts: DeviceFacts, where: str, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """The choice for a GPU, which need not be there, whatever is built.
 
@@ -114,10 +145,12 @@ def _choice_for(
         check_fits_facts(config, facts, where)
     seen = choice.problem or problem
     check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
+    if problem.direction != FORWARD:
+        check_grid(seen.batch, seen.n_heads_kv, seen.seq_len_k, choice.kernel.config.B_c, "key", "B_c")
     return choice
 
 
-def _insisted(problem: AttentionProblem, config: ForwardConfig, obstacle: str | None) -> Choice:
+def _insisted(problem: AttentionProblem, config: KernelConfig, obstacle: str | None) -> Choice:
     """The choice of a caller who names the configuration: it takes all keys in one go."""
     _check_able(problem, config, obstacle)
     return Choice(kernel_for(config, problem), INSISTED)
@@ -129,7 +162,7 @@ def _tuning_results() -> TuningResults:
     return TuningResults()
 
 
-def _check_able(problem: AttentionProblem, config: ForwardConfig, reason: str | None) -> None:
+def _check_able(problem: AttentionProblem, config: KernelConfig, reason: str | None) -> None:
     if reason:
         raise InfeasibleConfigError(
             f"config {config.short_form()} cannot compute {problem.label()}: {reason}"
@@ -155,10 +188,14 @@ def explain_choice(
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
     facts: DeviceFacts | None = None,
+    direction: str = FORWARD,
+    deterministic: bool = False,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
     Args:
+        direction: ``forward``, or ``backward``: what would compute the gradients.
+        deterministic: of the gradients: equal calls have to give equal bits.
         facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
             results as there; the tensors may be meta tensors then. None: for the device of the tensors.
         q, k, v and the others: as in ``attention``. The factor of the scores has no influence.
@@ -172,6 +209,15 @@ def explain_choice(
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
+    if direction not in (FORWARD, BACKWARD):
+        raise ValueError(f"direction is {given(direction)}; it must be {FORWARD!r} or {BACKWARD!r}")
+    if checked_flag("deterministic", deterministic) and direction == FORWARD:
+        raise ValueError(
+            f"deterministic=True with direction={FORWARD!r}: the forward pass always is. It is a question "
+            f"about gradients: pass direction={BACKWARD!r} too"
+        )
+    if config is not None and direction != FORWARD:
+        raise ValueError("config names a kernel of the forward pass; what computes gradients is chosen")
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
     checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
     scale = checked_scale(softmax_scale, q.shape[3])
@@ -188,6 +234,8 @@ def explain_choice(
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
     )
+    if direction != FORWARD:
+        problem = problem.backward(deterministic)
     generation.follow_environment()
     if facts is not None:
         return _choice_for(problem, facts, facts.name, config, explained=True)

@@ -1,13 +1,13 @@
 """Arguments of the operators, in the order in which layouts and options declare them.
 
 An operator takes q, k, v, the fields of a layout, then the options that travel, tensors first. A window
-travels as two numbers, a configuration as its name.
+travels as two numbers, a configuration as its name. The operators are of one library of ``torch.library``.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ TYPES: dict[Any, str] = {
     float | None: "float?",
     ForwardConfig | None: "str?",
 }
+
+LIBRARY = torch.library.Library("flash_attention", "DEF")
+# Inductor hands the inputs over with the strides they have in eager mode.
+TAGS = (torch.Tag.needs_fixed_stride_order,)
 
 _HINTS = get_type_hints(Options)
 # Tensors first, else as Options has them.
@@ -78,4 +82,4 @@ def received(arguments: tuple[Any, ...], out: Tensor | None) -> Options:
 
 @functools.cache
 def _parsed(name: str) -> ForwardConfig:
-    return parse_kernel_name_into_config(name)
+    return cast(ForwardConfig, parse_kernel_name_into_config(name))

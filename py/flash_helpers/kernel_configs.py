@@ -1,5 +1,6 @@
 """The public names of the configurations: a facade over ``flash_helpers.kernels``."""
 
+from flash_helpers.kernels.ampere.backward.config import FlashBackwardKernelConfig
 from flash_helpers.kernels.ampere.forward.choices import (
     choose_ampere_kernel,
     get_ampere_best_kernels,
@@ -14,6 +15,7 @@ from flash_helpers.kernels.ampere.forward.sets import (
 )
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
 from flash_helpers.kernels.hopper.forward.ladder import get_hopper_progression_configs
 from flash_helpers.kernels.hopper.forward.sets import (
@@ -21,22 +23,37 @@ from flash_helpers.kernels.hopper.forward.sets import (
     get_hopper_best_kernels,
     get_hopper_kernels_to_build,
 )
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import (
+    BackwardConfig,
+    BackwardKernel,
+    ForwardConfig,
+    ForwardKernel,
+    Kernel,
+    KernelConfig,
+)
 from flash_helpers.kernels.ladders import get_ladder
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.softmax import SoftmaxReference
-from flash_helpers.kernels.traits import PLAIN, ForwardTraits
+from flash_helpers.kernels.traits import PLAIN, PLAIN_BACKWARD, BackwardTraits, ForwardTraits
 
 __all__ = [
     "KNOWN_DEVICES",
     "PLAIN",
+    "PLAIN_BACKWARD",
+    "BackwardConfig",
+    "BackwardKernel",
+    "BackwardTraits",
     "DType",
     "DeviceFacts",
+    "FlashBackwardKernelConfig",
     "FlashForwardKernelConfig",
     "ForwardConfig",
     "ForwardKernel",
     "ForwardTraits",
+    "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
+    "Kernel",
+    "KernelConfig",
     "NextItem",
     "SoftmaxReference",
     "choose_ampere_kernel",

@@ -60,7 +60,7 @@ def test_every_option_tells_calls_apart(place):
     q = torch.zeros(1, 8, 2, 64)
     remember(q)
     other = [*KEY]
-    other[place] = ["text", True, 0.5, (3, None), 30.0, True, id(CONFIG), "cuda"][place]
+    other[place] = ["text", True, 0.5, (3, None), 30.0, True, id(CONFIG), "cuda", True][place]
     assert launch_cache.repeat(tuple(other), q, q, q) is None
 
 

@@ -19,7 +19,7 @@ from flash_helpers.build.errors import (
 )
 from flash_helpers.build.index import built_kernels, find_library, remember
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 __all__ = [
     "BuildError",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def build_kernels(
-    kernels: Iterable[ForwardKernel],
+    kernels: Iterable[Kernel],
     targets: Iterable[int],
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -90,6 +90,6 @@ def build_kernels(
     return results
 
 
-def build_command(kernel: ForwardKernel, target: int) -> str:
+def build_command(kernel: Kernel, target: int) -> str:
     """The shell command that builds one kernel into the cache."""
     return f'python -m flash_attention build "{kernel.short_form()}" --target {target}'

@@ -152,15 +152,13 @@ class Name(Generic[Config]):
         return [f for f, kind in self._fields(Group) if kind == group]
 
     # ------------------------------------------------------------------ reading
-    def claims(self, text: str) -> bool:
-        """Whether a text speaks of these kernels, be it well-formed or not."""
+    def claims(self, text: str) -> int:
+        """How surely a text speaks of these kernels, be it well-formed or not; 0: nothing says so."""
         match = _NAME.fullmatch(text)
         words = match["words"].split("+") if match else []
-        return (
-            self.config.__name__ in text
-            or any(word in self.lead for word in words)
-            or any(f"{form.partition('{}')[2]}):" in text for _, form in self.derived)
-        )
+        said = sum(word in words for word in self.lead)
+        said += any(f"{form.partition('{}')[2]}):" in text for _, form in self.derived)
+        return said + (1 + len(self.lead) + len(self.derived)) * (self.config.__name__ in text)
 
     def read(self, text: str) -> Config:
         """The configuration that a name states, with its words in any order.

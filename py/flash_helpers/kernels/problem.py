@@ -8,6 +8,10 @@ from flash_helpers.kernels.dtype import DType
 
 Window = tuple[int | None, int | None]
 UNLIMITED: Window = (None, None)
+FORWARD = "forward"
+"""The direction of kernels, rows and files that name none."""
+BACKWARD = "backward"
+"""The direction of the kernels that compute gradients."""
 HEAD_SIZES = range(8, 257, 8)
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
@@ -39,6 +43,8 @@ class AttentionProblem:
         out_float32: the output is float32 and is not rounded.
         n_sms: SMs that the call may use; None: all of the device.
         tma_obstacle: why bulk copies (TMA) cannot reach a tensor, or None.
+        direction: what is computed of it: ``forward``, or ``backward``, the gradients.
+        deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
     """
 
     dtype: DType
@@ -60,6 +66,16 @@ class AttentionProblem:
     tma_obstacle: str | None = None
     out_float32: bool = False
     n_sms: int | None = None
+    direction: str = FORWARD
+    deterministic: bool = False
+
+    def backward(self, deterministic: bool = False) -> AttentionProblem:
+        """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
+
+        Args:
+            deterministic: see ``AttentionProblem``.
+        """
+        return replace(self, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
 
     @property
     def masked(self) -> bool:
@@ -95,7 +111,7 @@ class AttentionProblem:
         and packed sequences have offsets of their own: they stay as they are. So does a window over a cache,
         whose last key only the device knows.
         """
-        if (self.varlen and not self.cached) or self.sees_nothing:
+        if self.direction != FORWARD or (self.varlen and not self.cached) or self.sees_nothing:
             return self
         if self.right is not None and self.right < 0 and not self.cached:
             left = None if self.left is None else self.left + self.right
@@ -129,8 +145,8 @@ class AttentionProblem:
         return max(keys, 0)
 
     def features(self) -> dict[str, bool]:
-        """What a kernel must be compiled for, by the names of ``ForwardTraits``."""
-        return {
+        """What a kernel must be compiled for, by the names of the traits of its direction."""
+        features = {
             "causal": self.causal,
             "window": self.masked and not self.causal,  # a causal window too: its right limit is 0
             "softcap": self.softcap,
@@ -138,14 +154,19 @@ class AttentionProblem:
             "varlen": self.varlen,
             "paged": self.paged,
         }
+        if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
+            del features["sinks"], features["paged"]
+        return features
 
     def label(self) -> str:
         """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
         heads = f"h{self.n_heads}" + (f"/{self.n_heads_kv}" if self.n_heads_kv != self.n_heads else "")
         seq = f"s{self.seq_len_q}" + (f"x{self.seq_len_k}" if self.seq_len_k != self.seq_len_q else "")
         d = f"d{self.d_head}" + (f"/{self.d_head_v}" if self.d_head_v != self.d_head else "")
-        words = [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
+        words = [] if self.direction == FORWARD else [self.direction]
+        words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
         words += [name for name, on in self.features().items() if on]
+        words += ["deterministic"] * self.deterministic
         if self.out_float32:
             words.append("float32 output")
         if self.n_sms is not None:

@@ -1,6 +1,8 @@
 """The problem that ``select`` is asked about, under its public path: a facade over ``kernels.problem``."""
 
 from flash_helpers.kernels.problem import (
+    BACKWARD,
+    FORWARD,
     HEAD_SIZES,
     UNLIMITED,
     AttentionProblem,
@@ -8,4 +10,4 @@ from flash_helpers.kernels.problem import (
     visible_limits,
 )
 
-__all__ = ["HEAD_SIZES", "UNLIMITED", "AttentionProblem", "Window", "visible_limits"]
+__all__ = ["BACKWARD", "FORWARD", "HEAD_SIZES", "UNLIMITED", "AttentionProblem", "Window", "visible_limits"]

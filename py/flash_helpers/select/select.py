@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import Protocol
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import family_of
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import direction_of, family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.select.candidates import (
     default_candidates,
     head_sizes,
@@ -25,7 +24,7 @@ from flash_helpers.select.candidates import (
 )
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
-from flash_helpers.select.prediction import Prediction, predict
+from flash_helpers.select.prediction import Expected, Prediction, expected
 from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.pytorch_attention import PyTorchAttention
 
@@ -34,8 +33,8 @@ class TuningDatabase(Protocol):
     """Measured results."""
 
     def ranked(
-        self, problem: AttentionProblem, facts: DeviceFacts, chosen: ForwardConfig | None = None
-    ) -> list[tuple[ForwardConfig, str]]:
+        self, problem: AttentionProblem, facts: DeviceFacts, chosen: KernelConfig | None = None
+    ) -> list[tuple[KernelConfig, str]]:
         """What was measured for such a problem on such a device, beside ``chosen``, and how fast it was; what
         is to be taken first comes first."""
 
@@ -44,7 +43,7 @@ class TuningDatabase(Protocol):
 class Rejected:
     """A candidate that was not chosen, and why not."""
 
-    kernel: ForwardKernel
+    kernel: Kernel
     reason: str
 
 
@@ -63,12 +62,12 @@ class Choice:
         wanted: the kernel that would run if it were built; None: it is the one that runs.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     reason: str
     rejected: tuple[Rejected, ...] = ()
     n_splits: int = 1
     problem: AttentionProblem | None = None
-    wanted: ForwardKernel | None = None
+    wanted: Kernel | None = None
 
     @property
     def fused(self) -> bool:
@@ -79,7 +78,7 @@ class Choice:
     def is_plain(self) -> bool:
         """Whether the kernel has no feature but, perhaps, a causal mask. Asked by every call."""
         traits = self.kernel.traits
-        return traits == ForwardTraits(causal=traits.causal)
+        return bool(traits == type(traits)(causal=traits.causal))
 
     @cached_property
     def head_sizes(self) -> tuple[int, int]:
@@ -97,7 +96,7 @@ def select(
     facts: DeviceFacts,
     database: TuningDatabase | None = None,
     *,
-    candidates: Iterable[ForwardConfig] | None = None,
+    candidates: Iterable[KernelConfig] | None = None,
     explained: bool = True,
 ) -> Choice:
     """Chooses a kernel: what tuning found, else the family's default, else what the model expects.
@@ -129,7 +128,7 @@ def ranking(
     facts: DeviceFacts,
     database: TuningDatabase | None = None,
     *,
-    candidates: Iterable[ForwardConfig] | None = None,
+    candidates: Iterable[KernelConfig] | None = None,
 ) -> list[Choice]:
     """Every kernel that can compute a problem, the one to choose first; each as if it were chosen.
 
@@ -150,7 +149,9 @@ def ranking(
 
     ranked = {choice.kernel: choice for choice in known}
     for kernel in sorted(predictions, key=lambda kernel: predictions[kernel].seconds):
-        reason = f"{predictions[kernel].text()}, the least of {len(predictions)} by the model"
+        reason = predictions[kernel].text()
+        if isinstance(predictions[kernel], Prediction):
+            reason += f", the least of {len(predictions)} by the model"
         ranked.setdefault(kernel, Choice(kernel, reason, n_splits=predictions[kernel].n_splits))
     first, *others = ranked.values()
     measured = {choice.kernel: choice.reason for choice in known}
@@ -180,7 +181,7 @@ def _known_best(
     facts: DeviceFacts,
     database: TuningDatabase | None,
     defaults: Sequence[FamilyChoice],
-    candidates: Iterable[ForwardConfig] | None,
+    candidates: Iterable[KernelConfig] | None,
 ) -> list[Choice]:
     """What is known without the model, the best first: measured kernels, or the default; those that can.
 
@@ -209,10 +210,10 @@ def _known_best(
 
 
 def _can(
-    config: ForwardConfig,
+    config: KernelConfig,
     problem: AttentionProblem,
     facts: DeviceFacts,
-    candidates: Iterable[ForwardConfig] | None,
+    candidates: Iterable[KernelConfig] | None,
 ) -> bool:
     if candidates is not None and config not in list(candidates):
         return False
@@ -224,30 +225,31 @@ def _predictions(
     facts: DeviceFacts,
     defaults: Sequence[FamilyChoice],
     known: Sequence[Choice],
-    candidates: Iterable[ForwardConfig] | None,
-) -> tuple[dict[ForwardKernel, Prediction], list[Rejected]]:
+    candidates: Iterable[KernelConfig] | None,
+) -> tuple[dict[Kernel, Expected], list[Rejected]]:
     """The expected time of every kernel that can compute the problem, and the others with their reasons."""
-    configs = list(default_candidates() if candidates is None else candidates)
-    able: dict[ForwardKernel, Prediction] = {}
+    configs = list(default_candidates(problem.direction) if candidates is None else candidates)
+    able: dict[Kernel, Expected] = {}
     rejected = {}
     for config in configs:
-        kernel = kernel_for(config, problem)
+        fits = direction_of(config).name == problem.direction
+        kernel = kernel_for(config, problem) if fits else kernel_of(config)
         if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
             rejected[kernel] = Rejected(kernel, reason)
             continue
-        able[kernel] = predict(kernel, problem, facts)
+        able[kernel] = expected(kernel, problem, facts)
         if (split := split_variant(kernel)) is not None:
-            prediction = predict(split, problem, facts)
+            prediction = expected(split, problem, facts)
             if prediction.n_splits > 1:
                 able[split] = prediction
     for choice in defaults:
         if choice.obstacle is None:
             for kernel in (choice.kernel, kernel_for(choice.kernel.config, problem)):
-                able[kernel] = predict(kernel, problem, facts)
+                able[kernel] = expected(kernel, problem, facts)
         else:
             rejected[choice.kernel] = Rejected(choice.kernel, choice.obstacle)
     for chosen in known:
-        able[chosen.kernel] = predict(chosen.kernel, problem, facts)
+        able[chosen.kernel] = expected(chosen.kernel, problem, facts)
     return able, [r for kernel, r in rejected.items() if kernel not in able]
 
 

@@ -22,6 +22,7 @@ from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import grid
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.tables import export_table
@@ -44,6 +45,7 @@ def tune_command(
     export: Path | None = None,
     json_path: Path | None = None,
     console: Console | None = None,
+    direction: str = FORWARD,
 ) -> list[TunedProblem]:
     """Tunes a grid, prints the best of each bucket. An interruption keeps what is measured.
 
@@ -59,6 +61,7 @@ def tune_command(
         device: a CUDA device.
         export: write the table of this card there, see ``export_table``.
         json_path: write the outcome there.
+        direction: ``forward``, or ``backward``: kernels that compute gradients.
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
@@ -79,7 +82,7 @@ def tune_command(
         check_folder(export if export.is_dir() else export.parent, "--export")
     console = console or console_for(json_path)
     names = [DType.from_string(name) for name in dtypes.split(",")]
-    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)
+    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, direction=direction)
     configs = tuning_space() if kernels == "tune" else select_configs(kernels)
     check_device_name(device)
 
