@@ -92,7 +92,7 @@ def backward(
     seq_len_k, n_heads_kv = k.shape[1:3]
     group = n_heads // n_heads_kv
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
-    delta = _delta(do, o, lse, dlse)
+    delta = delta_of(do, o, lse, dlse)
     if gradients.dsinks is not None:
         assert sinks is not None
         gradients.dsinks.copy_(sink_gradient(sinks, lse, delta))
@@ -136,7 +136,7 @@ def backward(
         gradients.dv[:, keys].copy_(dv)
 
 
-def _delta(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
+def delta_of(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
     """``rowsum(dO * O) - dLSE``, (batch, n_heads, seq_len_q) float32; 0 in rows without a key or a sink."""
     delta = (do.float() * o.float()).sum(-1).transpose(1, 2)
     if dlse is not None:

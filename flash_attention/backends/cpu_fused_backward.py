@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flash_attention.backends.cpu_backward import Gradients
 from flash_attention.backends.cpu_fused import Part, calls_of, is_triangle, mask_of_reversed
@@ -20,6 +21,13 @@ from flash_attention.backends.visibility import Visibility
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
+def reason_against(softcap: bool) -> str | None:
+    """Why PyTorch's backward pass does not compute such calls, or None."""
+    if _fused is None:
+        return f"torch {torch.__version__} does not have it"
+    return "it has no soft cap" if softcap else None
+
+
 def backward(
     do: Tensor,
     q: Tensor,
@@ -27,12 +35,16 @@ def backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
+    dlse: Tensor | None,
     softmax_scale: float,
     gradients: Gradients,
     left: int | None,
     right: int | None,
 ) -> list[Part]:
-    """Gradients of attention without further features; arguments as in ``cpu_backward.backward``.
+    """Gradients of q, k and v of attention without a soft cap; arguments as in ``cpu_backward.backward``.
+
+    Sinks act through the LSE. A gradient of the LSE is one more column: of O it is -dLSE, of dO 1 and of V 0,
+    so that ``rowsum(dO * O)`` becomes D and no product changes.
 
     Returns:
         What is left for ``cpu_backward.backward``: the kv heads of a batch item, each by itself, of which a
@@ -50,7 +62,9 @@ def backward(
     if not seq_len_k or seeing.start == seeing.stop or seen.start == seen.stop:
         return everything
     sign = -1.0 if softmax_scale < 0 else 1.0  # it scales what it has hidden, too
-    sums = _Sums(do, q, k, v, o, lse, sign)
+    if dlse is not None and not dlse.any():
+        dlse = None  # the same bits as without it
+    sums = _Sums(do, q, k, v, o, lse, dlse, sign)
     try:
         with full_precision:
             for queries, keys in calls_of(visibility, seeing, seq_len_k):
@@ -77,13 +91,23 @@ class _Sums:
     """
 
     def __init__(
-        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, sign: float
+        self,
+        do: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        dlse: Tensor | None,
+        sign: float,
     ) -> None:
         n_heads_kv = k.shape[2]
         self.do, self.q, self.o = (
             x.unflatten(2, (n_heads_kv, -1)).permute(0, 2, 3, 1, 4) for x in (do, q, o)
         )
         self.lse = lse.unflatten(1, (n_heads_kv, -1))
+        self.dlse = None if dlse is None else dlse.unflatten(1, (n_heads_kv, -1))
+        self.columns = max(q.shape[-1], v.shape[-1] + (0 if dlse is None else 1))
         self.k, self.v = k.transpose(1, 2), v.transpose(1, 2)
         self.sign = sign
         self.dq, self.dk, self.dv = (
@@ -96,9 +120,13 @@ class _Sums:
         def ordered(x: Tensor, axis: int) -> Tensor:
             return x.contiguous() if mask is None else x.flip(axis)
 
-        do, q, o = (ordered(x[..., queries, :].float(), -2) for x in (self.do, self.q, self.o))
+        do, q, o = (self._wide(x[..., queries, :]) for x in (self.do, self.q, self.o))
+        if self.dlse is not None:
+            last = self.v.shape[-1]
+            do[..., last], o[..., last] = 1.0, -self.dlse[..., queries]
+        do, q, o = (ordered(x, -2) for x in (do, q, o))
         lse = ordered(self.lse[..., queries], -1)
-        k, v = (x[:, :, keys].float().contiguous() for x in (self.k, self.v))
+        k, v = (self._wide(x[:, :, keys]).contiguous() for x in (self.k, self.v))
         if self.sign < 0:
             q = -q
         batch, _, group = q.shape[:3]
@@ -113,12 +141,17 @@ class _Sums:
             dq, dk, dv = _fused(
                 do[at], q[at], key, value, o[at], sums, 0.0, causal, attn_mask=mask, scale=scale
             )
+            dq, dk, dv = dq[..., : self.q.shape[-1]], dk[..., : self.k.shape[-1]], dv[..., : self.v.shape[-1]]
             self.dq[at][..., queries, :] = dq if mask is None else dq.flip(-2)
             for total, part in ((self.dk, dk), (self.dv, dv)):
                 if batch < group:
                     total[i][:, keys] += part.sum(1)
                 else:
                     total[:, :, keys] += part
+
+    def _wide(self, x: Tensor) -> Tensor:
+        """In float32, with as many columns as PyTorch is to get of all tensors."""
+        return pad(x.float(), (0, self.columns - x.shape[-1]))
 
     def write(self, gradients: Gradients) -> None:
         """Rounds once."""

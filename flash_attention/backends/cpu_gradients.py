@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from flash_attention.backends import cpu_backward, cpu_fused_backward
 from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Cached, Packed
 from flash_helpers.select.select import Choice
@@ -33,7 +35,7 @@ def run_backward(call: BackwardCall, choice: Choice) -> None:
     """Writes the gradients of a call. Equal calls give equal bits, ``deterministic`` or not.
 
     Args:
-        choice: of ``cpu_backward_choice``, or what the caller named.
+        choice: what computes it.
     """
     if call.dsinks is not None:
         call.dsinks.zero_()
@@ -50,11 +52,16 @@ def run_backward(call: BackwardCall, choice: Choice) -> None:
 def _run_item(call: BackwardCall, choice: Choice, item: Item, left: int | None, right: int | None) -> None:
     dout, q, k, v, out, lse, dlse, gradients = item
     scale, softcap, sinks = call.scores
+    if gradients.dsinks is not None and sinks is not None:
+        gradients.dsinks.copy_(sink_gradient(sinks, lse, cpu_backward.delta_of(dout, out, lse, dlse)))
+        gradients = replace(gradients, dsinks=None)
     group = q.shape[2] // k.shape[2] if k.shape[2] else 1
     everything = (slice(0, q.shape[0]), slice(0, k.shape[2]))
     left_over: list[tuple[slice, slice]] = [everything]
-    if choice.fused and dlse is None:
-        left_over = list(cpu_fused_backward.backward(dout, q, k, v, out, lse, scale, gradients, left, right))
+    if choice.fused:
+        left_over = list(
+            cpu_fused_backward.backward(dout, q, k, v, out, lse, dlse, scale, gradients, left, right)
+        )
     for parts, heads_kv in left_over:
         heads = slice(heads_kv.start * group, heads_kv.stop * group)
         cpu_backward.backward(

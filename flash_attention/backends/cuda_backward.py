@@ -46,23 +46,23 @@ def run_backward(call: BackwardCall, choice: Choice) -> None:
     if not (call.q.numel() and call.k.numel() and call.v.numel()):
         return empty_gradients(call)
     form = prepared(call, choice.kernel)
-    delta = _launch(choice.kernel, index, form)
+    workspace = _launch(choice.kernel, index, form)
     for gradient, written in form.copied:
         gradient.copy_(written[..., : gradient.shape[-1]])
     if call.dsinks is not None and call.scores.sinks is not None:
-        call.dsinks.copy_(sink_gradient(call.scores.sinks, call.lse, delta))
+        delta = workspace[: form.lse.numel() * 4].view(torch.float32).view(form.lse.shape)
+        call.dsinks.copy_(sink_gradient(call.scores.sinks, form.lse, delta))
     return None
 
 
 def _launch(kernel: Kernel, index: int, form: Form) -> Tensor:
-    """Launches a kernel with workspaces of its own; returns delta, like the LSE."""
+    """Launches a kernel with workspaces of its own; returns their memory, which begins with delta."""
     try:
         functions = _functions[index][kernel]
     except KeyError:
         functions = functions_of(kernel, index)
     try:
-        delta_bytes = form.lse.numel() * form.lse.element_size()
-        sizes = (delta_bytes, *functions.workspaces(form.arguments))
+        sizes = (form.lse.numel() * 4, *functions.workspaces(form.arguments))
         places, total = _places(sizes)
         workspace = torch.empty(total, dtype=torch.uint8, device=form.lse.device)
         begin = workspace.data_ptr()
@@ -70,7 +70,7 @@ def _launch(kernel: Kernel, index: int, form: Form) -> Tensor:
         functions.launch(form.arguments, current_stream(index), *addresses)
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None
-    return workspace[:delta_bytes].view(torch.float32).view(form.lse.shape)
+    return workspace
 
 
 def functions_of(kernel: Kernel, index: int) -> Functions:

@@ -12,7 +12,7 @@ from flash_attention.backends.cuda_form import window_side
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Cached, Packed
-from flash_attention.checks.memory import misalignment
+from flash_attention.checks.memory import ALIGNMENT, misalignment
 from flash_attention.checks.tma import stride_obstacle
 from flash_helpers.kernels.arguments import BackwardArguments
 from flash_helpers.kernels.kernel import Kernel
@@ -49,7 +49,7 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
     copied: list[tuple[Tensor, Tensor]] = []
     dq, dk = (_target(x, d_head, copied) for x in (call.dq, call.dk))
     dv = _target(call.dv, d_head_v, copied)
-    lse = call.lse.contiguous()
+    lse = call.lse if call.lse.is_contiguous() else call.lse.contiguous()
     dlse = None if call.dlse is None else call.dlse.float().contiguous()
 
     layout, problem = call.layout, call.problem
@@ -58,41 +58,43 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
     batch, seq_len_q, seq_len_k = problem.batch, problem.seq_len_q, problem.seq_len_k
     if packed is not None:
         seq_len_q, seq_len_k = min(seq_len_q, q.shape[0]), min(seq_len_k, k.shape[0])
+    # By position: names take as long as all of the binding's work.
     arguments = BackwardArguments(
-        q=q.data_ptr(),
-        k=k.data_ptr(),
-        v=v.data_ptr(),
-        o=out.data_ptr(),
-        dout=dout.data_ptr(),
-        lse=lse.data_ptr(),
-        dlse=_address(dlse),
-        dq=_address(dq),
-        dk=_address(dk),
-        dv=_address(dv),
-        q_strides=_strides(q),
-        k_strides=_strides(k),
-        v_strides=_strides(v),
-        o_strides=_strides(out),
-        dout_strides=_strides(dout),
-        dq_strides=_strides(dq),
-        dk_strides=_strides(dk),
-        dv_strides=_strides(dv),
-        batch=batch,
-        n_heads=problem.n_heads,
-        n_heads_kv=problem.n_heads_kv,
-        seq_len_q=seq_len_q,
-        seq_len_k=seq_len_k,
-        d_head=d_head,
-        d_head_v=d_head_v,
-        softmax_scale=scale,
-        window_left=window_side(problem.left),
-        window_right=window_side(problem.right),
-        softcap=softcap,
-        cu_seqlens_q=0 if packed is None else packed.cu_seqlens_q.data_ptr(),
-        cu_seqlens_k=0 if packed is None else packed.cu_seqlens_k.data_ptr(),
-        seqused_k=0 if cache is None else cache.seqused_k.data_ptr(),
-        total_q=0 if packed is None else q.shape[0],
-        total_k=0 if packed is None else k.shape[0],
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        dout.data_ptr(),
+        lse.data_ptr(),
+        _address(dlse),
+        _address(dq),
+        _address(dk),
+        _address(dv),
+        _strides(q),
+        _strides(k),
+        _strides(v),
+        _strides(out),
+        _strides(dout),
+        _strides(dq),
+        _strides(dk),
+        _strides(dv),
+        batch,
+        problem.n_heads,
+        problem.n_heads_kv,
+        seq_len_q,
+        seq_len_k,
+        d_head,
+        d_head_v,
+        scale,
+        window_side(problem.left),
+        window_side(problem.right),
+        softcap,
+        0 if packed is None else packed.cu_seqlens_q.data_ptr(),
+        0 if packed is None else packed.cu_seqlens_k.data_ptr(),
+        0,  # every query counts
+        0 if cache is None else cache.seqused_k.data_ptr(),
+        0 if packed is None else q.shape[0],
+        0 if packed is None else k.shape[0],
     )
     return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv))
 
@@ -101,17 +103,21 @@ def _fitted(x: Tensor, d_head: int) -> Tensor:
     """An input with rows of this length, which a kernel can read; x itself where it can be."""
     if x.shape[-1] != d_head:
         return pad(x, (0, d_head - x.shape[-1]))
-    if x.stride(-1) != 1 or misalignment(x) or stride_obstacle(x=x):
-        return x.clone(memory_format=torch.contiguous_format)
-    return x
+    return x if _is_reached(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _is_reached(x: Tensor) -> bool:
+    """Whether every kernel reads and writes the rows of x where they are."""
+    if x.is_contiguous():  # then rows are of whole chunks, for head sizes are multiples of 8
+        return x.data_ptr() % ALIGNMENT == 0
+    return x.stride(-1) == 1 and not misalignment(x) and not stride_obstacle(x=x)
 
 
 def _target(gradient: Tensor | None, d_head: int, copied: list[tuple[Tensor, Tensor]]) -> Tensor | None:
     """What a kernel writes for a gradient; another tensor than it is added to ``copied``."""
     if gradient is None:
         return None
-    reached = gradient.stride(-1) == 1 and not misalignment(gradient) and not stride_obstacle(x=gradient)
-    if gradient.shape[-1] == d_head and reached:
+    if gradient.shape[-1] == d_head and _is_reached(gradient):
         return gradient
     written = gradient.new_empty((*gradient.shape[:-1], d_head))
     copied.append((gradient, written))

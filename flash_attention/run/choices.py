@@ -22,7 +22,8 @@ from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.options import Options
 from flash_attention.run.availability import available
-from flash_attention.run.cpu_choice import cpu_backward_choice, cpu_choice
+from flash_attention.run.cpu_backward_choice import cpu_backward_choice
+from flash_attention.run.cpu_choice import cpu_choice
 from flash_helpers import generation
 from flash_helpers.build import build_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts

@@ -153,8 +153,10 @@ def _keep(
 
 
 class _Transformed(torch.autograd.Function):
-    """The same as ``torch.func`` takes it, which costs more than all of the library's host work.
-    The LSE is a result, whether it is used or not."""
+    """The same as ``torch.func`` takes it, which costs an eager call more than the library's host work.
+
+    The LSE is a result, whether it is used or not.
+    """
 
     @staticmethod
     def forward(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flash_attention.backends.without_keys import fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores, problem_of
+from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory
@@ -18,7 +18,6 @@ from flash_attention.devices import backend, backward_backend
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
-from flash_attention.run.cpu_choice import cpu_backward_choice
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
 
@@ -161,14 +160,8 @@ def backward_pass(
     call = BackwardCall(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
     )
-    problem = problem_of(q, k, v, mask, scores, layout, lse=options.return_lse)
-    if q.is_cuda:
-        choice = choose(call.problem, q.device, None)
-    elif options.config is None:
-        choice = cpu_backward_choice(problem)
-    else:
-        choice = choose(problem, q.device, options.config)
-    backend(backward_backend("cuda" if q.is_cuda else "cpu")).run_backward(call, choice)
+    choice = choose(call.problem, q.device, None)
+    backend(backward_backend(q.device.type)).run_backward(call, choice)
     return made
 
 

@@ -71,7 +71,7 @@ class HostKernel:
         rows = (a.batch, a.n_heads, a.seq_len_q), (a.n_heads * total, total, 1)
         lse = at(a.lse, *rows, torch.float32)
         dlse = at(a.dlse, *rows, torch.float32) if a.dlse else None
-        at(delta, *rows, torch.float32).copy_(cpu_backward._delta(dout, o, lse, dlse))
+        at(delta, *rows, torch.float32).copy_(cpu_backward.delta_of(dout, o, lse, dlse))
         dq = at(a.dq, (*rows_q, a.n_heads, a.d_head), a.dq_strides, DTYPE) if a.dq else None
         dk = at(a.dk, (*rows_k, a.n_heads_kv, a.d_head), a.dk_strides, DTYPE) if a.dk else None
         dv = at(a.dv, (*rows_k, a.n_heads_kv, a.d_head_v), a.dv_strides, DTYPE) if a.dv else None

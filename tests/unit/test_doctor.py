@@ -105,7 +105,10 @@ def test_a_binding_of_another_version_is_broken(monkeypatch: pytest.MonkeyPatch,
     binding = pytest.importorskip("flash_attention_kernels")
     assert check("binding").status == OK, check("binding").found
     other = SimpleNamespace(
-        __file__="old.so", abi_version=binding.abi_version, config_field_names=binding.config_field_names
+        __file__="old.so",
+        abi_version=binding.abi_version,
+        config_field_names=binding.config_field_names,
+        traits_field_names=binding.traits_field_names,
     )
     if change == "abi_version":
         other.abi_version -= 1 << 24

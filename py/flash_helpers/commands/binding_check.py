@@ -19,9 +19,11 @@ def binding_difference(module: ModuleType) -> str | None:
     wanted, given = headers_version(), getattr(module, "abi_version", None)
     if wanted != given:
         return f"it speaks interface version {_shown(given)}, the kernels' headers version {_shown(wanted)}"
-    for direction in DIRECTIONS:
-        name = direction.config.__name__
-        theirs, ours = list(module.config_field_names(name)), [f.name for f in fields(direction.config)]
+    configs = [(direction.config, module.config_field_names) for direction in DIRECTIONS]
+    traits = {direction.kernel.traits_type: module.traits_field_names for direction in DIRECTIONS}
+    for struct, names_of in (*configs, *traits.items()):
+        name = struct.__name__
+        theirs, ours = list(names_of(name)), [f.name for f in fields(struct)]
         if theirs != ours:
             different = ", ".join(sorted(set(theirs) ^ set(ours)))
             return f"its {name} has other fields: {different or 'in another order'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from flash_helpers.kernels.dtype import DType
 
@@ -75,7 +76,7 @@ class AttentionProblem:
         Args:
             deterministic: see ``AttentionProblem``.
         """
-        return replace(self, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
+        return _backward_of(self, deterministic)
 
     @property
     def masked(self) -> bool:
@@ -172,6 +173,12 @@ class AttentionProblem:
         if self.n_sms is not None:
             words.append(f"on {self.n_sms} SMs")
         return " ".join(words)
+
+
+@lru_cache(1024)
+def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
+    """Remembered, since each call of a training step asks for it."""
+    return replace(problem, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
 
 
 def visible_limits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import BackwardKernel, ForwardKernel
 
 NAME = "PyTorch attention on the CPU"
 
@@ -22,3 +22,14 @@ class PyTorchAttention(ForwardKernel):
     def short_form(self) -> str:
         """A name, not one that can be parsed."""
         return NAME
+
+
+@dataclass(frozen=True, order=True)
+class PyTorchAttentionBackward(BackwardKernel):
+    """The same of gradients: PyTorch's own fused backward pass, in float32."""
+
+    __hash__ = BackwardKernel.__hash__
+
+    def short_form(self) -> str:
+        """A name, not one that can be parsed."""
+        return f"{NAME}, backward"

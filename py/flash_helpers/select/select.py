@@ -26,7 +26,7 @@ from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
 from flash_helpers.select.prediction import Expected, Prediction, expected
 from flash_helpers.select.problem import AttentionProblem
-from flash_helpers.select.pytorch_attention import PyTorchAttention
+from flash_helpers.select.pytorch_attention import PyTorchAttention, PyTorchAttentionBackward
 
 
 class TuningDatabase(Protocol):
@@ -71,8 +71,8 @@ class Choice:
 
     @property
     def fused(self) -> bool:
-        """On the CPU: PyTorch's own fused attention runs, where scores are finite."""
-        return isinstance(self.kernel, PyTorchAttention)
+        """On the CPU: PyTorch's own fused attention runs, or its backward pass, where scores are finite."""
+        return isinstance(self.kernel, PyTorchAttention | PyTorchAttentionBackward)
 
     @cached_property
     def is_plain(self) -> bool:
