@@ -9,7 +9,7 @@ from torch import Tensor
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_flag, checked_softcap, checked_window
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 
 class Keywords(TypedDict, total=False):

@@ -30,7 +30,7 @@ from flash_attention.torch_private import (
     exchange_device,
 )
 from flash_helpers.kernel_configs import ForwardKernel
-from flash_helpers.select.select import Choice
+from flash_helpers.select.chosen import Choice
 
 __all__ = [
     "UNBOUNDED",

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from flash_attention.call import Cached, Call, Packed
 from flash_attention.checks.memory import misalignment
-from flash_helpers.select.select import Choice
+from flash_helpers.select.chosen import Choice
 
 UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
 

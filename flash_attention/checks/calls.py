@@ -17,7 +17,7 @@ from flash_attention.checks.tensors import (
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import HEAD_SIZES, AttentionProblem
+from flash_helpers.kernels.problem import HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 

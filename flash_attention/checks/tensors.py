@@ -26,18 +26,16 @@ from flash_attention.checks.memory import (
 from flash_attention.devices import DEVICE_TYPES, backend
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_attention.torch_private import forward_levels, is_batched
-from flash_helpers.kernel_configs import DType, ForwardKernel
-from flash_helpers.kernels.cpp_headers import field_types
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import DIRECTIONS, is_config, known_configs
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import known_configs
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.names import CONFIG_FIELDS, is_config
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MIN_CAPABILITY = (8, 0)
-# Worked out here: no tracer follows the reading of annotations, and it takes longer than all other checks.
-FIELD_TYPES = {direction.config: field_types(direction.config) for direction in DIRECTIONS}
 
 
 # ---------------------------------------------------------------------- configuration
@@ -103,7 +101,7 @@ def check_config(config: ForwardConfig, name: str) -> None:
             f"{name} is a {_type_name(config)}; it must be a {known_configs(' or a ')}: build one, or "
             "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
-    for field_name, wanted in FIELD_TYPES[type(config)].items():
+    for field_name, wanted in CONFIG_FIELDS[type(config)].items():
         value = getattr(config, field_name)
         if type(value) is not wanted:
             raise TypeError(

@@ -24,7 +24,7 @@ from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.kv_cache import attend_with_cache
 from flash_attention.compat.padding import check_unpadded, cut, missing_columns, padded
 from flash_attention.run.tracing import wants_autocast
-from flash_helpers.select.problem import Window
+from flash_helpers.kernels.problem import Window
 
 __all__ = [
     "flash_attn_func",

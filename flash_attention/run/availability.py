@@ -16,7 +16,7 @@ from flash_attention.devices import backend
 from flash_attention.errors import BuildError
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.select.select import Choice, Rejected
+from flash_helpers.select.chosen import Choice, Rejected
 
 Key = tuple[ForwardKernel, torch.device]
 

@@ -31,7 +31,8 @@ from flash_helpers.kernels.shared_memory import smem_offset, wavefronts
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import bounds
 from flash_helpers.model.recorded import all_recorded, recorded_facts
-from flash_helpers.model.resources import Waves, occupancy, predict_registers, register_error
+from flash_helpers.model.register_error import register_error
+from flash_helpers.model.resources import Waves, occupancy, predict_registers
 from flash_helpers.model.step_costs import step_costs
 from flash_helpers.model.work import block_steps, work
 from flash_helpers.problem import Problem

@@ -11,19 +11,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import KernelCache, digest_of
-from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult, compile_flags
+from flash_helpers.build.flags import COMPILE_FLAGS, compile_flags
 from flash_helpers.build.instantiations import kernel_id, kernel_source
 from flash_helpers.content import ContentError, seal, unseal
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.direction import FORWARD, Direction
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import ForwardKernel
+
+if TYPE_CHECKING:
+    from flash_helpers.build.compile import BuildResult
 
 
 def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:

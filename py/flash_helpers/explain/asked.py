@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.select.problem import UNLIMITED, AttentionProblem, Window, visible_limits
+from flash_helpers.kernels.problem import UNLIMITED, AttentionProblem, Window, visible_limits
 
 ALL = ("", "all", "none", "-1")  # a side of a window that has no limit
 

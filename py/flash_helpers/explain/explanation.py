@@ -9,6 +9,7 @@ from flash_helpers.explain.rejected import Rejected, nearest_rejected
 from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import Bounds, bounds, launch_reason
@@ -21,7 +22,6 @@ from flash_helpers.problem import Problem
 from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
 from flash_helpers.select.choice import attention_problem
 from flash_helpers.select.prediction import expected_seconds, parts_of_keys, with_rates
-from flash_helpers.select.problem import AttentionProblem
 
 
 @dataclass(frozen=True)

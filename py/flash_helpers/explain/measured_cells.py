@@ -14,7 +14,7 @@ from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.select.problem import AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 """The files that are committed beside the sources; an installed package has none."""

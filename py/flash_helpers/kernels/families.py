@@ -1,29 +1,40 @@
-"""The registry of kernels: every direction of every family, one line each."""
+"""The registry of kernels: every direction of every family, one line each.
+
+A folder is loaded when something of it is first asked for: the direction of one of its configurations, or the
+list of all directions.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from flash_helpers.kernels.direction import Direction
-from flash_helpers.kernels.family import Family
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.lazy import LazySequence
+
+if TYPE_CHECKING:
+    from flash_helpers.kernels.direction import Direction
+    from flash_helpers.kernels.family import Family
 
 _FOLDERS = (  # each has a module ``direction``, which defines ``DIRECTION``
     "ampere.forward",
     "hopper.forward",
 )
 
-DIRECTIONS: tuple[Direction, ...] = tuple(
-    importlib.import_module(f"flash_helpers.kernels.{folder}.direction").DIRECTION for folder in _FOLDERS
-)
+
+def _load(folder: str) -> Direction:
+    direction: Direction = import_module(f"{__package__}.{folder}.direction").DIRECTION
+    return direction
+
+
+DIRECTIONS: LazySequence[Direction] = LazySequence(lambda: map(_load, _FOLDERS))
 """Every direction, in the order in which the binding lists them. The first one's parser reads what no other
 one's names look like."""
 
-FAMILIES: tuple[Family, ...] = tuple(dict.fromkeys(direction.family for direction in DIRECTIONS))
+FAMILIES: LazySequence[Family] = LazySequence(lambda: dict.fromkeys(d.family for d in DIRECTIONS))
 """Every family, in the order of ``DIRECTIONS``."""
-
-_BY_CONFIG = {direction.config: direction for direction in DIRECTIONS}
 
 
 def direction_of(kernel: ForwardKernel | ForwardConfig) -> Direction:
@@ -32,20 +43,21 @@ def direction_of(kernel: ForwardKernel | ForwardConfig) -> Direction:
     Raises:
         TypeError: the configuration is of no known class.
     """
-    config = kernel.config if isinstance(kernel, ForwardKernel) else kernel
-    if (direction := _BY_CONFIG.get(type(config))) is not None:
+    return _direction_of_class(type(kernel.config if isinstance(kernel, ForwardKernel) else kernel))
+
+
+@cache
+def _direction_of_class(kind: type) -> Direction:
+    """By the folder of the class's module."""
+    folder = kind.__module__.removeprefix(f"{__package__}.").rpartition(".")[0]
+    if folder in _FOLDERS and (direction := _load(folder)).config is kind:
         return direction
-    raise TypeError(f"configuration of type {type(config).__name__}; known: {known_configs(', ')}")
-
-
-def is_config(value: object) -> bool:
-    """Whether a value is a configuration of some direction."""
-    return type(value) in _BY_CONFIG
+    raise TypeError(f"configuration of type {kind.__name__}; known: {known_configs(', ')}")
 
 
 def known_configs(separator: str) -> str:
     """The names of all configuration classes, for messages."""
-    return separator.join(config.__name__ for config in _BY_CONFIG)
+    return separator.join(direction.config.__name__ for direction in DIRECTIONS)
 
 
 def family_of(kernel: ForwardKernel | ForwardConfig) -> Family:

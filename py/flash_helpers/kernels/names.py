@@ -14,8 +14,13 @@ from typing import Any, Generic, TypeVar
 
 from flash_helpers.kernels.cpp_names import config_in_cpp_name
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.field_types import field_types
 
 Config = TypeVar("Config")
+CONFIG_FIELDS: dict[type, dict[str, Any]] = {}
+"""Each configuration class that is loaded, with the types of its fields. They are read where the class is
+defined: no tracer follows the reading of annotations, and it takes longer than all checks of a call."""
+
 _NAME = re.compile(r"\s*\((?P<sizes>[^()]*)\): *(?P<words>[^|]*?)(?: \| [\w+]+)?\s*", re.ASCII | re.DOTALL)
 
 
@@ -99,6 +104,9 @@ class Name(Generic[Config]):
     example: str
     lead: tuple[str, ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        CONFIG_FIELDS[self.config] = field_types(self.config)
 
     # ------------------------------------------------------------------ writing
     def write(self, config: Config, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -276,6 +284,11 @@ class Name(Generic[Config]):
             elif _shown(kind) not in words:
                 words.append(_shown(kind))
         return words
+
+
+def is_config(value: object) -> bool:
+    """Whether a value is a configuration of some direction."""
+    return type(value) in CONFIG_FIELDS
 
 
 def _pattern(kind: Number | Group) -> str:

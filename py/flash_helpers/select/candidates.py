@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
-from flash_helpers.select.problem import AttentionProblem
 
 
 def default_candidates() -> list[ForwardConfig]:

@@ -8,26 +8,23 @@ afterwards (``availability``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Protocol
 
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import family_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
     default_candidates,
-    head_sizes,
     kernel_for,
     split_variant,
     unable_reason,
 )
+from flash_helpers.select.chosen import Choice, Rejected
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
 from flash_helpers.select.prediction import Prediction, predict
-from flash_helpers.select.problem import AttentionProblem
-from flash_helpers.select.pytorch_attention import PyTorchAttention
 
 
 class TuningDatabase(Protocol):
@@ -38,58 +35,6 @@ class TuningDatabase(Protocol):
     ) -> list[tuple[ForwardConfig, str]]:
         """What was measured for such a problem on such a device, beside ``chosen``, and how fast it was; what
         is to be taken first comes first."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A candidate that was not chosen, and why not."""
-
-    kernel: ForwardKernel
-    reason: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What runs, and why.
-
-    Attributes:
-        kernel: the kernel.
-        reason: why this one.
-        rejected: all other candidates; those that could have run come first, the nearest one first. Empty
-            where they were not asked for.
-        n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
-        problem: what the kernel computes, where a single query's heads have become rows or its hidden keys
-            are left out; None: the problem as it was given.
-        wanted: the kernel that would run if it were built; None: it is the one that runs.
-    """
-
-    kernel: ForwardKernel
-    reason: str
-    rejected: tuple[Rejected, ...] = ()
-    n_splits: int = 1
-    problem: AttentionProblem | None = None
-    wanted: ForwardKernel | None = None
-
-    @property
-    def fused(self) -> bool:
-        """On the CPU: PyTorch's own fused attention runs, where scores are finite."""
-        return isinstance(self.kernel, PyTorchAttention)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether the kernel has no feature but, perhaps, a causal mask. Asked by every call."""
-        traits = self.kernel.traits
-        return traits == ForwardTraits(causal=traits.causal)
-
-    @cached_property
-    def head_sizes(self) -> tuple[int, int]:
-        """Columns of Q and K, and of V and O, of the kernel. Asked by every call."""
-        return head_sizes(self.kernel.config)
-
-    def __str__(self) -> str:
-        lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
-        lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
-        return "\n".join(lines)
 
 
 def select(

@@ -201,8 +201,8 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
         named: the kernel whose configuration it names; None: any will do.
         kernels: all that are built.
     """
+    from flash_helpers.kernels.problem import AttentionProblem, visible_limits
     from flash_helpers.select.candidates import kernel_for, unable_reason
-    from flash_helpers.select.problem import AttentionProblem, visible_limits
 
     left, right = visible_limits(case.causal, case.window, case.seq_len_q, case.seq_len_k)
     problem = AttentionProblem(
