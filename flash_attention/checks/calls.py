@@ -1,13 +1,13 @@
-"""Checks of the tensors of ``attention`` and its like, on top of those that all calls share (``checks``)."""
+"""Checks of the tensors of attention calls, on top of those that every call shares (``tensors``)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from flash_attention.checks.configs import check_config
 from flash_attention.checks.options import checked_flag, checked_window, given
 from flash_attention.checks.tensors import (
-    check_config,
     check_devices,
     check_dtypes,
     check_output,

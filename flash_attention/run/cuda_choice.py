@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from flash_attention.checks.tensors import check_fits_facts, check_grid
+from flash_attention.checks.configs import check_fits_facts
+from flash_attention.checks.tensors import check_grid
 from flash_attention.devices import backend
 from flash_attention.run.availability import available
 from flash_attention.run.insisted import insisted
