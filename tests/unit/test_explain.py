@@ -313,6 +313,14 @@ def test_hopper_registers_and_occupancy_by_hand() -> None:
     assert explain(replace(HOPPER, direct_store=True), problem, device_facts("H100")).accesses == ()
 
 
+def test_the_reason_of_a_kernel_is_not_repeated_for_its_neighbours() -> None:
+    own = HOPPER.infeasible_reason(device_facts("A100"))
+    assert own is not None
+    reasons = [r.reason for r in nearest_rejected(HOPPER, device_facts("A100"))]
+    assert reasons
+    assert own not in reasons
+
+
 def test_hopper_neighbours_and_other_devices() -> None:
     rejected = {r.change: r.reason for r in nearest_rejected(HOPPER, device_facts("H100"))}
     assert "263168 bytes of shared memory" in rejected["kv_stages 2 -> 3"]

@@ -45,6 +45,8 @@ def check_writable(root: Path) -> None:
     for attempt in range(_ATTEMPTS):
         try:
             make_private_folders(root)
+            if reason := untrusted_reason(root / STORE):  # nothing is made in a folder that is not used
+                raise NotOursError(reason)
             store = own_folder(root / STORE)
             if reason := untrusted_reason(store):
                 raise NotOursError(reason)

@@ -10,7 +10,7 @@ from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.console.output import console_for, write_json
 from flash_helpers.console.writable import check_file
 from flash_helpers.explain.asked import Asked
-from flash_helpers.explain.counters import counter_lines, measure
+from flash_helpers.explain.counters import counter_lines, find_ncu, measure
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain
 from flash_helpers.explain.problem_explanation import (
     ProblemExplanation,
@@ -62,6 +62,8 @@ def explain_command(
         NotWritableError: ``json_path`` can't be written.
     """
     check_file(json_path)
+    if ncu:
+        find_ncu()  # before anything is compiled or shown
     console = console or console_for(json_path)
     asked = asked or Asked(batch, heads, seq_len, causal=causal)
     explanations = []
