@@ -147,7 +147,9 @@ def changed_files(root: Path) -> tuple[set[str], set[str]]:
     new, changed = set(), set()
     for path in root.rglob("*"):
         name = path.relative_to(root)
-        made = {"generated", "__pycache__", ".pytest_cache", "cache", "build"} & set(name.parts) or path.suffix == ".so"
+        made = {"generated", "__pycache__", ".pytest_cache", "cache", "build"} & set(
+            name.parts
+        ) or path.suffix == ".so"
         if made or not path.is_file():
             continue
         if not (ROOT / name).is_file():

@@ -25,7 +25,7 @@ def build_kernels(
 
     Args:
         kernels: the kernels, of any families.
-        targets: GPU generations, 80 for sm_80. A family is built for those of them that it runs on.
+        targets: GPU generations, 80 for sm_80. A family is built for those that it runs on.
         jobs: compilations at the same time; ``None``: as many as cores and memory allow.
         progress: told of every kernel.
         cache, include_root: in place of the user's cache and the package's headers.

@@ -3,7 +3,7 @@
 An entry is one small file, ``index/<headers digest>/<target>-<kernel id>.json``, under a digest of its own.
 It names the library's key, so it can go stale (the library was deleted or damaged) but never wrong: a kernel
 whose headers or generated text changed looks for another file or finds another digest inside, and a damaged
-entry is as good as none.
+entry counts as missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def remember(cache: KernelCache, result: BuildResult, include_root: Path | None 
 def find_library(
     cache: KernelCache, kernel: ForwardKernel, target: int, include_root: Path | None = None
 ) -> Path | None:
-    """The library that holds this kernel, built from the headers of now; ``None`` if there is none."""
+    """The library that holds this kernel, built from the present headers; ``None`` if there is none."""
     texts = cache.read_texts(_folder(direction_of(kernel), include_root), _file_name(kernel, target))
     for entry in _parse(texts):
         if entry["source"] == _source_digest(kernel, target) and (
@@ -59,7 +59,7 @@ def find_library(
 def built_kernels(
     cache: KernelCache, targets: Iterable[int], include_root: Path | None = None
 ) -> list[tuple[str, int]]:
-    """(id, target) of every kernel built from the headers of now for one of ``targets``."""
+    """(id, target) of every kernel built from the present headers for one of ``targets``."""
     wanted = set(targets)
     entries = []
     for direction in DIRECTIONS:
@@ -68,7 +68,7 @@ def built_kernels(
 
 
 def is_current(facts: dict[str, Any], include_root: Path | None = None) -> bool:
-    """Whether an object with these facts is what its kernel would be compiled to now, but for the compiler.
+    """Whether compiling the kernel now would give an object with these facts, leaving the compiler aside.
 
     Args:
         facts: of an artifact of kind ``objects``.

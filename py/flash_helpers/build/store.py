@@ -130,7 +130,7 @@ def locked(store: Path, name: str) -> Iterator[None]:
 
 
 def remove_part(store: Path, part: str) -> int:
-    """Removes one folder of the store; of unfinished work what no running process works in.
+    """Removes one folder of the store; of unfinished work only what no running process works in.
 
     Returns:
         The number of unfinished folders that a running process works in, which stay.

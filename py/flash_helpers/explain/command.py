@@ -54,7 +54,7 @@ def explain_command(
         compile_it: compile for the device's target and read registers and machine code.
         json_path: write the explanations there.
         asked: the problem with all its features, in place of the four sizes.
-        split: of the kernel that cuts keys into parts.
+        split: explain the kernel that cuts keys into parts.
         ncu: run the kernel on the GPU of this machine under the profiler and show its counters.
 
     Raises:
@@ -103,7 +103,7 @@ def explain_problem_command(
         asked: the problem with all its features, in place of the sizes.
 
     Raises:
-        ValueError: no such device or dtype, or a size that is none or that no tensor of ``attention`` has.
+        ValueError: no such device or dtype, or a size below 1, or one that no tensor of ``attention`` has.
         flash_helpers.select.errors.NoKernelError: no kernel computes the problem.
         NotWritableError: ``json_path`` can't be written.
     """

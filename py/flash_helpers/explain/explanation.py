@@ -137,7 +137,7 @@ def explain(
         problem: sizes and features; dtype and head sizes must be the configuration's.
         facts: the device, e.g. ``device_facts("H100")``.
         compiled: what is known of the compiled kernel; None: what is recorded, else nothing.
-        split: of the kernel that cuts keys into parts.
+        split: explain the kernel that cuts keys into parts.
         neighbours: also look for neighbours that are rejected, and for bank conflicts.
 
     Raises:

@@ -77,7 +77,7 @@ def _reason(error: Exception) -> str:
 
 
 def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
-    """None for rows of other libraries, of screenings, of no named kernel, and of times with the host in."""
+    """None for rows of other libraries, of screenings, without a kernel's name, or with the host's time."""
     if "stage" in row:
         return None
     name = row.get("kernel") or (row["implementation"] if row["kind"] == "kernel" else "")

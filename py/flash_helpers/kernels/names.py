@@ -161,7 +161,7 @@ class Name(Generic[Config]):
 
     # ------------------------------------------------------------------ reading
     def claims(self, text: str) -> bool:
-        """Whether a text speaks of these kernels, be it well-formed or not."""
+        """Whether a text names such a kernel, well-formed or not."""
         match = _NAME.fullmatch(text)
         words = match["words"].split("+") if match else []
         return (
@@ -214,7 +214,7 @@ class Name(Generic[Config]):
             if getattr(config, name) != derived[name]:
                 raise ValueError(f"{form.format(derived[name])} does not go with the other sizes")
         meant = self.write(config, include_tup=False).split("+")
-        for word in words:  # one that says what holds without it, kv_stages_1 say
+        for word in words:  # a word for what holds without it, such as kv_stages_1
             if word not in meant:
                 raise ValueError(f"the word {word!r} says what holds without it: leave it out")
         if missing := [word for word in meant if word not in words]:

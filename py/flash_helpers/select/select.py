@@ -33,8 +33,8 @@ class TuningDatabase(Protocol):
     def ranked(
         self, problem: AttentionProblem, facts: DeviceFacts, chosen: ForwardConfig | None = None
     ) -> list[tuple[ForwardConfig, str]]:
-        """What was measured for such a problem on such a device, beside ``chosen``, and how fast it was; what
-        is to be taken first comes first."""
+        """The configurations measured for such a problem on such a device, beside ``chosen``, each with how
+        fast it was, in the order to take them in."""
 
 
 def select(
@@ -114,7 +114,7 @@ def _known_best(
     defaults: Sequence[FamilyChoice],
     candidates: Iterable[ForwardConfig] | None,
 ) -> list[Choice]:
-    """What is known without the model, the best first: measured kernels, or the default; those that can.
+    """What is known without the model, the best first: the measured kernels that can run, or the default.
 
     Tuning times kernels without features that take all keys in one go: it is asked about no others, nor
     where parts of the keys fill the GPU.
