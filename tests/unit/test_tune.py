@@ -487,7 +487,7 @@ def test_tuning_covers_what_its_page_says(device: str, monkeypatch: pytest.Monke
     look = lookup_module._bucket_of
     monkeypatch.setattr(lookup_module, "_bucket_of", lambda *of: buckets.append(look(*of)) or look(*of))
     page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
-    table = page.split("| calls | measured | count |\n| --- | --- | --- |\n")[1].split("\n\n")[0]
+    table = page.split("| calls | measured | results count |\n| --- | --- | --- |\n")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     assert [row[0] for row in rows] == list(COVERED)
     for calls, _, count in rows:

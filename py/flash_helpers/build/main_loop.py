@@ -16,8 +16,8 @@ def main_loop(instructions: Sequence[Instruction], n_products: int | None = None
 
     Of several with equally few products (one with a mask, one without) it is the one with the shortest hot
     path: the one without extra work. A loop that also has the softmax's exponentials is preferred to one
-    without them. Where there are warpgroup instructions, only those count as matrix instructions: other products are
-    of a rare path. What a wait does when it is tried again is left out where it stands apart.
+    without them. Where there are warpgroup instructions, only those count as matrix instructions: other
+    products are of a rare path. What a wait does when it is tried again is left out where it stands apart.
 
     Args:
         instructions: one function.
