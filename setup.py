@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "py"))
 from flash_helpers.kernels.cpp_headers import write_headers  # noqa: E402
 
 BINDING = "flash_attention_kernels"
-HEADERS = ("binding/*.hpp", "include/flash_attention.cuh", "include/generated/*")  # that the binding reads
+HEADERS = ("binding/*.hpp", "include/*.cuh", "include/generated/*")  # that the binding reads
 write_headers(ROOT / "src" / "include")  # sources of the binding and of the kernels, so they travel with both
 
 

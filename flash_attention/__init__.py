@@ -1,8 +1,9 @@
 """FlashAttention in which every kernel is data.
 
 ``attention``, ``attention_varlen`` and ``sdpa`` choose a kernel; ``explain_choice``, ``last_kernel`` and
-``prepare`` are about that choice. ``forward`` and ``forward_timed`` run exactly the kernel that a
-configuration describes (``flash_helpers.kernel_configs``). All run where the tensors are: GPU or CPU.
+``prepare`` are about that choice. ``forward``, ``backward``, ``forward_timed`` and ``backward_timed`` run
+exactly the kernel that a configuration describes (``flash_helpers.kernel_configs``).
+All run where the tensors are: GPU or CPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flash_attention.api import forward, forward_timed
 from flash_attention.attention import attention, attention_varlen, last_kernel
+from flash_attention.backward import backward, backward_timed
 from flash_attention.compat.sdpa import sdpa
 from flash_attention.merge import merge
 from flash_helpers import __version__
@@ -29,6 +31,8 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "backward",
+    "backward_timed",
     "explain_choice",
     "forward",
     "forward_timed",

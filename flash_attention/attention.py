@@ -13,7 +13,7 @@ from flash_attention.options import Keywords, Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.tracing import traced
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig, Kernel
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def attention_varlen(
     return torch_ops.call(q, k, v, layout, options)
 
 
-def last_kernel() -> ForwardKernel | None:
+def last_kernel() -> Kernel | None:
     """What the latest call of ``attention`` and its variants in this process ran, whatever its thread.
 
     None: none has run yet. A call that needs no kernel, as one without keys, leaves it. On the CPU it is the

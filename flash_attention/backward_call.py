@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from flash_attention.call import DENSE, Layout, Mask, Scores
+from flash_attention.call import DENSE, Layout, Mask, Scores, problem_of
+from flash_helpers.kernels.problem import AttentionProblem
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class BackwardCall:
         scores: what becomes of a product.
         layout: how rows form sequences; pages have no gradient.
         deterministic: equal calls give equal bits.
+        problem: the call as ``select`` sees it; follows from the others.
     """
 
     q: Tensor
@@ -46,3 +48,8 @@ class BackwardCall:
     scores: Scores
     layout: Layout = DENSE
     deterministic: bool = False
+    problem: AttentionProblem = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem = problem_of(self.q, self.k, self.v, self.mask, self.scores, self.layout)
+        object.__setattr__(self, "problem", problem.backward(self.deterministic))

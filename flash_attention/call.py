@@ -14,7 +14,7 @@ from torch import Tensor
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_flag
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem, Window, visible_limits
 
 Sizes = tuple[int, int, int]  # batch items, most queries of one, most keys of one
@@ -275,6 +275,6 @@ class Ran(NamedTuple):
         workspace: float32 memory for the parts of split keys, or None.
     """
 
-    kernel: ForwardKernel | None
+    kernel: Kernel | None
     launched: Any = None
     workspace: Tensor | None = None

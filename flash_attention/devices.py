@@ -19,3 +19,8 @@ def backend(name: str) -> ModuleType:
 def chooser(device_type: str) -> ModuleType:
     """The module whose ``choice_on`` chooses for a device type, imported when a call first needs a choice."""
     return import_module(f"flash_attention.run.{device_type}_choice")
+
+
+def backward_backend(device_type: str) -> str:
+    """The name of the backend that computes gradients on a device type, for ``backend``."""
+    return {"cuda": "cuda_backward", "cpu": "cpu_gradients"}[device_type]

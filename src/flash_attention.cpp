@@ -8,10 +8,12 @@
 #include "flash_attention.cuh"
 
 #include <string>
+#include <string_view>
 
 #include "binding/call_table_type.hpp"
 #include "binding/fields.hpp"
 #include "binding/kernel_type.hpp"
+#include "binding/launch_backward.hpp"
 #include "binding/python.hpp"  // first: it chooses the API
 #include "binding/registry.hpp"
 #include "binding/struct_reader.hpp"
@@ -36,9 +38,10 @@ Reference find_kernel(PyObject *config, PyObject *traits, int target) {
         known_names += std::string(known_names.empty() ? "" : ", ") + Description<Config>::name;
         if (!has_type_name(config, Description<Config>::name)) return false;
         const KernelKey<Config> key{py_to_cpp_kernel_config<Config>(config),
-                                    read_struct<ForwardTraits>(traits), target};
-        const auto entry = forward_kernels<Config>.find(key);
-        found = entry == forward_kernels<Config>.end() ? share(Py_None) : make_kernel(entry->second);
+                                    read_struct<typename Description<Config>::Traits>(traits), target};
+        const auto &kernels = loaded_kernels<Config>();
+        const auto entry = kernels.find(key);
+        found = entry == kernels.end() ? share(Py_None) : make_kernel(entry->second);
         return true;
     });
     if (!known) {
@@ -62,7 +65,7 @@ PyObject *registered(PyObject *, PyObject *) {
     return guarded([&] {
         Reference result = checked(PyList_New(0));
         any_config([&]<typename Config>() {
-            for (const auto &[key, kernel] : forward_kernels<Config>) {
+            for (const auto &[key, kernel] : loaded_kernels<Config>()) {
                 const Reference entry = pack_tuple(make_text(Description<Config>::name), to_dict(key.config),
                                                    to_dict(key.traits), make_number(key.target));
                 check_status(PyList_Append(result.get(), entry.get()));
@@ -89,8 +92,20 @@ PyObject *config_field_names(PyObject *, PyObject *args, PyObject *keywords) {
     });
 }
 
-PyObject *traits_field_names(PyObject *, PyObject *) {
-    return guarded([] { return field_names<ForwardTraits>().release(); });
+PyObject *traits_field_names(PyObject *, PyObject *args, PyObject *keywords) {
+    return guarded([&] {
+        static const char *const names[] = {"name", nullptr};
+        const char *name = Description<ForwardTraits>::name;
+        parse(args, keywords, "|s:traits_field_names", names, &name);
+        if (std::string_view(name) == Description<ForwardTraits>::name) {
+            return field_names<ForwardTraits>().release();
+        }
+        if (std::string_view(name) == Description<BackwardTraits>::name) {
+            return field_names<BackwardTraits>().release();
+        }
+        raise_error(PyExc_ValueError, "no traits struct is called '%s'; known: %s, %s", name,
+                    Description<ForwardTraits>::name, Description<BackwardTraits>::name);
+    });
 }
 
 // ---------------------------------------------------------------- libraries and tensors
@@ -135,8 +150,9 @@ PyMethodDef functions[] = {
     {"config_field_names", as_method(&config_field_names), METH_VARARGS | METH_KEYWORDS,
      "config_field_names(name)\n\n"
      "Field names of a configuration struct, in the order of its declaration."},
-    {"traits_field_names", traits_field_names, METH_NOARGS,
-     "Field names of ForwardTraits, in the order of its declaration."},
+    {"traits_field_names", as_method(&traits_field_names), METH_VARARGS | METH_KEYWORDS,
+     "traits_field_names(name='ForwardTraits')\n\n"
+     "Field names of a traits struct, in the order of its declaration."},
     {"read_tensors", as_method(&read_tensors), METH_VARARGS | METH_KEYWORDS,
      "read_tensors(type, exchange_api, is_grad_enabled, exchange_device, current_stream)\n\n"
      "Which Python type is a tensor for a CallTable, and how what it must know is asked for: its DLPack "
@@ -163,6 +179,7 @@ Reference make_module() {
         check_status(PyObject_SetAttrString(module.get(), name, value.get()));
     };
     add("feature_names", make_text(kFeatures));
+    add("backward_argument_names", backward_argument_names());
     add("abi_version", make_number(kAbiVersion));
     Reference cuda_error = checked(PyErr_NewExceptionWithDoc(
         "flash_attention_kernels.CudaError", "A CUDA call failed: args are (text, cudaError_t).",

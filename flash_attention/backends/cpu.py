@@ -24,7 +24,7 @@ from flash_attention.backends.cpu_items import Item, items_of
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.visibility import Visibility
 from flash_attention.call import Call, Ran
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, Kernel
 from flash_helpers.select.chosen import Choice
 
 LOG2_E = math.log2(math.e)
@@ -51,7 +51,7 @@ def run(call: Call, choice: Choice) -> Ran:
     return Ran(choice.kernel if choice.kernel in kernels else kernels[0])
 
 
-def _run_item(call: Call, choice: Choice, item: Item) -> ForwardKernel:
+def _run_item(call: Call, choice: Choice, item: Item) -> Kernel:
     """Computes an item; returns what has run."""
     q, k, v, out, lse = item
     scale, softcap, sinks = call.scores

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from flash_attention.backends.cpu import LARGEST_CAP, _chunks, _rows_of
 from flash_attention.backends.full_precision import full_precision
+from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backends.visibility import Visibility
 from flash_helpers.kernels.kernel import ForwardConfig
 
@@ -85,7 +86,7 @@ def backward(
     delta = _delta(do, o, lse, dlse)
     if gradients.dsinks is not None:
         assert sinks is not None
-        gradients.dsinks.copy_(_sink_gradient(sinks, lse, delta))
+        gradients.dsinks.copy_(sink_gradient(sinks, lse, delta))
     for wanted in (gradients.dq, gradients.dk, gradients.dv):
         if wanted is not None:
             wanted.zero_()
@@ -132,14 +133,6 @@ def _delta(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
     if dlse is not None:
         delta = delta - dlse.float()
     return delta.masked_fill(lse == -math.inf, 0.0)
-
-
-def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """(n_heads,): the share of the softmax that a head's sink took, times -D, over all rows."""
-    sinks = sinks.float()[None, :, None]
-    share = torch.exp(sinks - lse).masked_fill(sinks == -math.inf, 0.0)
-    share = share.masked_fill((sinks == lse) & (sinks != -math.inf), 1.0)  # also of a sink of inf
-    return (-share * delta).masked_fill(share == 0, 0.0).sum((0, 2))
 
 
 class _Chunk:

@@ -14,6 +14,7 @@ import torch
 
 from flash_attention.backends.cuda_form import UNBOUNDED, Features, prepared, window_side
 from flash_attention.backends.cuda_kernels import (
+    build_at_once,
     build_obstacle,
     device_facts_of,
     extension,
@@ -29,13 +30,14 @@ from flash_attention.torch_private import (
     empty_strided_cuda,
     exchange_device,
 )
-from flash_helpers.kernel_configs import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.select.chosen import Choice
 
 __all__ = [
     "UNBOUNDED",
     "Features",
     "Launched",
+    "build_at_once",
     "build_obstacle",
     "call_table",
     "device_facts_of",
@@ -58,7 +60,7 @@ class Launched(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-_launches: dict[int, dict[ForwardKernel, Launch]] = {}  # by device index
+_launches: dict[int, dict[Kernel, Launch]] = {}  # by device index
 
 
 def run(call: Call, choice: Choice) -> Ran:
@@ -73,7 +75,7 @@ def run(call: Call, choice: Choice) -> Ran:
 
 
 def forward(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -137,7 +139,7 @@ def forward(
     return Launched(launch, arguments)
 
 
-def _first_launch(kernel: ForwardKernel, index: int) -> Launch:
+def _first_launch(kernel: Kernel, index: int) -> Launch:
     launch = get_kernel(kernel, torch.device("cuda", index)).launch
     _launches.setdefault(index, {})[kernel] = launch
     return launch

@@ -5,11 +5,14 @@ Also what is known of the devices, and the extension that loads kernels.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
 import sys
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -18,6 +21,7 @@ import torch
 
 from flash_attention.errors import (
     BindingNotBuiltError,
+    BuildError,
     CompilerNotFoundError,
     DeviceNotSupportedError,
     KernelLaunchError,
@@ -26,8 +30,9 @@ from flash_attention.errors import (
 )
 from flash_helpers import build, environment
 from flash_helpers.build.nvcc import find_nvcc
-from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts, ForwardKernel, ForwardTraits
-from flash_helpers.kernels.families import DIRECTIONS, family_of
+from flash_helpers.kernel_configs import KNOWN_DEVICES, DeviceFacts
+from flash_helpers.kernels.families import DIRECTIONS, family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.messages import say_once
 
 # Blocks an SM can hold, by compute capability: the driver's properties do not say it (CUDA programming
@@ -60,11 +65,11 @@ _UNKNOWN_REMEDY = (
 
 
 # ---------------------------------------------------------------- kernels
-_loaded: dict[tuple[ForwardKernel, int], Any] = {}
+_loaded: dict[tuple[Kernel, int], Any] = {}
 _lock = threading.Lock()
 
 
-def get_kernel(kernel: ForwardKernel, device: torch.device | int | str | None = None) -> Any:
+def get_kernel(kernel: Kernel, device: torch.device | int | str | None = None) -> Any:
     """The loaded kernel (a ``flash_attention_kernels.Kernel``), ready for launches on ``device``.
 
     Args:
@@ -98,7 +103,7 @@ def get_kernel(kernel: ForwardKernel, device: torch.device | int | str | None = 
         return found
 
 
-def load_kernel(kernel: ForwardKernel, target: int) -> Any | None:
+def load_kernel(kernel: Kernel, target: int) -> Any | None:
     """The kernel for GPU generation ``target`` if this process or the cache has it; compiles nothing.
 
     Code for an earlier minor revision of the same generation counts, since the GPU runs it.
@@ -136,7 +141,7 @@ def load_library(path: Path) -> None:
     extension().load_library(name)
 
 
-def registered_kernels() -> list[tuple[ForwardKernel, int]]:
+def registered_kernels() -> list[tuple[Kernel, int]]:
     """(kernel, target) of every kernel that this process has loaded."""
     config_types = {direction.config.__name__: direction.config for direction in DIRECTIONS}
     kernels = []
@@ -144,7 +149,7 @@ def registered_kernels() -> list[tuple[ForwardKernel, int]]:
         # The binding gives enumerations as numbers.
         types = get_type_hints(config_types[name])
         config = config_types[name](**{field: types[field](value) for field, value in values.items()})
-        kernels.append((ForwardKernel(config, ForwardTraits(**traits)), target))
+        kernels.append((kernel_of(config, **traits), target))
     return kernels
 
 
@@ -159,17 +164,12 @@ def build_obstacle() -> str | None:
     return None
 
 
-def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
+def _find_or_build(kernel: Kernel, target: int) -> Any:
     if found := load_kernel(kernel, target):
         return found
     if reason := build_obstacle():
         raise _not_built(kernel, target, reason)
-    print(
-        f"flash_attention: compiling {kernel.short_form()} for sm_{target} on first use; "
-        "FLASH_ATTENTION_JIT=0 forbids it",
-        file=sys.stderr,
-        flush=True,
-    )
+    say_compiling(kernel, target)
     try:
         (result,) = build.build_kernels([kernel], [target])
     except CompilerNotFoundError as error:
@@ -178,7 +178,36 @@ def _find_or_build(kernel: ForwardKernel, target: int) -> Any:
     return extension().find(kernel.config, kernel.traits, target)
 
 
-def _not_built(kernel: ForwardKernel, target: int, reason: str) -> KernelNotBuiltError:
+def say_compiling(kernel: Kernel, target: int) -> None:
+    """Tells the user why a call takes long."""
+    print(
+        f"flash_attention: compiling {kernel.short_form()} for sm_{target} on first use; "
+        "FLASH_ATTENTION_JIT=0 forbids it",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def build_at_once(kernels: Iterable[Kernel], device: torch.device) -> None:
+    """Compiles those of some kernels that are not built, at the same time, if there are several.
+
+    What fails here is said by ``get_kernel``, which tries again.
+    """
+    target = device_facts_of(device).target
+    missing = [kernel for kernel in dict.fromkeys(kernels) if load_kernel(kernel, target) is None]
+    if len(missing) < 2 or build_obstacle() is not None:
+        return
+
+    def compile_one(kernel: Kernel) -> None:
+        say_compiling(kernel, target)
+        with contextlib.suppress(BuildError, OSError):
+            build.build_kernels([kernel], [target])
+
+    with ThreadPoolExecutor(len(missing)) as threads:
+        list(threads.map(compile_one, missing))
+
+
+def _not_built(kernel: Kernel, target: int, reason: str) -> KernelNotBuiltError:
     targets = family_of(kernel).binary_compatible_targets(target)
     built = {name for name, _ in build.built_kernels(build.KernelCache(), targets)}
     built |= {other.short_form() for other, other_target in registered_kernels() if other_target in targets}
@@ -193,7 +222,7 @@ def _not_built(kernel: ForwardKernel, target: int, reason: str) -> KernelNotBuil
     )
 
 
-def launch_error(kernel: ForwardKernel, index: int, error: Exception) -> KernelLaunchError:
+def launch_error(kernel: Kernel, index: int, error: Exception) -> KernelLaunchError:
     """What CUDA said (a ``CudaError``), with kernel, device and what to do."""
     text, code = error.args
     facts = device_facts_of(torch.device("cuda", index))

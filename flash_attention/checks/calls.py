@@ -17,7 +17,7 @@ from flash_attention.checks.tensors import (
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.kernels.problem import HEAD_SIZES, AttentionProblem
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
@@ -201,6 +201,15 @@ def check_problem(problem: AttentionProblem) -> None:
         raise ValueError(
             f"a problem has paged={problem.paged}, cached={problem.cached}, varlen={problem.varlen}; what is "
             "paged is cached, and what is cached is varlen: turn these on too"
+        )
+    if problem.direction not in (FORWARD, BACKWARD):
+        raise ValueError(
+            f"a problem's direction is {given(problem.direction)}; it must be {FORWARD!r} or {BACKWARD!r}"
+        )
+    checked_flag("a problem's deterministic", problem.deterministic)
+    if problem.paged and problem.direction != FORWARD:
+        raise ValueError(
+            "a problem is paged, and its direction is 'backward'; keys in pages have no gradient"
         )
     check_head_sizes(problem.d_head, problem.d_head_v)
     check_heads(problem.n_heads, problem.n_heads_kv)

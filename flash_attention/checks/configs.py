@@ -12,8 +12,9 @@ from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigErro
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import known_configs
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, KernelConfig
 from flash_helpers.kernels.names import CONFIG_FIELDS, is_config
+from flash_helpers.kernels.problem import FORWARD
 
 MIN_CAPABILITY = (8, 0)
 
@@ -68,17 +69,19 @@ def forward_plan(kernel_cfg: ForwardConfig) -> ForwardPlan:
     return plan
 
 
-def check_config(config: ForwardConfig, name: str) -> None:
+def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> None:
     """Types of all fields, then what holds on every device. Raises as ``forward_plan`` says.
 
     Args:
         config: the configuration.
         name: of the argument, for messages.
+        direction: that it has to be of.
     """
-    if not is_config(config):
+    if not is_config(config, direction):
         raise TypeError(
-            f"{name} is a {type(config).__name__}; it must be a {known_configs(' or a ')}: build one, or "
-            "read one from its name with flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
+            f"{name} is a {type(config).__name__}; it must be a {known_configs(' or a ', direction)}: "
+            "build one, or read one from its name with "
+            "flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )
     for field_name, wanted in CONFIG_FIELDS[type(config)].items():
         value = getattr(config, field_name)
@@ -91,14 +94,14 @@ def check_config(config: ForwardConfig, name: str) -> None:
         raise InfeasibleConfigError(f"{name} {config.short_form()} cannot run on any GPU: {reason}")
 
 
-def check_fits_device(config: ForwardConfig, device: torch.device) -> None:
+def check_fits_device(config: KernelConfig, device: torch.device) -> None:
     """Capability and resources of a CUDA device, from its facts."""
     if device.type != "cuda":
         return
     check_fits_facts(config, backend("cuda").device_facts_of(device), str(device))
 
 
-def check_fits_facts(config: ForwardConfig, facts: DeviceFacts, where: str) -> None:
+def check_fits_facts(config: KernelConfig, facts: DeviceFacts, where: str) -> None:
     """The same of a GPU that need not be there; ``where`` is its name in messages."""
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:

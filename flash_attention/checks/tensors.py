@@ -190,13 +190,22 @@ def check_rows(name: str, x: Tensor, is_output: bool = False, has_address: bool 
     raise ValueError(f"{reason}: {remedy}")
 
 
-def check_grid(batch: int, n_heads: int, seq_len: int, B_r: int) -> None:
-    """Blocks of the launch: one a query block, head and batch item."""
-    blocks = batch * n_heads * -(-seq_len // B_r)
+def check_grid(
+    batch: int, n_heads: int, seq_len: int, rows: int, of: str = "query", field: str = "B_r"
+) -> None:
+    """Blocks of the launch: one a query block, head and batch item.
+
+    Args:
+        rows: of a block.
+        of: what its rows are.
+        field: of the configuration that says how many, for the message.
+    """
+    blocks = batch * n_heads * -(-seq_len // rows)
     if blocks > MAX_BLOCKS or seq_len > MAX_BLOCKS:
         raise ValueError(
-            f"batch {batch} x heads {n_heads} x query blocks {-(-seq_len // B_r)} (seq_len {seq_len} in "
-            f"blocks of B_r={B_r}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: split the batch"
+            f"batch {batch} x heads {n_heads} x {of} blocks {-(-seq_len // rows)} (seq_len {seq_len} in "
+            f"blocks of {field}={rows}) are {blocks} thread blocks; one launch holds {MAX_BLOCKS}: "
+            "split the batch"
         )
 
 

@@ -15,10 +15,10 @@ import torch
 from flash_attention.devices import backend
 from flash_attention.errors import BuildError
 from flash_helpers import generation
-from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.select.chosen import Choice, Rejected
+from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.select.select import Choice, Rejected
 
-Key = tuple[ForwardKernel, torch.device]
+Key = tuple[Kernel, torch.device]
 
 # Found out in this generation, so that a problem keeps its kernel whatever is built later.
 _obstacles: dict[Key, str] = {}  # why a kernel that was wanted cannot be had
@@ -73,12 +73,12 @@ def available(
     return _in_place_of(chosen, substitute, obstacle)
 
 
-def _load(kernel: ForwardKernel, device: torch.device) -> bool:
+def _load(kernel: Kernel, device: torch.device) -> bool:
     cuda = backend("cuda")
     return cuda.load_kernel(kernel, cuda.device_facts_of(device).target) is not None
 
 
-def _was_built(kernel: ForwardKernel, device: torch.device) -> bool:
+def _was_built(kernel: Kernel, device: torch.device) -> bool:
     if (kernel, device) in _absent or (kernel, device) in _obstacles:
         return False
     if _load(kernel, device):
@@ -99,7 +99,7 @@ def _in_place_of(chosen: Choice, substitute: Choice, obstacle: str) -> Choice:
     )
 
 
-def _warn(kernel: ForwardKernel, substitute: ForwardKernel, device: torch.device, obstacle: str) -> None:
+def _warn(kernel: Kernel, substitute: Kernel, device: torch.device, obstacle: str) -> None:
     if (kernel, device) in _warned:
         return
     _warned.add((kernel, device))

@@ -14,23 +14,23 @@ from torch import Tensor
 from flash_attention.call import BATCHES, Mask, Scores, problem_of
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_scale, given
+from flash_attention.checks.options import checked_flag, checked_scale, given
 from flash_attention.checks.tensors import check_output_kind
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
 from flash_attention.options import Options
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.kernels.problem import UNLIMITED, AttentionProblem, Window
+from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.chosen import Choice
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
 
-Asked = tuple[AttentionProblem, torch.device, ForwardConfig | None]
+Asked = tuple[AttentionProblem, torch.device, KernelConfig | None]
 _choices: dict[Asked, Choice] = {}  # of this generation
 
 
-def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfig | None) -> Choice:
+def choose(problem: AttentionProblem, device: torch.device, config: KernelConfig | None) -> Choice:
     """What runs a problem on a device that is there. A kernel that is not built is compiled.
 
     Args:
@@ -58,13 +58,46 @@ def choose(problem: AttentionProblem, device: torch.device, config: ForwardConfi
     return choice
 
 
+def choose_with_gradients(
+    problem: AttentionProblem,
+    device: torch.device,
+    config: KernelConfig | None = None,
+    deterministic: bool = False,
+) -> tuple[Choice, Choice]:
+    """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
+
+    Args:
+        problem: that of the forward pass.
+        device: as of ``choose``.
+        config: of the forward pass, as of ``choose``.
+        deterministic: the gradients have to be the same bits in every run.
+
+    Returns:
+        the choice for the forward pass, and that for the backward pass.
+
+    Raises:
+        as ``choose``.
+    """
+    gradients = problem.backward(deterministic)
+    known = (problem, device, config) in _choices and (gradients, device, None) in _choices
+    if device.type == "cuda" and not known:
+        cuda = backend("cuda")
+        facts, where = cuda.device_facts_of(device), str(device)
+        both = [(problem, config), (gradients, None)]
+        choices = [
+            chooser("cuda").choice_for(each, facts, where, named, explained=False) for each, named in both
+        ]
+        cuda.build_at_once([choice.kernel for choice in choices], device)
+    return choose(problem, device, config), choose(gradients, device, None)
+
+
 @generation.forgets
 def _forget() -> None:
     _choices.clear()
 
 
 def _choice(
-    problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """As ``choose``; with ``explained``, all other candidates are judged too, and nothing is built."""
     choice: Choice = chooser(device.type).choice_on(problem, device, config, explained)
@@ -87,10 +120,14 @@ def explain_choice(
     config: ForwardConfig | None = None,
     backend: str | None = None,
     facts: DeviceFacts | None = None,
+    direction: str = FORWARD,
+    deterministic: bool = False,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
     Args:
+        direction: ``forward``, or ``backward``: what would compute the gradients.
+        deterministic: of the gradients: equal calls have to give equal bits.
         facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
             results as there; the tensors may be meta tensors then. None: for the device of the tensors.
         q, k, v and the others: as in ``attention``. The factor of the scores has no influence.
@@ -102,6 +139,15 @@ def explain_choice(
     options = options.checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
+    if direction not in (FORWARD, BACKWARD):
+        raise ValueError(f"direction is {given(direction)}; it must be {FORWARD!r} or {BACKWARD!r}")
+    if checked_flag("deterministic", deterministic) and direction == FORWARD:
+        raise ValueError(
+            f"deterministic=True with direction={FORWARD!r}: the forward pass always is. It is a question "
+            f"about gradients: pass direction={BACKWARD!r} too"
+        )
+    if config is not None and direction != FORWARD:
+        raise ValueError("config names a kernel of the forward pass; what computes gradients is chosen")
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
     checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
     scale = checked_scale(softmax_scale, q.shape[3])
@@ -109,6 +155,8 @@ def explain_choice(
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
     mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
     problem = problem_of(q, k, v, mask, scores, lse=options.return_lse)
+    if direction != FORWARD:
+        problem = problem.backward(deterministic)
     generation.follow_environment()
     if facts is not None:
         return chooser("cuda").choice_for(problem, facts, facts.name, config, explained=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from flash_attention.devices import backend
+from flash_attention.run.cpu_backward_choice import cpu_backward_choice
 from flash_attention.run.insisted import insisted
 from flash_helpers.kernels.ampere.forward.config import D_HEADS, FlashForwardKernelConfig
-from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.select.candidates import kernel_for, size_reason
 from flash_helpers.select.chosen import Choice
 from flash_helpers.select.pytorch_attention import PyTorchAttention
@@ -19,7 +20,7 @@ CPU_B_C = 256
 
 
 def choice_on(
-    problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """What runs a problem on the CPU. There is one choice, and nothing to build.
 
@@ -34,7 +35,7 @@ def choice_on(
         InfeasibleConfigError: ``config`` does not hold the problem's heads.
     """
     if config is None:
-        return cpu_choice(problem)
+        return cpu_choice(problem) if problem.direction == FORWARD else cpu_backward_choice(problem)
     return insisted(problem, config, size_reason(config, problem, [config]))
 
 

@@ -14,8 +14,8 @@ from flash_attention.run.availability import available
 from flash_attention.run.insisted import insisted
 from flash_helpers import generation
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import unable_reason
 from flash_helpers.select.chosen import Choice
@@ -23,7 +23,7 @@ from flash_helpers.select.select import ranking, select
 
 
 def choice_on(
-    problem: AttentionProblem, device: torch.device, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """What runs a problem on a GPU that is there.
 
@@ -46,7 +46,7 @@ def choice_on(
 
 
 def choice_for(
-    problem: AttentionProblem, facts: DeviceFacts, where: str, config: ForwardConfig | None, explained: bool
+    problem: AttentionProblem, facts: DeviceFacts, where: str, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """The choice for a GPU, which need not be there, whatever is built.
 
@@ -63,6 +63,8 @@ def choice_for(
         check_fits_facts(config, facts, where)
     seen = choice.problem or problem
     check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
+    if problem.direction != FORWARD:
+        check_grid(seen.batch, seen.n_heads_kv, seen.seq_len_k, choice.kernel.config.B_c, "key", "B_c")
     return choice
 
 

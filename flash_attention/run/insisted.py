@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flash_attention.errors import InfeasibleConfigError
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import kernel_for
 from flash_helpers.select.chosen import Choice
@@ -11,7 +11,7 @@ from flash_helpers.select.chosen import Choice
 INSISTED = "the caller insists on it"
 
 
-def insisted(problem: AttentionProblem, config: ForwardConfig, obstacle: str | None) -> Choice:
+def insisted(problem: AttentionProblem, config: KernelConfig, obstacle: str | None) -> Choice:
     """The choice of a caller who names the configuration: it takes all keys in one go.
 
     Args:

@@ -15,7 +15,7 @@ from torch import Tensor
 from flash_attention.devices import backend
 from flash_attention.torch_private import forward_levels
 from flash_helpers import generation
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 
 if TYPE_CHECKING:
     from flash_attention.backends.cuda import Launched
@@ -27,7 +27,7 @@ Key = tuple[Any, ...]  # a call's name and options
 
 # With each table its function `call`, which the binding makes anew whenever it is asked for, and the
 # configuration whose id is in its key: while the key is known, no other can have that id.
-_tables: dict[Key, tuple[Any, Any, ForwardConfig | None]] = {}
+_tables: dict[Key, tuple[Any, Any, KernelConfig | None]] = {}
 _latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
 
 
@@ -55,7 +55,7 @@ def repeat(key: Key, *given: Any) -> Any:
     return result
 
 
-def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
+def repeat_forward(kernel_cfg: KernelConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
     """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
     found = _tables.get((id(kernel_cfg),))
     if found is None or forward_levels._current_level >= 0:
@@ -66,8 +66,8 @@ def repeat_forward(kernel_cfg: ForwardConfig, q: Tensor, k: Tensor, v: Tensor, o
 def remember(
     key: Key,
     given: tuple[Any, ...],
-    config: ForwardConfig | None,
-    kernel: ForwardKernel,
+    config: KernelConfig | None,
+    kernel: Kernel,
     launched: Launched,
     made: tuple[Tensor | None, Tensor | None, Tensor | None],
     chosen_in: int | None = None,
@@ -105,12 +105,12 @@ def forget() -> None:
     _tables.clear()
 
 
-def set_last_kernel(kernel: ForwardKernel) -> None:
+def set_last_kernel(kernel: Kernel) -> None:
     """A call on the long way has run this kernel."""
     global _latest
     _latest = kernel
 
 
-def last_kernel() -> ForwardKernel | None:
+def last_kernel() -> Kernel | None:
     """See ``flash_attention.last_kernel``."""
-    return _latest if _latest is None or isinstance(_latest, ForwardKernel) else _latest.last
+    return _latest if _latest is None or isinstance(_latest, Kernel) else _latest.last

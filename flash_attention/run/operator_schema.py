@@ -7,7 +7,7 @@ travels as two numbers, a configuration as its name.
 from __future__ import annotations
 
 import functools
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from torch import Tensor
 
@@ -75,4 +75,4 @@ def received(arguments: tuple[Any, ...], out: Tensor | None) -> Options:
 
 @functools.cache
 def _parsed(name: str) -> ForwardConfig:
-    return parse_kernel_name_into_config(name)
+    return cast(ForwardConfig, parse_kernel_name_into_config(name))

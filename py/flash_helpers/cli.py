@@ -25,7 +25,10 @@ app = typer.Typer(
 )
 
 JSON_HELP = "write the outcome to this file; -: to standard output"
-SETS_HELP = "all, ampere, hopper, tune, ladder, hopper_ladder, 'B_r,B_c', or short forms joined by ;"
+SETS_HELP = (
+    "all, ampere, hopper, ampere_backward, hopper_backward, tune, ladder, hopper_ladder, 'B_r,B_c', or short "
+    "forms joined by ;"
+)
 
 Plain = Annotated[
     bool,
@@ -34,6 +37,11 @@ Plain = Annotated[
         callback=use_plain,
         help="tables as lines, one a row, nothing cut; so they are wherever the output is no terminal",
     ),
+]
+
+
+Direction = Annotated[
+    str, typer.Option(help="forward, or backward: the gradients, of peers by autograd; FLOP are 2.5 times")
 ]
 
 
@@ -97,6 +105,7 @@ def bench(
     device: Annotated[
         str | None, typer.Option(help="cuda, cuda:1, cpu; default: the GPU if there is one")
     ] = None,
+    direction: Direction = "forward",
     plain: Plain = False,
 ) -> None:
     """Time kernels beside the best peers: checked first, in one process, in random order."""
@@ -105,7 +114,7 @@ def bench(
 
         bench_command(
             integers(seq_lens, "seq_lens"), integers(d_heads, "d_heads"), dtype, causal, batch, heads,
-            kernels, peers, rounds, modes.split(","), automatic, json, device,
+            kernels, peers, rounds, modes.split(","), automatic, json, device, direction=direction,
         )  # fmt: skip
 
 
@@ -135,6 +144,12 @@ def explain(
     cached: Annotated[bool, typer.Option("--cached", help="keys are in a cache of seq_len_k")] = False,
     paged: Annotated[bool, typer.Option("--paged", help="in one of pages")] = False,
     lse: Annotated[bool, typer.Option("--lse", help="the log-sum-exp is wanted")] = False,
+    direction: Annotated[
+        str, typer.Option(help="of a problem: forward or backward; a kernel has its own")
+    ] = "forward",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="of gradients: the same bits in every run")
+    ] = False,
     split: Annotated[bool, typer.Option("--split", help="of a kernel: keys are cut into parts")] = False,
     dtype: Annotated[
         str | None, typer.Option(help="of a problem, default bf16; a kernel has its own")
@@ -172,7 +187,7 @@ def explain(
             raise ValueError("--results belongs to --model-error: add it, or leave --results away")
         asked = Asked(
             batch, heads, seq_len, heads_kv, seq_len_k, d_head_v, causal, parse_window(window),
-            softcap, sinks, lse, varlen, cached, paged,
+            softcap, sinks, lse, varlen, cached, paged, direction, deterministic,
         )  # fmt: skip
         if kernel is None:
             of_kernels = {"--diff": diff is not None, "--compile": compile_it, "--split": split, "--ncu": ncu}
@@ -219,6 +234,7 @@ def tune(
     export: Annotated[
         Path | None, typer.Option(help="write the table of this card to this file or folder, in the end")
     ] = None,
+    direction: Direction = "forward",
     json: Annotated[Path | None, typer.Option(help=JSON_HELP)] = None,
     plain: Plain = False,
 ) -> None:
@@ -228,14 +244,17 @@ def tune(
 
         tune_command(
             integers(seq_lens, "seq_lens"), integers(d_heads, "d_heads"), dtype, causal, batch, heads,
-            kernels, budget, jobs, fresh, device, export, json, keys=integers(keys, "keys") if keys else (),
+            kernels, budget, jobs, fresh, device, export, json, direction=direction,
+            keys=integers(keys, "keys") if keys else (),
         )  # fmt: skip
 
 
 @app.command(epilog=examples("ladder"))
 def ladder(
     out: Annotated[Path, typer.Option(help="folder of the results and the report")] = Path("ladder"),
-    family: Annotated[str, typer.Option(help="ampere, hopper or all")] = "ampere",
+    family: Annotated[
+        str, typer.Option(help="ampere, hopper, ampere_backward, hopper_backward or all")
+    ] = "ampere",
     dtype: str = "bf16",
     d_heads: Annotated[str, typer.Option("--d-head", help="out of 64,128,256")] = "128",
     seq_lens: Annotated[

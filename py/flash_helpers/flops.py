@@ -1,7 +1,8 @@
 """What a problem costs: visible pairs, FLOP and bytes. The one formula of every table and report.
 
 FLOP of a forward pass = 4 * batch * heads * d_head * visible pairs: two products of 2 * d_head
-operations for each (query, key) pair that the mask lets through. Softmax work is not counted.
+operations for each (query, key) pair that the mask lets through. Softmax work is not counted. FLOP of a
+backward pass = 2.5 times that: five products.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def _keys_before(distance: int, seq_len_q: int, seq_len_k: int) -> int:
 def attention_flop(batch: int, heads: int, d_head: int, pairs: int) -> int:
     """FLOP of a forward pass with ``pairs`` visible pairs in each of ``batch * heads`` heads."""
     return 4 * batch * heads * d_head * pairs
+
+
+def backward_flop(forward_flop: int) -> int:
+    """FLOP of the gradients, by the field's count: 5 products to the forward pass's 2."""
+    return forward_flop * 5 // 2
 
 
 def attention_bytes(

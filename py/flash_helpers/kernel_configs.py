@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from flash_helpers.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from flash_helpers.kernels.ampere.backward.config import FlashBackwardKernelConfig
     from flash_helpers.kernels.ampere.forward.choices import (
         choose_ampere_kernel,
         get_ampere_best_kernels,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     )
     from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
     from flash_helpers.kernels.dtype import DType
+    from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
     from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
     from flash_helpers.kernels.hopper.forward.ladder import get_hopper_progression_configs
     from flash_helpers.kernels.hopper.forward.sets import (
@@ -28,15 +30,23 @@ if TYPE_CHECKING:
         get_hopper_best_kernels,
         get_hopper_kernels_to_build,
     )
-    from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+    from flash_helpers.kernels.kernel import (
+        BackwardConfig,
+        BackwardKernel,
+        ForwardConfig,
+        ForwardKernel,
+        Kernel,
+        KernelConfig,
+    )
     from flash_helpers.kernels.ladders import get_ladder
     from flash_helpers.kernels.parsing import parse_kernel_name_into_config
     from flash_helpers.kernels.softmax import SoftmaxReference
-    from flash_helpers.kernels.traits import PLAIN, ForwardTraits
+    from flash_helpers.kernels.traits import PLAIN, PLAIN_BACKWARD, BackwardTraits, ForwardTraits
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "flash_helpers.kernels.ampere.backward.config": ("FlashBackwardKernelConfig",),
         "flash_helpers.kernels.ampere.forward.choices": (
             "choose_ampere_kernel",
             "get_ampere_best_kernels",
@@ -55,6 +65,7 @@ __getattr__, __dir__ = lazy_names(
             "device_facts",
         ),
         "flash_helpers.kernels.dtype": ("DType",),
+        "flash_helpers.kernels.hopper.backward.config": ("HopperBackwardKernelConfig",),
         "flash_helpers.kernels.hopper.forward.config": (
             "HopperForwardKernelConfig",
             "NextItem",
@@ -66,14 +77,20 @@ __getattr__, __dir__ = lazy_names(
             "get_hopper_kernels_to_build",
         ),
         "flash_helpers.kernels.kernel": (
+            "BackwardConfig",
+            "BackwardKernel",
             "ForwardConfig",
             "ForwardKernel",
+            "Kernel",
+            "KernelConfig",
         ),
         "flash_helpers.kernels.ladders": ("get_ladder",),
         "flash_helpers.kernels.parsing": ("parse_kernel_name_into_config",),
         "flash_helpers.kernels.softmax": ("SoftmaxReference",),
         "flash_helpers.kernels.traits": (
             "PLAIN",
+            "PLAIN_BACKWARD",
+            "BackwardTraits",
             "ForwardTraits",
         ),
     },
@@ -82,13 +99,21 @@ __getattr__, __dir__ = lazy_names(
 __all__ = [
     "KNOWN_DEVICES",
     "PLAIN",
+    "PLAIN_BACKWARD",
+    "BackwardConfig",
+    "BackwardKernel",
+    "BackwardTraits",
     "DType",
     "DeviceFacts",
+    "FlashBackwardKernelConfig",
     "FlashForwardKernelConfig",
     "ForwardConfig",
     "ForwardKernel",
     "ForwardTraits",
+    "HopperBackwardKernelConfig",
     "HopperForwardKernelConfig",
+    "Kernel",
+    "KernelConfig",
     "NextItem",
     "SoftmaxReference",
     "choose_ampere_kernel",

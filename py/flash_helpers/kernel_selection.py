@@ -9,19 +9,20 @@ from functools import partial
 
 from flash_helpers.kernel_configs import get_kernel_configs, parse_kernel_name_into_config
 from flash_helpers.kernels.direction import Direction
-from flash_helpers.kernels.families import DIRECTIONS
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import DIRECTIONS, direction_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.traits import Traits
 
 CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 """What ``--causal`` may say."""
 
 
-def select_configs(text: str) -> list[ForwardConfig]:
+def select_configs(text: str) -> list[KernelConfig]:
     """The configurations that a text names.
 
     Args:
-        text: short forms joined by ``;``, or a set: ``all``, one family (``ampere``, ``hopper``), ``tune``,
+        text: short forms joined by ``;``, or a set: ``all``, one family (``ampere``, ``hopper``), a further
+            direction of it (``ampere_backward``), ``tune``,
             ``ladder`` (also ``prog``), ``ladder_all`` for every block size, ``hopper_ladder``, block sizes
             ``"B_r,B_c"``, ``none``.
 
@@ -36,7 +37,7 @@ def select_configs(text: str) -> list[ForwardConfig]:
     if text.startswith("("):
         names = dict.fromkeys(part.strip() for part in text.split(";") if part.strip())
         return [parse_short_form(name) for name in names]
-    sets: dict[str, Callable[[], Sequence[ForwardConfig]]] = {"all": _built_configs}
+    sets: dict[str, Callable[[], Sequence[KernelConfig]]] = {"all": _built_configs}
     for direction in DIRECTIONS:
         sets |= {direction.label: partial(_built_by, direction), **direction.sets}
     if text in sets:
@@ -59,15 +60,15 @@ def _sets() -> str:
     return f"all, {labels}, tune, ladder, ladder_all, {own}, none, or block sizes B_r,B_c"
 
 
-def _built_by(direction: Direction) -> list[ForwardConfig]:
+def _built_by(direction: Direction) -> list[KernelConfig]:
     return sorted({kernel.config for kernel in direction.built()})
 
 
-def _built_configs() -> list[ForwardConfig]:
+def _built_configs() -> list[KernelConfig]:
     return [config for direction in DIRECTIONS for config in _built_by(direction)]
 
 
-def select_kernels(text: str, causal: str = "no") -> list[ForwardKernel]:
+def select_kernels(text: str, causal: str = "no") -> list[Kernel]:
     """The kernels that a text names.
 
     Args:
@@ -79,30 +80,36 @@ def select_kernels(text: str, causal: str = "no") -> list[ForwardKernel]:
     """
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; valid: {', '.join(CAUSAL)}")
-    masks = [ForwardTraits(causal=on) for on in CAUSAL[causal]]
+    masks = CAUSAL[causal]
     if not text.strip().startswith("("):
-        return [ForwardKernel(config, traits) for config in select_configs(text) for traits in masks]
+        return [kernel for config in select_configs(text) for kernel in _with_masks(config, masks)]
     parts = filter(None, map(str.strip, text.split(";")))
     return [kernel for part in parts for kernel in _kernels_of(part, masks)]
 
 
-def parse_kernel(text: str, causal: bool = False) -> ForwardKernel:
+def parse_kernel(text: str, causal: bool = False) -> Kernel:
     """One kernel; a short form that names its traits, ``(...): ... | causal``, decides the mask itself.
 
     Raises:
         ValueError: see ``parse_short_form``; an unknown trait.
     """
-    (kernel,) = _kernels_of(text, [ForwardTraits(causal=causal)])
+    (kernel,) = _kernels_of(text, [causal])
     return kernel
 
 
-def _kernels_of(part: str, masks: Sequence[ForwardTraits]) -> list[ForwardKernel]:
+def _kernels_of(part: str, masks: Sequence[bool]) -> list[Kernel]:
     name, separator, words = part.partition("|")
-    traits = [_parse_traits(words)] if separator else masks
-    return [ForwardKernel(parse_short_form(name.strip()), each) for each in traits]
+    config = parse_short_form(name.strip())
+    if not separator:
+        return _with_masks(config, masks)
+    return [kernel_of(config, **_parse_traits(words, direction_of(config).kernel.traits_type))]
 
 
-def parse_short_form(text: str) -> ForwardConfig:
+def _with_masks(config: KernelConfig, masks: Sequence[bool]) -> list[Kernel]:
+    return [kernel_of(config, causal=causal) for causal in masks]
+
+
+def parse_short_form(text: str) -> KernelConfig:
     """One short form; unlike the parser's own message, an error offers the closest valid ones.
 
     Raises:
@@ -133,9 +140,9 @@ def closest_short_forms(text: str, count: int = 3) -> Sequence[str]:
     return difflib.get_close_matches(text, names, n=count, cutoff=0.0)
 
 
-def _parse_traits(text: str) -> ForwardTraits:
-    known = [f.name for f in fields(ForwardTraits)]
+def _parse_traits(text: str, traits_type: type[Traits]) -> dict[str, bool]:
+    known = [f.name for f in fields(traits_type)]
     words = [word.strip() for word in text.split("+") if word.strip()]
     if unknown := [word for word in words if word not in known]:
         raise ValueError(f"unknown trait {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    return ForwardTraits(**dict.fromkeys(words, True))
+    return dict.fromkeys(words, True)

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from flash_helpers.flops import attention_bytes, attention_flop, visible_pairs
+from flash_helpers.flops import attention_bytes, attention_flop, backward_flop, visible_pairs
 from flash_helpers.host_memory import available_memory
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.problem import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from flash_helpers.kernels.kernel import ForwardConfig
+    from flash_helpers.kernels.kernel import KernelConfig
 
 REFERENCE_BYTES = 1 << 30  # working memory of the float32 reference, see benchmark/correctness.py
 
@@ -34,6 +36,7 @@ class Problem:
         causal: bottom-right aligned causal mask.
         heads_kv: heads of K and V; 0: as many as ``heads``.
         seq_len_k: keys; 0: as many as queries.
+        direction: what is computed: ``forward``, or ``backward``, the gradients of the same.
     """
 
     dtype: DType
@@ -44,8 +47,11 @@ class Problem:
     causal: bool = False
     heads_kv: int = 0
     seq_len_k: int = 0
+    direction: str = FORWARD
 
     def __post_init__(self) -> None:
+        if self.direction not in (FORWARD, BACKWARD):
+            raise ValueError(f"direction is {self.direction!r}; allowed: {FORWARD!r}, {BACKWARD!r}")
         for name in ("batch", "heads", "seq_len", "d_head"):
             _check_count(name, getattr(self, name), 1)
         for name in ("heads_kv", "seq_len_k"):
@@ -58,8 +64,10 @@ class Problem:
         if self.heads % self.heads_kv:
             raise ValueError(f"heads is {self.heads}, no multiple of heads_kv {self.heads_kv}")
 
-    def fits(self, config: ForwardConfig) -> bool:
-        """Whether a kernel is made for tensors of this type and head size."""
+    def fits(self, config: KernelConfig) -> bool:
+        """Whether a kernel is made for this pass over tensors of this type and head size."""
+        if direction_of(config).name != self.direction:
+            return False
         return (config.dtype, config.d_head, config.d_head_v) == (self.dtype, self.d_head, self.d_head)
 
     def pairs(self) -> int:
@@ -67,24 +75,30 @@ class Problem:
         return visible_pairs(self.seq_len, self.seq_len_k, self.causal)
 
     def flop(self) -> int:
-        """FLOP of one forward pass by the formula of ``flops``."""
-        return attention_flop(self.batch, self.heads, self.d_head, self.pairs())
+        """FLOP of one pass by the formula of ``flops``."""
+        forward = attention_flop(self.batch, self.heads, self.d_head, self.pairs())
+        return forward if self.direction == FORWARD else backward_flop(forward)
 
     def min_bytes(self) -> int:
-        """Bytes of Q, K, V and O together."""
+        """Bytes of Q, K, V and O together; with gradients, theirs too."""
         sizes = (self.batch, self.heads, self.heads_kv, self.seq_len, self.seq_len_k, self.d_head)
-        return attention_bytes(*sizes, itemsize=self.dtype.itemsize)
+        tensors = attention_bytes(*sizes, itemsize=self.dtype.itemsize)
+        return tensors if self.direction == FORWARD else 2 * tensors
 
     def label(self) -> str:
         """A short text for tables, e.g. ``fp16 b16 h16 s4096 d128 causal``."""
         heads = f"h{self.heads}" if self.heads_kv == self.heads else f"h{self.heads}/{self.heads_kv}"
         seq = f"s{self.seq_len}" if self.seq_len_k == self.seq_len else f"s{self.seq_len}x{self.seq_len_k}"
         mask = " causal" if self.causal else ""
-        return f"{self.dtype.name.lower()} b{self.batch} {heads} {seq} d{self.d_head}{mask}"
+        of = "" if self.direction == FORWARD else f"{self.direction} "
+        return f"{of}{self.dtype.name.lower()} b{self.batch} {heads} {seq} d{self.d_head}{mask}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the dtype by name."""
-        return {**asdict(self), "dtype": self.dtype.name}
+        """Plain values; the dtype by name, the direction where it is not ``forward``."""
+        values = {**asdict(self), "dtype": self.dtype.name}
+        if self.direction == FORWARD:
+            del values["direction"]
+        return values
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Problem:
@@ -97,6 +111,8 @@ class Problem:
         The inputs, one output each, a float32 reference, and the reference's working memory.
         """
         output = self.batch * self.seq_len * self.heads * self.d_head
+        if self.direction != FORWARD:  # each holds the output and its gradient, and writes three gradients
+            output += 2 * output + 2 * self.batch * self.seq_len_k * self.heads_kv * self.d_head
         return self.min_bytes() + output * (self.dtype.itemsize * outputs + 3 * 4) + REFERENCE_BYTES
 
     def check_memory(self, device: torch.device, outputs: int = 1, free: int | None = None) -> None:
@@ -131,6 +147,14 @@ class Problem:
         q, k, v = (torch.randn(s, generator=generator, device=device, dtype=dtype) for s in shapes)
         return q, k, v
 
+    def output_gradient(self, device: torch.device, seed: int = 1) -> Tensor:
+        """The gradient of O, (batch, seq_len, heads, d_head), that a backward pass begins with."""
+        import torch
+
+        generator = torch.Generator(device=device).manual_seed(seed)
+        shape = (self.batch, self.seq_len, self.heads, self.d_head)
+        return torch.randn(shape, generator=generator, device=device, dtype=self.dtype.to_torch_dtype())
+
 
 def _check_count(name: str, value: object, least: int) -> None:
     if type(value) is not int:
@@ -158,6 +182,7 @@ def grid(
     heads: int = 0,
     tokens: int = 16384,
     width: int = 2048,
+    direction: str = FORWARD,
     seq_lens_k: Sequence[int] = (),
 ) -> list[Problem]:
     """Every combination once; a batch or head count of 0 keeps the work alike over the grid.
@@ -180,7 +205,14 @@ def grid(
             raise ValueError(f"{name} is {wrong[0]}; it must be at least 1")
     problems = (
         Problem(
-            dtype, batch or max(1, tokens // s), heads or max(1, width // d), s, d, causal, seq_len_k=keys
+            dtype,
+            batch or max(1, tokens // s),
+            heads or max(1, width // d),
+            s,
+            d,
+            causal,
+            seq_len_k=keys,
+            direction=direction,
         )
         for dtype in dtypes
         for d in d_heads

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <tuple>
 
+#include "backward.cuh"
 #include "flash_attention.cuh"
 
 namespace flash::binding {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "binding/launch.hpp"
+#include "binding/launch_backward.hpp"
 #include "binding/python.hpp"
 #include "binding/registry.hpp"
 
@@ -54,14 +55,43 @@ PyObject *kernel_member(PyObject *self, void *) {
     }
 }
 
+// A method that only kernels of another direction have.
+inline void check_direction(const Kernel &kernel, const char *method, bool has_it) {
+    if (has_it) return;
+    raise_error(PyExc_TypeError, "%s: this is a kernel of the direction '%s', which has no such method",
+                method, kernel.direction);
+}
+
 // Called for every forward that is not remembered, with shapes and strides as the tuples that torch hands
 // out.
 inline PyObject *kernel_launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     return guarded([&] {
         const Kernel &kernel = kernel_of(self);
+        check_direction(kernel, "launch", kernel.launch != nullptr);
         const Launch launch = read_launch(kernel, args, n_args);
         check_cuda(kernel, "launch", kernel.launch(launch.problem, launch.stream));
         return Py_NewRef(Py_None);
+    });
+}
+
+inline PyObject *kernel_launch_backward(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    return guarded([&] {
+        const Kernel &kernel = kernel_of(self);
+        check_direction(kernel, "launch_backward", kernel.launch_backward != nullptr);
+        const BackwardLaunch launch = read_launch_backward(kernel, args, n_args);
+        check_cuda(kernel, "launch_backward", kernel.launch_backward(launch.problem, launch.stream));
+        return Py_NewRef(Py_None);
+    });
+}
+
+inline PyObject *kernel_workspaces(PyObject *self, PyObject *arguments) {
+    return guarded([&] {
+        const Kernel &kernel = kernel_of(self);
+        check_direction(kernel, "workspaces", kernel.workspaces != nullptr);
+        const BackwardWorkspaces bytes = kernel.workspaces(read_backward_problem(kernel, arguments));
+        return pack_tuple(make_number(bytes.lse_log2), make_number(bytes.dq_sums),
+                          make_number(bytes.counters))
+            .release();
     });
 }
 
@@ -99,6 +129,10 @@ inline const Kernel *kernel_of_launch(PyObject *function) {
 inline Reference make_kernel_type() {
     static PyMethodDef methods[] = {
         {"launch", as_method(&kernel_launch), METH_FASTCALL, kLaunchArguments},
+        {"launch_backward", as_method(&kernel_launch_backward), METH_FASTCALL, kLaunchBackwardArguments},
+        {"workspaces", kernel_workspaces, METH_O,
+         "workspaces(arguments) -> (lse_log2, dq_sums, counters)\n\n"
+         "Bytes of the workspaces that a backward launch of these BackwardArguments needs beside delta."},
         {"load", kernel_load, METH_NOARGS,
          "Prepares the kernel for the current device; once a device, before the first launch."},
         {"attributes", kernel_attributes, METH_NOARGS,

@@ -9,13 +9,15 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
+#include "backward.cuh"
 #include "binding/fields.hpp"
 #include "flash_attention.cuh"
 
 namespace flash::binding {
 
-// A record without its family's type: what a launch needs.
+// A record without the types of its family and direction: what a launch needs.
 struct Kernel {
     const char *family;
     const char *direction;
@@ -26,7 +28,9 @@ struct Kernel {
     int n_threads;
     int smem_bytes;
     int (*load)();
-    int (*launch)(const ForwardProblem &problem, void *stream);
+    int (*launch)(const ForwardProblem &problem, void *stream);            // nullptr: a backward kernel
+    int (*launch_backward)(const BackwardProblem &problem, void *stream);  // nullptr: no backward kernel
+    BackwardWorkspaces (*workspaces)(const BackwardProblem &problem);      // likewise
     int (*attributes)(KernelAttributes &out);
     const char *(*error_string)(int error);
 };
@@ -34,15 +38,35 @@ struct Kernel {
 template <typename Config>
 struct KernelKey {
     Config config;
-    ForwardTraits traits;
+    typename Description<Config>::Traits traits;
     int target;
 
     auto operator<=>(const KernelKey &) const = default;
 };
 
+// Whether the kernels of a configuration compute gradients: their record says which problem they take.
+template <typename Config>
+inline constexpr bool is_backward =
+    std::is_same_v<typename Description<Config>::Record, BackwardKernelRecord<Config>>;
+
 // Nodes of a map keep their address: Python holds pointers into it.
 template <typename Config>
+    requires(!is_backward<Config>)
 inline std::map<KernelKey<Config>, Kernel> forward_kernels;
+
+template <typename Config>
+    requires(is_backward<Config>)
+inline std::map<KernelKey<Config>, Kernel> backward_kernels;
+
+// The loaded kernels of a configuration type, of either direction.
+template <typename Config>
+std::map<KernelKey<Config>, Kernel> &loaded_kernels() {
+    if constexpr (is_backward<Config>) {
+        return backward_kernels<Config>;
+    } else {
+        return forward_kernels<Config>;
+    }
+}
 
 // Head size of V and O; families whose configuration has none of its own use Q's.
 template <typename Config>
@@ -56,10 +80,12 @@ int d_head_v(const Config &config) {
 
 // The record of a library at a place; throws where the library does not hold what a record promises.
 template <typename Config>
-const ForwardKernelRecord<Config> &record_at(const KernelLibrary &library, int i) {
-    const auto *const record = static_cast<const ForwardKernelRecord<Config> *>(library.records[i]);
-    if (record == nullptr || record->load == nullptr || record->launch == nullptr ||
-        record->attributes == nullptr) {
+const typename Description<Config>::Record &record_at(const KernelLibrary &library, int i) {
+    const auto *const record = static_cast<const typename Description<Config>::Record *>(library.records[i]);
+    bool whole = record != nullptr && record->load != nullptr && record->launch != nullptr &&
+                 record->attributes != nullptr;
+    if constexpr (is_backward<Config>) whole = whole && record->workspaces != nullptr;
+    if (!whole) {
         throw std::runtime_error("its record " + std::to_string(i) + " of " +
                                  std::to_string(library.n_kernels) + " is empty or lacks a function");
     }
@@ -78,7 +104,7 @@ int file_records(const KernelLibrary &library) {
     int n_new = 0;
     for (int i = 0; i < library.n_kernels; ++i) {
         const auto &record = record_at<Config>(library, i);
-        const Kernel kernel{
+        Kernel kernel{
             .family = Description<Config>::family,
             .direction = Description<Config>::direction,
             .target = record.target,
@@ -88,12 +114,18 @@ int file_records(const KernelLibrary &library) {
             .n_threads = record.n_threads,
             .smem_bytes = record.smem_bytes,
             .load = record.load,
-            .launch = record.launch,
             .attributes = record.attributes,
             .error_string = library.error_string,
         };
-        n_new +=
-            forward_kernels<Config>.try_emplace({record.config, record.traits, record.target}, kernel).second;
+        if constexpr (is_backward<Config>) {
+            kernel.launch_backward = record.launch;
+            kernel.workspaces = record.workspaces;
+        } else {
+            kernel.launch = record.launch;
+        }
+        n_new += loaded_kernels<Config>()
+                     .try_emplace({record.config, record.traits, record.target}, kernel)
+                     .second;
     }
     return n_new;
 }

@@ -2,8 +2,9 @@
 // problem one call states, and the record by which a compiled kernel makes itself known.
 //
 // Host and device code of every family includes this file; it knows neither torch nor CUDA, so a
-// plain C++ compiler builds the binding. Kernel libraries are shared objects that export
-// `flash_attention_kernel_library()`; the binding opens them and files their records.
+// plain C++ compiler builds the binding. What the backward direction adds is in backward.cuh. Kernel
+// libraries are shared objects that export `flash_attention_kernel_library()`; the binding opens them and
+// files their records.
 //
 // The structs of configurations and traits are generated from the Python dataclasses of the same names. They
 // stand in the global namespace: nvcc 13.0 emits stubs that do not compile when a class-type template
@@ -91,15 +92,15 @@ struct ForwardKernelRecord {
 struct KernelLibrary {
     int abi;
     const char *family;     // "ampere", "hopper"
-    const char *direction;  // "forward"
+    const char *direction;  // "forward", "backward"
     int n_kernels;
-    const void *const *records;  // each a const ForwardKernelRecord<Config of family and direction> *
+    const void *const *records;  // each a const Record<Config> * of its family and direction
     const char *(*error_string)(int error);
 };
 
-// Raised by hand when what stands in this file changes; the digest sees the structs of configurations and
-// traits.
-inline constexpr int kInterfaceVersion = 8;
+// Raised by hand when what stands in this file or in backward.cuh changes; the digest sees the structs of
+// configurations and traits.
+inline constexpr int kInterfaceVersion = 9;
 inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 

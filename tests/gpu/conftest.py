@@ -11,12 +11,12 @@ from filelock import FileLock
 from gpu_cases import CONFIG
 
 from flash_helpers import build
-from flash_helpers.kernels.families import DIRECTIONS, FAMILIES, family_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.families import DIRECTIONS, FAMILIES, family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel
 
 CONFIGS = tuple(direction.config for direction in DIRECTIONS)
 
-_named: set[ForwardKernel] = {ForwardKernel(CONFIG)}
+_named: set[Kernel] = {kernel_of(CONFIG)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,10 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         callspec = getattr(item, "callspec", None)
         for value in callspec.params.values() if callspec else ():
-            if isinstance(value, ForwardKernel):
+            if isinstance(value, Kernel):
                 _named.add(value)
             elif isinstance(value, CONFIGS):
-                _named.add(ForwardKernel(value))
+                _named.add(kernel_of(value))
 
 
 @pytest.fixture(scope="session", autouse=True)

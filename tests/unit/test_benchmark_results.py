@@ -135,7 +135,8 @@ def test_selected_sets() -> None:
     ladder = get_kernel_progression_configs()
     assert select_configs("ladder") == ladder
     assert select_configs("ampere") == get_kernels_to_build()
-    assert set(select_configs("all")) == {*select_configs("ampere"), *select_configs("hopper")}
+    sets = ("ampere", "hopper", "ampere_backward", "hopper_backward")
+    assert set(select_configs("all")) == {config for name in sets for config in select_configs(name)}
     assert select_configs("; ".join(c.short_form() for c in ladder[:2])) == ladder[:2]
     assert closest_short_forms(ladder[3].short_form(), 1) == [ladder[3].short_form()]
 

@@ -45,7 +45,7 @@ flash_attention.attention(q, q, q)
 # code to what it must not load beside an imported torch
 LEFT_FOR_LATER = {
     "import flash_attention": (*CHOOSING, *BUILDING, *KERNELS, *TOOLS, *COMPATIBILITY, *GPU),
-    ATTENTION: (*CHOOSING, *BUILDING, *GPU, *LADDERS),
+    ATTENTION: (*CHOOSING, *BUILDING, *GPU, "flash_helpers.kernels.ampere.backward"),
     "from flash_helpers.kernel_configs import FlashForwardKernelConfig": (
         "torch", "flash_helpers.kernels.hopper", *LADDERS, *CHOOSING, *BUILDING
     ),

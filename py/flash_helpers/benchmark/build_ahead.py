@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flash_helpers.benchmark.cases import DTYPE, Case
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 
 def build_ahead(
     cases: Sequence[Case],
     device: torch.device,
-    further: Callable[[ForwardKernel], ForwardKernel] | None = None,
+    further: Callable[[Kernel], Kernel] | None = None,
 ) -> float:
     """Builds the kernel that the library chooses for each case, in parallel.
 

@@ -22,7 +22,8 @@ from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem, grid
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def bench_command(
     json: Path | None = None,
     device: str | None = None,
     console: Console | None = None,
+    direction: str = FORWARD,
 ) -> Results:
     """Measures a grid, prints the table, writes the file. An interruption keeps the finished rows.
 
@@ -64,6 +66,7 @@ def bench_command(
         automatic: measure ``attention()`` on every size.
         json: result file to write, after each row; ``-``: standard output, in the end.
         device: default: the GPU if there is one.
+        direction: ``forward``, or ``backward``: gradients, those of the peers by autograd.
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
@@ -81,7 +84,8 @@ def bench_command(
     plan = Plan(rounds, tuple(dict.fromkeys(modes)))
     configs = [] if kernels in (CHOSEN, TUNED) else select_configs(kernels)
     check_device_name(device)
-    grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads)  # refuses sizes that are none
+    # It refuses sizes that are none.
+    grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, direction=direction)
     if not configs and not others and kernels != TUNED:
         raise ValueError("there is nothing to measure: no kernel and no peer is given; name one")
 
@@ -89,7 +93,7 @@ def bench_command(
 
     where = named_device(device)
     work = GPU_WORK if where.type == "cuda" else CPU_WORK
-    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, *work)
+    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, *work, direction=direction)
     if kernels == TUNED:
         configs = _tuned(where)
     for line in _without_kernel(problems, configs, kernels):
@@ -134,7 +138,7 @@ def bench_command(
     return results
 
 
-def _without_kernel(problems: Sequence[Problem], configs: Sequence[ForwardConfig], kernels: str) -> list[str]:
+def _without_kernel(problems: Sequence[Problem], configs: Sequence[KernelConfig], kernels: str) -> list[str]:
     """A line for each type and head size that the named set has no kernel for."""
     if kernels in (CHOSEN, "none"):
         return []
@@ -145,7 +149,7 @@ def _without_kernel(problems: Sequence[Problem], configs: Sequence[ForwardConfig
     ]
 
 
-def _tuned(device: torch.device) -> list[ForwardConfig]:
+def _tuned(device: torch.device) -> list[KernelConfig]:
     if device.type != "cuda":
         raise ValueError("kernels 'tuned' are those measured best on a GPU; there is none here")
     from flash_attention.backends.cuda import device_facts_of

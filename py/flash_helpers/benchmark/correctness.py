@@ -77,7 +77,7 @@ def reference(
                 shared = heads // heads_kv * n
                 scores = queries.reshape(heads_kv, shared, d_head) @ keys.transpose(1, 2)
                 scores = scores.view(heads, n, seq_len_k)
-                hidden = _hidden(first, n, seq_len_q, seq_len_k, causal, window, q.device)
+                hidden = hidden_keys(first, n, seq_len_q, seq_len_k, causal, window, q.device)
                 if hidden is not None:
                     scores.masked_fill_(hidden, float("-inf"))
                 weights = torch.softmax(scores, dim=-1)
@@ -90,7 +90,7 @@ def reference(
     return out
 
 
-def _hidden(
+def hidden_keys(
     first: int,
     n: int,
     seq_len_q: int,

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import kernel_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.problem import Problem
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Implementation(Protocol):
 class KernelImplementation:
     """``flash_attention.forward`` with one configuration, writing to an output allocated once."""
 
-    kernel: ForwardKernel
+    kernel: Kernel
     kind: str = "kernel"
 
     @property
@@ -104,7 +104,7 @@ class KernelImplementation:
     @classmethod
     def of(cls, config: Any, problem: Problem) -> KernelImplementation:
         """The kernel of ``config`` with the traits that ``problem`` needs."""
-        return cls(ForwardKernel(config, ForwardTraits(causal=problem.causal)))
+        return cls(kernel_of(config, causal=problem.causal))
 
 
 @dataclass(frozen=True)

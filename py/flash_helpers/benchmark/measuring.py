@@ -19,6 +19,8 @@ from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.timing import TimedCall, Timer, Timing, alternate, significant
 from flash_helpers.kernels.dtype import DType
 
+Expected = Tensor | tuple[Tensor, ...]
+
 
 @dataclass
 class Measured:
@@ -53,7 +55,7 @@ class DeviceLostError(RuntimeError):
 
 def measure_checked(
     contestants: Mapping[str, Callable[[], Prepared]],
-    expected: Callable[[], Tensor],
+    expected: Callable[[], Expected],
     dtype: DType,
     device: torch.device,
     timer: Timer,
@@ -64,7 +66,8 @@ def measure_checked(
 
     Args:
         contestants: by name; each binds its inputs when called, and raises where it can't.
-        expected: makes the reference output, float32; it is dropped before anything is timed.
+        expected: makes the reference, float32, the output or several tensors; it is dropped before anything
+            is timed.
         dtype: element type of the outputs, which decides the tolerance.
         device: where they run.
         timer: measures one call.
@@ -102,22 +105,27 @@ def measure_checked(
     return found
 
 
-def compared(timed: TimedCall, expected: Tensor, dtype: DType) -> OutputError:
-    """The error of one call's output.
+def compared(timed: TimedCall, expected: Expected, dtype: DType) -> OutputError:
+    """The error of what one call gives, the largest if it is several tensors.
 
     Args:
-        timed: gives O, or a tuple that begins with it.
-        expected: the reference, of O's shape.
-        dtype: element type of O.
+        timed: gives what is expected; of one tensor, that or a tuple that begins with it.
+        expected: the reference, of the same shape.
+        dtype: element type of what the call gives.
 
     Raises:
-        ValueError: O has another shape.
+        ValueError: another shape, or another number of tensors.
     """
+    several = expected if isinstance(expected, tuple) else (expected,)
     # Memory that comes back from here holds no right result of somebody else: who writes nothing is noticed.
-    torch.full(expected.shape, float("nan"), dtype=dtype.to_torch_dtype(), device=expected.device)
+    for tensor in several:
+        torch.full(tensor.shape, float("nan"), dtype=dtype.to_torch_dtype(), device=tensor.device)
     with timed.context():
-        o = timed.call()
-    return output_error(o[0] if isinstance(o, tuple) else o, expected)
+        given = timed.call()
+    if not isinstance(expected, tuple):
+        return output_error(given[0] if isinstance(given, tuple) else given, expected)
+    errors = [output_error(one, right) for one, right in zip(given, several, strict=True)]
+    return OutputError(max(e.relative for e in errors), max(e.worst_row for e in errors))
 
 
 def failure_text(error: Exception, device: torch.device, name: str) -> str:

@@ -16,8 +16,8 @@ from flash_helpers.benchmark.result_file import (
 )
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.content import CONTENT_ERRORS, amount, typed
-from flash_helpers.kernels.direction import FORWARD
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem
 
 __all__ = [
@@ -53,11 +53,11 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def problem_from_json(values: dict[str, Any]) -> Problem:
-    """The inverse of ``problem_to_json``. Raises one of ``CONTENT_ERRORS``."""
+def problem_from_json(values: dict[str, Any], direction: str = FORWARD) -> Problem:
+    """The inverse of ``problem_to_json``; rows say the direction. Raises one of ``CONTENT_ERRORS``."""
     return Problem(
         DType.from_string(values["dtype"]), values["batch"], values["n_heads"], values["seq_len_q"],
-        values["d_head"], values["causal"], values["n_heads_kv"], values["seq_len_k"],
+        values["d_head"], values["causal"], values["n_heads_kv"], values["seq_len_k"], direction,
     )  # fmt: skip
 
 
@@ -76,7 +76,6 @@ class Row:
         gpu_state: clocks, temperature and power right after the measurement.
         environment: the facts of the run.
         kernel: short form of the kernel that ran, where the implementation chose one; else empty.
-        direction: what was computed; a row that says none is of ``forward``.
         variant: what a benchmark of variants calls it; else empty.
     """
 
@@ -90,8 +89,12 @@ class Row:
     gpu_state: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     kernel: str = ""
-    direction: str = FORWARD
     variant: str = ""
+
+    @property
+    def direction(self) -> str:
+        """What was computed. A row of a file that says none is of ``forward``."""
+        return self.problem.direction
 
     @property
     def shown_name(self) -> str:
@@ -130,7 +133,7 @@ class Row:
         row = cls(
             implementation=typed(values, "implementation", str),
             kind=typed(values, "kind", str),
-            problem=problem_from_json(values["problem"]),
+            problem=problem_from_json(values["problem"], values.get("direction", FORWARD)),
             timings={mode: Timing.from_json(t) for mode, t in typed(values, "milliseconds", dict).items()},
             error=None if error is None else float(error),
             **{name: values[name] for name in OPTIONAL if name in values},
@@ -140,7 +143,7 @@ class Row:
         return row
 
 
-OPTIONAL = ("status", "reason", "kernel", "direction", "variant", "environment", "gpu_state")
+OPTIONAL = ("status", "reason", "kernel", "variant", "environment", "gpu_state")
 
 
 @dataclass

@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 
-from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.environment import environment, gpu_state
+from flash_helpers.benchmark.expected import expected_of
+from flash_helpers.benchmark.gradients import implementation_of, in_direction
 from flash_helpers.benchmark.implementations import (
     Implementation,
-    KernelImplementation,
     Prepared,
     UnavailableError,
 )
@@ -22,13 +22,14 @@ from flash_helpers.benchmark.plan import MODES, Plan
 from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timer
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.families import kernel_of
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.problem import Problem
 
 
 def bench(
     problems: Iterable[Problem],
-    configs: Sequence[ForwardConfig] = (),
+    configs: Sequence[KernelConfig] = (),
     implementations: Sequence[Implementation] = (),
     *,
     fallback: Implementation | None = None,
@@ -70,9 +71,10 @@ def bench(
         raise ValueError(f"none of the timings {', '.join(plan.modes)} is known on {device}; known: {known}")
 
     def everyone_on(problem: Problem) -> list[Implementation]:
-        kernels = [KernelImplementation.of(c, problem) for c in configs if problem.fits(c)]
+        kernels = [implementation_of(kernel_of(c, causal=problem.causal)) for c in configs if problem.fits(c)]
         stand_in = [fallback] if fallback is not None and not kernels else []
-        return [*implementations, *kernels, *(one for one in stand_in if one not in implementations)]
+        others = [*implementations, *(one for one in stand_in if one not in implementations)]
+        return [*(in_direction(one, problem.direction) for one in others), *kernels]
 
     for problem in problems:
         problem.check_memory(device, outputs=len(everyone_on(problem)))
@@ -122,7 +124,7 @@ def measure_problem(
 
     measured = measure_checked(
         {i.name: partial(prepared, i) for i in implementations},
-        lambda: reference(q, k, v, problem.causal),
+        lambda: expected_of(problem, q, k, v),
         problem.dtype,
         device,
         timer,

@@ -15,12 +15,12 @@ from flash_helpers.benchmark.implementations import Prepared
 from flash_helpers.benchmark.measuring import measure_checked
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.timers import timer_for
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 PLAIN = Case("plain", 4, 4096, 4096, 16, 16)
 
 
-def with_windows(kernel: ForwardKernel) -> ForwardKernel:
+def with_windows(kernel: Kernel) -> Kernel:
     """The same configuration compiled for windows too."""
     return replace(kernel, traits=replace(kernel.traits, window=True))
 
@@ -41,7 +41,7 @@ def cost_of_windows(device: torch.device, rounds: int) -> dict[str, Any]:
     plain = explain_choice(x.q, x.k, x.v).kernel
     unbounded = cuda.Features(d_head_v=D_HEAD)
 
-    def prepared(kernel: ForwardKernel, *features: Any) -> Prepared:
+    def prepared(kernel: Kernel, *features: Any) -> Prepared:
         o = torch.full_like(x.q, float("nan"))
 
         def call() -> Tensor:

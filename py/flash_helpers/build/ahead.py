@@ -9,11 +9,11 @@ from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.compile import BuildResult, Progress, build_library
 from flash_helpers.build.index import remember
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 
 def build_kernels(
-    kernels: Iterable[ForwardKernel],
+    kernels: Iterable[Kernel],
     targets: Iterable[int],
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -64,6 +64,6 @@ def build_kernels(
     return results
 
 
-def build_command(kernel: ForwardKernel, target: int) -> str:
+def build_command(kernel: Kernel, target: int) -> str:
     """The shell command that builds one kernel into the cache."""
     return f'python -m flash_attention build "{kernel.short_form()}" --target {target}'

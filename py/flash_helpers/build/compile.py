@@ -41,7 +41,7 @@ from flash_helpers.build.workplace import bring, workplace
 from flash_helpers.host_memory import available_memory
 from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import common_direction
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 # The runtime is linked in and hidden: a process may hold several runtimes, and each library launches
 # its kernels through the one that they are registered with.
@@ -75,7 +75,7 @@ class CompiledKernel:
         cached: whether it was compiled before.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     seconds: float
     registers: int
     spill_bytes: int
@@ -105,7 +105,7 @@ Progress = Callable[[CompiledKernel, int, int], None]
 
 
 def build_library(
-    kernels: Sequence[ForwardKernel],
+    kernels: Sequence[Kernel],
     target: int,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -156,10 +156,10 @@ def build_library(
 
 
 def _compile_all(
-    compiler: _Compiler, kernels: Sequence[ForwardKernel], jobs: int | None, progress: Progress | None
-) -> dict[ForwardKernel, tuple[CompiledKernel, Artifact]]:
+    compiler: _Compiler, kernels: Sequence[Kernel], jobs: int | None, progress: Progress | None
+) -> dict[Kernel, tuple[CompiledKernel, Artifact]]:
     """Each kernel with what is known of it and its object."""
-    compiled: dict[ForwardKernel, tuple[CompiledKernel, Artifact]] = {}
+    compiled: dict[Kernel, tuple[CompiledKernel, Artifact]] = {}
     with ThreadPoolExecutor(max_workers=max(1, min(jobs or default_jobs(), len(kernels)))) as pool:
         futures = {pool.submit(compiler.compile, kernel): kernel for kernel in kernels}
         try:
@@ -198,7 +198,7 @@ class _Compiler:
     nvcc: Nvcc
     headers_digest: str
 
-    def compile(self, kernel: ForwardKernel) -> Artifact:
+    def compile(self, kernel: Kernel) -> Artifact:
         """The object of one kernel."""
         source, name = kernel_source(kernel, self.target), kernel_id(kernel)
         own_flags = compile_flags(self.direction.family, self.target)
@@ -296,7 +296,7 @@ class _Compiler:
         )
 
 
-def _describe(kernel: ForwardKernel, artifact: Artifact) -> CompiledKernel:
+def _describe(kernel: Kernel, artifact: Artifact) -> CompiledKernel:
     log = artifact.facts["log"]
     report = parse_ptxas(log)
     return CompiledKernel(

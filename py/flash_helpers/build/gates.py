@@ -26,14 +26,13 @@ from flash_helpers.console.alone import run_alone
 from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernel_configs import (
     DType,
-    ForwardConfig,
     ForwardKernel,
-    ForwardTraits,
     choose_ampere_kernel,
     parse_kernel_name_into_config,
 )
-from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of
+from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of, kernel_of
 from flash_helpers.kernels.gates import MachineCode
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 
 TARGETS = (80, 86, 89, 90)
@@ -45,18 +44,18 @@ AMPERE_RECORD = RECORDS / "ampere_instruction_counts.json"
 Body = list[Instruction]
 
 
-def kernels_of(target: int) -> list[ForwardKernel]:
+def kernels_of(target: int) -> list[Kernel]:
     """Every kernel that the project builds or chooses for a GPU generation, sorted."""
     kernels = {kernel for direction in DIRECTIONS for kernel in direction.checked(target)}
     if target == LADDER_TARGET:
         kernels |= {
-            ForwardKernel(rung.config, ForwardTraits(causal=causal))
+            kernel_of(rung.config, causal=causal)
             for family, d_heads in LADDERS.items()
             for d_head in d_heads
             for causal in (False, True)
             for rung in get_ladder(family, DType.BF16, d_head, causal)
         }
-    return sorted(kernels, key=ForwardKernel.short_form)
+    return sorted(kernels, key=Kernel.short_form)
 
 
 def compared_kernels(target: int) -> list[ForwardKernel]:
@@ -71,7 +70,24 @@ def compared_kernels(target: int) -> list[ForwardKernel]:
     )
 
 
-def machine_code(library: Path, kernels: Iterable[ForwardKernel]) -> dict[ForwardKernel, Body]:
+def kernel_of_symbol(name: str) -> Kernel | None:
+    """The kernel whose main function has a mangled name; None: a smaller function beside it, or of nobody.
+
+    The main function of a direction is called ``…forward_kernel``, ``…backward_kernel``.
+    """
+    match = re.search(r"(forward|backward)_kernel\w*?(?:Forward|Backward)Traits((?:Lb[01]E)*)E", name)
+    if match is None:
+        return None
+    config = parse_kernel_name_into_config(name)
+    direction = direction_of(config)
+    if direction.name != match[1]:
+        return None
+    known = [f.name for f in fields(direction.kernel.traits_type)]
+    flags = [flag == "1" for flag in re.findall(r"Lb([01])E", match[2])]
+    return kernel_of(config, **dict(zip(known, flags, strict=False)))  # the last that are off are left out
+
+
+def machine_code(library: Path, kernels: Iterable[Kernel]) -> dict[Kernel, Body]:
     """The code of each kernel of a library, found by the configuration and traits in its mangled name.
 
     Raises:
@@ -81,14 +97,8 @@ def machine_code(library: Path, kernels: Iterable[ForwardKernel]) -> dict[Forwar
     wanted = set(kernels)
     found = {}
     for name, body in parse_functions(disassemble(library)).items():
-        match = re.search(r"forward_kernel.*13ForwardTraits((?:Lb[01]E)*)E", name)
-        if match is None or not body:
-            continue
-        known = [f.name for f in fields(ForwardTraits)]
-        flags = [flag == "1" for flag in re.findall(r"Lb([01])E", match[1])]
-        traits = ForwardTraits(**dict(zip(known, flags, strict=False)))  # the last that are off are left out
-        kernel = ForwardKernel(parse_kernel_name_into_config(name), traits)
-        if kernel in wanted:
+        kernel = kernel_of_symbol(name)
+        if kernel in wanted and body:
             found[kernel] = body
     if missing := wanted - set(found):
         names = "; ".join(sorted(kernel.short_form() for kernel in missing))
@@ -114,7 +124,7 @@ def violations(compiled: CompiledKernel, body: Body, recorded: Mapping[str, int]
     return direction_of(config).violations(config, code_of(compiled, body, recorded))
 
 
-def per_256_products(config: ForwardConfig, body: Body) -> int:
+def per_256_products(config: KernelConfig, body: Body) -> int:
     """Instructions of the main loop for 256 products of the tensor cores."""
     loop = main_loop(body, config.products_per_block)
     products = sum(i.name == "HMMA" for i in loop)

@@ -21,9 +21,10 @@ from flash_helpers.build.flags import COMPILE_FLAGS, compile_flags
 from flash_helpers.build.instantiations import kernel_id, kernel_source
 from flash_helpers.content import ContentError, seal, unseal
 from flash_helpers.kernel_selection import parse_kernel
-from flash_helpers.kernels.direction import FORWARD, Direction
+from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import FORWARD
 
 if TYPE_CHECKING:
     from flash_helpers.build.compile import BuildResult
@@ -44,7 +45,7 @@ def remember(cache: KernelCache, result: BuildResult, include_root: Path | None 
 
 
 def find_library(
-    cache: KernelCache, kernel: ForwardKernel, target: int, include_root: Path | None = None
+    cache: KernelCache, kernel: Kernel, target: int, include_root: Path | None = None
 ) -> Path | None:
     """The library that holds this kernel, built from the present headers; ``None`` if there is none."""
     texts = cache.read_texts(_folder(direction_of(kernel), include_root), _file_name(kernel, target))
@@ -84,11 +85,11 @@ def is_current(facts: dict[str, Any], include_root: Path | None = None) -> bool:
     )
 
 
-def _file_name(kernel: ForwardKernel, target: int) -> str:
+def _file_name(kernel: Kernel, target: int) -> str:
     return f"{target}-{kernel_id(kernel)}.json"
 
 
-def _source_digest(kernel: ForwardKernel, target: int) -> str:
+def _source_digest(kernel: Kernel, target: int) -> str:
     return digest_of(kernel_source(kernel, target))
 
 

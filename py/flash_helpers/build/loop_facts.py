@@ -12,11 +12,11 @@ from flash_helpers.build.gates import machine_code
 from flash_helpers.build.index import find_library
 from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.sass import DisassemblerNotFoundError, Instruction
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.model.recorded import CompiledFacts
 
 
-def built_facts(kernel: ForwardKernel, target: int, cache: KernelCache | None = None) -> CompiledFacts | None:
+def built_facts(kernel: Kernel, target: int, cache: KernelCache | None = None) -> CompiledFacts | None:
     """Registers and spills of a kernel that the cache or the package holds compiled, or None."""
     library = find_library(cache or KernelCache(), kernel, target)
     if library is None:
@@ -26,15 +26,15 @@ def built_facts(kernel: ForwardKernel, target: int, cache: KernelCache | None = 
 
 
 def library_facts(
-    library: Path, kernels: Iterable[ForwardKernel], source: str = "compiled"
-) -> dict[ForwardKernel, CompiledFacts]:
+    library: Path, kernels: Iterable[Kernel], source: str = "compiled"
+) -> dict[Kernel, CompiledFacts]:
     """Registers, spills and main loops of a library's kernels; without a disassembler no loops.
 
     Raises:
         ValueError: the library does not hold one of them.
     """
     kernels, resources = list(kernels), _resources(library, source)
-    bodies: dict[ForwardKernel, list[Instruction]] = {}
+    bodies: dict[Kernel, list[Instruction]] = {}
     with contextlib.suppress(DisassemblerNotFoundError):
         bodies = machine_code(library, kernels)
     found = {}
@@ -50,7 +50,7 @@ def library_facts(
     return found
 
 
-def kernel_loop(kernel: ForwardKernel, body: list[Instruction]) -> list[Instruction]:
+def kernel_loop(kernel: Kernel, body: list[Instruction]) -> list[Instruction]:
     """The hot path of the loop that holds the products of one K/V block; empty: none was found."""
     return hot_path(main_loop(body, kernel.config.products_per_block))
 

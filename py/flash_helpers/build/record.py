@@ -18,7 +18,7 @@ from flash_helpers.build.gates import kernels_of
 from flash_helpers.build.loop_facts import library_facts
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.console.errors import shown_errors
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.model.recorded import RECORD, CompiledFacts, write_record
 
 
@@ -42,7 +42,7 @@ def record(
         kernels = kernels_of(target)
         if not only_cached:
             build_kernels(kernels, [target], jobs, cache=cache)
-        libraries: dict[Path, list[ForwardKernel]] = {}
+        libraries: dict[Path, list[Kernel]] = {}
         for kernel in kernels:
             if (library := find_library(cache, kernel, target)) is not None:
                 libraries.setdefault(library, []).append(kernel)

@@ -17,7 +17,7 @@ from flash_helpers.kernel_selection import select_kernels
 from flash_helpers.kernels.device_facts import DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import direction_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.model.resources import occupancy, predict_registers
 
 
@@ -148,11 +148,11 @@ def _none_passes(kernels: str, causal: str) -> str:
     )
 
 
-def _words(kernel: ForwardKernel) -> list[str]:
+def _words(kernel: Kernel) -> list[str]:
     return kernel.short_form().partition(": ")[2].replace(" | ", "+").split("+")
 
 
-def _entry(kernel: ForwardKernel, facts: DeviceFacts | None, built: tuple[int, ...]) -> ConfigEntry:
+def _entry(kernel: Kernel, facts: DeviceFacts | None, built: tuple[int, ...]) -> ConfigEntry:
     config, direction = kernel.config, direction_of(kernel)
     registers = None if direction.model is None else predict_registers(config).total
     resident, infeasible = None, None

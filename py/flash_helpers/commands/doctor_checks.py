@@ -20,7 +20,7 @@ from flash_helpers.build.sources import include_root
 from flash_helpers.commands.binding_check import binding_difference
 from flash_helpers.commands.cache import cache_parts
 from flash_helpers.console.output import shown_bytes
-from flash_helpers.kernels.families import FAMILIES
+from flash_helpers.kernels.families import FAMILIES, kernel_of
 from flash_helpers.results.database import TuningDatabase, default_path
 from flash_helpers.results.device import driver_version
 
@@ -224,7 +224,7 @@ def _small_call() -> Check:
 
     from flash_attention import forward
     from flash_helpers.benchmark.correctness import output_error, reference
-    from flash_helpers.kernel_configs import ForwardKernel, get_kernels_to_build
+    from flash_helpers.kernel_configs import get_kernels_to_build
 
     configs = get_kernels_to_build()
     config, device = configs[0], torch.device("cpu")
@@ -232,7 +232,7 @@ def _small_call() -> Check:
         from flash_attention.backends.cuda import load_kernel
 
         major, minor = torch.cuda.get_device_capability()
-        ready = (c for c in configs if load_kernel(ForwardKernel(c), 10 * major + minor) is not None)
+        ready = (c for c in configs if load_kernel(kernel_of(c), 10 * major + minor) is not None)
         if (built := next(ready, None)) is not None:
             config, device = built, torch.device("cuda", torch.cuda.current_device())
     shape = (1, 256, 2, config.d_head)

@@ -5,6 +5,7 @@ Arguments are checked before torch is imported, which takes seconds.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +26,10 @@ from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import family_of
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.families import direction_of, family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.ladder import Rung
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
-from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.problem import Problem, grid
 from flash_helpers.report.command import write_report
 
@@ -47,7 +47,7 @@ class Climb:
     """One ladder and the problems that it is measured on.
 
     Attributes:
-        family: of its kernels.
+        family: of its kernels, and their direction where that is not ``forward``: ``ampere_backward``.
         rungs: its steps and their configurations.
         problems: they differ in length only.
     """
@@ -57,10 +57,10 @@ class Climb:
     problems: Sequence[Problem]
 
     @property
-    def kernels(self) -> list[ForwardKernel]:
+    def kernels(self) -> list[Kernel]:
         """The steps' kernels, in order."""
-        traits = ForwardTraits(causal=self.problems[0].causal)
-        return [ForwardKernel(rung.config, traits) for rung in self.rungs]
+        causal = self.problems[0].causal
+        return [kernel_of(rung.config, causal=causal) for rung in self.rungs]
 
 
 def plan_climbs(
@@ -90,16 +90,13 @@ def plan_climbs(
         raise ValueError(f"there is no ladder {family!r}; valid: {', '.join(LADDERS)}, all")
     families = tuple(LADDERS) if family == "all" else (family,)
     wanted = DType.from_string(dtype)
-    return [
-        Climb(
-            name,
-            get_ladder(name, wanted, d_head, mask),
-            grid([wanted], seq_lens, [d_head], [mask], batch, heads, *work),
-        )
-        for name in families
-        for d_head in d_heads
-        for mask in CAUSAL[causal]
-    ]
+    climbs = []
+    for name, d_head, mask in itertools.product(families, d_heads, CAUSAL[causal]):
+        rungs = get_ladder(name, wanted, d_head, mask)
+        direction = direction_of(rungs[0].config).name
+        problems = grid([wanted], seq_lens, [d_head], [mask], batch, heads, *work, direction=direction)
+        climbs.append(Climb(name, rungs, problems))
+    return climbs
 
 
 def ladder_command(
@@ -124,7 +121,7 @@ def ladder_command(
 
     Args:
         out: folder of ``ladder.json`` and of the report.
-        family: ``ampere``, ``hopper``, or ``all``.
+        family: ``ampere``, ``hopper``, ``ampere_backward`` …, or ``all``.
         dtype: name of the element type.
         d_heads: head sizes.
         seq_lens: lengths; None: 4096, on the CPU 256, which takes seconds there instead of minutes.

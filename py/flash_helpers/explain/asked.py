@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.problem import UNLIMITED, AttentionProblem, Window, visible_limits
+from flash_helpers.kernels.problem import (
+    BACKWARD,
+    FORWARD,
+    UNLIMITED,
+    AttentionProblem,
+    Window,
+    visible_limits,
+)
 
 ALL = ("", "all", "none", "-1")  # a side of a window that has no limit
 
@@ -21,6 +28,8 @@ class Asked:
         varlen: packed sequences, each as long as the longest.
         cached: keys in a cache of ``seq_len_k``, whose length only the device knows.
         paged: such a cache in pages.
+        direction: ``forward`` or ``backward``.
+        deterministic: of gradients: the same bits in every run.
     """
 
     batch: int = 16
@@ -37,8 +46,16 @@ class Asked:
     varlen: bool = False
     cached: bool = False
     paged: bool = False
+    direction: str = FORWARD
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
+        if self.direction not in (FORWARD, BACKWARD):
+            raise ValueError(f"direction is {self.direction!r}; allowed: {FORWARD!r}, {BACKWARD!r}")
+        if self.paged and self.direction != FORWARD:
+            raise ValueError("keys in pages have no gradient: leave --paged or --direction backward away")
+        if self.deterministic and self.direction == FORWARD:
+            raise ValueError("the forward pass always is deterministic: add --direction backward")
         for name in ("batch", "heads", "seq_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -50,15 +67,15 @@ class Asked:
                 f"heads is {self.heads} and heads_kv {self.heads_kv}; heads must be a multiple of heads_kv"
             )
 
-    def with_causal(self, causal: bool) -> Asked:
-        """The same with another mask."""
-        return replace(self, causal=causal)
+    def of_kernel(self, causal: bool, direction: str) -> Asked:
+        """The same with a kernel's mask and direction."""
+        return replace(self, causal=causal, direction=direction)
 
     def problem(self, dtype: DType, d_head: int, d_head_v: int) -> AttentionProblem:
         """The problem as ``select`` sees it."""
         seq_len_k = self.seq_len_k or self.seq_len
         left, right = visible_limits(self.causal, self.window, self.seq_len, seq_len_k)
-        return AttentionProblem(
+        problem = AttentionProblem(
             dtype=dtype,
             batch=self.batch,
             seq_len_q=self.seq_len,
@@ -76,6 +93,7 @@ class Asked:
             paged=self.paged,
             lse=self.lse,
         )
+        return problem if self.direction == FORWARD else problem.backward(self.deterministic)
 
 
 def parse_window(text: str) -> Window:

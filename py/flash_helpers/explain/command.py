@@ -22,9 +22,11 @@ from flash_helpers.explain.render import diff_table, explanation_table
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.traits import Traits
 from flash_helpers.model.recorded import CompiledFacts
 from flash_helpers.results.lookup import TuningResults
+from flash_helpers.select.candidates import is_split
 from flash_helpers.select.choice import check_head_size
 from flash_helpers.select.select import select
 
@@ -141,8 +143,9 @@ def _explain_one(text: str, facts: DeviceFacts, asked: Asked, split: bool, compi
         raise ValueError(
             f"--d-head-v is {asked.d_head_v}, and the kernel has its own, {config.d_head_v}: leave it away"
         )
-    problem = asked.with_causal(traits.causal).problem(config.dtype, config.d_head, config.d_head_v)
-    explanation = explain(config, problem, facts, split=split or traits.split)
+    asked = asked.of_kernel(traits.causal, direction_of(config).name)
+    problem = asked.problem(config.dtype, config.d_head, config.d_head_v)
+    explanation = explain(config, problem, facts, split=split or is_split(kernel))
     if wrong := _more_than(traits, explanation.kernel.traits):
         raise ValueError(
             f"{text!r} names {', '.join(wrong)}, which the problem does not have: give it as an option "
@@ -158,13 +161,13 @@ def _explain_one(text: str, facts: DeviceFacts, asked: Asked, split: bool, compi
             compiled = None  # the record says more: it has the main loop
     if compiled is None:
         return explanation
-    return explain(config, problem, facts, compiled, split=explanation.kernel.traits.split)
+    return explain(config, problem, facts, compiled, split=is_split(explanation.kernel))
 
 
 def _same(built: CompiledFacts, recorded: CompiledFacts) -> bool:
     return (built.registers, built.spill_bytes) == (recorded.registers, recorded.spill_bytes)
 
 
-def _more_than(named: ForwardTraits, found: ForwardTraits) -> list[str]:
+def _more_than(named: Traits, found: Traits) -> list[str]:
     """Traits that are named and not found. Tensors as narrow as the kernel need no padding."""
     return [name for name in vars(named) if getattr(named, name) and not getattr(found, name)]

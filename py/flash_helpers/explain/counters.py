@@ -147,8 +147,11 @@ def counter_lines(e: Explanation, counters: dict[str, Counter]) -> list[str]:
                 text += f" busy, by its bound {bound.milliseconds / milliseconds:.0%} of this time"
         if name == "registers":
             known = e.compiled.registers if e.compiled else None
-            text += f", compiled {known}" if known is not None else f", predicted {e.registers.total}"
-        if name == "DRAM bytes":
+            if known is not None:
+                text += f", compiled {known}"
+            elif e.registers is not None:
+                text += f", predicted {e.registers.total}"
+        if name == "DRAM bytes" and e.work is not None:
             text += f", at least {e.work.min_bytes:,} bytes"
         lines.append(text)
     return lines

@@ -8,7 +8,8 @@ from typing import Any
 from flash_helpers.explain.rejected import Rejected, nearest_rejected
 from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
@@ -19,7 +20,7 @@ from flash_helpers.model.resources import Occupancy, Waves, occupancy, predict_r
 from flash_helpers.model.step_costs import LoopFacts, StepCosts, step_costs
 from flash_helpers.model.work import Work, work
 from flash_helpers.problem import Problem
-from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
+from flash_helpers.select.candidates import is_split, kernel_for, split_variant, unable_reason
 from flash_helpers.select.choice import attention_problem
 from flash_helpers.select.prediction import expected_seconds, parts_of_keys, with_rates
 
@@ -64,7 +65,7 @@ class Explanation:
         kernel: the configuration and the traits that the problem needs.
         problem, device: what it is explained for.
         infeasible: why it can't compute the problem on the device, or None.
-        registers: the prediction.
+        registers: the prediction; None, as ``work`` and ``performance``: the direction has no cost model.
         compiled: what the compiler made of it, where that is known.
         smem_bytes: shared memory of a block.
         work: what it executes.
@@ -72,14 +73,14 @@ class Explanation:
         accesses, rejected: see their classes.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     problem: AttentionProblem
     device: DeviceFacts
     infeasible: str | None
-    registers: Registers
+    registers: Registers | None
     compiled: CompiledFacts | None
     smem_bytes: int
-    work: Work
+    work: Work | None
     performance: Performance | None
     accesses: tuple[SharedAccess, ...]
     rejected: tuple[Rejected, ...]
@@ -87,7 +88,9 @@ class Explanation:
     @property
     def attainable_tflops(self) -> float | None:
         """FLOP of the problem over its longest bound, 10^12 a second."""
-        return None if self.performance is None else self.work.flop / self.performance.bounds.longest / 1e9
+        if self.performance is None or self.work is None:
+            return None
+        return self.work.flop / self.performance.bounds.longest / 1e9
 
     @property
     def main_loop(self) -> dict[str, int]:
@@ -102,10 +105,10 @@ class Explanation:
             "problem": {**asdict(self.problem), "dtype": self.problem.dtype.name},
             "device": asdict(self.device),
             "infeasible": self.infeasible,
-            "registers_predicted": asdict(self.registers),
+            "registers_predicted": asdict(self.registers) if self.registers else None,
             "compiled": asdict(self.compiled) if self.compiled else None,
             "smem_bytes": self.smem_bytes,
-            "work": asdict(self.work),
+            "work": asdict(self.work) if self.work else None,
             "occupancy": p.occupancy.to_json() if p else None,
             "waves": asdict(p.waves) if p else None,
             "clocks_per_block": asdict(p.costs) if p else None,
@@ -123,7 +126,7 @@ class Explanation:
 
 
 def explain(
-    config: ForwardConfig,
+    config: KernelConfig,
     problem: Problem | AttentionProblem,
     facts: DeviceFacts,
     compiled: CompiledFacts | None = None,
@@ -155,15 +158,15 @@ def explain(
             raise ValueError(f"{config.short_form()} can't cut keys into parts: leave --split away")
         kernel = variant
     compiled = compiled or recorded_facts(kernel, facts.target)
-    done = work(config, problem)
+    modelled = direction_of(config).model is not None
+    done, registers = (work(config, problem), predict_registers(config)) if modelled else (None, None)
     infeasible = (
         unable_reason(config, problem, [config])
         or config.infeasible_reason(facts)
-        or launch_reason(config, done)
+        or (None if done is None else launch_reason(config, done))
     )
-    registers = predict_registers(config)
     performance = None
-    if infeasible is None:
+    if infeasible is None and done is not None and registers is not None:
         performance = _performance(kernel, problem, facts, done, registers, compiled)
     return Explanation(
         kernel=kernel,
@@ -175,13 +178,13 @@ def explain(
         smem_bytes=config.smem_bytes(),
         work=done,
         performance=performance,
-        accesses=tuple(shared_accesses(config)) if neighbours else (),
+        accesses=tuple(shared_accesses(config)) if neighbours and modelled else (),
         rejected=tuple(nearest_rejected(config, facts)) if neighbours else (),
     )
 
 
 def kernel_costs(
-    config: ForwardConfig, facts: DeviceFacts, registers: Registers, compiled: CompiledFacts | None
+    config: KernelConfig, facts: DeviceFacts, registers: Registers, compiled: CompiledFacts | None
 ) -> StepCosts:
     """Clocks of one K/V block: by the compiled main loop where it is known, else predicted."""
     loop = None
@@ -192,7 +195,7 @@ def kernel_costs(
 
 
 def _performance(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     problem: AttentionProblem,
     facts: DeviceFacts,
     done: Work,
@@ -202,7 +205,7 @@ def _performance(
     config, facts = kernel.config, with_rates(facts)
     used = compiled.registers if compiled else registers.total
     resident = occupancy(config.n_warps, used, config.smem_bytes(), facts)
-    parts = parts_of_keys(kernel, problem, facts) if kernel.traits.split else 1
+    parts = parts_of_keys(kernel, problem, facts) if is_split(kernel) else 1
     costs = kernel_costs(config, facts, registers, compiled)
     blocks = max(1, resident.blocks)
     return Performance(
@@ -215,7 +218,7 @@ def _performance(
     )
 
 
-def _check_sizes(config: ForwardConfig, problem: AttentionProblem) -> None:
+def _check_sizes(config: KernelConfig, problem: AttentionProblem) -> None:
     wanted = (config.dtype, config.d_head, config.d_head_v)
     if wanted != (problem.dtype, problem.d_head, problem.d_head_v):
         raise ValueError(
@@ -224,7 +227,7 @@ def _check_sizes(config: ForwardConfig, problem: AttentionProblem) -> None:
         )
 
 
-def compile_facts(kernel: ForwardKernel, target: int) -> Compiled:
+def compile_facts(kernel: Kernel, target: int) -> Compiled:
     """Compiles one kernel (or finds it in the cache) and reads what came out.
 
     Raises:

@@ -13,7 +13,7 @@ from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
@@ -34,7 +34,7 @@ class Cell:
     """
 
     file: str
-    kernel: ForwardKernel
+    kernel: Kernel
     problem: AttentionProblem
     device: DeviceFacts
     milliseconds: float

@@ -13,13 +13,14 @@ from rich.text import Text
 from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.explain.explanation import Performance, explain
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.model.bounds import launch_reason
 from flash_helpers.model.recorded import CompiledFacts, recorded_facts
 from flash_helpers.model.work import work
 from flash_helpers.results.lookup import TunedBucket, TunedKernel
-from flash_helpers.select.candidates import unable_reason
+from flash_helpers.select.candidates import is_split, unable_reason
 
 SHOWN = 6  # candidates of the table; --json has all
 
@@ -28,7 +29,7 @@ class RejectedKernel(Protocol):
     """A kernel that is not chosen, and why."""
 
     @property
-    def kernel(self) -> ForwardKernel: ...
+    def kernel(self) -> Kernel: ...
     @property
     def reason(self) -> str: ...
 
@@ -37,7 +38,7 @@ class ChosenKernel(Protocol):
     """What selection says."""
 
     @property
-    def kernel(self) -> ForwardKernel: ...
+    def kernel(self) -> Kernel: ...
     @property
     def reason(self) -> str: ...
     @property
@@ -54,18 +55,18 @@ class Candidate:
         kernel: the kernel.
         chosen: whether it is the one.
         reason: why, or why not.
-        performance: what it can do.
+        performance: what it can do; None, as ``attainable_tflops``: the direction has no cost model.
         compiled: what is known of the compiled kernel; None: its registers are predicted.
         attainable_tflops: FLOP of the problem over the longest bound.
         measured: from the tuning results, if it was measured on such a problem.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     chosen: bool
     reason: str
-    performance: Performance
+    performance: Performance | None
     compiled: CompiledFacts | None
-    attainable_tflops: float
+    attainable_tflops: float | None
     measured: TunedKernel | None
 
 
@@ -101,11 +102,13 @@ class ProblemExplanation:
                     "kernel": c.kernel.short_form(),
                     "chosen": c.chosen,
                     "reason": c.reason,
-                    "occupancy": c.performance.occupancy.to_json(),
+                    "occupancy": c.performance.occupancy.to_json() if c.performance else None,
                     "compiled": asdict(c.compiled) if c.compiled else None,
-                    "bounds_ms": {b.name: b.milliseconds for b in c.performance.bounds.all},
-                    "binding": [b.name for b in c.performance.bounds.binding],
-                    "expected_ms": c.performance.expected,
+                    "bounds_ms": {b.name: b.milliseconds for b in c.performance.bounds.all}
+                    if c.performance
+                    else None,
+                    "binding": [b.name for b in c.performance.bounds.binding] if c.performance else None,
+                    "expected_ms": c.performance.expected if c.performance else None,
                     "attainable_tflops": c.attainable_tflops,
                     "measured": asdict(c.measured) if c.measured else None,
                 }
@@ -134,7 +137,9 @@ def explain_problem(
         ValueError: the chosen kernel's launch can't hold the problem; ``attention`` refuses it too.
     """
     problem = choice.problem or problem
-    if reason := launch_reason(choice.kernel.config, work(choice.kernel.config, problem)):
+    config = choice.kernel.config
+    modelled = direction_of(config).model is not None
+    if modelled and (reason := launch_reason(config, work(config, problem))):
         raise ValueError(f"attention refuses {problem.label()}: {reason}")
     times = {entry.kernel: entry for entry in measured.kernels} if measured else {}
     chosen_time = times.get(choice.kernel.short_form())
@@ -170,10 +175,13 @@ def problem_table(e: ProblemExplanation) -> Table:
     for c in e.candidates[:SHOWN]:
         measured = f"{c.measured.tflops:.1f}" if c.measured else ""
         why = f"chosen: {c.reason}" if c.chosen else c.reason
-        name, bound = Text(c.kernel.short_form()), f"{c.attainable_tflops:.0f}"
-        blocks = f"{'' if c.compiled else '~'}{c.performance.occupancy.blocks}"
+        blocks = bound = by = ""
+        if c.performance is not None:
+            blocks = f"{'' if c.compiled else '~'}{c.performance.occupancy.blocks}"
+            bound, by = f"{c.attainable_tflops:.0f}", c.performance.bounds.text()
         style = "bold" if c.chosen else ""
-        table.add_row(name, blocks, bound, c.performance.bounds.text(), measured, Text(why), style=style)
+        name = Text(c.kernel.short_form())
+        table.add_row(name, blocks, bound, by, measured, Text(why), style=style)
     return table
 
 
@@ -183,7 +191,7 @@ def notes(e: ProblemExplanation) -> list[str]:
     if len(e.candidates) > SHOWN:
         lines.append(f"{len(e.candidates) - SHOWN} more candidates come after these (--json has all)")
     lines += [f"{count} other{'s' if count > 1 else ''}: {reason}" for reason, count in e.unable.items()]
-    if any(c.compiled is None for c in e.candidates[:SHOWN]):
+    if any(c.performance is not None and c.compiled is None for c in e.candidates[:SHOWN]):
         lines.append("~: by predicted registers; --model-error says how far off these are")
     lines.append(f"measured: {e.measured_as}" if e.measured_as else "nothing near was measured on this card")
     return lines
@@ -197,7 +205,7 @@ def _measured_reason(entry: TunedKernel, chosen: TunedKernel) -> str:
 
 
 def _candidate(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     reason: str,
     problem: AttentionProblem,
     facts: DeviceFacts,
@@ -210,10 +218,11 @@ def _candidate(
     compiled = recorded_facts(kernel, facts.target)
     if chosen and compiled is None:
         compiled = built_facts(kernel, facts.target)
-    found = explain(config, padded, facts, compiled, split=kernel.traits.split, neighbours=False)
-    assert found.performance is not None, found.infeasible
-    flop = work(config, problem).flop
-    rate = flop / found.performance.bounds.longest / 1e9
+    found = explain(config, padded, facts, compiled, split=is_split(kernel), neighbours=False)
+    assert found.infeasible is None, found.infeasible
+    rate = None
+    if found.performance is not None:
+        rate = work(config, problem).flop / found.performance.bounds.longest / 1e9
     return Candidate(
         kernel, chosen, reason, found.performance, found.compiled, rate, times.get(kernel.short_form())
     )

@@ -18,6 +18,8 @@ def main() -> None:
     name, problem = sys.argv[1], json.loads(sys.argv[2])
     if on := [feature for feature in ("varlen", "cached", "paged") if problem[feature]]:
         raise SystemExit(f"--ncu profiles dense calls; this problem has {', '.join(on)}: leave these away")
+    if problem["direction"] != "forward":
+        raise SystemExit("--ncu profiles forward kernels alone: leave it away, and time gradients by bench")
     kernel = parse_kernel(name, False)
     if kernel.traits.split:
         raise SystemExit("--ncu profiles kernels that take all keys in one go: leave --split away")

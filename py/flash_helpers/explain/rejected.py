@@ -9,7 +9,7 @@ from typing import Any
 
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Rejected:
         reason: why the device can't run it, or why the tuner leaves it out.
     """
 
-    config: ForwardConfig
+    config: KernelConfig
     change: str
     reason: str
 
 
-def nearest_rejected(config: ForwardConfig, facts: DeviceFacts) -> list[Rejected]:
+def nearest_rejected(config: KernelConfig, facts: DeviceFacts) -> list[Rejected]:
     """All configurations that differ from ``config`` in one choice and are rejected, in field order.
 
     Left out are those that are rejected for the same reason as ``config`` itself, whatever the choice.
@@ -41,7 +41,7 @@ def nearest_rejected(config: ForwardConfig, facts: DeviceFacts) -> list[Rejected
     return found
 
 
-def _neighbours(config: ForwardConfig) -> Iterator[tuple[str, ForwardConfig]]:
+def _neighbours(config: KernelConfig) -> Iterator[tuple[str, KernelConfig]]:
     for name, values in direction_of(config).neighbours.items():
         present = getattr(config, name)
         place = values.index(present) if present in values else None

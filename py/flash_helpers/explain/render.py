@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flash_helpers.explain.explanation import Explanation, Performance
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.model.of import model_of
 from flash_helpers.model.register_error import register_error
 from flash_helpers.select.prediction import MODEL_ERROR
@@ -19,10 +20,14 @@ def summary_lines(e: Explanation) -> list[Line]:
     """(what, value) of everything but the rejected neighbours, in reading order."""
     lines = [("runs there", "yes" if e.infeasible is None else f"no: {e.infeasible}"), *_register_lines(e)]
     lines.append(("shared memory", f"{e.smem_bytes:,} bytes a block"))
-    lines += [
-        ("FLOP", f"{e.work.flop:.3e}; executed {e.work.executed_flop:.3e}"),
-        ("bytes", f"{e.work.min_bytes:,} at least from memory; {e.work.l2_bytes:,} through L2"),
-    ]
+    if e.work is not None:
+        lines += [
+            ("FLOP", f"{e.work.flop:.3e}; executed {e.work.executed_flop:.3e}"),
+            ("bytes", f"{e.work.min_bytes:,} at least from memory; {e.work.l2_bytes:,} through L2"),
+        ]
+    else:
+        of = direction_of(e.kernel).label
+        lines.append(("time, predicted", f"no: there is no cost model of {of} kernels; bench measures them"))
     if e.performance is not None:
         lines += _performance_lines(e, e.performance)
     for access in e.accesses:
@@ -51,6 +56,7 @@ def _performance_lines(e: Explanation, p: Performance) -> list[Line]:
     lines += [
         (f"bound: {bound.name}", f"{bound.milliseconds:.4f} ms ({bound.how})") for bound in p.bounds.all
     ]
+    assert e.work is not None  # as wherever there is a performance
     rate = e.work.flop / p.expected / 1e9
     lines += [
         ("binding", f"{p.bounds.text()}: at most {e.attainable_tflops:.0f} TFLOP/s"),
@@ -71,6 +77,8 @@ def _register_lines(e: Explanation) -> list[Line]:
         source = f" ({e.compiled.source})" if e.compiled.source else ""
         lines.append(("registers, compiled", f"{e.compiled.registers}{source}"))
         lines.append(("spills, compiled", f"{e.compiled.spill_bytes} bytes a thread"))
+    if r is None:
+        return lines or [("registers, compiled", "not known: --compile asks the compiler")]
     if (known := model_of(e.kernel.config).register_lines(r)) is not None:
         return [*lines, *known]
     error = register_error()

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from flash_helpers.kernels.arguments import BackwardArguments
+from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.field_types import NUMBERS, field_types
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.traits import BackwardTraits, ForwardTraits
 
 FOLDER = "generated"
 STRUCTS = "structs.cuh"
@@ -77,13 +79,14 @@ def structs_header(structs: Iterable[type]) -> str:
     )
 
 
-def fields_header(configs: Mapping[type, tuple[str, str]], structs: Iterable[type]) -> str:
+def fields_header(directions: Iterable[Direction], structs: Iterable[type]) -> str:
     """What the binding reads: the fields of each struct, the numbers of each enumeration, the directions.
 
     Args:
-        configs: the configurations, with the names of family and direction.
+        directions: what kernels compute, each with its configuration.
         structs: the other structs.
     """
+    configs = {direction.config: direction for direction in directions}
     described = [*configs, *structs]
     parts = [_description(struct, configs.get(struct)) for struct in described]
     for kind in enumerations(described):
@@ -97,6 +100,10 @@ def fields_header(configs: Mapping[type, tuple[str, str]], structs: Iterable[typ
         "// The configuration struct of each direction of each family.\n"
         f"using Configs = std::tuple<{names}>;\n"
     )
+    parts.append(
+        "// What a backward launch reads: flash_helpers.kernels.arguments.BackwardArguments.\n"
+        + arguments_source("kBackwardArguments", "BackwardProblem", BackwardArguments._fields)
+    )
     return (
         f"{_BANNER}"
         "// Included by binding/fields.hpp, which declares what is described here.\n"
@@ -106,10 +113,15 @@ def fields_header(configs: Mapping[type, tuple[str, str]], structs: Iterable[typ
     )
 
 
-def _description(struct: type, of: tuple[str, str] | None) -> str:
-    name = struct.__name__
-    words = zip(("family", "direction"), of or (), strict=False)
-    of_direction = "".join(f'    static constexpr const char *{word} = "{value}";\n' for word, value in words)
+def _description(struct: type, direction: Direction | None) -> str:
+    name, of_direction = struct.__name__, ""
+    if direction is not None:
+        of_direction = (
+            f"    using Traits = {direction.kernel.traits_type.__name__};\n"
+            f"    using Record = {direction.record};\n"
+            f'    static constexpr const char *family = "{direction.family.name}";\n'
+            f'    static constexpr const char *direction = "{direction.name}";\n'
+        )
     listed = ",\n".join(f'        field("{f.name}", &{name}::{f.name})' for f in fields(struct))
     return (
         f"template <>\nstruct Description<{name}> {{\n"
@@ -119,13 +131,19 @@ def _description(struct: type, of: tuple[str, str] | None) -> str:
     )
 
 
+def arguments_source(name: str, problem: str, arguments: Iterable[str]) -> str:
+    """The members of a C++ problem that a launch reads out of one tuple, in the order of the tuple."""
+    listed = ",\n".join(f'    field("{argument}", &{problem}::{argument})' for argument in arguments)
+    return f"inline constexpr std::tuple {name}{{\n{listed},\n}};\n"
+
+
 # ---------------------------------------------------------------------- files
 def headers() -> dict[str, str]:
     """The text of each generated header, by its name."""
-    configs = {d.config: (d.family.name, d.name) for d in DIRECTIONS}
+    traits = [ForwardTraits, BackwardTraits]
     return {
-        STRUCTS: structs_header([*configs, ForwardTraits]),
-        FIELDS: fields_header(configs, [ForwardTraits]),
+        STRUCTS: structs_header([*(direction.config for direction in DIRECTIONS), *traits]),
+        FIELDS: fields_header(DIRECTIONS, traits),
     }
 
 

@@ -15,19 +15,17 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.family import Family
 from flash_helpers.kernels.gates import MachineCode, common_violations
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import ForwardKernel, Kernel, KernelConfig
 from flash_helpers.kernels.ladder import Rung, Step
 from flash_helpers.kernels.names import Name
-from flash_helpers.kernels.problem import AttentionProblem
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
+from flash_helpers.kernels.traits import BackwardTraits, ForwardTraits, Traits
 
 if TYPE_CHECKING:
     from flash_helpers.kernels.cost_model import CostModel
 
-FORWARD = "forward"
-"""The direction of kernels, rows and files that name none."""
-
 ALL_TRAITS = tuple(f.name for f in fields(ForwardTraits))
+ALL_BACKWARD_TRAITS = tuple(f.name for f in fields(BackwardTraits))
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ class Direction:
         launcher_header: the header, relative to the include root, that defines ``make_record``.
         make_record: the C++ function template that makes a kernel's record.
         name: ``forward``, say.
-        traits: what its kernels can be compiled for, by the names of ``ForwardTraits``.
+        kernel: the class of its kernels, which says what traits they have and what problem a launch takes.
+        traits: what its kernels can be compiled for, by the names of ``kernel.traits_type``.
         model: what its kernels cost; None: nothing predicts them, so only a caller's own configuration and a
             tuned table choose one.
         built: what is built ahead of time and listed.
@@ -91,18 +90,19 @@ class Direction:
     launcher_header: str
     make_record: str
     name: str = FORWARD
+    kernel: type[Kernel] = ForwardKernel
     traits: tuple[str, ...] = ()
     model: CostModel | None = None
-    built: Callable[[], Sequence[ForwardKernel]] = _nothing
-    candidates: Callable[[], Sequence[ForwardConfig]] = _nothing
-    tuned: Callable[[], Sequence[ForwardConfig]] = _nothing
+    built: Callable[[], Sequence[Kernel]] = _nothing
+    candidates: Callable[[], Sequence[KernelConfig]] = _nothing
+    tuned: Callable[[], Sequence[KernelConfig]] = _nothing
     sizes: Callable[[], Iterable[tuple[int, int]]] = _nothing
-    sets: Mapping[str, Callable[[], Sequence[ForwardConfig]]] = field(default_factory=dict)
-    checked: Callable[[int], Sequence[ForwardKernel]] = _nothing
+    sets: Mapping[str, Callable[[], Sequence[KernelConfig]]] = field(default_factory=dict)
+    checked: Callable[[int], Sequence[Kernel]] = _nothing
     violations: Callable[[Any, MachineCode], list[str]] = common_violations
     counts: Callable[[MachineCode], dict[str, int]] | None = None
     defaults: Callable[[AttentionProblem, DeviceFacts], Defaults | None] = _none
-    reads_beyond: Callable[[ForwardKernel, tuple[int, int]], bool] = _every_size
+    reads_beyond: Callable[[Any, tuple[int, int]], bool] = _every_size
     unable_reason: Callable[[Any, AttentionProblem], str | None] = _none
     neighbours: Mapping[str, Sequence[int | bool]] = field(default_factory=dict)
     untuned_reason: Callable[[Any], str | None] = _none
@@ -115,10 +115,19 @@ class Direction:
         return self.names.config
 
     @property
+    def record(self) -> str:
+        """The C++ type of a kernel's record."""
+        return f"flash::{self.kernel.record}<{self.config.__name__}>"
+
+    def make(self, config: Any, traits: Traits | None = None) -> Kernel:
+        """The kernel of a configuration; without traits the plain one."""
+        return self.kernel(config, self.kernel.traits_type() if traits is None else traits)
+
+    @property
     def label(self) -> str:
         """The family's name, and the direction's where that is not ``forward``: for files and messages."""
         return self.family.name if self.name == FORWARD else f"{self.family.name}_{self.name}"
 
-    def missing_traits(self, traits: ForwardTraits) -> tuple[str, ...]:
+    def missing_traits(self, traits: Any) -> tuple[str, ...]:
         """The features of ``traits`` that the kernels do not have: they would ignore them."""
         return tuple(f.name for f in fields(traits) if getattr(traits, f.name) and f.name not in self.traits)

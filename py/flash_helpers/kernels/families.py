@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.lazy import LazySequence
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _FOLDERS = (  # each has a module ``direction``, which defines ``DIRECTION``
     "ampere.forward",
     "hopper.forward",
+    "ampere.backward",
+    "hopper.backward",
 )
 
 
@@ -37,13 +39,14 @@ FAMILIES: LazySequence[Family] = LazySequence(lambda: dict.fromkeys(d.family for
 """Every family, in the order of ``DIRECTIONS``."""
 
 
-def direction_of(kernel: ForwardKernel | ForwardConfig) -> Direction:
+def direction_of(kernel: Kernel | KernelConfig) -> Direction:
     """The direction that a kernel, or a configuration, is of.
 
     Raises:
         TypeError: the configuration is of no known class.
     """
-    return _direction_of_class(type(kernel.config if isinstance(kernel, ForwardKernel) else kernel))
+    kind: Any = type(kernel.config if isinstance(kernel, Kernel) else kernel)
+    return _direction_of_class(kind)
 
 
 @cache
@@ -55,12 +58,23 @@ def _direction_of_class(kind: type) -> Direction:
     raise TypeError(f"configuration of type {kind.__name__}; known: {known_configs(', ')}")
 
 
-def known_configs(separator: str) -> str:
-    """The names of all configuration classes, for messages."""
-    return separator.join(direction.config.__name__ for direction in DIRECTIONS)
+def kernel_of(config: KernelConfig, **features: bool) -> Kernel:
+    """The kernel of a configuration with the features that are on, by the names of its direction's traits.
+
+    Raises:
+        TypeError: the configuration is of no known class, or its direction knows no such feature.
+    """
+    direction = direction_of(config)
+    traits_type: Any = direction.kernel.traits_type
+    return direction.make(config, traits_type(**features))
 
 
-def family_of(kernel: ForwardKernel | ForwardConfig) -> Family:
+def known_configs(separator: str, direction: str | None = None) -> str:
+    """The names of the configuration classes of a direction, for messages; None: of all."""
+    return separator.join(d.config.__name__ for d in DIRECTIONS if direction in (None, d.name))
+
+
+def family_of(kernel: Kernel | KernelConfig) -> Family:
     """The family that a kernel, or a configuration, is of.
 
     Raises:
@@ -69,7 +83,12 @@ def family_of(kernel: ForwardKernel | ForwardConfig) -> Family:
     return direction_of(kernel).family
 
 
-def common_direction(kernels: Iterable[ForwardKernel]) -> Direction:
+def directions(name: str) -> list[Direction]:
+    """The directions of all families that have this name, ``forward`` say; no other one is loaded."""
+    return [_load(folder) for folder in _FOLDERS if folder.rpartition(".")[2] == name]
+
+
+def common_direction(kernels: Iterable[Kernel]) -> Direction:
     """The one direction of all ``kernels``: a kernel library holds kernels of one direction of one family.
 
     Raises:
@@ -79,5 +98,7 @@ def common_direction(kernels: Iterable[ForwardKernel]) -> Direction:
     found = {direction_of(kernel) for kernel in kernels}
     if len(found) != 1:
         names = ", ".join(sorted(direction.label for direction in found)) or "none"
-        raise ValueError(f"a kernel library holds kernels of exactly one family; given: {names}")
+        raise ValueError(
+            f"a kernel library holds kernels of exactly one direction of one family; given: {names}"
+        )
     return found.pop()

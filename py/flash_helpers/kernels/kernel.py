@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Protocol
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.softmax import SoftmaxReference
-from flash_helpers.kernels.traits import PLAIN, ForwardTraits
+from flash_helpers.kernels.traits import PLAIN, PLAIN_BACKWARD, BackwardTraits, ForwardTraits, Traits
 
 
-class ForwardConfig(Protocol):
-    """What every configuration of a forward kernel says, whatever its family.
+class KernelConfig(Protocol):
+    """What every configuration says, whatever its family and direction.
 
     A configuration is a frozen, ordered dataclass; its classes are listed in ``families.DIRECTIONS``.
     """
@@ -31,17 +31,9 @@ class ForwardConfig(Protocol):
     @property
     def B_c(self) -> int: ...
     @property
-    def kv_stages(self) -> int: ...
-    @property
     def n_warps(self) -> int: ...
     @property
     def n_threads(self) -> int: ...
-    @property
-    def softmax_reference(self) -> SoftmaxReference: ...
-    @property
-    def optimized_softmax(self) -> bool: ...
-    @property
-    def writes_lse(self) -> bool: ...
     @property
     def products_per_block(self) -> int: ...
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str: ...
@@ -52,27 +44,57 @@ class ForwardConfig(Protocol):
     def resident_registers(self) -> int: ...
     def attn_flop(self, batch: int, heads: int, seq_len: int) -> int: ...
     def total_flop(self, batch: int, heads: int, seq_len: int) -> int: ...
-    def malformed_reason(self, traits: ForwardTraits = PLAIN) -> str | None: ...
-    def infeasible_reason(self, facts: DeviceFacts, traits: ForwardTraits = PLAIN) -> str | None: ...
+    def malformed_reason(self, traits: Any = ...) -> str | None: ...
+    def infeasible_reason(self, facts: DeviceFacts, traits: Any = ...) -> str | None: ...
     def __hash__(self) -> int: ...
     def __lt__(self, other: Any) -> bool: ...
 
 
+class ForwardConfig(KernelConfig, Protocol):
+    """What every configuration of a forward kernel says beside that."""
+
+    @property
+    def kv_stages(self) -> int: ...
+    @property
+    def softmax_reference(self) -> SoftmaxReference: ...
+    @property
+    def optimized_softmax(self) -> bool: ...
+    @property
+    def writes_lse(self) -> bool: ...
+
+
+class BackwardConfig(KernelConfig, Protocol):
+    """What every configuration of a backward kernel says beside that.
+
+    ``B_r`` are the queries of a tile, ``B_c`` its keys.
+    """
+
+    @property
+    def deterministic(self) -> bool: ...
+
+
 @dataclass(frozen=True, order=True)
-class ForwardKernel:
-    """One template instantiation of a forward kernel.
+class Kernel:
+    """One template instantiation of a kernel: the base of one class a kind of problem.
 
     Attributes:
         config: how to compute.
         traits: what the kernel is compiled to be able to do.
     """
 
-    config: ForwardConfig
-    traits: ForwardTraits = PLAIN
+    config: Any
+    traits: Any
+
+    traits_type: ClassVar[type[Traits]]
+    """The class of the traits; in C++ the struct of the same name."""
+    record: ClassVar[str]
+    """The C++ template of a kernel's record, which has the type of problem that a launch takes."""
+    header: ClassVar[str]
+    """The header that declares it, relative to the include root."""
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.config, self.traits))
+        return hash((type(self), self.config, self.traits))
 
     def __hash__(self) -> int:
         """Worked out once: every call looks its kernel up, and 20 fields take a microsecond to hash."""
@@ -80,13 +102,43 @@ class ForwardKernel:
 
     def malformed_reason(self) -> str | None:
         """Why no GPU can run the configuration compiled for these traits, or None."""
-        return self.config.malformed_reason(self.traits)
+        reason: str | None = self.config.malformed_reason(self.traits)
+        return reason
 
     def infeasible_reason(self, facts: DeviceFacts) -> str | None:
         """Why the kernel cannot run on a device, or None."""
-        return self.config.infeasible_reason(facts, self.traits)
+        reason: str | None = self.config.infeasible_reason(facts, self.traits)
+        return reason
 
     def short_form(self) -> str:
         """The configuration's id, followed by `` | `` and the traits that are on, if any."""
-        traits = self.traits.short_form()
-        return f"{self.config.short_form()} | {traits}" if traits else self.config.short_form()
+        name, traits = self.config.short_form(), self.traits.short_form()
+        return f"{name} | {traits}" if traits else str(name)
+
+
+@dataclass(frozen=True, order=True)
+class ForwardKernel(Kernel):
+    """One template instantiation of a forward kernel, see ``Kernel``."""
+
+    config: ForwardConfig
+    traits: ForwardTraits = PLAIN
+
+    traits_type: ClassVar[type[Traits]] = ForwardTraits
+    record: ClassVar[str] = "ForwardKernelRecord"
+    header: ClassVar[str] = "flash_attention.cuh"
+
+    __hash__ = Kernel.__hash__
+
+
+@dataclass(frozen=True, order=True)
+class BackwardKernel(Kernel):
+    """One template instantiation of a backward kernel, see ``Kernel``."""
+
+    config: BackwardConfig
+    traits: BackwardTraits = PLAIN_BACKWARD
+
+    traits_type: ClassVar[type[Traits]] = BackwardTraits
+    record: ClassVar[str] = "BackwardKernelRecord"
+    header: ClassVar[str] = "backward.cuh"
+
+    __hash__ = Kernel.__hash__

@@ -15,7 +15,8 @@ def get_ladder(family: str, dtype: DType, d_head: int, causal: bool) -> list[Run
     """One family's ladder, see ``get_ampere_ladder`` and ``get_hopper_ladder``.
 
     Args:
-        family: ``ampere`` or ``hopper``.
+        family: ``ampere`` or ``hopper``, with a direction other than ``forward`` behind it:
+            ``ampere_backward``.
         dtype: element type.
         d_head: head size: 64, 128 or 256.
         causal: whether the kernels get a causal mask.

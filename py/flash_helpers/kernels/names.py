@@ -20,6 +20,8 @@ Config = TypeVar("Config")
 CONFIG_FIELDS: dict[type, dict[str, Any]] = {}
 """Each configuration class that is loaded, with the types of its fields. They are read where the class is
 defined: no tracer follows the reading of annotations, and it takes longer than all checks of a call."""
+CONFIG_DIRECTIONS: dict[type, str] = {}
+"""Each of these classes with its direction, which is the name of its module's folder."""
 
 _NAME = re.compile(r"\s*\((?P<sizes>[^()]*)\): *(?P<words>[^|]*?)(?: \| [\w+]+)?\s*", re.ASCII | re.DOTALL)
 
@@ -107,6 +109,7 @@ class Name(Generic[Config]):
 
     def __post_init__(self) -> None:
         CONFIG_FIELDS[self.config] = field_types(self.config)
+        CONFIG_DIRECTIONS[self.config] = self.config.__module__.split(".")[-2]
 
     # ------------------------------------------------------------------ writing
     def write(self, config: Config, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -160,15 +163,13 @@ class Name(Generic[Config]):
         return [f for f, kind in self._fields(Group) if kind == group]
 
     # ------------------------------------------------------------------ reading
-    def claims(self, text: str) -> bool:
-        """Whether a text names such a kernel, well-formed or not."""
+    def claims(self, text: str) -> int:
+        """How surely a text names such a kernel, well-formed or not; 0: nothing says so."""
         match = _NAME.fullmatch(text)
         words = match["words"].split("+") if match else []
-        return (
-            self.config.__name__ in text
-            or any(word in self.lead for word in words)
-            or any(f"{form.partition('{}')[2]}):" in text for _, form in self.derived)
-        )
+        said = sum(word in words for word in self.lead)
+        said += any(f"{form.partition('{}')[2]}):" in text for _, form in self.derived)
+        return said + (1 + len(self.lead) + len(self.derived)) * (self.config.__name__ in text)
 
     def read(self, text: str) -> Config:
         """The configuration that a name states, with its words in any order.
@@ -286,9 +287,10 @@ class Name(Generic[Config]):
         return words
 
 
-def is_config(value: object) -> bool:
-    """Whether a value is a configuration of some direction."""
-    return type(value) in CONFIG_FIELDS
+def is_config(value: object, direction: str | None = None) -> bool:
+    """Whether a value is a configuration of a direction, by its folder's name; None: of any."""
+    named = CONFIG_DIRECTIONS.get(type(value))
+    return named is not None and direction in (None, named)
 
 
 def _pattern(kind: Number | Group) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from flash_helpers.kernels.families import DIRECTIONS
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 
 
-def parse_kernel_name_into_config(name: str) -> ForwardConfig:
+def parse_kernel_name_into_config(name: str) -> KernelConfig:
     """The configuration that a kernel's name states.
 
     Args:
@@ -22,5 +22,5 @@ def parse_kernel_name_into_config(name: str) -> ForwardConfig:
     """
     if not isinstance(name, str):
         raise TypeError(f"a kernel's name is a str; given {name!r}, a {type(name).__name__}")
-    claiming = (direction for direction in DIRECTIONS if direction.names.claims(name))
-    return cast(ForwardConfig, next(claiming, DIRECTIONS[0]).names.read(name))
+    surest = max(DIRECTIONS, key=lambda direction: direction.names.claims(name))  # the first among equals
+    return cast(KernelConfig, surest.names.read(name))

@@ -8,6 +8,10 @@ from flash_helpers.kernels.dtype import DType
 
 Window = tuple[int | None, int | None]
 UNLIMITED: Window = (None, None)
+FORWARD = "forward"
+"""The direction of kernels, rows and files that name none."""
+BACKWARD = "backward"
+"""The direction of the kernels that compute gradients."""
 HEAD_SIZES = range(8, 257, 8)
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
@@ -37,6 +41,8 @@ class AttentionProblem:
         paged: keys lie in pages, which a table on the device names; ``cached`` is on.
         lse: the log-sum-exp is wanted.
         tma_obstacle: why bulk copies (TMA) cannot reach a tensor, or None.
+        direction: what is computed of it: ``forward``, or ``backward``, the gradients.
+        deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
     """
 
     dtype: DType
@@ -56,6 +62,16 @@ class AttentionProblem:
     paged: bool = False
     lse: bool = False
     tma_obstacle: str | None = None
+    direction: str = FORWARD
+    deterministic: bool = False
+
+    def backward(self, deterministic: bool = False) -> AttentionProblem:
+        """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
+
+        Args:
+            deterministic: see ``AttentionProblem``.
+        """
+        return replace(self, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
 
     @property
     def masked(self) -> bool:
@@ -79,7 +95,7 @@ class AttentionProblem:
         Sinks differ within a group, and packed sequences have offsets of their own: they stay as they are. So
         does a window over a cache, whose last key only the device knows.
         """
-        if self.seq_len_q != 1 or (self.varlen and not self.cached):
+        if self.direction != FORWARD or self.seq_len_q != 1 or (self.varlen and not self.cached):
             return self
         group = self.n_heads // self.n_heads_kv if self.n_heads_kv else 1
         if self.cached:
@@ -104,8 +120,8 @@ class AttentionProblem:
         return min(self.seq_len_k, self.left + B_r + right)
 
     def features(self) -> dict[str, bool]:
-        """What a kernel must be compiled for, by the names of ``ForwardTraits``."""
-        return {
+        """What a kernel must be compiled for, by the names of the traits of its direction."""
+        features = {
             "causal": self.causal,
             "window": self.masked and not self.causal,  # a causal window too: its right limit is 0
             "softcap": self.softcap,
@@ -113,14 +129,19 @@ class AttentionProblem:
             "varlen": self.varlen,
             "paged": self.paged,
         }
+        if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
+            del features["sinks"], features["paged"]
+        return features
 
     def label(self) -> str:
         """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
         heads = f"h{self.n_heads}" + (f"/{self.n_heads_kv}" if self.n_heads_kv != self.n_heads else "")
         seq = f"s{self.seq_len_q}" + (f"x{self.seq_len_k}" if self.seq_len_k != self.seq_len_q else "")
         d = f"d{self.d_head}" + (f"/{self.d_head_v}" if self.d_head_v != self.d_head else "")
-        words = [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
-        return " ".join(words + [name for name, on in self.features().items() if on])
+        words = [] if self.direction == FORWARD else [self.direction]
+        words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
+        deterministic = ["deterministic"] * self.deterministic
+        return " ".join(words + [name for name, on in self.features().items() if on] + deterministic)
 
 
 def visible_limits(

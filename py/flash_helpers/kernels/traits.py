@@ -1,14 +1,29 @@
-"""The compile-time part of a problem: which features a kernel is compiled for."""
+"""The compile-time part of a problem: which features a kernel of a direction is compiled for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from flash_helpers.kernels.cpp_struct import designated_initializer
 
 
+class Traits:
+    """What the traits of every direction can say. Each class is a frozen, ordered dataclass of flags."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def short_form(self) -> str:
+        """The features that are on, joined by ``+``; the empty string for the plain kernel."""
+        return "+".join(f.name for f in fields(self) if getattr(self, f.name))
+
+    def to_cpp_struct(self) -> str:
+        """The value as a C++ designated initializer."""
+        return designated_initializer(self)
+
+
 @dataclass(frozen=True, order=True)
-class ForwardTraits:
+class ForwardTraits(Traits):
     """What a forward kernel must be able to do. A feature that is off costs nothing.
 
     The C++ struct of the same name is generated from this one.
@@ -34,13 +49,29 @@ class ForwardTraits:
     padded_head: bool = False
     paged: bool = False
 
-    def short_form(self) -> str:
-        """The features that are on, joined by ``+``; the empty string for the plain kernel."""
-        return "+".join(f.name for f in fields(self) if getattr(self, f.name))
 
-    def to_cpp_struct(self) -> str:
-        """The value as a C++ designated initializer."""
-        return designated_initializer(self)
+@dataclass(frozen=True, order=True)
+class BackwardTraits(Traits):
+    """What a backward kernel must be able to do, see ``ForwardTraits``.
+
+    Sinks need no trait: they act through the LSE alone.
+
+    Attributes:
+        causal: as of the forward pass.
+        window: likewise.
+        softcap: likewise.
+        varlen: likewise.
+        padded_head: likewise.
+    """
+
+    causal: bool = False
+    window: bool = False
+    softcap: bool = False
+    varlen: bool = False
+    padded_head: bool = False
 
 
 PLAIN = ForwardTraits()
+"""The forward kernel without features."""
+PLAIN_BACKWARD = BackwardTraits()
+"""The backward kernel without features."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.model.step_costs import StepCosts
 from flash_helpers.model.work import Work
 
@@ -61,7 +61,7 @@ class Bounds:
 
 
 def bounds(
-    config: ForwardConfig,
+    config: KernelConfig,
     done: Work,
     costs: StepCosts,
     facts: DeviceFacts,
@@ -106,7 +106,7 @@ def bounds(
     return Bounds(tuple(sorted(found, key=lambda bound: -bound.milliseconds)))
 
 
-def launch_reason(config: ForwardConfig, done: Work) -> str | None:
+def launch_reason(config: KernelConfig, done: Work) -> str | None:
     """Why one launch can't hold the work, or None; ``attention`` refuses the same."""
     if done.blocks <= MAX_BLOCKS:
         return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from flash_helpers.kernels.cost_model import CostModel
 from flash_helpers.kernels.families import direction_of
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 
 
-def model_of(config: ForwardConfig) -> CostModel:
+def model_of(config: KernelConfig) -> CostModel:
     """The cost model of a configuration's direction.
 
     Raises:

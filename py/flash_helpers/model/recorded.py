@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 RECORD = Path(__file__).with_name("recorded.json")
 
@@ -37,7 +37,7 @@ class CompiledFacts:
     source: str = ""
 
 
-def recorded_facts(kernel: ForwardKernel, target: int) -> CompiledFacts | None:
+def recorded_facts(kernel: Kernel, target: int) -> CompiledFacts | None:
     """The recorded facts of a kernel for a GPU generation, or None."""
     return _facts().get((kernel.short_form(), target))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.shared_memory import WARP_SIZE
 from flash_helpers.model.of import model_of
 
@@ -17,7 +17,7 @@ SMEM_UNIT = 128  # a block's shared memory is rounded up to this, bytes
 SUB_PARTITIONS = 4  # parts of an SM, each with a quarter of the registers; a warp stays in one part
 
 
-def predict_registers(config: ForwardConfig) -> Registers:
+def predict_registers(config: KernelConfig) -> Registers:
     """Predicts registers from the configuration alone.
 
     ``flash-attention explain --model-error`` prints how far off that is over all recorded kernels.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flash_helpers.kernels.cost_model import EXP2_PER_CLOCK
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.model.of import model_of
 
 ISSUE_SLOTS = 4  # warp instructions that one SM issues in a clock; CUDA C++ programming guide
@@ -51,7 +51,7 @@ class StepCosts:
 
 
 def step_costs(
-    config: ForwardConfig, facts: DeviceFacts, loop: LoopFacts | None = None, spilled_registers: int = 0
+    config: KernelConfig, facts: DeviceFacts, loop: LoopFacts | None = None, spilled_registers: int = 0
 ) -> StepCosts:
     """Clocks of each unit for one K/V block of one thread block.
 
@@ -77,6 +77,6 @@ def step_costs(
     )
 
 
-def predicted_instructions(config: ForwardConfig) -> int:
+def predicted_instructions(config: KernelConfig) -> int:
     """Instructions that one warp executes for a K/V block, from the configuration alone."""
     return model_of(config).instructions(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flash_helpers.flops import visible_pairs
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 
 
@@ -34,7 +34,7 @@ class Work:
     longest: int
 
 
-def work(config: ForwardConfig, problem: AttentionProblem) -> Work:
+def work(config: KernelConfig, problem: AttentionProblem) -> Work:
     """The work of one problem by one configuration, whose head sizes count: tensors may be narrower."""
     B_r, B_c = config.B_r, config.B_c
     columns = config.d_head + config.d_head_v  # of Q and O together, and of K and V

@@ -21,7 +21,7 @@ from flash_helpers.build.cache import KernelCache
 from flash_helpers.build.store import STORE
 from flash_helpers.console.writable import NotWritableError, check_folder
 from flash_helpers.kernel_selection import select_kernels
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.packaging.wheel_sets import NAMES, SETS, wheel_kernels
 from flash_helpers.packaging.wheel_tag import place_wheel
 
@@ -39,7 +39,7 @@ INPUTS = (
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", "generated", "prebuilt")
 
 
-def build_wheel(out: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Path:
+def build_wheel(out: Path, prebuilt: dict[int, list[Kernel]]) -> Path:
     """Builds one wheel into ``out``.
 
     Args:
@@ -76,7 +76,7 @@ def copy_checkout(folder: Path) -> None:
             shutil.copy(source, folder)
 
 
-def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> None:
+def _add_prebuilt(folder: Path, prebuilt: dict[int, list[Kernel]]) -> None:
     """Compiles through a cache in ``folder``, of which only the libraries and their index stay."""
     for target, kernels in prebuilt.items():
         build_kernels(kernels, [target], cache=KernelCache(folder))
@@ -85,7 +85,7 @@ def _add_prebuilt(folder: Path, prebuilt: dict[int, list[ForwardKernel]]) -> Non
     shutil.rmtree(folder / STORE)
 
 
-def _kernels(target: int, sets: str | None, kernels: str | None) -> list[ForwardKernel]:
+def _kernels(target: int, sets: str | None, kernels: str | None) -> list[Kernel]:
     if kernels is not None:
         return select_kernels(kernels)
     return wheel_kernels(target, NAMES if sets is None else sets.split(","))

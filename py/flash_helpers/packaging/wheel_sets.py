@@ -15,7 +15,7 @@ from itertools import chain, product
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import DIRECTIONS
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.select import select
@@ -146,7 +146,7 @@ what it is combined with, for few models. Such kernels are compiled on first use
 NAMES = tuple(each.name for each in SETS)
 
 
-def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[ForwardKernel]:
+def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[Kernel]:
     """The kernels that some sets need on GPUs of one generation, by short form, each once.
 
     Args:
@@ -163,7 +163,7 @@ def wheel_kernels(target: int, names: Iterable[str] = NAMES) -> list[ForwardKern
             f"{', '.join(NAMES)}"
         )
     chosen = (_kernels(s, gpu) for s in SETS if s.name in names for gpu in devices_of(target))
-    return sorted(set(chain.from_iterable(chosen)), key=ForwardKernel.short_form)
+    return sorted(set(chain.from_iterable(chosen)), key=Kernel.short_form)
 
 
 def devices_of(target: int) -> list[DeviceFacts]:
@@ -182,7 +182,7 @@ def devices_of(target: int) -> list[DeviceFacts]:
 
 
 @cache
-def _kernels(wheel_set: WheelSet, facts: DeviceFacts) -> frozenset[ForwardKernel]:
+def _kernels(wheel_set: WheelSet, facts: DeviceFacts) -> frozenset[Kernel]:
     """With what the families choose, and with what the shipped table of the GPU puts in its place."""
     shipped = TuningResults(shipped_only=True)
     problems = dict.fromkeys(problem.with_rows_packed() for problem in wheel_set.problems(facts.target))

@@ -17,7 +17,7 @@ from flash_helpers.benchmark.results import (
 )
 from flash_helpers.kernel_configs import get_kernel_progression_configs, parse_kernel_name_into_config
 from flash_helpers.kernels.families import direction_of, family_of
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 
@@ -147,9 +147,9 @@ class Report:
                 timed.setdefault(row.problem, {})[row.implementation.split(" | ")[0]] = rate
         return timed
 
-    def landscape(self) -> tuple[Problem, list[tuple[ForwardConfig, float]]] | None:
+    def landscape(self) -> tuple[Problem, list[tuple[KernelConfig, float]]] | None:
         """(problem, [(configuration, TFLOP/s)]): the problem of most with a ``variant``, of 2 at least."""
-        timed: dict[Problem, list[tuple[ForwardConfig, float]]] = {}
+        timed: dict[Problem, list[tuple[KernelConfig, float]]] = {}
         for row in self.rows:
             rate = row.tflops(self.mode)
             if row.kind == "kernel" and rate is not None and row.implementation.startswith("("):

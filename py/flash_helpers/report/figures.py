@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.families import direction_of
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import OURS, Family, Report, family_label, seq_lens_of
 from flash_helpers.report.style import FAINT, INK, PALETTE, RC, series_style
@@ -210,7 +210,7 @@ def draw(report: Report) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _kind(config: ForwardConfig) -> str:
+def _kind(config: KernelConfig) -> str:
     """What sets configurations of equal blocks apart."""
     variant = direction_of(config).variant
     return "" if variant is None else variant(config)

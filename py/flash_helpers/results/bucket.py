@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flash_helpers.kernels.direction import FORWARD
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem
 
 MAX_LENGTH = 1 << 40  # beyond any tensor
@@ -59,6 +59,7 @@ class Bucket:
         seq_len_q: int,
         seq_len_k: int,
         sm_count: int,
+        direction: str = FORWARD,
     ) -> Bucket:
         """The bucket of a problem with ``batch_heads`` = batch · heads on a device of ``sm_count`` SMs.
 
@@ -67,14 +68,14 @@ class Bucket:
         low, high = HEADS_PER_SM
         load = min(high, max(low, _power_of_two(batch_heads / sm_count)))
         queries, keys = (max(1, int(_power_of_two(n))) for n in (seq_len_q, seq_len_k))
-        return cls(DType(dtype), d_head, causal, load, queries, keys)
+        return cls(DType(dtype), d_head, causal, load, queries, keys, direction)
 
     @classmethod
     def of_problem(cls, problem: Problem, sm_count: int) -> Bucket:
         """The bucket of a problem on a device of ``sm_count`` SMs."""
         return cls.of(
             problem.dtype, problem.d_head, problem.causal, problem.batch * problem.heads,
-            problem.seq_len, problem.seq_len_k, sm_count,
+            problem.seq_len, problem.seq_len_k, sm_count, problem.direction,
         )  # fmt: skip
 
     def label(self) -> str:

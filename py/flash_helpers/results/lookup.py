@@ -11,10 +11,9 @@ from typing import Protocol
 from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import direction_of
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import direction_of, kernel_of
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
-from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import NotATuningDatabaseError, TuningDatabase
@@ -75,6 +74,8 @@ class AttentionSizes(Protocol):
     def d_head_v(self) -> int: ...
     @property
     def causal(self) -> bool: ...
+    @property
+    def direction(self) -> str: ...
 
 
 def lookup(bucket: Bucket, device: TunedDevice, database: TuningDatabase | None = None) -> TunedBucket | None:
@@ -133,7 +134,7 @@ def _names_kernel(name: str, bucket: Bucket) -> bool:
         return False
 
 
-def tuned_configs(device: TunedDevice, database: TuningDatabase | None = None) -> list[ForwardConfig]:
+def tuned_configs(device: TunedDevice, database: TuningDatabase | None = None) -> list[KernelConfig]:
     """The quickest configuration of every tuned bucket of a device, each once.
 
     Raises:
@@ -172,8 +173,8 @@ class TuningResults:
         self.trouble = ""
 
     def ranked(
-        self, problem: AttentionSizes, facts: DeviceFacts, chosen: ForwardConfig | None = None
-    ) -> list[tuple[ForwardConfig, str]]:
+        self, problem: AttentionSizes, facts: DeviceFacts, chosen: KernelConfig | None = None
+    ) -> list[tuple[KernelConfig, str]]:
         """The measured configurations in the order to take them in, each with its measurement in words.
 
         The rule: the default gives way to what was measured beside it, in the problem's own bucket, to be
@@ -185,7 +186,7 @@ class TuningResults:
             chosen: the default, which runs where nothing was measured. Of the user's and the shipped
                 results the first in which it took part count. ``None``: there is no default.
         """
-        name = chosen and ForwardKernel(chosen, ForwardTraits(causal=problem.causal)).short_form()
+        name = chosen and kernel_of(chosen, causal=problem.causal).short_form()
         for found in self._measured(problem, facts):
             if name is None or name in found.took_part:
                 ahead, rest = _around(name, found.kernels)
@@ -237,7 +238,7 @@ class TuningResults:
 def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
     return Bucket.of(
         problem.dtype, problem.d_head, problem.causal, problem.batch * problem.n_heads,
-        problem.seq_len_q, problem.seq_len_k, facts.sm_count,
+        problem.seq_len_q, problem.seq_len_k, facts.sm_count, problem.direction,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from flash_helpers.kernels.direction import FORWARD
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.results.measurement import VALUES
 
 SCHEMA = 2

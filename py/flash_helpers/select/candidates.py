@@ -4,37 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from flash_helpers.kernels.families import DIRECTIONS, direction_of
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.problem import AttentionProblem
-from flash_helpers.kernels.traits import ForwardTraits
-
-
-def default_candidates() -> list[ForwardConfig]:
-    """The configurations that every direction offers."""
-    return [config for direction in DIRECTIONS for config in direction.candidates()]
+from flash_helpers.kernels.families import direction_of, directions, kernel_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 
 
-def kernel_for(config: ForwardConfig, problem: AttentionProblem) -> ForwardKernel:
+def default_candidates(direction: str = FORWARD) -> list[KernelConfig]:
+    """The configurations that a direction of every family offers."""
+    return [config for each in directions(direction) for config in each.candidates()]
+
+
+def kernel_for(config: KernelConfig, problem: AttentionProblem) -> Kernel:
     """The configuration compiled for the features of the problem, whether or not its family has them.
 
     Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call.
     """
-    kernel = ForwardKernel(config, ForwardTraits(**problem.features()))
+    kernel = kernel_of(config, **problem.features())
     wanted = (problem.d_head, problem.d_head_v)
     if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
         kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
     return kernel
 
 
-def _pads(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
+def _pads(kernel: Kernel, wanted: tuple[int, int]) -> bool:
     """Whether the kernel reads zeros beyond the columns of the tensors."""
     direction = direction_of(kernel)
     return "padded_head" in direction.traits and direction.reads_beyond(kernel, wanted)
 
 
-def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
+def is_split(kernel: Kernel) -> bool:
+    """Whether a kernel shares the keys of a query block among thread blocks; no backward kernel does."""
+    return bool(getattr(kernel.traits, "split", False))
+
+
+def split_variant(kernel: Kernel) -> Kernel | None:
     """The same kernel with its keys cut into parts, or None where that cannot be compiled."""
     if "split" not in direction_of(kernel).traits or not kernel.config.writes_lse:  # parts are added by it
         return None
@@ -42,9 +47,7 @@ def split_variant(kernel: ForwardKernel) -> ForwardKernel | None:
     return None if split.malformed_reason() else split
 
 
-def unable_reason(
-    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
-) -> str | None:
+def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> str | None:
     """Why a configuration cannot compute a problem on any GPU, or None.
 
     Args:
@@ -54,21 +57,25 @@ def unable_reason(
     """
     if reason := size_reason(config, problem, configs):
         return reason
-    kernel = kernel_for(config, problem)
     direction = direction_of(config)
+    if direction.name != problem.direction:
+        return f"it computes {direction.name}, and {problem.direction} is wanted"
+    kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
         return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"
     if reason := direction.unable_reason(config, problem):
         return reason
     if reason := kernel.malformed_reason():
         return reason
+    if problem.deterministic and not config.deterministic:
+        return "it adds the sums of dQ in any order, and equal bits in every run are wanted"
     if problem.lse and not config.writes_lse:
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None
 
 
 def size_reason(
-    config: ForwardConfig, problem: AttentionProblem, configs: Sequence[ForwardConfig]
+    config: KernelConfig, problem: AttentionProblem, configs: Sequence[KernelConfig]
 ) -> str | None:
     """Why element type or head sizes rule a configuration out, or None.
 
@@ -88,12 +95,12 @@ def size_reason(
     return None
 
 
-def head_sizes(config: ForwardConfig) -> tuple[int, int]:
+def head_sizes(config: KernelConfig) -> tuple[int, int]:
     """Columns of Q and K, and of V and O."""
     return config.d_head, config.d_head_v
 
 
-def holds(config: ForwardConfig, wanted: tuple[int, int]) -> bool:
+def holds(config: KernelConfig, wanted: tuple[int, int]) -> bool:
     """Whether tensors with these head sizes fit, padded or not."""
     return all(has >= needs for has, needs in zip(head_sizes(config), wanted, strict=True))
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardKernel
-from flash_helpers.kernels.problem import HEAD_SIZES, AttentionProblem, visible_limits
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import kernel_of
+from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import FORWARD, HEAD_SIZES, AttentionProblem, visible_limits
 from flash_helpers.problem import Problem
 from flash_helpers.select.candidates import head_sizes, unable_reason
 from flash_helpers.select.family_choices import family_choices
@@ -45,9 +45,7 @@ def check_head_size(d_head: int) -> None:
         )
 
 
-def able_kernels(
-    problem: Problem, facts: DeviceFacts, kernels: Sequence[ForwardKernel]
-) -> set[ForwardKernel]:
+def able_kernels(problem: Problem, facts: DeviceFacts, kernels: Sequence[Kernel]) -> set[Kernel]:
     """Those of the kernels that compute a problem on a device, padded or not.
 
     Args:
@@ -64,10 +62,16 @@ def able_kernels(
     return {kernel for kernel in kernels if kernel.config in able}
 
 
-def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:
-    """The problem as ``select`` sees it; ``lse``: the log-sum-exp is wanted too."""
+def attention_problem(problem: Problem, lse: bool = False, deterministic: bool = False) -> AttentionProblem:
+    """The problem as ``select`` sees it.
+
+    Args:
+        problem: the sizes and the direction.
+        lse: of a forward pass: the log-sum-exp is wanted too.
+        deterministic: of a backward pass: its bits are the same in every run.
+    """
     left, right = visible_limits(problem.causal, (None, None), problem.seq_len, problem.seq_len_k)
-    return AttentionProblem(
+    wanted = AttentionProblem(
         dtype=problem.dtype,
         batch=problem.batch,
         seq_len_q=problem.seq_len,
@@ -80,24 +84,26 @@ def attention_problem(problem: Problem, lse: bool = False) -> AttentionProblem:
         right=right,
         lse=lse,
     )
+    return wanted if problem.direction == FORWARD else wanted.backward(deterministic)
 
 
-def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[ForwardKernel]:
+def chosen_kernels(problem: Problem, facts: DeviceFacts) -> list[Kernel]:
     """The kernels that each family's tables name for a bucket's problems, whatever was tuned.
 
     A tuned kernel takes the place of one of these, so that each is measured beside the others. The tables go
-    by length, hence both ends of the bucket; and some kernels give no log-sum-exp.
+    by length, hence both ends of the bucket; and some kernels give no log-sum-exp, or gradients whose bits
+    differ between runs.
 
     Args:
         problem: the bucket's.
         facts: the device.
     """
-    kernels: dict[ForwardKernel, None] = {}
-    for scale, lse in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
+    kernels: dict[Kernel, None] = {}
+    for scale, strict in itertools.product((1.0, *BUCKET_ENDS), (False, True)):
         queries, keys = (max(1, round(scale * n)) for n in (problem.seq_len, problem.seq_len_k))
-        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), lse)
+        sizes = attention_problem(replace(problem, seq_len=queries, seq_len_k=keys), strict, strict)
         for choice in family_choices(sizes, facts):
-            whole = choice.obstacle is None and not choice.kernel.traits.split
+            whole = choice.obstacle is None and choice.n_splits == 1
             if whole and head_sizes(choice.kernel.config) == (problem.d_head, problem.d_head):
-                kernels[ForwardKernel(choice.kernel.config, ForwardTraits(causal=problem.causal))] = None
+                kernels[kernel_of(choice.kernel.config, causal=problem.causal)] = None
     return list(kernels)

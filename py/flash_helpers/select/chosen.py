@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem
-from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import head_sizes
 from flash_helpers.select.pytorch_attention import PyTorchAttention
 
@@ -16,7 +15,7 @@ from flash_helpers.select.pytorch_attention import PyTorchAttention
 class Rejected:
     """A candidate that was not chosen, and why not."""
 
-    kernel: ForwardKernel
+    kernel: Kernel
     reason: str
 
 
@@ -35,12 +34,12 @@ class Choice:
         wanted: the kernel that would run if it were built; None: it is the one that runs.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     reason: str
     rejected: tuple[Rejected, ...] = ()
     n_splits: int = 1
     problem: AttentionProblem | None = None
-    wanted: ForwardKernel | None = None
+    wanted: Kernel | None = None
 
     @property
     def fused(self) -> bool:
@@ -51,7 +50,7 @@ class Choice:
     def is_plain(self) -> bool:
         """Whether the kernel has no feature but, perhaps, a causal mask. Asked by every call."""
         traits = self.kernel.traits
-        return traits == ForwardTraits(causal=traits.causal)
+        return bool(traits == type(traits)(causal=traits.causal))
 
     @cached_property
     def head_sizes(self) -> tuple[int, int]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from flash_helpers.kernels.defaults import Default
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import DIRECTIONS
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
 from flash_helpers.select.prediction import parts_of_keys
@@ -24,7 +24,7 @@ class FamilyChoice:
         obstacle: why it cannot run, or None.
     """
 
-    kernel: ForwardKernel
+    kernel: Kernel
     n_splits: int
     reason: str
     obstacle: str | None
@@ -40,7 +40,7 @@ def family_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[Family
         problem: the problem as the kernel is given it.
         facts: the device.
     """
-    answers = [direction.defaults(problem, facts) for direction in DIRECTIONS]
+    answers = [direction.defaults(problem, facts) for direction in directions(problem.direction)]
     found = sorted((answer for answer in answers if answer is not None), key=lambda answer: answer.place)
     return [c for answer in found for c in _split_and_whole(problem, facts, answer.split, answer.whole)]
 
@@ -65,5 +65,5 @@ def _split_and_whole(
     return found
 
 
-def _obstacle(config: ForwardConfig, problem: AttentionProblem, facts: DeviceFacts) -> str | None:
+def _obstacle(config: KernelConfig, problem: AttentionProblem, facts: DeviceFacts) -> str | None:
     return unable_reason(config, problem, [config]) or config.infeasible_reason(facts)

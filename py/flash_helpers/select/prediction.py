@@ -12,7 +12,8 @@ from functools import lru_cache
 from math import ceil
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import direction_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 from flash_helpers.model.of import model_of
 from flash_helpers.model.recorded import recorded_facts
@@ -59,8 +60,10 @@ class Prediction:
             f"{self.waves:.2f} waves{parts})"
         )
 
-    def against(self, chosen: Prediction) -> str:
+    def against(self, chosen: Expected) -> str:
         """Why another kernel is chosen, for reasons; differences below the model's error do not count."""
+        if isinstance(chosen, Unpredicted):
+            return f"{self.text()}; measurements and a family's default go before the model"
         ratio = self.seconds / chosen.seconds
         if 1 / (1 + MODEL_ERROR) < ratio < 1 + MODEL_ERROR:
             margin = f"half of whose errors pass {100 * MODEL_ERROR:.0f} %"
@@ -73,7 +76,38 @@ class Prediction:
         return f"{self.text()}: {ratio:.2f} times the chosen one's"
 
 
-def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> Prediction:
+@dataclass(frozen=True)
+class Unpredicted:
+    """In the place of a prediction: kernels of a direction that has no cost model.
+
+    Attributes:
+        label: the direction's.
+        seconds: comes behind every time.
+    """
+
+    label: str
+    seconds: float = float("inf")
+    n_splits: int = 1
+
+    def text(self) -> str:
+        """For reasons."""
+        return f"no model says how long {self.label} kernels take"
+
+    def against(self, chosen: Prediction | Unpredicted) -> str:
+        """Why another kernel is chosen, for reasons."""
+        return f"{self.text()}: what was measured, a default and what stands before it are taken first"
+
+
+Expected = Prediction | Unpredicted
+
+
+def expected(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts) -> Expected:
+    """What is expected of a kernel, as of ``predict``, whether or not there is a model of its direction."""
+    direction = direction_of(kernel)
+    return predict(kernel, problem, facts) if direction.model else Unpredicted(direction.label)
+
+
+def predict(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts) -> Prediction:
     """The time that a kernel is expected to take.
 
     Args:
@@ -93,7 +127,7 @@ def predict(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts
 
 
 def expected_seconds(
-    kernel: ForwardKernel,
+    kernel: Kernel,
     problem: AttentionProblem,
     facts: DeviceFacts,
     blocks_per_sm: int,
@@ -138,7 +172,7 @@ def with_rates(facts: DeviceFacts) -> DeviceFacts:
     )
 
 
-def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: DeviceFacts) -> int:
+def parts_of_keys(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts) -> int:
     """Parts that the keys are cut into; 1 where the thread blocks fill the GPU without that.
 
     Few queries wait for memory: there a last wave of few blocks, which cannot draw all of its bandwidth,
@@ -164,27 +198,27 @@ def parts_of_keys(kernel: ForwardKernel, problem: AttentionProblem, facts: Devic
     )
 
 
-def _row_blocks(config: ForwardConfig, problem: AttentionProblem) -> int:
+def _row_blocks(config: KernelConfig, problem: AttentionProblem) -> int:
     return problem.batch * problem.n_heads * -(-problem.seq_len_q // config.B_r)
 
 
 @lru_cache(1024)
-def _blocks_per_sm(config: ForwardConfig, facts: DeviceFacts) -> int:
+def _blocks_per_sm(config: KernelConfig, facts: DeviceFacts) -> int:
     """Resident thread blocks."""
     if model_of(config).one_block_per_sm:
         return 1
-    known = recorded_facts(ForwardKernel(config), facts.target)
+    known = recorded_facts(kernel_of(config), facts.target)
     registers = known.registers if known else predict_registers(config).total
     return occupancy(config.n_warps, registers, config.smem_bytes(), facts).blocks
 
 
 @lru_cache(1024)
-def _predicted_costs(config: ForwardConfig, facts: DeviceFacts) -> StepCosts:
+def _predicted_costs(config: KernelConfig, facts: DeviceFacts) -> StepCosts:
     spilled = model_of(config).spilled_registers(predict_registers(config))
     return step_costs(config, facts, spilled_registers=spilled)
 
 
-def _step_clocks(config: ForwardConfig, costs: StepCosts, resident: int) -> float:
+def _step_clocks(config: KernelConfig, costs: StepCosts, resident: int) -> float:
     """Clocks of an SM for one K/V block of one thread block, with others beside it."""
     model = model_of(config)
     units = (costs.matrix, costs.exp2, costs.shared_memory, costs.issue, costs.latency / resident)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import family_of
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.families import direction_of, family_of, kernel_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
     default_candidates,
@@ -24,15 +24,15 @@ from flash_helpers.select.candidates import (
 from flash_helpers.select.chosen import Choice, Rejected
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
-from flash_helpers.select.prediction import Prediction, predict
+from flash_helpers.select.prediction import Expected, Prediction, expected
 
 
 class TuningDatabase(Protocol):
     """Measured results."""
 
     def ranked(
-        self, problem: AttentionProblem, facts: DeviceFacts, chosen: ForwardConfig | None = None
-    ) -> list[tuple[ForwardConfig, str]]:
+        self, problem: AttentionProblem, facts: DeviceFacts, chosen: KernelConfig | None = None
+    ) -> list[tuple[KernelConfig, str]]:
         """The configurations measured for such a problem on such a device, beside ``chosen``, each with how
         fast it was, in the order to take them in."""
 
@@ -42,7 +42,7 @@ def select(
     facts: DeviceFacts,
     database: TuningDatabase | None = None,
     *,
-    candidates: Iterable[ForwardConfig] | None = None,
+    candidates: Iterable[KernelConfig] | None = None,
     explained: bool = True,
 ) -> Choice:
     """Chooses a kernel: what tuning found, else the family's default, else what the model expects.
@@ -72,7 +72,7 @@ def ranking(
     facts: DeviceFacts,
     database: TuningDatabase | None = None,
     *,
-    candidates: Iterable[ForwardConfig] | None = None,
+    candidates: Iterable[KernelConfig] | None = None,
 ) -> list[Choice]:
     """Every kernel that can compute a problem, the one to choose first; each as if it were chosen.
 
@@ -91,7 +91,9 @@ def ranking(
 
     ranked = {choice.kernel: choice for choice in known}
     for kernel in sorted(predictions, key=lambda kernel: predictions[kernel].seconds):
-        reason = f"{predictions[kernel].text()}, the least of {len(predictions)} by the model"
+        reason = predictions[kernel].text()
+        if isinstance(predictions[kernel], Prediction):
+            reason += f", the least of {len(predictions)} by the model"
         ranked.setdefault(kernel, Choice(kernel, reason, n_splits=predictions[kernel].n_splits))
     first, *others = ranked.values()
     measured = {choice.kernel: choice.reason for choice in known}
@@ -112,7 +114,7 @@ def _known_best(
     facts: DeviceFacts,
     database: TuningDatabase | None,
     defaults: Sequence[FamilyChoice],
-    candidates: Iterable[ForwardConfig] | None,
+    candidates: Iterable[KernelConfig] | None,
 ) -> list[Choice]:
     """What is known without the model, the best first: the measured kernels that can run, or the default.
 
@@ -140,10 +142,10 @@ def _known_best(
 
 
 def _can(
-    config: ForwardConfig,
+    config: KernelConfig,
     problem: AttentionProblem,
     facts: DeviceFacts,
-    candidates: Iterable[ForwardConfig] | None,
+    candidates: Iterable[KernelConfig] | None,
 ) -> bool:
     if candidates is not None and config not in list(candidates):
         return False
@@ -155,30 +157,31 @@ def _predictions(
     facts: DeviceFacts,
     defaults: Sequence[FamilyChoice],
     known: Sequence[Choice],
-    candidates: Iterable[ForwardConfig] | None,
-) -> tuple[dict[ForwardKernel, Prediction], list[Rejected]]:
+    candidates: Iterable[KernelConfig] | None,
+) -> tuple[dict[Kernel, Expected], list[Rejected]]:
     """The expected time of every kernel that can compute the problem, and the others with their reasons."""
-    configs = list(default_candidates() if candidates is None else candidates)
-    able: dict[ForwardKernel, Prediction] = {}
+    configs = list(default_candidates(problem.direction) if candidates is None else candidates)
+    able: dict[Kernel, Expected] = {}
     rejected = {}
     for config in configs:
-        kernel = kernel_for(config, problem)
+        fits = direction_of(config).name == problem.direction
+        kernel = kernel_for(config, problem) if fits else kernel_of(config)
         if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
             rejected[kernel] = Rejected(kernel, reason)
             continue
-        able[kernel] = predict(kernel, problem, facts)
+        able[kernel] = expected(kernel, problem, facts)
         if (split := split_variant(kernel)) is not None:
-            prediction = predict(split, problem, facts)
+            prediction = expected(split, problem, facts)
             if prediction.n_splits > 1:
                 able[split] = prediction
     for choice in defaults:
         if choice.obstacle is None:
             for kernel in (choice.kernel, kernel_for(choice.kernel.config, problem)):
-                able[kernel] = predict(kernel, problem, facts)
+                able[kernel] = expected(kernel, problem, facts)
         else:
             rejected[choice.kernel] = Rejected(choice.kernel, choice.obstacle)
     for chosen in known:
-        able[chosen.kernel] = predict(chosen.kernel, problem, facts)
+        able[chosen.kernel] = expected(chosen.kernel, problem, facts)
     return able, [r for kernel, r in rejected.items() if kernel not in able]
 
 

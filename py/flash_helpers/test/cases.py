@@ -128,7 +128,7 @@ class Case:
             "softcap": self.softcap,
             "sinks": sinks,
         }
-        config = parse_kernel_name_into_config(self.config) if self.config else None
+        config: Any = parse_kernel_name_into_config(self.config) if self.config else None
         if self.page_size:
             table, used = self.block_table().to(device), torch.tensor(self.used, dtype=torch.int32).to(device)
             o, lse = attention_cached(

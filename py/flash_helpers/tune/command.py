@@ -22,6 +22,7 @@ from flash_helpers.console.progress import shown_progress
 from flash_helpers.console.writable import check_file, check_folder
 from flash_helpers.kernel_selection import CAUSAL, select_configs
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import grid
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.tables import export_table
@@ -44,6 +45,7 @@ def tune_command(
     export: Path | None = None,
     json_path: Path | None = None,
     console: Console | None = None,
+    direction: str = FORWARD,
     *,
     keys: Sequence[int] = (),
 ) -> list[TunedProblem]:
@@ -62,6 +64,7 @@ def tune_command(
         export: write the table of this card there, see ``export_table``.
         json_path: write the outcome there.
         keys: numbers of keys, each with each of ``seq_lens`` queries; empty: as many keys as queries.
+        direction: ``forward``, or ``backward``: kernels that compute gradients.
 
     Raises:
         ValueError: an argument that names nothing; the message says what is valid.
@@ -82,7 +85,9 @@ def tune_command(
         check_folder(export if export.is_dir() else export.parent, "--export")
     console = console or console_for(json_path)
     names = [DType.from_string(name) for name in dtypes.split(",")]
-    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, seq_lens_k=keys)
+    problems = grid(
+        names, seq_lens, d_heads, CAUSAL[causal], batch, heads, direction=direction, seq_lens_k=keys
+    )
     configs = tuning_space() if kernels == "tune" else select_configs(kernels)
     check_device_name(device)
 

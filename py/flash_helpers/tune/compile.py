@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from flash_helpers.build import CompiledKernel, KernelCompileError, build_kernels
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 OnKernel = Callable[[CompiledKernel, int, int], None]
 
@@ -15,12 +15,12 @@ class _OutOfTimeError(Exception):
 
 
 def compile_candidates(
-    kernels: Iterable[ForwardKernel],
+    kernels: Iterable[Kernel],
     target: int,
     jobs: int | None = None,
     on_kernel: OnKernel | None = None,
     out_of_time: Callable[[], bool] = lambda: False,
-) -> tuple[set[ForwardKernel], dict[ForwardKernel, str]]:
+) -> tuple[set[Kernel], dict[Kernel, str]]:
     """Builds kernels, so that they are found when called.
 
     Args:
@@ -34,8 +34,8 @@ def compile_candidates(
         The kernels that are ready, and those refused with the compiler's first error line.
     """
     remaining = list(kernels)
-    ready: set[ForwardKernel] = set()
-    refused: dict[ForwardKernel, str] = {}
+    ready: set[Kernel] = set()
+    refused: dict[Kernel, str] = {}
     limited = True
 
     def one_more(compiled: CompiledKernel, done: int, total: int) -> None:

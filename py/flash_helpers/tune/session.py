@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.environment import environment
+from flash_helpers.benchmark.expected import expected_of
 from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.measuring import DeviceLostError, compared, failure_text
 from flash_helpers.benchmark.results import Row
 from flash_helpers.benchmark.timing import TimedCall, Timer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import TuningDatabase
@@ -45,21 +45,21 @@ class Session:
     database: TuningDatabase
     plan: Plan
     timer: Timer
-    implement: Callable[[ForwardKernel], Implementation]
+    implement: Callable[[Kernel], Implementation]
     watcher: Watcher
     out_of_time: Callable[[], bool]
-    ready: set[ForwardKernel] = field(default_factory=set)
-    refused: dict[ForwardKernel, str] = field(default_factory=dict)
+    ready: set[Kernel] = field(default_factory=set)
+    refused: dict[Kernel, str] = field(default_factory=dict)
 
     def plan_work(
         self,
         problems: Iterable[Problem],
-        configs: Sequence[ForwardConfig],
-        chosen: Callable[[Problem, DeviceFacts], list[ForwardKernel]],
+        configs: Sequence[KernelConfig],
+        chosen: Callable[[Problem, DeviceFacts], list[Kernel]],
         fresh: bool,
-    ) -> list[tuple[TunedProblem, list[ForwardKernel]]]:
+    ) -> list[tuple[TunedProblem, list[Kernel]]]:
         """Each bucket with its candidates: the chosen kernels first, then the most promising."""
-        work: dict[Bucket, tuple[TunedProblem, list[ForwardKernel]]] = {}
+        work: dict[Bucket, tuple[TunedProblem, list[Kernel]]] = {}
         for problem in problems:
             bucket = Bucket.of_problem(problem, self.facts.sm_count)
             if bucket in work:
@@ -71,7 +71,7 @@ class Session:
             work[bucket] = (TunedProblem(bucket, problem, pruned), candidates)
         return list(work.values())
 
-    def unknown(self, bucket: Bucket, kernels: Iterable[ForwardKernel]) -> list[ForwardKernel]:
+    def unknown(self, bucket: Bucket, kernels: Iterable[Kernel]) -> list[Kernel]:
         """The kernels to measure in a bucket: none where all is known.
 
         What is measured anew must be compared with the best so far, at the same time.
@@ -85,7 +85,7 @@ class Session:
             unknown += [kernel for kernel in kernels if kernel.short_form() in again]
         return unknown
 
-    def screen(self, tuned: TunedProblem, candidates: list[ForwardKernel]) -> None:
+    def screen(self, tuned: TunedProblem, candidates: list[Kernel]) -> None:
         """First pass: checks what was never measured in the bucket and times it a little."""
         kernels = self.unknown(tuned.bucket, candidates)
         if not kernels:
@@ -96,7 +96,7 @@ class Session:
             self._measure_present(tuned, kernels, self.plan, only_first_stage=True)
         self.watcher.on_screened(self._outcome(tuned))
 
-    def finish(self, tuned: TunedProblem, candidates: list[ForwardKernel]) -> None:
+    def finish(self, tuned: TunedProblem, candidates: list[Kernel]) -> None:
         """Second pass: measures the better ones until the best are ranked."""
         kernels = self.unknown(tuned.bucket, candidates)
         if kernels:
@@ -120,7 +120,7 @@ class Session:
         return tuned
 
     def _measure_present(
-        self, tuned: TunedProblem, kernels: list[ForwardKernel], plan: Plan, only_first_stage: bool = False
+        self, tuned: TunedProblem, kernels: list[Kernel], plan: Plan, only_first_stage: bool = False
     ) -> bool:
         """Measures what is compiled, and remembers what does not compile; False: out of time."""
         self.watcher.on_begin(tuned.bucket, len(kernels))
@@ -136,11 +136,11 @@ class Session:
         return not present or self._measure(tuned, present, plan, only_first_stage)
 
     def _measure(
-        self, tuned: TunedProblem, kernels: list[ForwardKernel], plan: Plan, only_first_stage: bool
+        self, tuned: TunedProblem, kernels: list[Kernel], plan: Plan, only_first_stage: bool
     ) -> bool:
         problem = tuned.problem
         q, k, v = problem.inputs(self.device, plan.seed)
-        expected = reference(q, k, v, problem.causal)
+        expected = expected_of(problem, q, k, v)
         by_name = {kernel.short_form(): kernel for kernel in kernels}
         rows: dict[str, Row] = {}
         calls: dict[str, TimedCall] = {}
@@ -181,7 +181,7 @@ class Session:
         complete = successive_halving(calls, measure, plan, on_stage, self.out_of_time, only_first_stage)
         return complete and len(rows) == len(by_name)
 
-    def _failure(self, tuned: TunedProblem, kernel: ForwardKernel, row: Row, error: Exception) -> Row:
+    def _failure(self, tuned: TunedProblem, kernel: Kernel, row: Row, error: Exception) -> Row:
         try:
             text = failure_text(error, self.device, f"{row.implementation} on {row.problem.label()}")
             return replace(row, status="failed", reason=text)
@@ -189,9 +189,7 @@ class Session:
             self._record(tuned, [(kernel, replace(row, status="failed", reason=str(lost)), None)])
             raise
 
-    def _record(
-        self, tuned: TunedProblem, found: Sequence[tuple[ForwardKernel, Row, StageResult | None]]
-    ) -> None:
+    def _record(self, tuned: TunedProblem, found: Sequence[tuple[Kernel, Row, StageResult | None]]) -> None:
         measured = [
             (sources_digest(direction_of(kernel)), self._measurement(row, result))
             for kernel, row, result in found

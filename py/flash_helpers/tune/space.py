@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.families import DIRECTIONS
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
-from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.kernels.families import direction_of, directions, kernel_of
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.problem import BACKWARD, FORWARD
 from flash_helpers.problem import Problem
 from flash_helpers.select.choice import attention_problem
 from flash_helpers.select.prediction import predict
@@ -22,30 +22,31 @@ PRUNE_FACTOR = 2.0
 class Pruned:
     """A kernel that is not measured, and why."""
 
-    kernel: ForwardKernel
+    kernel: Kernel
     reason: str
 
 
-def tuning_space() -> list[ForwardConfig]:
+def tuning_space() -> list[KernelConfig]:
     """All candidates of all families."""
-    return [config for direction in DIRECTIONS for config in direction.tuned()]
+    return [config for name in (FORWARD, BACKWARD) for each in directions(name) for config in each.tuned()]
 
 
-def predicted_ms(config: ForwardConfig, problem: Problem, facts: DeviceFacts) -> float | None:
+def predicted_ms(config: KernelConfig, problem: Problem, facts: DeviceFacts) -> float | None:
     """The time that the model expects, milliseconds.
 
-    None where no block fits an SM, or where the device's rates are not known.
+    None where no block fits an SM, where the device's rates are not known, or without a model.
     """
-    if not (facts.mma_flops and facts.dram_bandwidth and facts.clock_hz):
+    rates = facts.mma_flops and facts.dram_bandwidth and facts.clock_hz
+    if not rates or direction_of(config).model is None:
         return None
-    kernel = ForwardKernel(config, ForwardTraits(causal=problem.causal))
+    kernel = kernel_of(config, causal=problem.causal)
     prediction = predict(kernel, attention_problem(problem), facts)
     return 1e3 * prediction.seconds if prediction.blocks_per_sm else None
 
 
 def prune(
-    configs: Iterable[ForwardConfig], problem: Problem, facts: DeviceFacts
-) -> tuple[list[ForwardKernel], list[Pruned]]:
+    configs: Iterable[KernelConfig], problem: Problem, facts: DeviceFacts
+) -> tuple[list[Kernel], list[Pruned]]:
     """The kernels to measure, the most promising first, and those left out.
 
     Args:
@@ -53,13 +54,12 @@ def prune(
         problem: the sizes.
         facts: the device.
     """
-    traits = ForwardTraits(causal=problem.causal)
-    kept: list[tuple[float, ForwardKernel]] = []
+    kept: list[tuple[float, Kernel]] = []
     pruned: list[Pruned] = []
     for config in configs:
         if not problem.fits(config):
             continue
-        kernel = ForwardKernel(config, traits)
+        kernel = kernel_of(config, causal=problem.causal)
         if reason := config.infeasible_reason(facts):
             pruned.append(Pruned(kernel, reason))
         else:

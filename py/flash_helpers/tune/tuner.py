@@ -14,11 +14,12 @@ from typing import Protocol
 import torch
 
 from flash_helpers import generation
-from flash_helpers.benchmark.implementations import Implementation, KernelImplementation
+from flash_helpers.benchmark.gradients import implementation_of
+from flash_helpers.benchmark.implementations import Implementation
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timer
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.problem import Problem
 from flash_helpers.results.database import TuningDatabase
 from flash_helpers.results.device import TunedDevice
@@ -37,12 +38,12 @@ class Compile(Protocol):
 
     def __call__(
         self,
-        kernels: Iterable[ForwardKernel],
+        kernels: Iterable[Kernel],
         target: int,
         jobs: int | None = None,
         on_kernel: OnKernel | None = None,
         out_of_time: Callable[[], bool] = ...,
-    ) -> tuple[set[ForwardKernel], dict[ForwardKernel, str]]: ...
+    ) -> tuple[set[Kernel], dict[Kernel, str]]: ...
 
 
 def tune(
@@ -50,15 +51,15 @@ def tune(
     *,
     device: torch.device,
     facts: DeviceFacts | None = None,
-    configs: Sequence[ForwardConfig] | None = None,
-    chosen: Callable[[Problem, DeviceFacts], list[ForwardKernel]] = chosen_kernels,
+    configs: Sequence[KernelConfig] | None = None,
+    chosen: Callable[[Problem, DeviceFacts], list[Kernel]] = chosen_kernels,
     database: TuningDatabase | None = None,
     budget: float | None = None,
     plan: Plan | None = None,
     jobs: int | None = None,
     fresh: bool = False,
     timer: Timer | None = None,
-    implement: Callable[[ForwardKernel], Implementation] = KernelImplementation,
+    implement: Callable[[Kernel], Implementation] = implementation_of,
     compile_kernels: Compile = compile_candidates,
     driver: str | None = None,
     watcher: Watcher | None = None,

@@ -14,24 +14,38 @@ from flash_attention.backends import cuda
 from flash_helpers.build import KernelCache, build_kernels
 from flash_helpers.kernel_configs import (
     PLAIN,
+    BackwardTraits,
     DType,
     ForwardKernel,
     ForwardTraits,
     HopperForwardKernelConfig,
 )
+from flash_helpers.kernels.arguments import BackwardArguments
 from flash_helpers.kernels.families import DIRECTIONS
 
 pytestmark = pytest.mark.compile
 
 
 # ---------------------------------------------------------------- fields
-@pytest.mark.parametrize("cls", [*(direction.config for direction in DIRECTIONS), ForwardTraits])
+@pytest.mark.parametrize("cls", [direction.config for direction in DIRECTIONS])
 def test_the_reader_reads_the_fields_of_the_dataclass(cls):
-    names = binding.traits_field_names() if cls is ForwardTraits else binding.config_field_names(cls.__name__)
-    assert names == [field.name for field in dataclasses.fields(cls)]
+    assert binding.config_field_names(cls.__name__) == [field.name for field in dataclasses.fields(cls)]
+
+
+@pytest.mark.parametrize("cls", [ForwardTraits, BackwardTraits])
+def test_the_reader_reads_the_fields_of_traits(cls):
+    assert binding.traits_field_names(cls.__name__) == [field.name for field in dataclasses.fields(cls)]
+
+
+def test_the_arguments_of_a_backward_launch_are_those_of_the_tuple():
+    assert binding.backward_argument_names == BackwardArguments._fields
 
 
 def test_unknown_struct():
+    with pytest.raises(
+        ValueError, match="no traits struct is called 'Nonsense'; known: ForwardTraits, BackwardTraits"
+    ):
+        binding.traits_field_names("Nonsense")
     with pytest.raises(ValueError, match="no configuration struct is called 'Nonsense'"):
         binding.config_field_names("Nonsense")
 

@@ -72,7 +72,7 @@ def test_unit_defines_the_record_the_table_names(kernel):
 
 
 def test_table_refuses_no_kernels():
-    with pytest.raises(ValueError, match="exactly one family; given: none"):
+    with pytest.raises(ValueError, match="exactly one direction of one family; given: none"):
         table_source([])
 
 

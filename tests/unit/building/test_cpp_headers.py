@@ -9,13 +9,13 @@ from enum import IntEnum
 import pytest
 
 from flash_helpers.build import SourcesNotFoundError, sources
-from flash_helpers.kernel_configs import ForwardTraits
+from flash_helpers.kernel_configs import BackwardTraits, ForwardTraits
 from flash_helpers.kernels import cpp_headers
 from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.names import flag, number, one_of, size
 
 SAMPLES = {int: 1, bool: True}
-STRUCTS = [*(direction.config for direction in DIRECTIONS), ForwardTraits]
+STRUCTS = [*(direction.config for direction in DIRECTIONS), ForwardTraits, BackwardTraits]
 
 
 class Order(IntEnum):

@@ -1,0 +1,94 @@
+"""The backward pass on a GPU: tensors in the form that a kernel takes, workspaces, the launch, what is left.
+
+Workspaces come from PyTorch's allocator and are given back with the call: their memory is handed out again
+only to what the stream runs afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends.cuda_backward_form import Form, empty_gradients, prepared
+from flash_attention.backends.cuda_kernels import extension, get_kernel, launch_error
+from flash_attention.backends.sink_gradient import sink_gradient
+from flash_attention.backward_call import BackwardCall
+from flash_attention.torch_private import current_device, current_stream
+from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.select.chosen import Choice
+
+ALIGNMENT = 256  # bytes, of each workspace
+
+
+class Functions(NamedTuple):
+    """Of a loaded kernel: its launch, and the bytes of its workspaces."""
+
+    launch: Callable[..., None]
+    workspaces: Callable[..., tuple[int, int, int]]
+
+
+_functions: dict[int, dict[Kernel, Functions]] = {}  # by device index
+
+
+def run_backward(call: BackwardCall, choice: Choice) -> None:
+    """Writes the gradients that a call wants, by the chosen kernel, on the current stream of its device.
+
+    Raises:
+        as ``flash_attention.backends.cuda.forward``.
+    """
+    index = call.q.get_device()
+    if index != current_device():
+        with torch.cuda.device(index):
+            return run_backward(call, choice)
+    if not (call.q.numel() and call.k.numel() and call.v.numel()):
+        return empty_gradients(call)
+    form = prepared(call, choice.kernel)
+    delta = _launch(choice.kernel, index, form)
+    for gradient, written in form.copied:
+        gradient.copy_(written[..., : gradient.shape[-1]])
+    if call.dsinks is not None and call.scores.sinks is not None:
+        call.dsinks.copy_(sink_gradient(call.scores.sinks, call.lse, delta))
+    return None
+
+
+def _launch(kernel: Kernel, index: int, form: Form) -> Tensor:
+    """Launches a kernel with workspaces of its own; returns delta, like the LSE."""
+    try:
+        functions = _functions[index][kernel]
+    except KeyError:
+        functions = functions_of(kernel, index)
+    try:
+        delta_bytes = form.lse.numel() * form.lse.element_size()
+        sizes = (delta_bytes, *functions.workspaces(form.arguments))
+        places, total = _places(sizes)
+        workspace = torch.empty(total, dtype=torch.uint8, device=form.lse.device)
+        begin = workspace.data_ptr()
+        addresses = (begin + place if size else 0 for place, size in zip(places, sizes, strict=True))
+        functions.launch(form.arguments, current_stream(index), *addresses)
+    except extension().CudaError as error:
+        raise launch_error(kernel, index, error) from None
+    return workspace[:delta_bytes].view(torch.float32).view(form.lse.shape)
+
+
+def functions_of(kernel: Kernel, index: int) -> Functions:
+    """The functions of a kernel on a device; it is compiled and loaded first where it is not yet.
+
+    Raises:
+        as ``flash_attention.backends.cuda.forward``.
+    """
+    found: Any = get_kernel(kernel, torch.device("cuda", index))
+    functions = Functions(found.launch_backward, found.workspaces)
+    _functions.setdefault(index, {})[kernel] = functions
+    return functions
+
+
+def _places(sizes: tuple[int, ...]) -> tuple[list[int], int]:
+    """Where workspaces of these sizes begin in one piece of memory, and its size."""
+    places, end = [], 0
+    for size in sizes:
+        places.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return places, end

@@ -1,0 +1,138 @@
+"""Tensors of a backward call brought into the form that a kernel takes: padded, aligned, packed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flash_attention.backends.cuda_form import window_side
+from flash_attention.backends.sink_gradient import sink_gradient
+from flash_attention.backward_call import BackwardCall
+from flash_attention.call import Cached, Packed
+from flash_attention.checks.memory import misalignment
+from flash_attention.checks.tma import stride_obstacle
+from flash_helpers.kernels.arguments import BackwardArguments
+from flash_helpers.kernels.kernel import Kernel
+
+Strides = tuple[int, ...]
+NO_STRIDES: Strides = (0, 0, 0, 1)
+
+
+class Form(NamedTuple):
+    """What a launch takes, and what has to live until it was queued.
+
+    Attributes:
+        arguments: the launch's.
+        lse: contiguous, as the arguments have its address.
+        copied: (gradient, what is written in its place, with as many columns or more).
+        kept: tensors of which the arguments have addresses.
+    """
+
+    arguments: BackwardArguments
+    lse: Tensor
+    copied: list[tuple[Tensor, Tensor]]
+    kept: tuple[Tensor | None, ...]
+
+
+def prepared(call: BackwardCall, kernel: Kernel) -> Form:
+    """The tensors of a call, none of which is empty, in the form that a kernel takes."""
+    scale, softcap, _ = call.scores
+    d_head, d_head_v = kernel.config.d_head, kernel.config.d_head_v
+    if kernel.traits.padded_head:
+        d_head, d_head_v = call.q.shape[-1], call.v.shape[-1]
+    q, k = _fitted(call.q, d_head), _fitted(call.k, d_head)
+    v, out, dout = (_fitted(x, d_head_v) for x in (call.v, call.out, call.dout))
+    copied: list[tuple[Tensor, Tensor]] = []
+    dq, dk = (_target(x, d_head, copied) for x in (call.dq, call.dk))
+    dv = _target(call.dv, d_head_v, copied)
+    lse = call.lse.contiguous()
+    dlse = None if call.dlse is None else call.dlse.float().contiguous()
+
+    layout, problem = call.layout, call.problem
+    packed = layout if isinstance(layout, Packed) else None
+    cache = layout if isinstance(layout, Cached) else None
+    batch, seq_len_q, seq_len_k = problem.batch, problem.seq_len_q, problem.seq_len_k
+    if packed is not None:
+        seq_len_q, seq_len_k = min(seq_len_q, q.shape[0]), min(seq_len_k, k.shape[0])
+    arguments = BackwardArguments(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        o=out.data_ptr(),
+        dout=dout.data_ptr(),
+        lse=lse.data_ptr(),
+        dlse=_address(dlse),
+        dq=_address(dq),
+        dk=_address(dk),
+        dv=_address(dv),
+        q_strides=_strides(q),
+        k_strides=_strides(k),
+        v_strides=_strides(v),
+        o_strides=_strides(out),
+        dout_strides=_strides(dout),
+        dq_strides=_strides(dq),
+        dk_strides=_strides(dk),
+        dv_strides=_strides(dv),
+        batch=batch,
+        n_heads=problem.n_heads,
+        n_heads_kv=problem.n_heads_kv,
+        seq_len_q=seq_len_q,
+        seq_len_k=seq_len_k,
+        d_head=d_head,
+        d_head_v=d_head_v,
+        softmax_scale=scale,
+        window_left=window_side(problem.left),
+        window_right=window_side(problem.right),
+        softcap=softcap,
+        cu_seqlens_q=0 if packed is None else packed.cu_seqlens_q.data_ptr(),
+        cu_seqlens_k=0 if packed is None else packed.cu_seqlens_k.data_ptr(),
+        seqused_k=0 if cache is None else cache.seqused_k.data_ptr(),
+        total_q=0 if packed is None else q.shape[0],
+        total_k=0 if packed is None else k.shape[0],
+    )
+    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv))
+
+
+def _fitted(x: Tensor, d_head: int) -> Tensor:
+    """An input with rows of this length, which a kernel can read; x itself where it can be."""
+    if x.shape[-1] != d_head:
+        return pad(x, (0, d_head - x.shape[-1]))
+    if x.stride(-1) != 1 or misalignment(x) or stride_obstacle(x=x):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
+
+
+def _target(gradient: Tensor | None, d_head: int, copied: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+    """What a kernel writes for a gradient; another tensor than it is added to ``copied``."""
+    if gradient is None:
+        return None
+    reached = gradient.stride(-1) == 1 and not misalignment(gradient) and not stride_obstacle(x=gradient)
+    if gradient.shape[-1] == d_head and reached:
+        return gradient
+    written = gradient.new_empty((*gradient.shape[:-1], d_head))
+    copied.append((gradient, written))
+    return written
+
+
+def _strides(x: Tensor | None) -> Strides:
+    """(batch, seq, head, element). Offsets say where packed sequences begin: no batch stride is used."""
+    if x is None:
+        return NO_STRIDES
+    return x.stride() if x.ndim == 4 else (0, *x.stride())
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def empty_gradients(call: BackwardCall) -> None:
+    """Writes the gradients of a call without queries or without keys: only sinks can have one."""
+    for gradient in (call.dq, call.dk, call.dv):
+        if gradient is not None:
+            gradient.zero_()
+    if call.dsinks is not None and call.scores.sinks is not None:
+        delta = torch.zeros_like(call.lse) if call.dlse is None else -call.dlse.float()
+        call.dsinks.copy_(sink_gradient(call.scores.sinks, call.lse, delta))

@@ -1,0 +1,29 @@
+"""The backward pass of the Hopper family as the rest of the library asks for it."""
+
+from __future__ import annotations
+
+from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, Direction
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.backward.config import NAME, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.family import HOPPER
+from flash_helpers.kernels.kernel import BackwardKernel
+from flash_helpers.kernels.problem import BACKWARD
+
+D_HEADS = (64, 128, 256)
+
+
+def _configs() -> list[HopperBackwardKernelConfig]:
+    return [HopperBackwardKernelConfig(t, d, d, 64, 64, 4) for t in DType for d in D_HEADS]
+
+
+DIRECTION = Direction(
+    family=HOPPER,
+    name=BACKWARD,
+    kernel=BackwardKernel,
+    names=NAME,
+    launcher_header="hopper/backward/launcher.cuh",
+    make_record="flash::hopper::make_backward_record",
+    traits=ALL_BACKWARD_TRAITS,
+    built=lambda: [BackwardKernel(config) for config in _configs()],
+    candidates=_configs,
+)

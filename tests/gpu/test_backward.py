@@ -1,0 +1,188 @@
+"""Backward kernels of every family over the options of a call, against float64 and eager PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from gradient_calls import GRADIENTS, Call, Case, problem_of_case
+
+import flash_attention
+from flash_helpers.kernel_configs import BackwardKernel, DType
+from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.problem import BACKWARD
+from flash_helpers.select.candidates import holds, kernel_for, unable_reason
+from flash_helpers.test.gradients import check_gradients, run_gradients
+
+CASES = {
+    "plain": Case(),
+    "odd lengths": Case(q=113, k=259),
+    "one key": Case(k=1),
+    "one query": Case(q=1, k=300),
+    "causal": Case(options={"causal": True}),
+    "causal, more keys": Case(q=70, k=330, options={"causal": True}),
+    "causal, fewer keys": Case(q=330, k=70, options={"causal": True}),
+    "window": Case(q=300, k=300, options={"window": (40, 9)}),
+    "window to the left, causal": Case(q=280, k=300, options={"window": (65, None), "causal": True}),
+    "window far from most keys": Case(q=64, k=500, options={"window": (20, 0)}),
+    "soft cap": Case(options={"softcap": 3.0}),
+    "soft cap, causal": Case(options={"softcap": 3.0, "causal": True}),
+    "negative scale": Case(options={"softmax_scale": -0.1}),
+    "scale of 0, causal": Case(options={"softmax_scale": 0.0, "causal": True}),
+    "sinks": Case(sinks=True, dlse=True),
+    "grouped heads": Case(heads=(6, 1), options={"causal": True}),
+    "heads of their own": Case(heads=(3, 3), dlse=True),
+    "gradient of the LSE": Case(dlse=True, options={"causal": True}),
+    "cut heads": Case(d=(40, 56), options={"causal": True}),
+    "cut keys": Case(d=(24, 0)),
+    "packed": Case(q=(100, 1, 0, 190), k=(60, 200, 30, 190)),
+    "packed, causal": Case(q=(100, 1, 0, 190), k=(60, 200, 30, 250), dlse=True, options={"causal": True}),
+    "packed, everything": Case(
+        q=(150, 31, 64), k=(90, 131, 64), heads=(4, 2), d=(56, 40), sinks=True, dlse=True,
+        options={"window": (50, None), "causal": True, "softcap": 2.0},
+    ),
+    "keys in use": Case(q=90, k=300, used=(300, 17), options={"causal": True}),
+}  # fmt: skip
+FIRST = [min(d.built(), key=lambda kernel: kernel.config.d_head).config for d in directions(BACKWARD)]
+
+
+def _kernels() -> list[object]:
+    """Every case with one kernel of each family; the plain and the causal one with all that are built."""
+    found = []
+    for direction in directions(BACKWARD):
+        configs = list(dict.fromkeys(kernel.config for kernel in direction.built()))
+        for name, case in CASES.items():
+            every = name in ("plain", "causal", "packed, causal")
+            for config in configs if every else [c for c in configs if c.d_head <= 128][:2]:
+                d = case.sizes(config.d_head, config.d_head_v)
+                problem = problem_of_case(case, config.dtype, d)
+                if holds(config, d) and unable_reason(config, problem, [config]) is None:
+                    kernel = kernel_for(config, problem)
+                    found.append(pytest.param(name, kernel, id=f"{name}-{kernel.short_form()}"))
+    return found
+
+
+def _skip_unable(kernel: BackwardKernel) -> None:
+    from flash_attention.backends.cuda import device_facts_of
+
+    if reason := kernel.infeasible_reason(device_facts_of()):
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize(("name", "kernel"), _kernels())
+def test_gradients(name: str, kernel: BackwardKernel) -> None:
+    _skip_unable(kernel)
+    case, config = CASES[name], kernel.config
+    call = Call(case, config.dtype, case.sizes(config.d_head, config.d_head_v))
+    call.check(run_gradients(call.backward(), config))
+
+
+@pytest.mark.parametrize("config", FIRST, ids=lambda config: config.short_form())
+def test_only_what_is_wanted_is_written_and_is_the_same(config) -> None:
+    _skip_unable(BackwardKernel(config))
+    case = CASES["packed, everything"]
+    if not config.deterministic:
+        pytest.skip("bits differ between two calls")
+    call = Call(case, config.dtype, case.sizes(config.d_head, config.d_head_v))
+    every = run_gradients(call.backward(), config)
+    for wanted in (("dq",), ("dk",), ("dv",), ("dsinks",), ("dk", "dv"), ("dq", "dsinks")):
+        some = run_gradients(call.backward(wanted), config)
+        assert set(some) == set(wanted)
+        for name, gradient in some.items():
+            assert torch.equal(gradient, every[name]), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [k.config for d in directions(BACKWARD) for k in d.built() if k.config.deterministic],
+    ids=lambda config: config.short_form(),
+)
+def test_a_deterministic_kernel_repeats_its_bits(config) -> None:
+    _skip_unable(BackwardKernel(config))
+    case = Case(q=500, k=700, batch=3, dlse=True, options={"causal": True})
+    call = Call(case, config.dtype, (config.d_head, config.d_head_v))
+    first = run_gradients(call.backward(deterministic=True), config)
+    busy = torch.cuda.Stream()
+    for _ in range(20):
+        with torch.cuda.stream(busy):
+            torch.randn(1 << 20, device="cuda").sort()
+        again = run_gradients(call.backward(deterministic=True), config)
+        for name, gradient in again.items():
+            assert torch.equal(gradient, first[name]), name
+
+
+@pytest.mark.parametrize("config", FIRST, ids=lambda config: config.short_form())
+def test_a_loss_of_the_lse_alone_gives_v_no_gradient(config) -> None:
+    _skip_unable(BackwardKernel(config))
+    call = Call(Case(dlse=True, options={"causal": True}), config.dtype, (config.d_head, config.d_head_v))
+    call.dout.zero_()
+    found = run_gradients(call.backward(), config)
+    assert not found["dv"].any()
+    call.check(found)
+
+
+@pytest.mark.parametrize("config", FIRST, ids=lambda config: config.short_form())
+def test_keys_and_queries_that_nobody_sees_get_zeros(config) -> None:
+    """Whole tiles of them hold NaN: no kernel reads these."""
+    _skip_unable(BackwardKernel(config))
+    case = Case(q=64, k=900, options={"window": (20, 0)})
+    call = Call(case, config.dtype, (config.d_head, config.d_head_v))
+    clean = run_gradients(call.backward(), config)
+    call.k[:, :512], call.v[:, :512] = math.nan, math.nan  # the first query stands at 836
+    found = run_gradients(call.backward(), config)
+    for name in ("dk", "dv"):
+        assert not found[name][:, :512].any()
+    for name in GRADIENTS:
+        torch.testing.assert_close(found[name], clean[name], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("config", FIRST, ids=lambda config: config.short_form())
+@pytest.mark.parametrize("layout", ["packed qkv", "heads first", "expanded", "odd rows", "reversed columns"])
+def test_backward_takes_any_strides(config, layout: str) -> None:
+    _skip_unable(BackwardKernel(config))
+    d, dtype = config.d_head, config.dtype.to_torch_dtype()
+    if config.d_head_v != d:
+        pytest.skip("the layouts are of one head size")
+    generator = torch.Generator(device="cuda").manual_seed(2)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+
+    if layout == "packed qkv":
+        q, k, v = randn(2, 150, 3, 4, d).unbind(2)
+    elif layout == "heads first":
+        q, k, v = (randn(2, 4, 150, d).transpose(1, 2) for _ in range(3))
+    elif layout == "odd rows":
+        q, k, v = (randn(2, 150, 4, d + 3)[..., :d] for _ in range(3))
+    elif layout == "reversed columns":
+        q, k, v = (randn(2, 150, d, 4).transpose(2, 3) for _ in range(3))
+    else:
+        q, k, v = randn(2, 150, 4, d), *(randn(1, 150, 1, d).expand(2, -1, 4, -1) for _ in range(2))
+    o, lse = flash_attention.attention(q, k, v, causal=True, return_lse=True)
+    dout = {"expanded": randn(1, 1, 1, 1).expand(o.shape)}.get(
+        layout, randn(2, 4, d, 150).permute(0, 3, 1, 2)
+    )
+    outputs = {"dq": torch.full((2, 4, 150, d), math.nan, dtype=dtype, device="cuda").transpose(1, 2)}
+    found = flash_attention.backward(config, dout, q, k, v, o, lse, causal=True, **outputs)
+    assert found[0] is outputs["dq"]
+    check_gradients(dict(zip(GRADIENTS, found, strict=True)), q, k, v, dout, causal=True)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+def test_the_library_chooses_a_kernel_for_every_option(dtype: DType, deterministic: bool) -> None:
+    for name in ("causal", "window", "soft cap", "cut heads", "packed, everything", "keys in use"):
+        case = CASES[name]
+        call = Call(case, dtype, case.sizes(128, 128))
+        call.check(run_gradients(call.backward(deterministic=deterministic)))
+
+
+@pytest.mark.parametrize("config", FIRST, ids=lambda config: config.short_form())
+def test_backward_timed_gives_the_gradients_and_a_time(config) -> None:
+    _skip_unable(BackwardKernel(config))
+    call = Call(Case(), config.dtype, (config.d_head, config.d_head_v))
+    arguments = (call.dout, call.q, call.k, call.v, call.out, call.lse)
+    found, milliseconds = flash_attention.backward_timed(config, *arguments)
+    assert milliseconds > 0
+    check_gradients(dict(zip(GRADIENTS, found, strict=True)), call.q, call.k, call.v, call.dout)
