@@ -67,6 +67,7 @@ def attention(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -87,10 +88,12 @@ def attention(
         out: (batch, seq_len_q, n_heads, d_head_v); written and returned. It must not overlap an input.
         config: the configuration to run; None: the library chooses.
         backend: ``cuda`` or ``cpu``, which must be where the tensors are; None: there.
+        deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
+            the time of the backward pass asks for the same.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
-        query that sees no key has out 0 and lse -inf (or the sink).
+        query that sees no key has out 0 and lse -inf (or the sink). PyTorch differentiates both, once.
 
     Raises:
         TypeError, ValueError, NotImplementedError: a bad argument; the message says what is allowed.
@@ -118,11 +121,14 @@ def attention(
             return_lse,
             None if config is None else id(config),
             backend,
+            deterministic,
         )
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
+    )
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
@@ -196,6 +202,7 @@ def attention_varlen(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -214,7 +221,8 @@ def attention_varlen(
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
-        causal, softmax_scale, window, softcap, sinks, out, config, backend: as in ``attention``.
+        causal, softmax_scale, window, softcap, sinks, out, config, backend, deterministic: as in
+            ``attention``.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -241,12 +249,15 @@ def attention_varlen(
                 return_lse,
                 None if config is None else id(config),
                 backend,
+                deterministic,
             )
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
+    )
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

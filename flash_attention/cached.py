@@ -36,6 +36,7 @@ def attention_cached(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -43,6 +44,7 @@ def attention_cached(
 
     Counts and pages stay on the device: they may change between replays of a CUDA graph. Kernel and number
     of parts are chosen for the capacity, ``k.shape[1]`` or, in pages, all that a row of the table can name.
+    Keys in pages have no gradient; keys behind those that are used get 0.
 
     Args:
         q: (batch, seq_len_q, n_heads, d_head).
@@ -56,7 +58,7 @@ def attention_cached(
             item's result means nothing.
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend: as in
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic: as in
             ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
@@ -85,11 +87,14 @@ def attention_cached(
                 return_lse,
                 None if config is None else id(config),
                 backend,
+                deterministic,
             )
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
+    )
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

@@ -6,6 +6,7 @@ q, k and v form sequences: ``Dense``, ``Packed`` or ``Cached``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,6 +54,10 @@ class Dense(NamedTuple):
         """The tensors of the layout by the names of the arguments."""
         return {}
 
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Dense:
+        """The same with other tensors, in the order of ``tensors``."""
+        return self
+
     def slots(self) -> tuple[Any, ...]:
         """What a remembered call compares, in the order of ``launch_cache.repeat``."""
         return ()
@@ -98,6 +103,12 @@ class Packed(NamedTuple):
     def tensors(self) -> dict[str, Tensor | None]:
         return {"cu_seqlens_q": self.cu_seqlens_q, "cu_seqlens_k": self.cu_seqlens_k}
 
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Packed:
+        cu_seqlens_q, cu_seqlens_k = tensors
+        assert cu_seqlens_q is not None
+        assert cu_seqlens_k is not None
+        return self._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
     def slots(self) -> tuple[Any, ...]:
         return self.cu_seqlens_q, self.cu_seqlens_k, None, None, self.max_seqlen_q, self.max_seqlen_k
 
@@ -139,6 +150,11 @@ class Cached(NamedTuple):
 
     def tensors(self) -> dict[str, Tensor | None]:
         return {"seqused_k": self.seqused_k, "block_table": self.block_table}
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Cached:
+        seqused_k, block_table = tensors
+        assert seqused_k is not None
+        return self._replace(seqused_k=seqused_k, block_table=block_table)
 
     def slots(self) -> tuple[Any, ...]:
         return None, None, self.seqused_k, self.block_table

@@ -23,6 +23,7 @@ class Keywords(TypedDict, total=False):
     out: Tensor | None
     config: ForwardConfig | None
     backend: str | None
+    deterministic: bool
 
 
 class Options(NamedTuple):
@@ -37,6 +38,7 @@ class Options(NamedTuple):
     out: Tensor | None = None
     config: ForwardConfig | None = None
     backend: str | None = None
+    deterministic: bool = False
 
     def checked(self, q: object) -> Options:
         """The same with values of the types that are promised.
@@ -46,7 +48,10 @@ class Options(NamedTuple):
         """
         causal = checked_flag("causal", self.causal)
         return_lse = checked_flag("return_lse", self.return_lse)
+        deterministic = checked_flag("deterministic", self.deterministic)
         window, softcap = checked_window(self.window), checked_softcap(self.softcap)
         if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
             checks.check_choice(self.backend, self.config, q)
-        return self._replace(causal=causal, window=window, softcap=softcap, return_lse=return_lse)
+        return self._replace(
+            causal=causal, window=window, softcap=softcap, return_lse=return_lse, deterministic=deterministic
+        )

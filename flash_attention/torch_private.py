@@ -96,11 +96,6 @@ without_functionalize: Callable[[], AbstractContextManager[Any]] = (
     _without("Functionalize") or contextlib.nullcontext
 )
 
-# A context in which operators run below autograd; None: this torch has none.
-below_autograd: Callable[[], AbstractContextManager[Any]] | None = private(
-    "_C._AutoDispatchBelowAutograd", None
-)
-
 
 # ---------------------------------------------------------------------- what tensors say
 def _assert(condition: Tensor, message: str) -> None:

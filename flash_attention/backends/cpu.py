@@ -62,7 +62,7 @@ def _run_item(call: Call, choice: Choice, item: Item) -> Kernel:
     everything = (slice(0, q.shape[0]), slice(0, n_heads))
     left_over: list[Any] = [everything]
     if choice.fused:
-        left_over = cpu_fused.attention(q, k, v, out, scale, left, right)
+        left_over = cpu_fused.attention(q, k, v, out, scale, left, right, lse)
     for parts, heads in left_over:
         heads_kv = slice(heads.start // group, -(-heads.stop // group))
         attention(

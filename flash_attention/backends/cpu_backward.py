@@ -43,6 +43,15 @@ class Gradients:
     dv: Tensor | None = None
     dsinks: Tensor | None = None
 
+    def of(self, items: slice, heads: slice, heads_kv: slice) -> Gradients:
+        """Where those of some heads of some batch items are written."""
+        return Gradients(
+            None if self.dq is None else self.dq[items, :, heads],
+            None if self.dk is None else self.dk[items, :, heads_kv],
+            None if self.dv is None else self.dv[items, :, heads_kv],
+            None if self.dsinks is None else self.dsinks[heads],
+        )
+
 
 def backward(
     config: ForwardConfig,

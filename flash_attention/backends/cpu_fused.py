@@ -50,8 +50,12 @@ def attention(
     softmax_scale: float,
     left: int | None,
     right: int | None,
+    lse: Tensor | None = None,
 ) -> list[Part]:
     """Attention without further features; arguments as in ``cpu.attention``.
+
+    Args:
+        lse: is written with PyTorch's own, which is off by up to 1e-4: exact enough for gradients alone.
 
     Returns:
         What is left for ``cpu.attention``. Each head of a batch item in which a score is NaN or infinite or a
@@ -67,46 +71,52 @@ def attention(
     end = max(min(end, seq_len_q), begin) if seq_len_k else begin
     for blind in (slice(0, begin), slice(end, seq_len_q)):
         o[:, blind].zero_()
+        if lse is not None:
+            lse[:, :, blind].fill_(-math.inf)
     if softmax_scale == 0 and not visibility.unlimited:
         return [everything]  # 0 times a hidden score of -inf is NaN
     if softmax_scale < 0:  # it scales what it has hidden, too
         q, softmax_scale = -q, -softmax_scale
     k, v = _usable(k), _usable(v)
     done = torch.ones(batch, n_heads_kv, n_heads // n_heads_kv, dtype=torch.bool, device="cpu")
-    for queries, keys in _calls(visibility, slice(begin, end), seq_len_k):
-        causal = _is_triangle(visibility, queries, keys)
-        mask = None if causal else _mask_of_reversed(visibility, queries, keys, q.dtype)
+    for queries, keys in calls_of(visibility, slice(begin, end), seq_len_k):
+        causal = is_triangle(visibility, queries, keys)
+        mask = None if causal else mask_of_reversed(visibility, queries, keys, q.dtype)
         q_part = _usable(q[:, queries] if mask is None else q[:, queries].flip(1))
-        for part, target, part_done in _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries], done):
+        part_lse = None if lse is None else lse[:, :, queries]
+        parts = _heads_as_batch(q_part, k[:, keys], v[:, keys], o[:, queries], done, part_lse)
+        for part, target, part_done, target_lse in parts:
             try:
-                result, lse = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
+                result, sums = _fused(*part, is_causal=causal, attn_mask=mask, scale=softmax_scale)
             except RuntimeError:  # as with matrix units under ATEN_CPU_CAPABILITY=avx2, of torch 2.13
                 return [everything]
             # It says 0 of a row without scores, too; and up to 15 scores that are all NaN are none to it.
-            known = lse.isfinite() & (lse != 0)
+            known = sums.isfinite() & (sums != 0)
             part_done &= known.reshape(*part_done.shape, -1).all(-1)
             target.copy_(result if mask is None else result.flip(-2))
+            if target_lse is not None:
+                target_lse.copy_(sums if mask is None else sums.flip(-1))
         if not done.any():
             break
     left_over = (~done.flatten(1)).nonzero().tolist()
     return [Part(slice(item, item + 1), slice(head, head + 1)) for item, head in left_over]
 
 
-def _calls(visibility: Visibility, seeing: slice, seq_len_k: int) -> Iterator[tuple[slice, slice]]:
+def calls_of(visibility: Visibility, seeing: slice, seq_len_k: int) -> Iterator[tuple[slice, slice]]:
     """The queries of each call and the keys that they see: one call where that needs no mask of its own."""
 
     def keys_of(queries: slice) -> slice:
         first, last = visibility.keys_of(queries.start, queries.stop)
         return slice(max(first, 0), min(last, seq_len_k))
 
-    whole = visibility.unlimited or _is_triangle(visibility, seeing, keys_of(seeing))
+    whole = visibility.unlimited or is_triangle(visibility, seeing, keys_of(seeing))
     step = max(seeing.stop - seeing.start, 1) if whole else QUERIES_PER_CALL
     for first in range(seeing.start, seeing.stop, step):
         queries = slice(first, min(first + step, seeing.stop))
         yield queries, keys_of(queries)
 
 
-def _is_triangle(visibility: Visibility, queries: slice, keys: slice) -> bool:
+def is_triangle(visibility: Visibility, queries: slice, keys: slice) -> bool:
     """Whether these are as many keys as queries, and query i sees keys 0 … i."""
     return (
         visibility.left is None
@@ -116,7 +126,7 @@ def _is_triangle(visibility: Visibility, queries: slice, keys: slice) -> bool:
     )
 
 
-def _mask_of_reversed(
+def mask_of_reversed(
     visibility: Visibility, queries: slice, keys: slice, dtype: torch.dtype
 ) -> Tensor | None:
     """What is added to the scores of the queries, last one first: (queries, keys); None: nothing is hidden.
@@ -139,9 +149,9 @@ def _mask_of_reversed(
 
 
 def _heads_as_batch(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, flags: Tensor
-) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]]:
-    """Calls that know no groups of heads: inputs (batch, heads, seq, d), where outputs and flags belong.
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, flags: Tensor, lse: Tensor | None
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Tensor | None]]:
+    """Calls that know no groups of heads: inputs (batch, heads, seq, d), where outputs, flags, LSEs belong.
 
     The query heads of a group share a head of K and V without a copy: those of one batch item are a batch of
     their own, or every call takes one head of each group, whichever makes fewer calls.
@@ -152,15 +162,17 @@ def _heads_as_batch(
     # (batch, kv heads, group, seq, d)
     q, o = (x.unflatten(2, (n_heads_kv, group)).permute(0, 2, 3, 1, 4) for x in (q, o))
     k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if lse is not None:
+        lse = lse.unflatten(1, (n_heads_kv, group))
     if seq_len_q == 1:  # the heads of a group are rows of one head
-        yield (q[..., 0, :], k, v), o[..., 0, :], flags
+        yield (q[..., 0, :], k, v), o[..., 0, :], flags, None if lse is None else lse[..., 0]
     elif batch < group:
         for i in range(batch):
             one_k, one_v = (x[i, :, None].expand(-1, group, -1, -1) for x in (k, v))
-            yield (q[i], one_k, one_v), o[i], flags[i]
+            yield (q[i], one_k, one_v), o[i], flags[i], None if lse is None else lse[i]
     else:
         for i in range(group):
-            yield (q[:, :, i], k, v), o[:, :, i], flags[:, :, i]
+            yield (q[:, :, i], k, v), o[:, :, i], flags[:, :, i], None if lse is None else lse[:, :, i]
 
 
 def _usable(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from flash_attention.checks.calls import check_inputs
 from flash_attention.checks.memory import overlap, overlaps_itself
 from flash_attention.checks.tensors import (
     check_memory,
+    check_no_gradient,
     check_output_kind,
     check_tensors,
     has_own_dispatch,
@@ -40,6 +41,7 @@ def check_backward(
     check_inputs(q, k, v, None, AXES)
     given = {name: x for name, x in {**inputs, **outputs}.items() if x is not None}
     check_tensors(given)
+    check_no_gradient(given, "gradients of gradients are not made", "differentiate attention(…) once")
     for name, x in given.items():
         if has_own_dispatch(x):
             raise TypeError(

@@ -10,6 +10,7 @@ from flash_attention.checks.options import checked_flag, checked_window, given
 from flash_attention.checks.tensors import (
     check_devices,
     check_dtypes,
+    check_no_gradient,
     check_output,
     check_tensors,
     shapes_of,
@@ -157,6 +158,7 @@ def check_sinks(sinks: Tensor, q: Tensor) -> None:
 def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
     """The output given by the caller."""
     check_tensors({"out": out})
+    check_no_gradient({"out": out}, "an output that is given has no gradient", "pass out=None")
     check_output("out", out, shape, inputs["q"].dtype, inputs)
 
 

@@ -46,7 +46,7 @@ ADVICE = {
     "attention_varlen takes padded batches without their padding",
     "attention_mask": "the kernels take no mask tensor: attention_varlen takes batches without padding",
     "enable_gqa": "heads are shared without asking where those of q are a multiple of those of k and v",
-    "deterministic": "leave it out: equal calls always give equal bits",
+    "deterministic": "leave it out: equal calls give equal bits, as far as no gradient is computed",
     "q_descale": "there is no 8-bit type to scale: convert the tensors to float16 or bfloat16",
     "pack_gqa": "leave it out: it changes no result, and the library chooses how a kernel runs",
     "layout": "the shapes are those of the arguments' description: transpose what has another order",

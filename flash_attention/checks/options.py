@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flash_attention.checks.tensors import check_tensors
+from flash_attention.checks.tensors import check_no_gradient, check_tensors
 from flash_helpers.kernels.problem import Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -101,7 +101,8 @@ def checked_number(name: str, value: object) -> float:
         and value.dtype is not torch.bool
         and not value.dtype.is_complex
     ):
-        check_tensors({name: value})  # a factor that is learnt needs a gradient
+        check_tensors({name: value})
+        check_no_gradient({name: value}, "a number has no gradient", "multiply q by a factor that is learnt")
         return float(value.detach())
     if isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool):
         try:

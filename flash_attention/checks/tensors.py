@@ -42,7 +42,9 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     """
     config = plan.kernel.config
     tensors = {"q": q, "k": k, "v": v}
-    check_tensors(tensors if o is None else {**tensors, "o": o})
+    given = tensors if o is None else {**tensors, "o": o}
+    check_tensors(given)
+    check_no_gradient(given, "forward has no backward pass", "call attention(…, config=kernel_cfg)")
     for name, x in tensors.items():
         if has_own_dispatch(x):
             raise TypeError(
@@ -90,7 +92,7 @@ def has_own_dispatch(x: Tensor) -> bool:
 
 
 def check_tensors(tensors: dict[str, Tensor]) -> None:
-    """Dense tensors, whose memory holds their values, that need no gradient."""
+    """Dense tensors, whose memory holds their values, that need no tangent."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
@@ -100,9 +102,9 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         if torch.compiler.is_compiling():
             continue  # operators get tensors whose memory holds their values
         if is_batched(x):
-            raise NotImplementedError(
-                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read: call with all "
-                "of them in the batch dimension instead"
+            raise no_derivative(
+                f"{name} is one of the tensors of torch.vmap, which the kernels cannot read",
+                "call with all of them in the batch dimension instead",
             )
         if x.is_neg():
             raise ValueError(
@@ -112,28 +114,48 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
         # Before anybody makes a view or a copy of it, of which PyTorch's own end the process.
         if not (x.is_meta or has_own_dispatch(x)) and (why := lost_storage(x)):
             raise unreadable(name, why)
-    check_derivatives(tensors)
+    check_tangents(tensors)
 
 
-def check_derivatives(tensors: dict[str, Tensor], remedy: str = "") -> None:
-    """Tensors of which nobody wants a gradient or a tangent.
-
-    Args:
-        remedy: what else may be done, for the message.
-    """
-    if torch.is_grad_enabled():
-        asking = [name for name, x in tensors.items() if x.requires_grad]
-        if asking:
-            raise NotImplementedError(
-                f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and there is no backward pass: "
-                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
-            )
+def check_tangents(tensors: dict[str, Tensor]) -> None:
+    """Tensors of which nobody wants a forward-mode derivative."""
     if forward_levels._current_level >= 0:
         for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
-                raise NotImplementedError(
-                    f"{name} has a tangent, and there is no forward-mode derivative: pass {name}.detach()"
+                raise no_derivative(
+                    f"{name} has a tangent of forward-mode differentiation", f"pass {name}.detach()"
                 )
+
+
+def check_no_gradient(tensors: Mapping[str, Tensor | None], why: str, remedy: str = "") -> None:
+    """Tensors of which nobody wants a gradient.
+
+    Args:
+        why: what there is none of, for the message.
+        remedy: what else may be done.
+    """
+    if torch.is_grad_enabled():
+        asking = [name for name, x in tensors.items() if x is not None and x.requires_grad]
+        if asking:
+            raise NotImplementedError(
+                f"{', '.join(asking)} require{'s' * (len(asking) == 1)} grad, and {why}: "
+                f"call under torch.no_grad(), or pass {asking[0]}.detach()" + f", or {remedy}" * bool(remedy)
+            )
+
+
+def no_derivative(what: str, instead: str = "") -> NotImplementedError:
+    """The error for what attention has not: it is differentiated once, in reverse, and not under vmap.
+
+    Args:
+        what: was asked for.
+        instead: what to do beside what can always be done.
+    """
+    return NotImplementedError(
+        f"{what}, and attention has first derivatives in reverse mode alone: "
+        + f"{instead}, or " * bool(instead)
+        + "call torch.nn.functional.scaled_dot_product_attention under "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which PyTorch differentiates in every way"
+    )
 
 
 def check_memory(tensors: Mapping[str, Tensor | None]) -> None:

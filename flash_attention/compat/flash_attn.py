@@ -1,7 +1,7 @@
 """The functions of flash-attn 2.8 by their names, with its signatures and meaning: only the import changes.
 
 What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
-``deterministic`` speaks of the backward pass there; here it changes nothing. A window of -1 is no limit. With
+``deterministic`` speaks of the backward pass, as it does there. A window of -1 is no limit. With
 ``return_attn_probs`` the third result is empty, as it is there without dropout. Head sizes up to 256 that are
 no multiple of 8 are padded with zeros, which copies the tensors, as it does there. Signatures are written
 out, since type checkers, editors and the API page read them.
@@ -68,7 +68,7 @@ def flash_attn_func(
         window_size: (left, right), keys that are visible before and after that place; -1: all.
         softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
         alibi_slopes: None.
-        deterministic: True or False; equal calls always give equal bits.
+        deterministic: equal calls give equal gradients; without it, outputs alone are promised to be equal.
         return_attn_probs: also return the log-sum-exp.
 
     Returns:
@@ -80,9 +80,9 @@ def flash_attn_func(
         and what ``flash_attention.attention`` raises.
     """
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    checked_flag("deterministic", deterministic)
     lse = ("return_attn_probs", return_attn_probs)
     options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, BATCHES)
     return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
 
@@ -195,9 +195,9 @@ def flash_attn_varlen_func(
         and what ``flash_attention.attention_varlen`` raises.
     """
     refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    checked_flag("deterministic", deterministic)
     lse = ("return_attn_probs", return_attn_probs)
     options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, "(total, heads, d)")
     longest_q = _host_number("max_seqlen_q", max_seqlen_q)
     longest_k = _host_number("max_seqlen_k", max_seqlen_k)

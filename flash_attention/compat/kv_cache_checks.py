@@ -11,7 +11,7 @@ from flash_attention.call import BATCHES
 from flash_attention.checks.calls import check_block_table, check_inputs, check_pages
 from flash_attention.checks.memory import overlap, overlaps_itself, span_bytes
 from flash_attention.checks.options import checked_scale
-from flash_attention.checks.tensors import check_memory, check_tensors
+from flash_attention.checks.tensors import check_memory, check_no_gradient, check_tensors
 from flash_attention.compat.padding import missing_columns
 from flash_attention.options import Options
 from flash_attention.run.tracing import is_read_later, is_readable, stands_for_another, wants_autocast
@@ -33,6 +33,7 @@ def check_tensor_kinds(tensors: dict[str, Any]) -> None:
         if name in required or not (x is None or (name == "cache_seqlens" and not isinstance(x, Tensor)))
     }
     check_tensors(given)
+    check_no_gradient(given, "attention over a cache has none", "call flash_attn_func on tensors that stay")
     q = given["q"]
     if q.ndim != 4:
         raise ValueError(f"q has shape {tuple(q.shape)}; it must be (batch, seq_len_q, n_heads, d_head)")

@@ -44,7 +44,7 @@ def sdpa(
         (…, n_heads, seq_len_q, d_head_v), a view of a contiguous (batch, seq_len_q, n_heads, d_head_v).
 
     Raises:
-        NotImplementedError: attn_mask is another tensor, dropout_p, an input that requires grad.
+        NotImplementedError: attn_mask is another tensor, dropout_p.
         ValueError, TypeError: arguments that do not fit; head counts that differ without enable_gqa.
     """
     refuse(dropout_p=dropout_p)

@@ -1,38 +1,37 @@
-"""PyTorch's registry of flash attentions: its own function runs this library on CUDA, forward only.
+"""PyTorch's registry of flash attentions: its own function runs this library on CUDA, forward and backward.
 
-Two operators of PyTorch are replaced. The forward one is refused above autograd where somebody wants a
-gradient, since below autograd nothing shows it. The backward one is refused always: a graph compiled before
-the activation calls it without asking first.
+Two operators of PyTorch are replaced below autograd, which keeps its own formula: it calls the backward one
+with what the forward one has returned.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_attention.attention import attention
+from flash_attention.call import DENSE
 from flash_attention.checks.options import refuse
-from flash_attention.checks.tensors import check_derivatives, check_tensors
-from flash_attention.torch_private import below_autograd
+from flash_attention.checks.tensors import check_tensors
+from flash_attention.options import Options
+from flash_attention.run.passes import Saved, Wanted, backward_pass
 
 IMPLEMENTATION = "flash_attention_kernels"
 FORWARD = "_scaled_dot_product_flash_attention"
 BACKWARD = "_scaled_dot_product_flash_attention_backward"
-TRAIN_WITHOUT = "call torch.nn.attention.restore_flash_attention_impl() before training"
 
 
 def register_with_torch() -> bool:
     """Offers the library to PyTorch under the name ``flash_attention_kernels``.
 
     After ``torch.nn.attention.activate_flash_attention_impl`` with that name, PyTorch's own attention runs
-    this library where it would run its flash attention on CUDA, forward only: an input that requires grad
-    raises ``NotImplementedError``.
+    this library where it would run its flash attention on CUDA, forward and backward.
 
     Returns:
-        False where this torch has no such registry (before 2.11), or does not show who wants a gradient.
+        False where this torch has no such registry (before 2.11).
     """
     return _register(_Activated)
 
@@ -55,7 +54,7 @@ def prefer_in_torch() -> bool:
 
 def _register(activate: Any) -> bool:
     register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
-    if register is None or below_autograd is None:
+    if register is None:
         return False
     register(IMPLEMENTATION, register_fn=activate)
     return True
@@ -72,8 +71,7 @@ class _Activated:
     def __init__(self, device_type: str = "CUDA", alone: bool = False) -> None:
         self.library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         self.library.impl(FORWARD, flash_attention_operator, device_type)
-        self.library.impl(FORWARD, _without_derivatives, f"Autograd{device_type}")
-        self.library.impl(BACKWARD, _refuse_backward, device_type)
+        self.library.impl(BACKWARD, flash_attention_backward_operator, device_type)
         self.turned_off = alone and torch.backends.cuda.cudnn_sdp_enabled()
         if self.turned_off:
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -83,21 +81,6 @@ class _Activated:
         if self.turned_off:
             torch.backends.cuda.enable_cudnn_sdp(True)
             self.turned_off = False
-
-
-def _without_derivatives(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
-    """The forward operator at autograd's level: refuses, or goes on below."""
-    check_derivatives({"query": query, "key": key, "value": value}, TRAIN_WITHOUT)
-    assert below_autograd is not None  # else nothing was registered
-    with below_autograd():
-        return getattr(torch.ops.aten, FORWARD)(query, key, value, *rest, **options)
-
-
-def _refuse_backward(*_: Any, **__: Any) -> NoReturn:
-    raise NotImplementedError(
-        f"a gradient of scaled_dot_product_attention is wanted while {IMPLEMENTATION} is active, which has "
-        f"no backward pass: {TRAIN_WITHOUT}, and compile anew what was compiled"
-    )
 
 
 def flash_attention_operator(
@@ -123,11 +106,49 @@ def flash_attention_operator(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = torch.empty_like(query)  # PyTorch's shape inference expects the strides of query
     rows = out.transpose(1, 2) if out.stride(-1) == 1 else None  # a kernel writes no others
-    made, lse = attention(q, k, v, softmax_scale=scale, causal=is_causal, return_lse=True, out=rows)
+    with torch.no_grad():  # autograd is above
+        made, lse = attention(q, k, v, softmax_scale=scale, causal=is_causal, return_lse=True, out=rows)
     if rows is None:
         out.copy_(made.transpose(1, 2))
     seed, offset = (query.new_empty(shape, dtype=dtype) for shape, dtype in _random_states())
     return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
+
+
+def flash_attention_backward_operator(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    """``aten::_scaled_dot_product_flash_attention_backward``: the gradients of query, key and value.
+
+    Everything but ``grad_out`` is what the forward operator was given and has returned. The states of dropout
+    mean nothing, for there is none.
+
+    Raises:
+        NotImplementedError: dropout_p.
+    """
+    refuse(dropout_p=dropout_p)
+    tensors = {"grad_out": grad_out, "query": query, "key": key, "value": value, "out": out}
+    check_tensors({**tensors, "logsumexp": logsumexp})
+    dout, q, k, v, o = (x.transpose(1, 2) for x in tensors.values())
+    options = Options(causal=is_causal, softmax_scale=scale, return_lse=True)
+    saved, wanted = Saved(q, k, v, None, o, logsumexp), Wanted(True, True, True, False)
+    with torch.no_grad():
+        made = backward_pass(saved, DENSE, options, wanted, dout, None)
+    return tuple(grad if grad is None else grad.transpose(1, 2) for grad in made[:3])
 
 
 @functools.cache

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import torch
 
 from flash_attention.devices import backend
-from flash_attention.run.cpu_backward_choice import cpu_backward_choice
 from flash_attention.run.insisted import insisted
 from flash_helpers.kernels.ampere.forward.config import D_HEADS, FlashForwardKernelConfig
 from flash_helpers.kernels.kernel import KernelConfig
@@ -17,6 +19,8 @@ from flash_helpers.select.pytorch_attention import PyTorchAttention
 # Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
 # AVX-512, 512 to 4096 keys, head sizes 64 and 128).
 CPU_B_C = 256
+CPU_BACKWARD_B_C = 64  # likewise of the backward pass, of 64, 256 and 512
+CHOICES_KEPT = 1024
 
 
 def choice_on(
@@ -63,3 +67,15 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
         "with a score that is not finite go to the CPU backend"
     )
     return Choice(PyTorchAttention(kernel.config, kernel.traits), reason)
+
+
+@lru_cache(CHOICES_KEPT)
+def cpu_backward_choice(problem: AttentionProblem) -> Choice:
+    """The choice for gradients on the CPU: PyTorch's own where its attention ran forward, else smaller steps.
+
+    Args:
+        problem: that of the forward pass; its ``lse`` says whether the caller has got the LSE.
+    """
+    choice = cpu_choice(problem)
+    config = replace(choice.kernel.config, B_c=CPU_BACKWARD_B_C)
+    return replace(choice, kernel=replace(choice.kernel, config=config))

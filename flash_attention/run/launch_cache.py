@@ -55,6 +55,11 @@ def repeat(key: Key, *given: Any) -> Any:
     return result
 
 
+def with_lse(key: Key) -> Key:
+    """The key of the same call with ``return_lse=True``, which the backward pass needs."""
+    return (*key[:5], True, *key[6:])
+
+
 def repeat_forward(kernel_cfg: KernelConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
     """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
     found = _tables.get((id(kernel_cfg),))

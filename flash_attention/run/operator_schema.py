@@ -1,7 +1,7 @@
 """Arguments of the operators, in the order in which layouts and options declare them.
 
 An operator takes q, k, v, the fields of a layout, then the options that travel, tensors first. A window
-travels as two numbers, a configuration as its name.
+travels as two numbers, a configuration as its name. The operators are of one library of ``torch.library``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any, cast, get_type_hints
 
+import torch
 from torch import Tensor
 
 from flash_attention.call import Layout
@@ -27,6 +28,10 @@ TYPES: dict[Any, str] = {
     float | None: "float?",
     ForwardConfig | None: "str?",
 }
+
+LIBRARY = torch.library.Library("flash_attention", "DEF")
+# Inductor hands the inputs over with the strides they have in eager mode.
+TAGS = (torch.Tag.needs_fixed_stride_order,)
 
 _HINTS = get_type_hints(Options)
 # Tensors first, else as Options has them.

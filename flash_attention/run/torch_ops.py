@@ -11,7 +11,8 @@ work.
     flash_attention::attention_cached      -> (out, lse)
     flash_attention::attention_cached_out  -> lse; writes out
 
-Where no LSE is wanted, lse has shape (0,). A configuration travels as its name.
+The first of each two is differentiated by an operator of ``backward_ops``. Where neither the caller nor the
+backward pass wants an LSE (``keep_lse``), it has shape (0,). A configuration travels as its name.
 """
 
 from __future__ import annotations
@@ -40,25 +41,17 @@ from flash_attention.checks.tensors import (
 )
 from flash_attention.devices import DEVICE_TYPES
 from flash_attention.options import Options
-from flash_attention.run import dlpack, eager
-from flash_attention.run.eager import Result
-from flash_attention.run.operator_schema import received, schema, sent
+from flash_attention.run import backward_ops, dlpack, eager, gradients
+from flash_attention.run.gradients import Result
+from flash_attention.run.operator_schema import LIBRARY, TAGS, received, schema, sent
+from flash_attention.run.passes import forward_pass
 from flash_attention.run.tracing import stands_for_another, traced, wants_autocast
-from flash_attention.torch_private import without_autocast, without_functionalize
-
-_PACKING = (
-    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool validate, "
+from flash_attention.torch_private import (
+    functionalizes,
+    is_transformed,
+    without_autocast,
+    without_functionalize,
 )
-_CACHE = "Tensor seqused_k, Tensor? block_table, bool validate, "
-_OPTIONS = (
-    "Tensor? sinks, bool causal, float? softmax_scale, SymInt? window_left, SymInt? window_right, "
-    "float softcap, bool return_lse, str? config"
-)
-
-# Inductor hands the inputs over with the strides they have in eager mode.
-_TAGS = (torch.Tag.needs_fixed_stride_order,)
-
-_library = torch.library.Library("flash_attention", "DEF")
 
 
 # ---------------------------------------------------------------------- from Python to the operators
@@ -74,10 +67,16 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     """
     if dlpack.is_foreign(q) or dlpack.is_foreign(k) or dlpack.is_foreign(v):
         return _call_on_arrays(q, k, v, layout, options)
-    # Below autograd, where the operators' bodies run, nobody sees who wants a gradient or a tangent.
+    # Below autograd, where the operators' bodies run, nobody sees who wants a tangent.
     inputs = {"q": q, "k": k, "v": v, "sinks": options.sinks}
     check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
-    causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options
+    causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic = options
+    keep_lse = gradients.wanted(q, k, v, sinks)
+    if keep_lse:
+        gradients.check_differentiable(layout, options)
+        if _is_transformed(q, k, v, sinks):
+            options = options.checked(q)
+            return gradients.record_transformed(q, k, v, layout, options, backward_ops.OPERATORS)
     left, right = checked_window(window)
     if backend is not None or config is not None:
         checks.check_choice(backend, config, q)
@@ -95,19 +94,27 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "sinks": sinks,
             "return_lse": return_lse,
             "config": config,
+            "deterministic": checked_flag("deterministic", deterministic),
         }
     )
     operators, name = torch.ops.flash_attention, NAMES[type(layout)]
     if out is None:
-        out, lse = getattr(operators, name)(q, k, v, *layout, *rest)
+        out, lse = getattr(operators, name)(q, k, v, *layout, *rest, keep_lse)
     elif not is_dynamo_compiling() and stands_for_another(out) and not has_own_dispatch(out):
         # functorch takes no operator that writes one of its tensors; it follows copy_.
-        made, lse = getattr(operators, name)(q, k, v, *layout, *rest)
+        made, lse = getattr(operators, name)(q, k, v, *layout, *rest, keep_lse)
         check_output_kind("out", out, tuple(made.shape), made.dtype, made.device)
         out.copy_(made)
     else:
         lse = getattr(operators, f"{name}_out")(q, k, v, *layout, *rest, out)
     return (out, lse) if return_lse else out
+
+
+def _is_transformed(*inputs: Tensor | None) -> bool:
+    """Whether torch.func differentiates a call. It takes functions of autograd, no operators' derivatives."""
+    if is_dynamo_compiling() or functionalizes():
+        return False
+    return any(isinstance(x, Tensor) and is_transformed(x) for x in inputs)
 
 
 def _call_on_arrays(q: Any, k: Any, v: Any, layout: Layout, options: Options) -> Any:
@@ -122,43 +129,52 @@ def _call_on_arrays(q: Any, k: Any, v: Any, layout: Layout, options: Options) ->
 
 # ---------------------------------------------------------------------- the operators
 def _define(layout: type[Layout]) -> None:
-    """Defines the two operators for calls of a layout, which run ``eager.attend``."""
+    """Defines the two operators for calls of a layout, which run ``passes.forward_pass``."""
     end = 3 + len(layout._fields)  # of what comes before the options
 
     def run(*args: Any) -> tuple[Tensor, Tensor]:
-        return _run(layout, args[:end], args[end:], None)
+        return _run(layout, args[:end], args[end:-1], None, args[-1])
 
     def run_out(*args: Any) -> Tensor:
         return _run(layout, args[:end], args[end:-1], args[-1])[1]
 
     def fake(*args: Any) -> tuple[Tensor, Tensor]:
-        return _fake(layout, args[:end], args[end:], None)
+        return _fake(layout, args[:end], args[end:-1], None, args[-1])
 
     def fake_out(*args: Any) -> Tensor:
         return _fake(layout, args[:end], args[end:-1], args[-1])[1]
 
     name, arguments = NAMES[layout], schema(layout)
-    _library.define(f"{name}({arguments}) -> (Tensor, Tensor)", tags=_TAGS)
-    _library.define(f"{name}_out({arguments}, Tensor(a!) out) -> Tensor", tags=_TAGS)
+    LIBRARY.define(f"{name}({arguments}, bool keep_lse) -> (Tensor, Tensor)", tags=TAGS)
+    LIBRARY.define(f"{name}_out({arguments}, Tensor(a!) out) -> Tensor", tags=TAGS)
     for operator, implementation, shapes in ((name, run, fake), (f"{name}_out", run_out, fake_out)):
         for device_type in DEVICE_TYPES:
-            _library.impl(operator, implementation, device_type.upper())
-            _library.impl(operator, _autocast(operator, device_type), f"Autocast{device_type.upper()}")
-        torch.library.register_fake(f"flash_attention::{operator}", shapes, lib=_library)
+            LIBRARY.impl(operator, implementation, device_type.upper())
+            LIBRARY.impl(operator, _autocast(operator, device_type), f"Autocast{device_type.upper()}")
+        torch.library.register_fake(f"flash_attention::{operator}", shapes, lib=LIBRARY)
+    backward_ops.define(layout)
 
 
 def _run(
-    kind: type[Layout], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
+    kind: type[Layout],
+    leading: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: Tensor | None,
+    keep_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     q, k, v, *own = leading
     given = received(options, out)
     with without_functionalize():
-        result: Any = eager.attend(q, k, v, kind(*own), given)
-    return result if given.return_lse else (result, _no_lse(q))
+        out, lse = forward_pass(q, k, v, kind(*own), given, keep_lse=keep_lse)
+    return out, (_no_lse(q) if lse is None else lse)
 
 
 def _fake(
-    kind: type[Layout], leading: tuple[Any, ...], options: tuple[Any, ...], out: Tensor | None
+    kind: type[Layout],
+    leading: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: Tensor | None,
+    keep_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     q, k, v, *own = leading
     layout, given = kind(*own), received(options, out)
@@ -174,7 +190,7 @@ def _fake(
         check_output_kind("out", out, shape, q.dtype, q.device)
         if all(type(n) is int for n in (*out.shape, *out.stride())):  # a tracer's sizes get no guards here
             check_output_strides("out", out, has_address=False)
-    if not given.return_lse:
+    if not (given.return_lse or keep_lse):
         return out, _no_lse(q)
     *batch, seq_len, n_heads, _ = q.shape
     return out, q.new_empty((*batch, n_heads, seq_len), dtype=torch.float32)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_gradients
 import torch
 
 import flash_attention
@@ -65,7 +66,8 @@ def column(o):
 
 def test_every_line_has_a_test():
     lines = re.findall(r"^\| (C\d\d) \|", DOCUMENT.read_text(), re.MULTILINE)
-    tests = {name[5:8].upper() for name in globals() if re.match(r"test_c\d\d_", name)}
+    names = [*globals(), *vars(test_gradients)]
+    tests = {name[5:8].upper() for name in names if re.match(r"test_c\d\d_", name)}
     assert len(lines) == len(set(lines))
     assert set(lines) == tests
 
@@ -664,44 +666,6 @@ def test_c16_devices(device):
         with pytest.raises(ValueError, match="meta"):
             attend(*mixed)
     assert attend(*(x.to("meta") for x in (q, k, v))).is_meta
-
-
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_c17_grad(device, which):
-    inputs = list(ramps((1, 8, 2, 64), (1, 8, 2, 64), device))
-    expected = attend(*inputs)
-    inputs[which] = inputs[which].clone().requires_grad_()
-    with pytest.raises(NotImplementedError, match=rf"^{'qkv'[which]} requires grad.*backward"):
-        attend(*inputs)
-    with torch.no_grad():
-        assert torch.equal(attend(*inputs), expected)
-    with torch.inference_mode():
-        assert torch.equal(attend(*inputs), expected)
-    assert torch.equal(attend(*(x.detach() for x in inputs)), expected)
-
-
-@pytest.mark.parametrize("option", ["softmax_scale", "softcap"])
-def test_c17_a_number_that_requires_grad(device, option):
-    inputs = ramps((1, 8, 2, 64), (1, 8, 2, 64), device)
-    learnt = torch.tensor(0.25, requires_grad=True)
-    with pytest.raises(NotImplementedError, match=rf"^{option} requires grad.*pass {option}\.detach"):
-        attend(*inputs, **{option: learnt})
-    expected = attend(*inputs, **{option: 0.25})
-    assert torch.equal(attend(*inputs, **{option: learnt.detach()}), expected)
-    with torch.no_grad():
-        assert torch.equal(attend(*inputs, **{option: learnt}), expected)
-
-
-def test_c17_tangents_are_refused(device):
-    q, k, v = ramps((1, 8, 2, 64), (1, 8, 2, 64), device)
-    expected = attend(q, k, v)  # a call that was made before
-    with torch.autograd.forward_ad.dual_level():
-        for place, name in enumerate(("q", "k", "v")):
-            given = [q, k, v]
-            given[place] = torch.autograd.forward_ad.make_dual(given[place], torch.ones_like(given[place]))
-            with pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
-                attend(*given)
-        assert torch.equal(attend(q, k, v), expected)
 
 
 # ---------------------------------------------------------------------- what is returned

@@ -178,7 +178,7 @@ def value(x: Any) -> Callable[[Arguments, str], Any]:
 
 TENSOR = [
     value(None), value([1.0]), changed(lambda x: x.float()), changed(lambda x: x.int()),
-    changed(lambda x: x.to("meta")), changed(lambda x: x.clone().requires_grad_()), changed(lambda x: x[0]),
+    changed(lambda x: x.to("meta")), changed(lambda x: x[0]),
     changed(lambda x: x.to_sparse()), changed(lambda x: x[..., :0]),
 ]  # fmt: skip
 OFFSETS = [
@@ -297,7 +297,11 @@ ROTARY = [
     changed(lambda x: x[0]), changed(lambda x: x[:, :3]),
 ]  # fmt: skip
 CACHE_REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
-    "q": [*TENSOR, lambda a, name: a["k_cache"].view(-1)[: a["q"].numel()].view_as(a["q"])],
+    "q": [
+        *TENSOR,
+        changed(lambda x: x.clone().requires_grad_()),
+        lambda a, name: a["k_cache"].view(-1)[: a["q"].numel()].view_as(a["q"]),
+    ],
     "k_cache": CACHE,
     "v_cache": [*CACHE, lambda a, name: a["k_cache"]],
     "k": NEW_TENSOR,

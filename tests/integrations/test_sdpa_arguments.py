@@ -97,7 +97,6 @@ REFUSED: list[tuple[str, Callable[[], Arguments]]] = [
     ("query", lambda: {"query": random(BATCH, HEADS, 20, 16)}),
     ("query", lambda: {"query": random(BATCH + 1, HEADS, 20, D_HEAD)}),
     ("query", lambda: {"query": random(BATCH, HEADS, 20, D_HEAD).to("meta")}),
-    ("query", lambda: {"query": random(BATCH, HEADS, 20, D_HEAD).requires_grad_()}),
     ("key", lambda: {"key": [1.0]}),
     ("key", lambda: {"key": random(BATCH, HEADS, 19, D_HEAD)}),
     ("key", lambda: {"key": random(BATCH, HEADS // 2, 20, D_HEAD)}),

@@ -225,8 +225,7 @@ def test_tensors_of_other_transforms() -> None:
 
     torch.func.grad(loss)(x)
     assert len(seen) == 1
-    with pytest.raises(NotImplementedError, match=r"requires? grad"):
-        torch.func.grad(lambda x: attention(x, x, x).float().sum())(x)
+    assert torch.func.grad(lambda x: attention(x, x, x).float().square().sum())(x).any()
     with pytest.raises(NotImplementedError, match="tangent"):
         torch.func.jvp(lambda x: attention(x, x, x), (x,), (x,))
     with pytest.raises(NotImplementedError, match=r"torch\.vmap"):

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, bias, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from flash_attention import sdpa
+from flash_attention import attention, sdpa
 from flash_attention.compat import torch_registry
 from flash_attention.scaled_dot_product import (
     IMPLEMENTATION,
@@ -179,46 +179,46 @@ def test_a_query_with_transposed_rows_is_taken(active: None) -> None:
 
 
 # ---------------------------------------------------------------------- derivatives
-@pytest.mark.parametrize("place", range(3))
-def test_training_is_refused(active: None, place: int) -> None:
-    given = [random(1, 2, 16, 32) for _ in range(3)]
-    given[place].requires_grad_()
-    name = ("query", "key", "value")[place]
-    with pytest.raises(NotImplementedError, match=rf"^{name} requires grad.*restore_flash_attention_impl"):
-        OPERATOR(*given)
-    with torch.no_grad():
-        assert not OPERATOR(*given)[0].requires_grad
-    with torch.inference_mode():
-        OPERATOR(*given)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_heads_kv", [4, 2])
+def test_pytorchs_autograd_calls_the_backward_operator(
+    active: None, is_causal: bool, n_heads_kv: int
+) -> None:
+    query, key, value = random(2, 4, 40, 32), random(2, n_heads_kv, 40, 32), random(2, n_heads_kv, 40, 32)
+    given = [x.requires_grad_() for x in (query, key, value)]
+    grad_out = random(2, 4, 40, 32)
+    found = torch.autograd.grad(OPERATOR(*given, is_causal=is_causal)[0], given, grad_out)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    out = scaled_dot_product_attention(*wide, is_causal=is_causal, enable_gqa=True)
+    for grad, right in zip(found, torch.autograd.grad(out, wide, grad_out.double()), strict=True):
+        assert grad.dtype is torch.bfloat16
+        torch.testing.assert_close(grad.double(), right, atol=6e-2, rtol=2e-2)
 
 
-def test_training_is_refused_while_tracing(active: None) -> None:
-    x = random(1, 2, 16, 32).requires_grad_()
-    with pytest.raises(Exception, match="query, key, value require grad"):
-        torch.compile(lambda x: OPERATOR(x, x, x)[0].sum(), backend="aot_eager")(x).backward()
-
-
-def test_other_derivatives_are_refused(active: None) -> None:
+def test_derivatives_of_the_operator_are_those_of_the_library(active: None) -> None:
     x = random(1, 2, 16, 32)
+    rows = x.transpose(1, 2).detach().requires_grad_()
+    attention(rows, rows, rows, return_lse=True)[0].float().sum().backward()
 
-    def out(x: Tensor) -> Tensor:
-        return OPERATOR(x, x, x)[0]
+    def loss(x: Tensor) -> Tensor:
+        return OPERATOR(x, x, x)[0].float().sum()
 
-    with pytest.raises(NotImplementedError, match="grad"):
-        torch.func.grad(lambda x: out(x).float().sum())(x)
-    with pytest.raises(NotImplementedError, match="tangent"):
-        torch.func.jvp(out, (x,), (x,))
+    grad = torch.func.grad(loss)(x)
+    assert torch.equal(grad, rows.grad.transpose(1, 2))
+    leaf = x.clone().requires_grad_()
+    torch.compile(loss, backend="aot_eager", fullgraph=True)(leaf).backward()
+    assert torch.equal(leaf.grad, grad)
 
 
-def test_the_backward_operator_is_refused(active: None) -> None:
-    """A graph that was compiled before the activation asks nobody above autograd."""
+def test_tangents_and_dropout_are_refused(active: None) -> None:
     x = random(1, 2, 16, 32)
+    with pytest.raises(NotImplementedError, match=r"tangent|forward AD|forward-mode"):
+        torch.func.jvp(lambda x: OPERATOR(x, x, x)[0], (x,), (x,))
     out, lse, _, _, n_q, n_k, seed, offset, _ = OPERATOR(x, x, x)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
     none = torch.empty(0)
-    with pytest.raises(NotImplementedError, match="has no backward pass"):
-        torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            out, x, x, x, out, lse, none, none, n_q, n_k, 0.0, False, seed, offset
-        )
+    with pytest.raises(NotImplementedError, match="dropout_p"):
+        backward(out, x, x, x, out, lse, none, none, n_q, n_k, 0.1, False, seed, offset)
 
 
 def test_autograd_is_pytorchs_again_after_removal() -> None:

@@ -63,7 +63,7 @@ def keywords() -> list[str]:
 
 def test_each_keyword_of_a_model_is_taken_or_refused_by_its_name(keywords: list[str]) -> None:
     x = heads()
-    harmless = {"deterministic", "position_embeddings"}  # the latter of ModernBERT, in 5.0
+    harmless = {"position_embeddings"}  # the latter of ModernBERT, in 5.0
     refused = set()
     for name in set(keywords) - TAKEN - harmless:
         value = True if name == "output_attentions" else torch.ones(1, 2, 9, 9)
@@ -97,7 +97,7 @@ def test_what_may_mean_something_is_refused(name: str, value: Any) -> None:
         kernels.attention_forward(Layer(), x, x, x, None, **{name: value})
 
 
-@pytest.mark.parametrize("name", ["use_cache", "output_hidden_states", "num_items_in_batch", "deterministic"])
+@pytest.mark.parametrize("name", ["use_cache", "output_hidden_states", "num_items_in_batch"])
 def test_what_means_nothing_to_attention_changes_nothing(name: str) -> None:
     x = heads()
     out, _ = kernels.attention_forward(Layer(), x, x, x, None, **{name: True})
@@ -111,12 +111,6 @@ def test_dropout_is_refused_in_training_and_nothing_in_evaluation() -> None:
         kernels.attention_forward(Layer().train(), x, x, x, None, dropout=0.1)
     out, _ = kernels.attention_forward(Layer().eval(), x, x, x, None, dropout=0.1)
     assert torch.equal(out, kernels.attention_forward(Layer().eval(), x, x, x, None)[0])
-
-
-def test_a_gradient_is_refused() -> None:
-    x = heads().requires_grad_()
-    with pytest.raises(NotImplementedError, match=r"require grad, and there is no backward pass.*no_grad"):
-        kernels.attention_forward(Layer(), x, x, x, None)
 
 
 def test_a_layer_that_says_nothing_of_causality_is_refused() -> None:

@@ -41,7 +41,7 @@ def test_a_call_is_asked_for_as_it_is_remembered(
     asked: list[Any] = []
     monkeypatch.setattr(launch_cache, "repeat", lambda key, *given: asked.append((key, given)))
     out, sinks = torch.empty_like(q), torch.zeros(2)
-    options = Options(True, 0.5, (3, 1), 2.0, sinks, False, out, None, "cpu")
+    options = Options(True, 0.5, (3, 1), 2.0, sinks, False, out, None, "cpu", True)
     leading = [
         x for name, x in zip(layout._fields, layout, strict=True) if name not in ("block_table", "validate")
     ]
@@ -60,9 +60,12 @@ def test_operators_take_what_layouts_and_options_declare(layout: type[Any]) -> N
     names = [argument.name for argument in registered.arguments]
     options = [
         "sinks", "causal", "softmax_scale", "window_left", "window_right", "softcap", "return_lse", "config",
+        "deterministic",
     ]  # fmt: skip
-    assert names == ["q", "k", "v", *layout._fields, *options]
-    assert f"({schema(layout)}) -> (Tensor, Tensor)" in str(registered)
+    assert names == ["q", "k", "v", *layout._fields, *options, "keep_lse"]
+    assert f"({schema(layout)}, bool keep_lse) -> (Tensor, Tensor)" in str(registered)
+    backward = getattr(torch.ops.flash_attention, f"{NAMES[layout]}_backward").default._schema
+    assert f"Tensor out, Tensor lse, {schema(layout)}, bool dq, " in str(backward)
 
 
 def test_options_come_back_from_an_operator() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flash_attention.backends import cpu, cpu_backward
 from flash_attention.backends.cpu_backward import Gradients
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig
+from flash_helpers.test.gradients import check_as_exact_as_eager, eager_attention, gradients_of
 from flash_helpers.test.reference import reference, reference_gradients
 
 CONFIG = FlashForwardKernelConfig(DType.BF16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
@@ -101,43 +102,9 @@ class Call:
         """PyTorch's gradients with every product and P in the input type, the measure of what is exact."""
         inputs = [x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v)]
         sinks = None if self.sinks is None else self.sinks.clone().requires_grad_()
-        out, lse = dense(*inputs, sinks, self.scale, **self.limits)
-        loss = (out.float() * self.dout.float()).sum()
-        if dlse is not None:
-            seen = lse != -math.inf
-            loss = loss + (lse[seen] * dlse[seen]).sum()
-        found = torch.autograd.grad(loss, inputs if sinks is None else [*inputs, sinks])
+        results = eager_attention(*inputs, sinks=sinks, **self.options)
+        found = gradients_of(results, inputs if sinks is None else [*inputs, sinks], self.dout, dlse)
         return dict(zip(NAMES, found, strict=False))
-
-
-def dense(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float,
-    left: int | None, right: int | None, softcap: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Eager attention in the type of its inputs, softmax in float32."""
-    group = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
-    s = (q.transpose(1, 2) @ k.mT).float() * scale
-    if softcap:
-        s = softcap * torch.tanh(s / softcap)
-    place = torch.arange(q.shape[1])[:, None] + k.shape[2] - q.shape[1]
-    key = torch.arange(k.shape[2])
-    hidden = torch.zeros(q.shape[1], k.shape[2], dtype=torch.bool)
-    if left is not None:
-        hidden |= key < place - left
-    if right is not None:
-        hidden |= key > place + right
-    s = s.masked_fill(hidden, -math.inf)
-    if sinks is not None:
-        s = torch.cat((s, sinks[None, :, None, None].expand(*s.shape[:3], 1)), -1)
-    blind = (s == -math.inf).all(-1, keepdim=True)
-    lse = torch.logsumexp(s.masked_fill(blind, 0.0), -1).masked_fill(blind[..., 0], -math.inf)
-    p = torch.softmax(s.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)[..., : k.shape[2]]
-    return (p.to(q.dtype) @ v).transpose(1, 2), lse
-
-
-def rms(x: Tensor) -> float:
-    return x.double().square().mean().sqrt().item()
 
 
 @pytest.mark.parametrize("with_lse", [False, True], ids=["", "lse"])
@@ -148,13 +115,8 @@ def test_gradients_are_as_exact_as_eager_ones(case: str, dtype: torch.dtype, wit
     dlse = call.dlse if with_lse else None
     found, eager, expected = call.backward(dlse), call.eager(dlse), call.expected(dlse)
     assert set(found) == set(expected)
-    factor = 3 if call.options.get("softcap") else 2
     for name, right in expected.items():
-        tiny = 2e-5 * (1 + right.abs().max().item())
-        worst = (found[name].double() - right).abs().max().item()
-        allowed = (eager[name].double() - right).abs().max().item()
-        assert worst <= factor * allowed + tiny, name
-        assert rms(found[name].double() - right) <= 1.1 * rms(eager[name].double() - right) + tiny, name
+        check_as_exact_as_eager(name, found[name], eager[name], right, call.options.get("softcap", 0.0))
 
 
 def test_the_reference_is_the_derivative_of_the_reference() -> None:

@@ -95,13 +95,13 @@ def test_any_strides(view, left, calls):
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_masks_take_the_memory_of_one_row(window, monkeypatch):
     masks: list[Tensor] = []
-    original = cpu_fused._mask_of_reversed
+    original = cpu_fused.mask_of_reversed
 
     def recorded(*args):
         masks.append(original(*args))
         return masks[-1]
 
-    monkeypatch.setattr(cpu_fused, "_mask_of_reversed", recorded)
+    monkeypatch.setattr(cpu_fused, "mask_of_reversed", recorded)
     q, k, v = inputs(600, 1000)
     out = attention(q, k, v, window=window)
     expected, _ = reference(q, k, v, window=window)

@@ -33,7 +33,7 @@ BASES = (
     *(
         f"src/include/{family}{direction}"
         for family in ("ampere", "hopper")
-        for direction in ("", "/forward")
+        for direction in ("", "/forward", "/backward")
     ),
 )
 FILE = re.compile(r"`([\w./-]+\.(?:py|cuh|cpp|hpp|md|json|toml|txt|cu)|[\w./-]+/)`")

@@ -50,7 +50,6 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ("return_attn_probs", "its name here is return_lse"),
         ("alibi_slopes", "there is no such bias"),
         ("enable_gqa", "heads are shared without asking"),
-        ("deterministic", "equal calls always give equal bits"),
         ("num_splits", "the library chooses"),
         ("s_aux", "its name here is sinks"),
         ("kernel_cfg", "its name here is config"),

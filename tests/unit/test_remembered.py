@@ -13,7 +13,7 @@ from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, Forwar
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 KERNEL = ForwardKernel(CONFIG)
-KEY = ("attention", False, None, (None, None), 0.0, False, None, None)
+KEY = ("attention", False, None, (None, None), 0.0, False, None, None, False)
 LAUNCHED = SimpleNamespace(launch=print, arguments=())
 
 
@@ -60,7 +60,7 @@ def test_every_option_tells_calls_apart(place):
     q = torch.zeros(1, 8, 2, 64)
     remember(q)
     other = [*KEY]
-    other[place] = ["text", True, 0.5, (3, None), 30.0, True, id(CONFIG), "cuda"][place]
+    other[place] = ["text", True, 0.5, (3, None), 30.0, True, id(CONFIG), "cuda", True][place]
     assert launch_cache.repeat(tuple(other), q, q, q) is None
 
 

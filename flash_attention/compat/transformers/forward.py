@@ -33,6 +33,7 @@ def attention_forward(
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | Tensor | None = None,
     max_length_k: int | Tensor | None = None,
+    deterministic: bool | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer.
@@ -49,6 +50,7 @@ def attention_forward(
         s_aux: (n_heads,) sinks.
         position_ids: (batch, tokens), from which packed sequences are read.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences.
+        deterministic: equal calls give equal gradients; None: no, unless PyTorch's own switch says so.
         keywords: refused if they may mean anything.
 
     Returns:
@@ -75,6 +77,7 @@ def attention_forward(
         "softmax_scale": scaling,
         "window": (band.left, None if band.right == 0 else band.right),
         "softcap": softcap or 0.0,
+        "deterministic": deterministic is not None and deterministic,
         "sinks": s_aux if s_aux is None or s_aux.dtype is q.dtype else s_aux.float(),
     }
     given = packing.given_packing(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, q, k)

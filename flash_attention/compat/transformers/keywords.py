@@ -33,7 +33,6 @@ HARMLESS = {
     "cos": _ROTARY,
     "sin": _ROTARY,
     "layer_idx": "the place of the layer",
-    "deterministic": "equal calls give equal bits here in any case",
     "seq_idx": "of state space layers; attention layers are given position_ids or cu_seq_lens_q",
     "synced_gpus": "of generate()",
 }

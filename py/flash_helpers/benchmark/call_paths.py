@@ -44,8 +44,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 def _operator(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    # sinks, causal, softmax_scale, window, softcap, return_lse, config
-    return torch.ops.flash_attention.attention(q, k, v, None, True, None, None, None, 0.0, False, None)
+    # sinks, causal, softmax_scale, window, softcap, return_lse, config, deterministic, keep_lse
+    return torch.ops.flash_attention.attention(
+        q, k, v, None, True, None, None, None, 0.0, False, None, False, False
+    )
 
 
 def _pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

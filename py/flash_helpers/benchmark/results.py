@@ -168,11 +168,13 @@ class Results:
         """What a result file holds."""
         matrix = {"matrix_tflops": self.matrix_tflops} if self.matrix_tflops else {}
         first = [{**row.to_json(), "stage": SCREENING} for row in self.screening]
+        directions = {row.direction for row in self.rows}
         return ResultFile(
             self.benchmark,
             BENCHMARKS[self.benchmark],
             [*first, *(row.to_json() for row in self.rows)],
             facts={**matrix, **self.facts},
+            direction=directions.pop() if len(directions) == 1 else FORWARD,
         )
 
     def save(self, path: Path) -> None:

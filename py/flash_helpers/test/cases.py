@@ -14,6 +14,8 @@ from torch import Tensor
 
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
+from flash_helpers.test.gradients import NAMES as GRADIENTS
+from flash_helpers.test.gradients import check_gradients
 from flash_helpers.test.reference import reference
 
 LAYOUTS = ("contiguous", "transposed", "strided", "packed", "offset", "last_stride", "one_batch", "one_head")
@@ -32,6 +34,7 @@ class Case:
         layouts: of q, k and v, out of ``LAYOUTS``.
         seed: of the inputs.
         config: short form of the configuration that the call names; empty: the library chooses.
+        gradients: also differentiates: a loss of output and LSE, gradients against float64.
         page_size: rows of a page of the cache that k and v are, of seq_len_k rows, a multiple of it, a batch
             item; 0: they are none. ``one_batch`` as a layout of k or v makes all pages equal.
         used: with ``page_size``, how many keys of each batch item there are.
@@ -56,6 +59,12 @@ class Case:
     config: str = ""
     page_size: int = 0
     used: tuple[int, ...] = ()
+    gradients: bool = False
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether gradients have to be the same bits in every run."""
+        return self.seed % 2 == 1
 
     def inputs(self, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k, v and sinks, each q, k, v in its layout with NaN around it; k and v perhaps in pages."""
@@ -121,6 +130,9 @@ class Case:
         from flash_attention.cached import attention_cached
 
         q, k, v, sinks = self.inputs(device)
+        if self.gradients:
+            self._check_gradients(device, q, k, v, sinks)
+            return
         options: dict[str, Any] = {
             "causal": self.causal,
             "window": self.window,
@@ -148,6 +160,37 @@ class Case:
                 f"{_largest(lse, expected_lse):.2g} (lse). To repeat it:\n"
                 f"{self.repeat_command(device)}"
             )
+
+    def _check_gradients(self, device: str, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
+        """Differentiates the call by autograd."""
+        from flash_attention import attention
+
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "window": self.window,
+            "softmax_scale": self.softmax_scale,
+            "softcap": self.softcap,
+        }
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        if sinks is not None:
+            inputs.append(sinks.detach().requires_grad_())
+        out, lse = attention(
+            *inputs[:3], sinks=inputs[3] if sinks is not None else None, return_lse=True,
+            deterministic=self.deterministic, **options,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(self.seed)
+        dout = torch.randn(out.shape, generator=generator).to(out.dtype).to(device)
+        dlse = torch.randn(lse.shape, generator=generator).to(device)
+        dlse = dlse.masked_fill(lse == -math.inf, 0.0)
+        found = torch.autograd.grad((out, lse), inputs, (dout, dlse))
+        try:
+            check_gradients(
+                dict(zip(GRADIENTS, (x.cpu() for x in found), strict=False)),
+                q.detach().cpu(), k.detach().cpu(), v.detach().cpu(), dout.cpu(), dlse.cpu(),
+                rounding=TOLERANCES[self.dtype], sinks=None if sinks is None else sinks.cpu(), **options,
+            )  # fmt: skip
+        except AssertionError as error:
+            raise AssertionError(f"{error}. To repeat it:\n{self.repeat_command(device)}") from None
 
     def repeat_command(self, device: str) -> str:
         """The shell line that checks this case again."""

@@ -1,6 +1,7 @@
 """Thousands of random calls of ``attention`` and ``attention_cached`` against the float64 reference.
 
-``python -m flash_helpers.test.random_cases --cases 2000 --device cuda --seed 0 --json FILE``
+``python -m flash_helpers.test.random_cases --cases 2000 --device cuda --seed 0 --json FILE``; with
+``--gradients`` it differentiates the calls.
 
 On CUDA the cases are drawn for a bounded set of kernels of both families, which are built in parallel first:
 nothing is compiled in between. A call either names the kernel's configuration or leaves the choice to the
@@ -43,6 +44,9 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
+from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem, visible_limits
 from flash_helpers.test.cases import LAYOUTS, Case
 
 FEATURES = (
@@ -126,15 +130,22 @@ class KernelSet:
     Attributes:
         built: the kernels that are there.
         wanted: those of them that cases are drawn for.
+        backward: the backward kernels that are there.
     """
 
     built: Sequence[ForwardKernel]
     wanted: Sequence[ForwardKernel]
+    backward: Sequence[Kernel] = ()
 
 
 @st.composite
-def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
-    """A case for one of the kernels; without kernels any that the CPU backend takes."""
+def cases(draw: st.DrawFn, kernels: KernelSet | None = None, gradients: bool = False) -> Case:
+    """A case for one of the kernels; without kernels any that the CPU backend takes.
+
+    Args:
+        kernels: what may run.
+        gradients: the case is differentiated; keys in pages have no gradient.
+    """
     kernel = None
     if kernels is not None:
         kernel = kernels.wanted[draw(st.integers(0, len(kernels.wanted) - 1))]
@@ -175,10 +186,14 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None) -> Case:
         # A split kernel is the library's choice for few queries; one that is named takes all keys in one go.
         config=kernel.config.short_form() if kernel and not split and draw(st.booleans()) else "",
     )
-    if traits.paged if kernel is not None else draw(st.booleans()) and draw(st.booleans()):
+    if gradients:
+        case = replace(case, gradients=True, config="")
+    elif traits.paged if kernel is not None else draw(st.booleans()) and draw(st.booleans()):
         case = _in_pages(draw, case)
     if kernel is not None and kernels is not None:
+        assume(not (gradients and traits.paged))
         assume(_is_built_for(case, kernel if case.config else None, kernels.built))
+        assume(not gradients or _gradients_are_built(case, kernels.backward))
     return case
 
 
@@ -201,16 +216,9 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
         named: the kernel whose configuration it names; None: any will do.
         kernels: all that are built.
     """
-    from flash_helpers.kernels.problem import AttentionProblem, visible_limits
     from flash_helpers.select.candidates import kernel_for, unable_reason
 
-    left, right = visible_limits(case.causal, case.window, case.seq_len_q, case.seq_len_k)
-    problem = AttentionProblem(
-        case.dtype, case.batch, case.seq_len_q, case.seq_len_k, case.n_heads_kv * case.group, case.n_heads_kv,
-        case.d_head, case.d_head_v, left, right, case.softcap > 0, case.sinks, lse=True,
-        varlen=case.page_size > 0, cached=case.page_size > 0, paged=case.page_size > 0,
-        tma_obstacle="broadcast" if any(name.startswith("one_") for name in case.layouts) else None,
-    )  # fmt: skip
+    problem = _problem_of(case)
     if named is None:
         problem = problem.with_rows_packed()
     # Chosen for keys in parts alone; where these are too few, another kernel takes them in one go.
@@ -224,7 +232,61 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
     )
 
 
-def run_cases(kernels: KernelSet | None, device: str, n: int, seed: int) -> dict[str, Any]:
+def _problem_of(case: Case) -> AttentionProblem:
+    left, right = visible_limits(case.causal, case.window, case.seq_len_q, case.seq_len_k)
+    return AttentionProblem(
+        case.dtype, case.batch, case.seq_len_q, case.seq_len_k, case.n_heads_kv * case.group, case.n_heads_kv,
+        case.d_head, case.d_head_v, left, right, case.softcap > 0, case.sinks, lse=True,
+        varlen=case.page_size > 0, cached=case.page_size > 0, paged=case.page_size > 0,
+        tma_obstacle="broadcast" if any(name.startswith("one_") for name in case.layouts) else None,
+    )  # fmt: skip
+
+
+def _gradients_are_built(case: Case, kernels: Sequence[Kernel]) -> bool:
+    """Whether some backward kernel that is built takes the case."""
+    from flash_helpers.select.candidates import kernel_for, unable_reason
+
+    problem = _problem_of(case).backward(deterministic=case.deterministic)
+    configs = [kernel.config for kernel in kernels]
+    return any(
+        unable_reason(kernel.config, problem, configs) is None
+        and kernel_for(kernel.config, problem) == kernel
+        for kernel in kernels
+    )
+
+
+def backward_kernels_for(facts: DeviceFacts) -> list[Kernel]:
+    """The backward kernels that differentiated cases are drawn for: what each family chooses.
+
+    Head sizes and element types take turns; each set of features meets whole and cut heads.
+    """
+    from flash_helpers.select.candidates import kernel_for, unable_reason
+
+    found: dict[Kernel, None] = {}
+    sets = [names for names in FEATURES if "sinks" not in names or "softcap" in names]
+    for number, names in enumerate(sets):
+        on = {**dict.fromkeys(names.split(), True)}
+        kinds = list(DType) if number % 2 else list(DType)[::-1]
+        for dtype, d_head, cut in ((kinds[0], 64, 8), (kinds[1], 128, 0), (kinds[1], 256, 16)):
+            for deterministic in (False, True):
+                problem = AttentionProblem(
+                    dtype, 2, 300, 300, 4, 2, d_head - cut, d_head - cut,
+                    left=40 if "window" in on else None,
+                    right=0 if "causal" in on else 40 if "window" in on else None,
+                    softcap="softcap" in on,
+                ).backward(deterministic)  # fmt: skip
+                for direction in directions(BACKWARD):
+                    answer = direction.defaults(problem, facts)
+                    configs = [] if answer is None else [answer.whole[0]]
+                    for config in configs:
+                        if not (unable_reason(config, problem, configs) or config.infeasible_reason(facts)):
+                            found[kernel_for(config, problem)] = None
+    return list(found)
+
+
+def run_cases(
+    kernels: KernelSet | None, device: str, n: int, seed: int, gradients: bool = False
+) -> dict[str, Any]:
     """Checks ``n`` cases in this process.
 
     Returns:
@@ -253,7 +315,7 @@ def run_cases(kernels: KernelSet | None, device: str, n: int, seed: int) -> dict
     )
     failures = []
     try:
-        hypothesis_seed(seed)(profile(given(cases(kernels))(check)))()
+        hypothesis_seed(seed)(profile(given(cases(kernels, gradients))(check)))()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if latest is not None and not isinstance(error, AssertionError):
@@ -263,23 +325,31 @@ def run_cases(kernels: KernelSet | None, device: str, n: int, seed: int) -> dict
 
 
 # ---------------------------------------------------------------------- processes
-def build_all(device: str) -> tuple[list[ForwardKernel], float]:
-    """Builds the kernels of a CUDA device in parallel; gives them and the seconds that it took."""
+def build_all(device: str, gradients: bool = False) -> tuple[list[ForwardKernel], list[Kernel], float]:
+    """Builds the kernels of a CUDA device in parallel.
+
+    Returns:
+        the forward kernels, those of the backward pass, where ``gradients`` are wanted, and the seconds.
+    """
     if not device.startswith("cuda"):
-        return [], 0.0
+        return [], [], 0.0
     from flash_attention.backends.cuda import device_facts_of
     from flash_helpers.build import build_kernels
 
     begin = time.perf_counter()
     facts = device_facts_of(device)
     kernels = kernels_for(facts)
-    build_kernels(kernels, [facts.target])
-    return kernels, time.perf_counter() - begin
+    backward = backward_kernels_for(facts) if gradients else []
+    build_kernels([*kernels, *backward], [facts.target])
+    return kernels, backward, time.perf_counter() - begin
 
 
-def run_workers(device: str, n: int, seed: int, workers: int, timeout: float) -> list[dict[str, Any]]:
+def run_workers(
+    device: str, n: int, seed: int, workers: int, timeout: float, gradients: bool = False
+) -> list[dict[str, Any]]:
     """Shares ``n`` cases among processes, each with a seed of its own. One that dies is a failure."""
     command = [sys.executable, "-m", "flash_helpers.test.random_cases", "--device", device, "--workers", "0"]
+    command += ["--gradients"] * gradients
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = {**os.environ, "FLASH_ATTENTION_JIT": "0", "OMP_NUM_THREADS": threads}
     results = []
@@ -326,6 +396,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="where the result is written")] = None,
     timeout: Annotated[float, typer.Option(help="seconds for all cases")] = 300.0,
     share: Annotated[str, typer.Option(help="i/n: draw for every n-th kernel from number i on")] = "0/1",
+    gradients: Annotated[bool, typer.Option("--gradients", help="differentiate the calls")] = False,
 ) -> None:
     """Random calls of attention against the float64 reference."""
     begin = time.perf_counter()
@@ -334,12 +405,12 @@ def main(
     named_device(device)
     check_file(json_file)
     first, step = read_share(share)
-    kernels, build_seconds = build_all(device)
+    kernels, backward, build_seconds = build_all(device, gradients)
     if workers:
-        parts = run_workers(device, cases, seed, min(workers, max(1, cases)), timeout)
+        parts = run_workers(device, cases, seed, min(workers, max(1, cases)), timeout, gradients)
     else:
-        chosen = KernelSet(kernels, kernels[first::step]) if kernels else None
-        parts = [run_cases(chosen, device, cases, seed)]
+        chosen = KernelSet(kernels, kernels[first::step], backward) if kernels else None
+        parts = [run_cases(chosen, device, cases, seed, gradients)]
     ran = sum((Counter(part["kernels"]) for part in parts), Counter[str]())
     result = {
         "cases": sum(part["cases"] for part in parts),

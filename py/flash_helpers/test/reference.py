@@ -132,6 +132,8 @@ def reference_gradients(
     loss = (out * dout.double()).sum()
     if dlse is not None:
         loss = loss + (lse[seen] * dlse.double()[seen]).sum()
-    found = torch.autograd.grad(loss, inputs, allow_unused=True)
+    found: Any = [None] * len(inputs)
+    if loss.requires_grad:  # else no query sees a key
+        found = torch.autograd.grad(loss, inputs, allow_unused=True)
     grads = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
     return ReferenceGradients(grads[0], grads[1], grads[2], grads[3] if sinks is not None else None)

@@ -1,0 +1,228 @@
+"""Calls that record gradients: autograd's functions around the two passes.
+
+Eager calls and those of ``torch.func`` come here. Whoever traces meets the operators of ``torch_ops``, which
+run the same passes and have derivatives of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from flash_attention.call import Layout
+from flash_attention.checks.tensors import no_derivative
+from flash_attention.options import Options
+from flash_attention.run import launch_cache
+from flash_attention.run.launch_cache import Key
+from flash_attention.run.passes import Gradients, Saved, Wanted, backward_pass, forward_pass
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+
+class Passes(NamedTuple):
+    """What computes a call and its gradients.
+
+    Attributes:
+        forward: (q, k, v, sinks, layout, options) to (out, lse).
+        backward: (saved, layout, options, wanted, dout, dlse) to the gradients.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., Gradients]
+
+
+def wanted(*inputs: Tensor | None) -> bool:
+    """Whether autograd records what is done with these."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
+def check_differentiable(layout: Layout, options: Options) -> None:
+    """Refuses what has no gradient of a call whose gradients somebody wants.
+
+    Raises:
+        NotImplementedError: keys in pages, an output that is given.
+    """
+    if layout.paged:
+        raise NotImplementedError(
+            "a gradient is wanted, and keys in pages (block_table) have none: call under torch.no_grad(), "
+            "or pass the keys in one piece, without block_table"
+        )
+    if options.out is not None:
+        raise NotImplementedError(
+            "a gradient is wanted, and an output that is given (out=) has none, for it is written in place: "
+            "pass out=None and take the result, or call under torch.no_grad()"
+        )
+
+
+def _forward_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layout: Layout,
+    options: Options,
+    key: Key | None = None,
+) -> tuple[Tensor, Tensor]:
+    if key is not None:
+        key = launch_cache.with_lse(key)
+        result = launch_cache.repeat(key, q, k, v, None, sinks, *layout.slots())
+        if result is not None:
+            return result
+    out, lse = forward_pass(q, k, v, layout, options, key, keep_lse=True)
+    assert lse is not None  # it is kept
+    return out, lse
+
+
+AT_ONCE = Passes(_forward_at_once, backward_pass)
+
+
+def record(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None) -> Result:
+    """A call whose gradients are wanted. Arguments as in ``eager.attend``."""
+    check_differentiable(layout, options)
+    return _Attention.apply(q, k, v, options.sinks, layout, options, key)
+
+
+def record_transformed(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, passes: Passes
+) -> Result:
+    """A call on tensors of ``torch.func``.
+
+    Args:
+        passes: what computes it.
+    """
+    check_differentiable(layout, options)
+    out, lse = _Transformed.apply(q, k, v, options.sinks, layout, options, passes)
+    return (out, lse) if options.return_lse else out
+
+
+class _Attention(torch.autograd.Function):
+    """Attention as a node of autograd's graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        layout: Layout,
+        options: Options,
+        key: Key | None,
+    ) -> Result:
+        out, lse = _forward_at_once(q, k, v, sinks, layout, options, key)
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE)
+        return (out, lse) if options.return_lse else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
+        if dout is None and dlse is None:
+            return (None,) * 7
+        layout, options, passes = ctx.kept
+        q, k, v, sinks, out, lse, *own = ctx.saved_tensors
+        if own:
+            layout = layout.with_tensors(own)
+        kept = layout, options, Wanted(*ctx.needs_input_grad[:4])
+        if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate the gradients
+            made = _Gradients.apply(q, k, v, sinks, out, lse, dout, dlse, *kept, passes)
+        else:
+            made = passes.backward(Saved(q, k, v, sinks, out, lse), *kept, dout, dlse)
+        return (*made, None, None, None)
+
+
+def _keep(
+    ctx: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    layout: Layout,
+    options: Options,
+    passes: Passes,
+) -> None:
+    """Keeps what ``_Attention.backward`` takes."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values())
+    ctx.kept = layout, options, passes  # the saved tensors take the places of theirs
+
+
+class _Transformed(torch.autograd.Function):
+    """The same as ``torch.func`` takes it, which costs an eager call more than all of the library's host
+    work. The LSE is a result, whether it is used or not."""
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        layout: Layout,
+        options: Options,
+        passes: Passes,
+    ) -> tuple[Tensor, Tensor]:
+        return passes.forward(q, k, v, sinks, layout, options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, sinks, layout, options, passes = inputs
+        _keep(ctx, q, k, v, sinks, *output, layout, options, passes)
+
+    backward = _Attention.backward
+
+    @staticmethod
+    def vmap(*_: Any) -> NoReturn:
+        raise under_vmap()
+
+    @staticmethod
+    def jvp(*_: Any) -> NoReturn:
+        raise forward_mode()
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of attention as a node of autograd's graph, which nobody can differentiate."""
+
+    @staticmethod
+    def forward(*given: Any) -> Gradients:
+        *saved, dout, dlse, layout, options, wanted, passes = given
+        return passes.backward(Saved(*saved), layout, options, wanted, dout, dlse)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise second_derivative()
+
+    @staticmethod
+    def vmap(*_: Any) -> NoReturn:
+        raise under_vmap()
+
+    @staticmethod
+    def jvp(*_: Any) -> NoReturn:
+        raise forward_mode()
+
+
+# ---------------------------------------------------------------------- what there is not
+def second_derivative() -> NotImplementedError:
+    """The error for a gradient of a gradient."""
+    return no_derivative("a gradient of attention's gradients is wanted")
+
+
+def under_vmap() -> NotImplementedError:
+    """The error for tensors of ``torch.vmap`` below others of ``torch.func``."""
+    return no_derivative(
+        "a gradient of attention is wanted under torch.vmap",
+        "call with all of its tensors in the batch dimension instead",
+    )
+
+
+def forward_mode() -> NotImplementedError:
+    """The error for tangents of ``torch.func.jvp``."""
+    return no_derivative("a tangent of forward-mode differentiation is wanted")

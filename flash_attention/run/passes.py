@@ -1,0 +1,193 @@
+"""Forward and backward pass of a call on real tensors, at once: check, problem, choice, run, remember."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends.without_keys import fill_without_keys
+from flash_attention.backward_call import BackwardCall
+from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores, problem_of
+from flash_attention.checks import calls as checks
+from flash_attention.checks.options import checked_scale
+from flash_attention.checks.tensors import check_memory
+from flash_attention.devices import backend, backward_backend
+from flash_attention.options import Options
+from flash_attention.run import launch_cache
+from flash_attention.run.choices import choose, choose_with_gradients
+from flash_attention.run.cpu_choice import cpu_backward_choice
+from flash_attention.run.launch_cache import Key
+from flash_helpers import generation
+
+
+# ---------------------------------------------------------------------- forward
+def forward_pass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    options: Options,
+    key: Key | None = None,
+    keep_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The output of a call, and its LSE where the caller wants it.
+
+    Args:
+        key: by which the call is to be remembered (``launch_cache``); None: it is not.
+        keep_lse: the LSE is wanted for a backward pass, too.
+    """
+    options = options.checked(q)
+    call = _checked(q, k, v, layout, options, keep_lse)
+    problem = call.problem
+    if not (problem.batch and problem.seq_len_q and problem.n_heads):
+        fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
+    elif not (problem.seq_len_k or isinstance(layout, Packed)):
+        if options.config is not None:
+            choose(problem, q.device, options.config)  # which refuses one that cannot compute this
+        fill_without_keys(call.out, call.lse, options.sinks)
+    else:
+        chosen_in = generation.number()
+        if not (q.is_cuda or options.return_lse):
+            # That of PyTorch's own attention is exact enough for gradients alone.
+            problem = replace(problem, lse=False) if problem.lse else problem
+        if q.is_cuda and keep_lse:  # gradients are wanted, whose kernel is compiled beside this one's
+            choice, _ = choose_with_gradients(problem, q.device, options.config, is_deterministic(options))
+        else:
+            choice = choose(problem, q.device, options.config)
+        ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
+        _remember(call, ran, options, key, chosen_in)
+    return call.out, call.lse
+
+
+def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, keep_lse: bool) -> Call:
+    """The call with its results. Whatever can be known is refused before one number of a tensor is read."""
+    sinks, out = options.sinks, options.out
+    checks.check_inputs(q, k, v, sinks, layout.axes, layout.paged)
+    scale = checked_scale(options.softmax_scale, q.shape[-1])
+    layout.check(q, k)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks, **layout.tensors()}
+    check_memory(inputs if out is None else {**inputs, "out": out})
+    layout.check_values(q, k)
+    sizes = q.shape
+    shape = (*sizes[:-1], v.shape[-1])
+    if out is None:
+        out = q.new_empty(shape)
+    else:
+        checks.check_out(out, shape, {name: x for name, x in inputs.items() if x is not None})
+    lse = None
+    if options.return_lse or keep_lse:
+        lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
+    mask = Mask.of(options.causal, options.window)
+    return Call(q, k, v, out, lse, mask, Scores(scale, options.softcap, sinks), layout)
+
+
+def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in: int) -> None:
+    if ran.kernel is None:
+        return
+    launch_cache.set_last_kernel(ran.kernel)
+    if key is not None and ran.launched is not None:
+        given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
+        made = (call.out if options.out is None else None, call.lse, ran.workspace)
+        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made, chosen_in)
+
+
+# ---------------------------------------------------------------------- backward
+class Wanted(NamedTuple):
+    """Of which tensors gradients are wanted, or these gradients."""
+
+    q: bool
+    k: bool
+    v: bool
+    sinks: bool
+
+
+class Saved(NamedTuple):
+    """What a forward pass leaves to the backward pass, beside layout and options."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sinks: Tensor | None
+    out: Tensor
+    lse: Tensor
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # of q, k, v and the sinks
+
+
+def backward_pass(
+    saved: Saved, layout: Layout, options: Options, wanted: Wanted, dout: Tensor | None, dlse: Tensor | None
+) -> Gradients:
+    """The gradients that are wanted of q, k, v and the sinks; the others are None.
+
+    Args:
+        saved: the tensors of the forward pass.
+        layout: that of the forward pass.
+        options: those of the forward pass.
+        wanted: which gradients.
+        dout: gradient of the output, any strides; None: the loss does not use it.
+        dlse: gradient of the LSE; None: likewise.
+    """
+    q, k, v, sinks, out, lse = saved
+    dq = room_for(q) if wanted.q else None
+    dk = room_for(k) if wanted.k else None
+    dv = room_for(v) if wanted.v else None
+    dsinks = room_for(sinks) if wanted.sinks and sinks is not None else None
+    made = (dq, dk, dv, dsinks)
+    to_compute = made
+    if dout is None:  # the LSE does not depend on v
+        dout = torch.zeros_like(out)
+        if dv is not None:
+            dv.zero_()
+            to_compute = (dq, dk, None, dsinks)
+    if dout.dtype is not out.dtype:
+        dout = dout.to(out.dtype)
+    if dout.is_neg():
+        dout = dout.resolve_neg()
+    if dlse is not None and (dlse.dtype is not torch.float32 or dlse.is_neg()):
+        dlse = dlse.resolve_neg().float()
+    if all(grad is None for grad in to_compute):
+        return made
+    mask = Mask.of(options.causal, options.window)
+    scores = Scores(checked_scale(options.softmax_scale, q.shape[-1]), options.softcap, sinks)
+    batch, seq_len_q, seq_len_k = layout.sizes(q, k)
+    if not (batch and seq_len_q and q.shape[-2]) or not (seq_len_k or isinstance(layout, Packed)):
+        _fill_without_keys(to_compute, dlse)
+        return made
+    call = BackwardCall(
+        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
+    )
+    problem = problem_of(q, k, v, mask, scores, layout, lse=options.return_lse)
+    if q.is_cuda:
+        choice = choose(call.problem, q.device, None)
+    elif options.config is None:
+        choice = cpu_backward_choice(problem)
+    else:
+        choice = choose(problem, q.device, options.config)
+    backend(backward_backend("cuda" if q.is_cuda else "cpu")).run_backward(call, choice)
+    return made
+
+
+def is_deterministic(options: Options) -> bool:
+    """Whether gradients have to be the same bits in every run: by the call, or by PyTorch's own switch."""
+    return options.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def room_for(x: Tensor) -> Tensor:
+    """Room for the gradient of x, in its layout where rows are rows there: who made x gets it as it is."""
+    if x.stride(-1) == 1 or not x.numel():
+        return torch.empty_like(x)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fill_without_keys(gradients: Gradients, dlse: Tensor | None) -> None:
+    """The gradients where no query has a key. There an LSE is the sink of its head."""
+    dq, dk, dv, dsinks = gradients
+    for grad in (dq, dk, dv, dsinks):
+        if grad is not None:
+            grad.zero_()
+    if dsinks is not None and dlse is not None and dlse.ndim == 3:
+        dsinks.copy_(dlse.sum((0, 2)))
