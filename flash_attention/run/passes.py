@@ -14,11 +14,10 @@ from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores, proble
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory
-from flash_attention.devices import backend, backward_backend
+from flash_attention.devices import backend, backward_backend, chooser
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
-from flash_attention.run.cpu_choice import cpu_backward_choice
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
 
@@ -164,7 +163,7 @@ def backward_pass(
     if q.is_cuda:
         choice = choose(call.problem, q.device, None)
     elif options.config is None:
-        choice = cpu_backward_choice(problem)
+        choice = chooser("cpu").cpu_backward_choice(problem)
     else:
         choice = choose(problem, q.device, options.config)
     backend(backward_backend("cuda" if q.is_cuda else "cpu")).run_backward(call, choice)
