@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from flash_attention.call import DENSE, Layout, Mask, Scores, problem_of
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import traced
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
     from typing_extensions import Never

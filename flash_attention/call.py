@@ -17,7 +17,7 @@ from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_flag, checked_offset, checked_window
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.problem import AttentionProblem, Window, visible_limits
+from flash_helpers.kernels.problem import AttentionProblem, Window, visible_limits
 
 Sizes = tuple[int, int, int]  # batch items, most queries of one, most keys of one
 

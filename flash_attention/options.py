@@ -16,7 +16,7 @@ from flash_attention.checks.options import (
     checked_window,
 )
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 # Defaults, which a call that leaves them out is known by: `is` asks for type and value at once.
 NO_OFFSET, NO_SOFTCAP = 0, 0.0

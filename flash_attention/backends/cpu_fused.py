@@ -2,7 +2,7 @@
 
 It rounds where a kernel rounds, too: scores and softmax in float32, P to the input type before P V, float32
 accumulation, one final rounding. On processors with matrix units for 16-bit numbers it is several times as
-fast as products of float32 tensors, which are all that PyTorch has besides that have a float32 result.
+fast as products of float32 tensors, PyTorch's only other products with a float32 result.
 """
 
 from __future__ import annotations

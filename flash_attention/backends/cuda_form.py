@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from flash_attention.call import Cached, Call, Packed
 from flash_attention.checks.memory import misalignment
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
-from flash_helpers.select.select import Choice
+from flash_helpers.select.chosen import Choice
 
 
 def window_side(limit: int | None) -> int:

@@ -1,13 +1,13 @@
-"""Checks of the tensors of ``attention`` and its like, on top of those that all calls share (``checks``)."""
+"""Checks of the tensors of attention calls, on top of those that every call shares (``tensors``)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from flash_attention.checks.configs import check_config
 from flash_attention.checks.options import checked_flag, checked_sms, checked_window, given
 from flash_attention.checks.tensors import (
-    check_config,
     check_devices,
     check_dtypes,
     check_no_gradient,
@@ -18,7 +18,7 @@ from flash_attention.checks.tensors import (
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 

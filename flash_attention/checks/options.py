@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
-from flash_helpers.select.problem import Window
+from flash_helpers.kernels.problem import Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_TINY = torch.finfo(torch.float32).tiny

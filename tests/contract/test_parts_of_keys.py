@@ -14,7 +14,7 @@ from flash_attention import explain_choice, merge
 from flash_attention.cached import attention_cached
 from flash_attention.errors import InfeasibleConfigError, NoKernelError
 from flash_helpers.kernel_configs import DType, choose_ampere_kernel, choose_hopper_kernel, device_facts
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.select import select
 from flash_helpers.test.utils import error_stats, reference
 

@@ -22,13 +22,13 @@ from flash_attention.backends import cuda as cuda_backend
 from flash_attention.backends.without_keys import fill_without_keys
 from flash_attention.call import Cached, Call, Mask, Packed, Scores, problem_of
 from flash_attention.errors import NoKernelError
-from flash_attention.run import availability, choices
-from flash_helpers import generation
+from flash_attention.run import availability, choices, cuda_choice
+from flash_helpers import build, generation
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.direction import ALL_TRAITS
 from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import select
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
 
@@ -134,8 +134,9 @@ def cuda(monkeypatch):
     acted = ActedCuda()
     acted.build = lambda kernels, targets: acted.built.update(kernels)
     monkeypatch.setattr(choices, "backend", lambda name: acted)
+    monkeypatch.setattr(cuda_choice, "backend", lambda name: acted)
     monkeypatch.setattr(cuda_backend, "forward", lambda *given: acted.forward(*given))
-    monkeypatch.setattr(choices, "build_kernels", acted.build)
+    monkeypatch.setattr(build, "build_kernels", acted.build)
     monkeypatch.setattr(availability, "backend", lambda name: acted)
     generation.begin()
     yield acted
@@ -290,7 +291,7 @@ def test_no_keys():
 def test_prepare_builds_each_kernel_once(cuda, monkeypatch):
     builds = []
     monkeypatch.setattr(
-        choices,
+        build,
         "build_kernels",
         lambda kernels, targets: (builds.append((list(kernels), targets)), cuda.built.update(kernels)),
     )

@@ -31,7 +31,8 @@ from flash_helpers.kernels.shared_memory import smem_offset, wavefronts
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import bounds
 from flash_helpers.model.recorded import all_recorded, recorded_facts
-from flash_helpers.model.resources import Waves, occupancy, predict_registers, register_error
+from flash_helpers.model.register_error import register_error
+from flash_helpers.model.resources import Waves, occupancy, predict_registers
 from flash_helpers.model.step_costs import step_costs
 from flash_helpers.model.work import block_steps, work
 from flash_helpers.problem import Problem
@@ -310,6 +311,14 @@ def test_hopper_registers_and_occupancy_by_hand() -> None:
     assert found.attainable_tflops == pytest.approx(989)
     assert [(a.name, a.ways) for a in found.accesses] == [("O into shared memory, stmatrix", 1)]
     assert explain(replace(HOPPER, direct_store=True), problem, device_facts("H100")).accesses == ()
+
+
+def test_the_reason_of_a_kernel_is_not_repeated_for_its_neighbours() -> None:
+    own = HOPPER.infeasible_reason(device_facts("A100"))
+    assert own is not None
+    reasons = [r.reason for r in nearest_rejected(HOPPER, device_facts("A100"))]
+    assert reasons
+    assert own not in reasons
 
 
 def test_hopper_neighbours_and_other_devices() -> None:

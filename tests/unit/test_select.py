@@ -26,10 +26,10 @@ from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
 from flash_helpers.select.prediction import MODEL_ERROR, predict
-from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import ranking, select
 from flash_helpers.test.reference import visible_keys
 

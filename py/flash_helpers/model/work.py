@@ -1,4 +1,4 @@
-"""What a kernel executes for a problem, and the least it would have to."""
+"""What a kernel executes for a problem, and the least that any kernel has to."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from flash_helpers.kernels.families import direction_of, directions, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
-from flash_helpers.kernels.problem import FORWARD
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 
 
 def default_candidates(direction: str = FORWARD) -> list[KernelConfig]:

@@ -41,7 +41,7 @@ class Prediction:
     Attributes:
         seconds: the time.
         blocks: thread blocks: query blocks of all heads and batch items, times n_splits.
-        blocks_per_sm: of them that one SM works on at a time.
+        blocks_per_sm: blocks that one SM works on at a time.
         waves: blocks over those that all SMs work on at a time.
         n_splits: parts that the keys are cut into.
     """
@@ -61,7 +61,7 @@ class Prediction:
         )
 
     def against(self, chosen: Expected) -> str:
-        """Why another kernel is chosen, for reasons; differences below the model's error are none."""
+        """Why another kernel is chosen, for reasons; differences below the model's error do not count."""
         if isinstance(chosen, Unpredicted):
             return f"{self.text()}; measurements and a family's default go before the model"
         ratio = self.seconds / chosen.seconds
@@ -134,7 +134,7 @@ def expected_seconds(
     parts: int = 1,
     costs: StepCosts | None = None,
 ) -> float:
-    """The same with what is known of the kernel.
+    """The expected time, with what is known of the compiled kernel.
 
     Args:
         kernel, problem, facts: as in ``predict``; the device's rates are known.

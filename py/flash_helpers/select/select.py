@@ -8,25 +8,23 @@ afterwards (``availability``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Protocol
 
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of, family_of, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
     default_candidates,
-    head_sizes,
     kernel_for,
     split_variant,
     unable_reason,
 )
+from flash_helpers.select.chosen import Choice, Rejected
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
 from flash_helpers.select.prediction import Expected, Prediction, expected
-from flash_helpers.select.problem import AttentionProblem
-from flash_helpers.select.pytorch_attention import PyTorchAttention, PyTorchAttentionBackward
 
 
 class TuningDatabase(Protocol):
@@ -35,60 +33,8 @@ class TuningDatabase(Protocol):
     def ranked(
         self, problem: AttentionProblem, facts: DeviceFacts, chosen: KernelConfig | None = None
     ) -> list[tuple[KernelConfig, str]]:
-        """What was measured for such a problem on such a device, beside ``chosen``, and how fast it was; what
-        is to be taken first comes first."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A candidate that was not chosen, and why not."""
-
-    kernel: Kernel
-    reason: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What runs, and why.
-
-    Attributes:
-        kernel: the kernel.
-        reason: why this one.
-        rejected: all other candidates; those that could have run come first, the nearest one first. Empty
-            where they were not asked for.
-        n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
-        problem: what the kernel computes, where a single query's heads have become rows, hidden keys are left
-            out or the device has no more SMs than the call may use; None: the problem as it was given.
-        wanted: the kernel that would run if it were built; None: it is the one that runs.
-    """
-
-    kernel: Kernel
-    reason: str
-    rejected: tuple[Rejected, ...] = ()
-    n_splits: int = 1
-    problem: AttentionProblem | None = None
-    wanted: Kernel | None = None
-
-    @property
-    def fused(self) -> bool:
-        """On the CPU: PyTorch's own fused attention runs, or its backward pass, where scores are finite."""
-        return isinstance(self.kernel, PyTorchAttention | PyTorchAttentionBackward)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether the kernel has no feature but, perhaps, a causal mask. Asked by every call."""
-        traits = self.kernel.traits
-        return bool(traits == type(traits)(causal=traits.causal))
-
-    @cached_property
-    def head_sizes(self) -> tuple[int, int]:
-        """Columns of Q and K, and of V and O, of the kernel. Asked by every call."""
-        return head_sizes(self.kernel.config)
-
-    def __str__(self) -> str:
-        lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
-        lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
-        return "\n".join(lines)
+        """The configurations measured for such a problem on such a device, beside ``chosen``, each with how
+        fast it was, in the order to take them in."""
 
 
 def select(
@@ -183,7 +129,7 @@ def _known_best(
     defaults: Sequence[FamilyChoice],
     candidates: Iterable[KernelConfig] | None,
 ) -> list[Choice]:
-    """What is known without the model, the best first: measured kernels, or the default; those that can.
+    """What is known without the model, the best first: the measured kernels that can run, or the default.
 
     Tuning times kernels without features that take all keys in one go, on all SMs: it is asked about no
     others, nor where parts of the keys fill the GPU.

@@ -46,7 +46,7 @@ from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.problem import BACKWARD, AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem, visible_limits
 from flash_helpers.test.cases import LAYOUTS, Case
 
 FEATURES = (
