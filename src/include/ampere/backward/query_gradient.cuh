@@ -31,24 +31,25 @@ template <typename Kernel>
 struct QueryGradient {
     using Part = Sums<Kernel::dq_m_tiles, Kernel::dq_columns / kMmaN>;
 
-    uint32_t smem_dS, smem_K;  // with the warp's part and the lane's row; the step within a panel in `step`
+    // Its columns are 16 here and 16 there: tiles column_warp, column_warp + dq_column_warps, ... so that all
+    // of them stand at places of their panels that differ by a constant.
+    uint32_t smem_dS, smem_K;
     uint32_t lane_dS, lane_K;
-    int first_row_tile, first_column_tile;  // of 16 rows, of 8 columns
+    int first_row_tile, first_column_tile;  // of 16
     int part;
 
     // `warp`: among those that make dQ together.
     FLASH_DEVICE QueryGradient(uint32_t smem, int warp, int lane) : part(warp) {
         const LaneRows rows(lane);
         const int row_warp = warp % Kernel::dq_row_warps, column_warp = warp / Kernel::dq_row_warps;
-        const int column_tile = column_warp * (Kernel::dq_columns / kMmaTile);  // of 16
         first_row_tile = row_warp * Kernel::dq_m_tiles;
-        first_column_tile = 2 * column_tile;
+        first_column_tile = column_warp;
         smem_dS = smem + Kernel::smem_dS + Kernel::ScoreTile::tile_offset(0, first_row_tile);
-        smem_K = smem + Kernel::smem_K + Kernel::KTile::tile_offset(0, column_tile);
+        smem_K = smem + Kernel::smem_K;
         lane_dS = Kernel::ScoreTile::fragment_offset(
             Kernel::ScoreTile::offset(rows.right.row, rows.right.chunk), 0, first_row_tile % 4);
         lane_K = Kernel::KTile::fragment_offset(Kernel::KTile::offset(rows.down.row, rows.down.chunk), 0,
-                                                column_tile % 4);
+                                                column_warp);
     }
 
     FLASH_DEVICE void multiply_into(Part &dQ, int slot) const {
@@ -61,19 +62,20 @@ struct QueryGradient {
             }
         });
         multiply<Kernel::dtype, Kernel::B_c / kMmaTile>(dQ, A, [&](uint32_t(&B)[4], int step, int n) {
-            ldmatrix_transposed(B, Kernel::KTile::fragment_offset(lane_K, step, n) + smem_K);
+            ldmatrix_transposed(B, Kernel::KTile::fragment_offset(lane_K, step, n * Kernel::dq_column_warps) + smem_K);
         });
     }
 
     // `tile`: the sums of the tile's first row.
     FLASH_DEVICE void add(const Part &dQ, float *tile, int lane) const {
         constexpr int row_floats = Kernel::d_head / kMmaN * kSumTileFloats;  // of 16 rows
-        float *sums = tile + first_row_tile * row_floats + first_column_tile * kSumTileFloats;
+        float *sums = tile + first_row_tile * row_floats + first_column_tile * (2 * kSumTileFloats);
 #pragma unroll
         for (int m = 0; m < Kernel::dq_m_tiles; ++m) {
 #pragma unroll
             for (int n = 0; n < Kernel::dq_columns / kMmaN; ++n) {
-                add_to_sums(sums + m * row_floats + n * kSumTileFloats, lane, dQ.rmem[m][n]);
+                const int tile = n / 2 * (2 * Kernel::dq_column_warps) + n % 2;
+                add_to_sums(sums + m * row_floats + tile * kSumTileFloats, lane, dQ.rmem[m][n]);
             }
         }
     }

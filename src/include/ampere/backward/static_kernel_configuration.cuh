@@ -74,8 +74,8 @@ struct StaticBackwardKernelConfig {
     static_assert(dq_warps % dq_row_warps == 0 && dq_columns % kMmaTile == 0 && dq_columns * dq_column_warps == d_head,
                   "the warps that make dQ divide its tile of B_r x d_head in parts of 32 rows and a multiple of "
                   "16 columns");
-    static_assert(dq_columns % kPanelColumns == 0 || kPanelColumns % dq_columns == 0,
-                  "a warp's columns of dQ must be whole panels or lie within one");
+    static_assert(dq_column_warps == 1 || dq_column_warps == 2 || dq_column_warps == 4,
+                  "1, 2 or 4 warps share the columns of dQ");
 
     // Whether a role takes part in the dQ of tile number `tile`.
     static constexpr bool score_warps_make_dQ = makes_dQ && CFG.dq_warps != DQWarps::GRADIENT;
