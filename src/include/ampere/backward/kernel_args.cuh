@@ -11,12 +11,13 @@ namespace flash::ampere {
 
 struct BackwardKernelArgs {
     const void *Q, *K, *V, *dO;
-    void *dK, *dV;                         // nullptr: not wanted
+    void *dQ, *dK, *dV;                    // nullptr: not wanted; dQ: of the kernel that makes it by itself
     const float *lse_log2, *delta;         // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
     float *dQ_sums;                        // dq_sums.cuh; nullptr: not wanted
     int *turns;                            // ordered sums: whose turn it is, for each part of each tile of dQ
-    TensorStrides Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides;
+    TensorStrides Q_strides, K_strides, V_strides, dO_strides, dQ_strides, dK_strides, dV_strides;
     GridShape grid;                        // of blocks of keys and heads of K and V
+    GridShape query_grid;                  // of blocks of queries and their heads, likewise
     int n_heads;
     int heads_per_kv_head;
     int seq_len_q, seq_len_k;

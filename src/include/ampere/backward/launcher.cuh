@@ -5,11 +5,21 @@
 
 #include <limits>
 
+#include "ampere/backward/dq_kernel.cuh"
 #include "ampere/backward/kernel.cuh"
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
 
 namespace flash::ampere {
+
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, bool kMakesDQItself>
+struct QueryKernelOf {
+    using type = StaticBackwardKernelConfig<CFG, TRAITS>;
+};
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
+struct QueryKernelOf<CFG, TRAITS, true> {
+    using type = StaticQueryGradientConfig<CFG, TRAITS>;
+};
 
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
 struct BackwardLauncher {
@@ -17,6 +27,10 @@ struct BackwardLauncher {
 
     static constexpr int turns_per_group =
         CFG.dq_sum == DQSum::ORDERED ? kSumRows / Kernel::B_r * Kernel::dq_warps : 0;
+
+    // Of the kernel that makes dQ by itself; without one any type that has B_r will do.
+    static constexpr bool makes_dQ_itself = CFG.dq_sum == DQSum::OWN_KERNEL;
+    using QueryKernel = typename QueryKernelOf<CFG, TRAITS, makes_dQ_itself>::type;
 
     static const void *kernel() {
         return reinterpret_cast<const void *>(&flash_backward_kernel<CFG, TRAITS>);
@@ -28,6 +42,8 @@ struct BackwardLauncher {
         // What the blocks of a head share: Q and dO of its group, and the sums of dQ.
         const int64_t head_bytes = int64_t(problem.seq_len_q) * heads_per_kv_head *
                                    ((Kernel::d_head + Kernel::d_head_v) * kElementBytes + Kernel::d_head * 4);
+        const int64_t kv_bytes = int64_t(problem.seq_len_k) * (Kernel::d_head + Kernel::d_head_v) *
+                                 kElementBytes / heads_per_kv_head;
         const SoftmaxScale scale = TRAITS.softcap
                                        ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
                                        : SoftmaxScale{problem.softmax_scale * kLog2e, 1.0f, 0.0f, false};
@@ -36,6 +52,7 @@ struct BackwardLauncher {
             .K = problem.k,
             .V = problem.v,
             .dO = problem.dout,
+            .dQ = problem.dq,
             .dK = problem.dk,
             .dV = problem.dv,
             .lse_log2 = problem.lse_log2,
@@ -46,17 +63,23 @@ struct BackwardLauncher {
             .K_strides = problem.k_strides,
             .V_strides = problem.v_strides,
             .dO_strides = problem.dout_strides,
+            .dQ_strides = problem.dq_strides,
             .dK_strides = problem.dk_strides,
             .dV_strides = problem.dv_strides,
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_k, Kernel::B_c),
                      .n_heads = problem.n_heads_kv,
                      .total_heads = total_heads,
                      .section_heads = section_width(head_bytes, total_heads)},
+            .query_grid = {.n_q_blocks = makes_dQ_itself ? ceil_div(problem.seq_len_q, QueryKernel::B_r) : 0,
+                           .n_heads = problem.n_heads,
+                           .total_heads = problem.batch * problem.n_heads,
+                           .section_heads = section_width(kv_bytes, problem.batch * problem.n_heads)},
             .n_heads = problem.n_heads,
             .heads_per_kv_head = heads_per_kv_head,
             .seq_len_q = problem.seq_len_q,
             .seq_len_k = problem.seq_len_k,
-            .score_factor = scale.score_factor,
+            // Not 0: 0 times a hidden score, an infinity, would be NaN.
+            .score_factor = scale.score_factor == 0 && !TRAITS.softcap ? FLT_MIN : scale.score_factor,
             .exponent_factor = scale.exponent_factor,
             .hidden_score = hidden_score(scale),
             .softmax_scale = problem.softmax_scale,
@@ -81,29 +104,59 @@ struct BackwardLauncher {
         return !TRAITS.softcap && scale.score_factor < 0 ? infinity : -infinity;
     }
 
+    static const void *query_kernel() {
+        if constexpr (makes_dQ_itself) {
+            return reinterpret_cast<const void *>(&flash_backward_dq_kernel<CFG, TRAITS>);
+        } else {
+            return nullptr;
+        }
+    }
+
     static int load() {
-        const cudaError_t error =
+        cudaError_t error =
             cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
-        if (error != cudaSuccess) cudaGetLastError();
+        if (error == cudaSuccess && makes_dQ_itself) {
+            error = cudaFuncSetAttribute(query_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         QueryKernel::smem_bytes);
+        }
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         return error;
     }
 
+    // The pre-pass, the kernel of dK and dV, and what makes dQ. A gradient that is not wanted, an empty one too,
+    // costs no launch.
     static int launch(const BackwardProblem &problem, void *stream_pointer) {
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
-        const int64_t blocks =
-            int64_t(problem.batch) * problem.n_heads_kv * ceil_div(problem.seq_len_k, Kernel::B_c);
-        if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
-        cudaError_t error = launch_prepare_backward<Kernel::dtype>(problem, Kernel::d_head, turns_per_group, stream);
-        if (error == cudaSuccess && blocks > 0) {
-            BackwardKernelArgs args = make_args(problem);
-            if (args.score_factor == 0) args.score_factor = FLT_MIN;
-            void *parameters[] = {&args};
-            error = cudaLaunchKernel(kernel(), dim3(static_cast<unsigned>(blocks)), dim3(Kernel::n_threads),
-                                     parameters, Kernel::smem_bytes, stream);
+        cudaError_t error = launch_prepare_backward<Kernel::dtype>(
+            problem, makes_dQ_itself ? 0 : Kernel::d_head, turns_per_group, stream);
+        BackwardKernelArgs args = make_args(problem);
+        const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
+        if (error == cudaSuccess && (wants_keys || (!makes_dQ_itself && problem.dq != nullptr))) {
+            error = launch_blocks(kernel(), int64_t(problem.batch) * problem.n_heads_kv,
+                                  args.grid.n_q_blocks, Kernel::n_threads, Kernel::smem_bytes, args, stream);
         }
-        if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(problem, stream);
-        if (error != cudaSuccess) cudaGetLastError();
+        if (error == cudaSuccess && problem.dq != nullptr) {
+            if constexpr (makes_dQ_itself) {
+                error = launch_blocks(query_kernel(), int64_t(problem.batch) * problem.n_heads,
+                                      args.query_grid.n_q_blocks, QueryKernel::n_threads,
+                                      QueryKernel::smem_bytes, args, stream);
+            } else {
+                error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(problem, stream);
+            }
+        }
+        if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         return error;
+    }
+
+  private:
+    static cudaError_t launch_blocks(const void *function, int64_t heads, int blocks_per_head, int n_threads,
+                                     int smem_bytes, BackwardKernelArgs &args, cudaStream_t stream) {
+        const int64_t blocks = heads * blocks_per_head;
+        if (blocks == 0) return cudaSuccess;
+        if (heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+        void *parameters[] = {&args};
+        return cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(n_threads), parameters,
+                                smem_bytes, stream);
     }
 };
 
