@@ -101,8 +101,9 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         }
     }
 
+    int visit = 0;
 #pragma unroll 1
-    for (int visit = 0; !at.ended(); ++visit) {
+    for (; !at.ended(); ++visit) {
         typename ScoreRole<Kernel>::Scores S;
         typename ScoreRole<Kernel>::Fragments P, slopes;
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
@@ -124,8 +125,8 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         stage.advance();
         before = at;
         at.advance();
-        if (at.ended()) dQ.make(before, visit);
     }
+    if (visit > 0) dQ.make(before, visit - 1);
     store_key_gradients<Kernel, Kernel::warp_d_v>(
         dV, work, work.args.dV, work.args.dV_strides, work.args.d_head_v, work.half * Kernel::warp_d_v, 1.0f);
 }

@@ -1,4 +1,7 @@
-// The host side of one backward kernel: arguments from a problem, the launches of a pass, resources.
+// The host side of one backward kernel: arguments from a problem, workspaces, the launches of a pass, resources,
+// and its record.
+//
+// A generated translation unit includes this file and defines one record with make_backward_record.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -126,6 +129,7 @@ struct BackwardLauncher {
     // The pre-pass, the kernel of dK and dV, and what makes dQ. A gradient that is not wanted, an empty one too,
     // costs no launch.
     static int launch(const BackwardProblem &problem, void *stream_pointer) {
+        if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
         cudaError_t error = launch_prepare_backward<Kernel::dtype>(
             problem, makes_dQ_itself ? 0 : Kernel::d_head, turns_per_group, stream);
@@ -148,6 +152,42 @@ struct BackwardLauncher {
         return error;
     }
 
+    // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
+    static bool traits_allow(const BackwardProblem &problem) {
+        if (TRAITS.window &&
+            (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
+            return false;
+        }
+        if (TRAITS.softcap && !(problem.softcap > 0)) return false;
+        return !TRAITS.padded_head ||
+               (problem.d_head % kChunkElements == 0 && problem.d_head_v % kChunkElements == 0);
+    }
+
+    static BackwardWorkspaces workspaces(const BackwardProblem &problem) {
+        const bool packed = problem.cu_seqlens_q != nullptr;
+        const int64_t rows =  // of all heads
+            (packed ? problem.total_q : int64_t(problem.batch) * problem.seq_len_q) * problem.n_heads;
+        if (makes_dQ_itself || problem.dq == nullptr) return {.lse_log2 = rows * int64_t(sizeof(float))};
+        const int64_t sums = dq_sum_floats(problem, Kernel::d_head);
+        const int64_t groups = sums / (int64_t(kSumRows) * Kernel::d_head);
+        return {.lse_log2 = rows * int64_t(sizeof(float)),
+                .dq_sums = sums * int64_t(sizeof(float)),
+                .counters = groups * turns_per_group * int64_t(sizeof(int))};
+    }
+
+    // Of the kernel of dK and dV, which makes dQ or takes longer than the one that does.
+    static int attributes(KernelAttributes &out) {
+        cudaFuncAttributes a;
+        if (const cudaError_t error = cudaFuncGetAttributes(&a, kernel())) return error;
+        out = {.registers = a.numRegs,
+               .local_bytes = static_cast<int>(a.localSizeBytes),
+               .static_smem_bytes = static_cast<int>(a.sharedSizeBytes),
+               .max_threads_per_block = a.maxThreadsPerBlock,
+               .blocks_per_sm = 0};
+        return cudaOccupancyMaxActiveBlocksPerMultiprocessor(&out.blocks_per_sm, kernel(), Kernel::n_threads,
+                                                             Kernel::smem_bytes);
+    }
+
   private:
     static cudaError_t launch_blocks(const void *function, int64_t heads, int blocks_per_head, int n_threads,
                                      int smem_bytes, BackwardKernelArgs &args, cudaStream_t stream) {
@@ -159,5 +199,21 @@ struct BackwardLauncher {
                                 smem_bytes, stream);
     }
 };
+
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, int kTarget>
+constexpr BackwardKernelRecord<FlashBackwardKernelConfig> make_backward_record() {
+    using Launcher = BackwardLauncher<CFG, TRAITS>;
+    return {
+        .config = CFG,
+        .traits = TRAITS,
+        .target = kTarget,
+        .n_threads = Launcher::Kernel::n_threads,
+        .smem_bytes = Launcher::Kernel::smem_bytes,
+        .load = &Launcher::load,
+        .launch = &Launcher::launch,
+        .attributes = &Launcher::attributes,
+        .workspaces = &Launcher::workspaces,
+    };
+}
 
 }  // namespace flash::ampere
