@@ -246,17 +246,14 @@ class FlashBackwardKernelConfig:
 
     @property
     def products_per_block(self) -> int:
-        """Instructions ``mma.sync`` of one score warp and one gradient warp for one tile of queries."""
+        """Instructions ``mma.sync`` of the loop of a score warp: S, dV and, where it makes that, dQ."""
         row_tiles, share = self.keys_per_warp // MMA_M, self.warps_per_group
-        queries = self.B_r // share
-        scores = row_tiles * (queries // MMA_N) * ((self.d_head + self.d_head_v) // MMA_K)
-        sums = row_tiles * (self.B_r // MMA_K) * ((self.d_head + self.d_head_v) // share // MMA_N)
-        return scores + sums + (0 if self.has_dq_kernel else self._dq_products())
-
-    def _dq_products(self) -> int:
-        """Of dQ, of all places in the code: where both halves make dQ, each has a copy."""
-        part = self.B_r * self.d_head // self.dq_tile_warps // (MMA_M * MMA_N) * (self.B_c // MMA_K)
-        return part * (2 if self.dq_warps in (DQWarps.BOTH, DQWarps.ALTERNATE) else 1)
+        S = row_tiles * (self.B_r // share // MMA_N) * (self.d_head // MMA_K)
+        dV = row_tiles * (self.B_r // MMA_K) * (self.d_head_v // share // MMA_N)
+        if self.has_dq_kernel or self.dq_warps == DQWarps.GRADIENT:
+            return S + dV
+        part = self.B_r * self.d_head // self.dq_tile_warps // (MMA_M * MMA_N)
+        return S + dV + part * (self.B_c // MMA_K)
 
     # ------------------------------------------------------------------ feasibility
     def malformed_reason(self, traits: BackwardTraits = PLAIN_BACKWARD) -> str | None:
@@ -272,7 +269,7 @@ class FlashBackwardKernelConfig:
             if value <= 0 or value % PANEL_COLUMNS or value > 256:
                 return f"{name} is {value}; this family has 64, 128, 192 and 256"
         if self.B_r not in (64, 128):
-            return f"B_r is {self.B_r}; it must be 64 or 128: rows of dS in shared memory are panels of 64 queries"
+            return f"B_r is {self.B_r}; it must be 64 or 128: rows of dS are panels of 64 queries"
         if self.n_warps not in (4, 8, 12, 16):
             return (
                 f"n_warps is {self.n_warps}; it must be 4, 8, 12 or 16, of which either half has two or more"
@@ -297,14 +294,14 @@ class FlashBackwardKernelConfig:
             )
         if self.B_r % rows_per_pass or rows_per_pass % 8 or self.role_warps * WARP_SIZE < self.B_r:
             return (
-                f"B_r is {self.B_r} with {self.n_warps} warps: one half copies a tile, {rows_per_pass} rows at "
-                "a time, and the LSE of each row by one thread; take B_r a multiple of that and no more than "
+                f"B_r is {self.B_r} with {self.n_warps} warps: one half copies a tile, {rows_per_pass} rows "
+                "at a time, and the LSE of each row by one thread; take B_r a multiple of that and no more than "
                 f"{self.role_warps * WARP_SIZE}, and n_warps a multiple of 4"
             )
         if self.paired_warps and (self.d_head % (2 * PANEL_COLUMNS) or self.d_head_v % (2 * PANEL_COLUMNS)):
             return (
-                f"paired_warps with head sizes {self.d_head} and {self.d_head_v}: a pair halves both, so they "
-                f"must be multiples of {2 * PANEL_COLUMNS}"
+                f"paired_warps with head sizes {self.d_head} and {self.d_head_v}: a pair halves both, so "
+                f"they must be multiples of {2 * PANEL_COLUMNS}"
             )
         return None
 
@@ -313,8 +310,8 @@ class FlashBackwardKernelConfig:
         if not self.has_dq_kernel:
             if any(own):
                 return (
-                    f"dq_B_r, dq_B_c and dq_n_warps are {own}: they are of the kernel that makes dQ by itself; "
-                    "make them 0, or dq_sum OWN_KERNEL"
+                    f"dq_B_r, dq_B_c and dq_n_warps are {own}: they are of the kernel that makes dQ by "
+                    "itself; make them 0, or dq_sum OWN_KERNEL"
                 )
             return self._malformed_dq_part()
         if self.dq_n_warps not in (2, 4, 8, 16):
@@ -337,9 +334,9 @@ class FlashBackwardKernelConfig:
         columns = warps // row_warps
         if warps % row_warps or columns not in (1, 2, 4) or self.d_head % (columns * MMA_K):
             return (
-                f"dq_warps {self.dq_warps.name} with {self.n_warps} warps and B_r {self.B_r}: {warps} warps make "
-                f"a tile of dQ, {DQ_ROWS} rows each, so {row_warps} of them share its rows, and 1, 2 or 4 must "
-                "share its columns"
+                f"dq_warps {self.dq_warps.name} with {self.n_warps} warps and B_r {self.B_r}: {warps} warps "
+                f"make a tile of dQ, {DQ_ROWS} rows each, so {row_warps} of them share its rows, and 1, 2 or 4 "
+                "must share its columns"
             )
         return None
 
