@@ -68,13 +68,13 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_warps = both_roles ? CFG.n_warps : role_warps;  // of one tile of dQ
     static constexpr int dq_rows = 32;
     static constexpr int dq_row_warps = B_r / dq_rows;
-    static constexpr int dq_column_warps = dq_warps / dq_row_warps;
+    static constexpr int dq_column_warps = max_of(1, dq_warps / dq_row_warps);
     static constexpr int dq_columns = d_head / dq_column_warps;
     static constexpr int dq_m_tiles = dq_rows / kMmaM;
-    static_assert(dq_warps % dq_row_warps == 0 && dq_columns % kMmaTile == 0 && dq_columns * dq_column_warps == d_head,
+    static_assert(!makes_dQ || (dq_warps % dq_row_warps == 0 && dq_columns % kMmaTile == 0 && dq_columns * dq_column_warps == d_head),
                   "the warps that make dQ divide its tile of B_r x d_head in parts of 32 rows and a multiple of "
                   "16 columns");
-    static_assert(dq_column_warps == 1 || dq_column_warps == 2 || dq_column_warps == 4,
+    static_assert(!makes_dQ || dq_column_warps == 1 || dq_column_warps == 2 || dq_column_warps == 4,
                   "1, 2 or 4 warps share the columns of dQ");
 
     // Whether a role takes part in the dQ of tile number `tile`.
