@@ -110,8 +110,16 @@ struct BlockWork {
                                           args.total_q, n_sequences, place.batch);
         return args.turns + (row / Kernel::B_r + at.tile) * Kernel::dq_warps + part;
     }
-    FLASH_DEVICE int turn_number(const QueryWalk &at) const {
-        return place.k_block - mask.keys_of(at.tile * Kernel::B_r).begin / Kernel::B_c;
+    // Blocks before this one that see the tile, and whether none comes behind it.
+    struct Turn {
+        int number;
+        bool last;
+    };
+    FLASH_DEVICE Turn turn_number(const QueryWalk &at) const {
+        const int first_row = at.tile * Kernel::B_r;
+        const int last_row = min_of(first_row + Kernel::B_r, seeing_rows.end) - 1;
+        return {place.k_block - mask.keys_of(first_row).begin / Kernel::B_c,
+                place.k_block == (mask.keys_of(last_row).end - 1) / Kernel::B_c};
     }
 };
 

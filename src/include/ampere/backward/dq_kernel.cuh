@@ -199,6 +199,7 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
     const auto [batch, head, q_block] = args.query_grid.decode<longest_first>(blockIdx.x);
     SequenceRows q_seq{batch, 0, args.seq_len_q}, k_seq{batch, 0, args.seq_len_k};
     int owned_rows = args.seq_len_q;
+    wait_for_prerequisites();  // the pre-pass
     if constexpr (TRAITS.varlen) {
         q_seq = sequence_rows(args.cu_seqlens_q, args.seqused_q, args.seq_len_q, args.rows_q, batch);
         k_seq = sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k, args.rows_k, batch);

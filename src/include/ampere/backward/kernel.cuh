@@ -58,15 +58,33 @@ struct QueryGradientShare {
     }
 
   private:
-    FLASH_DEVICE void add(const typename QueryGradient<Kernel>::Part &dQ, const QueryWalk &at) const {
-        if (work.args.dQ_sums == nullptr) return;
-        if constexpr (Kernel::cfg.dq_sum == DQSum::ORDERED) {
-            int *turn = work.turn(at, product.part);
-            wait_for_turn(turn, work.turn_number(at), work.lane);
-            product.add(dQ, work.tile_sums(at), work.lane);
-            end_turn(turn, work.lane);
+    FLASH_DEVICE void add(typename QueryGradient<Kernel>::Part &dQ, const QueryWalk &at) const {
+        if (work.args.dQ == nullptr) return;
+        float *sums = work.tile_sums(at);
+        if constexpr (Kernel::cfg.dq_sum != DQSum::ORDERED) {
+            product.add(dQ, sums, work.lane);
         } else {
-            product.add(dQ, work.tile_sums(at), work.lane);
+            const auto [number, last] = work.turn_number(at);
+            int *turn = work.turn(at, product.part);
+            if (number > 0) wait_for_turn(turn, number, work.lane);
+            if (last) {
+                if (number > 0) product.take(dQ, sums, work.lane);
+                const int first = at.tile * Kernel::B_r;
+                const Range rows{0, work.mask.seq_len_q - first};
+                const Range seeing{work.seeing_rows.begin - first, work.seeing_rows.end - first};
+                const int64_t row_bytes = work.args.dQ_strides.seq * kElementBytes;
+                const char *row_0 =
+                    work.row_0(work.args.dQ, work.args.dQ_strides, work.place.q_seq, work.query_head(at));
+                product.store(dQ, const_cast<char *>(row_0) + first * row_bytes, row_bytes, rows, seeing,
+                              work.args.d_head, work.args.softmax_scale, work.lane);
+                return;
+            }
+            if (number > 0) {
+                product.add(dQ, sums, work.lane);
+            } else {
+                product.begin(dQ, sums, work.lane);
+            }
+            end_turn(turn, work.lane);
         }
     }
 };
@@ -93,6 +111,7 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         ahead_stage.advance();
     };
     for (int i = 0; i < max_of(1, stages - 1); ++i) copy_next(false);
+    wait_for_prerequisites();  // the pre-pass; K and dO are not of it
     if (!at.ended()) {
         mbarrier_wait(barriers.full_K(), 0);
         if constexpr (Kernel::holds_K) {
@@ -152,8 +171,9 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         ahead.advance();
         ahead_stage.advance();
     };
-    for (int i = 0; i < max_of(1, stages - 1); ++i) copy_next(false);
     work.copy_V();
+    wait_for_prerequisites();  // the pre-pass, which makes the LSE and delta that come with Q
+    for (int i = 0; i < max_of(1, stages - 1); ++i) copy_next(false);
     if (!at.ended()) {
         mbarrier_wait(barriers.full_V(), 0);
         if constexpr (Kernel::holds_V) {
@@ -206,7 +226,10 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
     extern __shared__ char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
     const BackwardPlace place = find_backward_place<TRAITS>(args, blockIdx.x);
-    if constexpr (TRAITS.varlen) clear_keys_of_none(args);
+    if constexpr (TRAITS.varlen) {
+        wait_for_prerequisites();
+        clear_keys_of_none(args);
+    }
     if (place.k_block * Kernel::B_c >= place.owned_keys) return;
 
     const bool scores = threadIdx.x < Kernel::role_threads;

@@ -11,9 +11,9 @@ namespace flash::ampere {
 
 struct BackwardKernelArgs {
     const void *Q, *K, *V, *dO;
-    void *dQ, *dK, *dV;                    // nullptr: not wanted; dQ: of the kernel that makes it by itself
+    void *dQ, *dK, *dV;                    // nullptr: not wanted
     const float *lse_log2, *delta;         // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
-    float *dQ_sums;                        // dq_sums.cuh; nullptr: not wanted
+    float *dQ_sums;                        // dq_sums.cuh
     int *turns;                            // ordered sums: whose turn it is, for each part of each tile of dQ
     TensorStrides Q_strides, K_strides, V_strides, dO_strides, dQ_strides, dK_strides, dV_strides;
     GridShape grid;                        // of blocks of keys and heads of K and V

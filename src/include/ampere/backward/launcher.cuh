@@ -12,6 +12,7 @@
 #include "ampere/backward/kernel.cuh"
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
+#include "common/early_launch.cuh"
 
 namespace flash::ampere {
 
@@ -60,7 +61,7 @@ struct BackwardLauncher {
             .dV = problem.dv,
             .lse_log2 = problem.lse_log2,
             .delta = problem.delta,
-            .dQ_sums = problem.dq == nullptr ? nullptr : problem.dq_sums,
+            .dQ_sums = problem.dq_sums,
             .turns = problem.counters,
             .Q_strides = problem.q_strides,
             .K_strides = problem.k_strides,
@@ -126,26 +127,35 @@ struct BackwardLauncher {
         return error;
     }
 
+    // From sm_90 on a kernel is set up while the one before it ends; the pre-pass begins when all else has ended.
     // The pre-pass, the kernel of dK and dV, and what makes dQ. A gradient that is not wanted, an empty one too,
     // costs no launch.
+    template <int kTarget>
     static int launch(const BackwardProblem &problem, void *stream_pointer) {
+        constexpr bool early = kTarget >= 90;
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
-        cudaError_t error = launch_prepare_backward<Kernel::dtype>(
-            problem, makes_dQ_itself ? 0 : Kernel::d_head, turns_per_group, stream);
+        constexpr bool ordered = CFG.dq_sum == DQSum::ORDERED;
+        cudaError_t error = launch_prepare_backward<Kernel::dtype, TRAITS>(
+            problem,
+            {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
+             .d_head = Kernel::d_head,
+             .turns_per_group = turns_per_group,
+             .rows_per_tile = ordered ? Kernel::B_r : 0},
+            stream);
         BackwardKernelArgs args = make_args(problem);
         const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
         if (error == cudaSuccess && (wants_keys || (!makes_dQ_itself && problem.dq != nullptr))) {
-            error = launch_blocks(kernel(), int64_t(problem.batch) * problem.n_heads_kv,
+            error = launch_blocks<early>(kernel(), int64_t(problem.batch) * problem.n_heads_kv,
                                   args.grid.n_q_blocks, Kernel::n_threads, Kernel::smem_bytes, args, stream);
         }
         if (error == cudaSuccess && problem.dq != nullptr) {
             if constexpr (makes_dQ_itself) {
-                error = launch_blocks(query_kernel(), int64_t(problem.batch) * problem.n_heads,
+                error = launch_blocks<early>(query_kernel(), int64_t(problem.batch) * problem.n_heads,
                                       args.query_grid.n_q_blocks, QueryKernel::n_threads,
                                       QueryKernel::smem_bytes, args, stream);
-            } else {
-                error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(problem, stream);
+            } else if constexpr (!ordered) {
+                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream);
             }
         }
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
@@ -189,14 +199,15 @@ struct BackwardLauncher {
     }
 
   private:
+    template <bool kEarly>
     static cudaError_t launch_blocks(const void *function, int64_t heads, int blocks_per_head, int n_threads,
                                      int smem_bytes, BackwardKernelArgs &args, cudaStream_t stream) {
         const int64_t blocks = heads * blocks_per_head;
         if (blocks == 0) return cudaSuccess;
         if (heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
         void *parameters[] = {&args};
-        return cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(n_threads), parameters,
-                                smem_bytes, stream);
+        return launch_kernel<kEarly>(function, static_cast<unsigned>(blocks), n_threads, smem_bytes, stream,
+                                     parameters);
     }
 };
 
@@ -210,7 +221,7 @@ constexpr BackwardKernelRecord<FlashBackwardKernelConfig> make_backward_record()
         .n_threads = Launcher::Kernel::n_threads,
         .smem_bytes = Launcher::Kernel::smem_bytes,
         .load = &Launcher::load,
-        .launch = &Launcher::launch,
+        .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
         .workspaces = &Launcher::workspaces,
     };

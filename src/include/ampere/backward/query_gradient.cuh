@@ -4,12 +4,15 @@
 #include "ampere/backward/barriers.cuh"
 #include "ampere/backward/products.cuh"
 #include "common/backward/dq_sums.cuh"
+#include "common/backward/row_store.cuh"
+#include "common/backward/visible_rows.cuh"
 
 namespace flash::ampere {
 
 // Sums of a fixed order: the parts of a tile are added by one block of keys after the other, those with the
 // lower numbers first. Blocks with lower numbers have started before, so whoever waits is waited for by none
-// of those.
+// of those. The first writes its part, so that nothing needs to be cleared; the last takes the sum of the
+// others into its registers and leaves dQ rounded, so that nobody needs to convert it.
 FLASH_DEVICE void wait_for_turn(const int *turn, int number, int lane) {
     if (lane == 0) {
         int now;
@@ -66,16 +69,56 @@ struct QueryGradient {
         });
     }
 
-    // `tile`: the sums of the tile's first row.
-    FLASH_DEVICE void add(const Part &dQ, float *tile, int lane) const {
+    // Calls action(m, n, sums) for each accumulator tile; `tile`: the sums of the tile's first row.
+    template <typename Action>
+    FLASH_DEVICE void for_each_tile(float *tile, Action action) const {
         constexpr int row_floats = Kernel::d_head / kMmaN * kSumTileFloats;  // of 16 rows
         float *sums = tile + first_row_tile * row_floats + first_column_tile * (2 * kSumTileFloats);
 #pragma unroll
         for (int m = 0; m < Kernel::dq_m_tiles; ++m) {
 #pragma unroll
             for (int n = 0; n < Kernel::dq_columns / kMmaN; ++n) {
-                const int tile = n / 2 * (2 * Kernel::dq_column_warps) + n % 2;
-                add_to_sums(sums + m * row_floats + tile * kSumTileFloats, lane, dQ.rmem[m][n]);
+                const int column_tile = n / 2 * (2 * Kernel::dq_column_warps) + n % 2;
+                action(m, n, sums + m * row_floats + column_tile * kSumTileFloats);
+            }
+        }
+    }
+
+    FLASH_DEVICE void add(const Part &dQ, float *tile, int lane) const {
+        for_each_tile(tile, [&](int m, int n, float *sums) { add_to_sums(sums, lane, dQ.rmem[m][n]); });
+    }
+    FLASH_DEVICE void begin(const Part &dQ, float *tile, int lane) const {
+        for_each_tile(tile, [&](int m, int n, float *sums) { store_sums(sums, lane, dQ.rmem[m][n]); });
+    }
+    // dQ plus what the others have added.
+    FLASH_DEVICE void take(Part &dQ, float *tile, int lane) const {
+        for_each_tile(tile, [&](int m, int n, float *sums) {
+            float others[4];
+            read_sums(others, sums, lane);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) dQ.rmem[m][n][i] += others[i];
+        });
+    }
+
+    // The complete dQ, rounded: rows of `rows`, counted from the tile's first one, which lies at `gmem`.
+    FLASH_DEVICE void store(const Part &dQ, char *gmem, int64_t row_bytes, Range rows, Range seeing, int d_head,
+                            float softmax_scale, int lane) const {
+#pragma unroll
+        for (int m = 0; m < Kernel::dq_m_tiles; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = (first_row_tile + m) * kMmaM + 8 * half + lane / 4;
+#pragma unroll
+                for (int n = 0; n < Kernel::dq_columns / kMmaN; n += 4) {
+                    Chunk chunk = row_chunk<Kernel::dtype>(dQ.rmem[m], n, half, softmax_scale, lane);
+                    if (!seeing.has(row)) chunk = Chunk{};
+                    const int tile = n / 2 + lane % 4 / 2;  // of 16 columns, of the warp's
+                    const int column = (first_column_tile + tile * Kernel::dq_column_warps) * kMmaTile +
+                                       lane % 2 * kMmaN;
+                    if (rows.has(row) && (!Kernel::traits.padded_head || column < d_head)) {
+                        store_global(gmem + row * row_bytes + column * kElementBytes, chunk);
+                    }
+                }
             }
         }
     }

@@ -7,6 +7,7 @@
 #include "common/backward/dq_sums.cuh"
 #include "common/backward/row_store.cuh"
 #include "common/backward/rows_of_none.cuh"
+#include "common/early_launch.cuh"
 
 namespace flash {
 
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(kConvertThreads) convert_dq_kernel(const __gri
     }
 }
 
-template <DType kDType, int kDHead>
+// kEarly: see early_launch.cuh.
+template <DType kDType, int kDHead, bool kEarly>
 cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t stream) {
     const int n_groups = ceil_div(problem.seq_len_q, kSumRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_groups;
@@ -88,8 +90,8 @@ cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t strea
         .d_head = problem.d_head,
     };
     void *parameters[] = {&args};
-    return cudaLaunchKernel(reinterpret_cast<const void *>(&convert_dq_kernel<kDType, kDHead>),
-                            dim3(static_cast<unsigned>(blocks)), dim3(kConvertThreads), parameters, 0, stream);
+    return launch_kernel<kEarly>(reinterpret_cast<const void *>(&convert_dq_kernel<kDType, kDHead>),
+                                 static_cast<unsigned>(blocks), kConvertThreads, 0, stream, parameters);
 }
 
 }  // namespace flash

@@ -69,14 +69,25 @@ FLASH_DEVICE void add_to_sums(float *tile, int lane, const float (&values)[4]) {
 #endif
 }
 
-// What a lane's accumulators of a tile have come to.
+// In place of what is there.
+FLASH_DEVICE void store_sums(float *tile, int lane, const float (&values)[4]) {
+    if constexpr (kVectorAdds) {
+        __stcg(reinterpret_cast<float4 *>(tile + 4 * lane),
+               make_float4(values[0], values[1], values[2], values[3]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) __stcg(tile + kWarpSize * i + lane, values[i]);
+    }
+}
+
+// What a lane's accumulators of a tile have come to; from the L2 cache, where others have added to them.
 FLASH_DEVICE void read_sums(float (&values)[4], const float *tile, int lane) {
     if constexpr (kVectorAdds) {
-        const float4 four = *reinterpret_cast<const float4 *>(tile + 4 * lane);
+        const float4 four = __ldcg(reinterpret_cast<const float4 *>(tile + 4 * lane));
         values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
     } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) values[i] = tile[kWarpSize * i + lane];
+        for (int i = 0; i < 4; ++i) values[i] = __ldcg(tile + kWarpSize * i + lane);
     }
 }
 #endif

@@ -3,7 +3,8 @@
 //     delta    = rowsum(O * dO) - dLSE
 //     lse_log2 = LSE * log2(e); +inf for a row that sees no key, whose P = 2^(S - LSE) is then 0
 //
-// and what the main kernel adds to begins as 0: the sums of dQ, the turns of ordered sums.
+// and what the main kernel adds to begins as 0: the sums of dQ, or the turns of ordered sums. Of these the main
+// kernel leaves dQ itself, of tiles that some key is seen from; the rows of the others become 0 here.
 //
 // One thread block works on kSumRows rows of one head; a row is read by as many lanes as it has chunks of 16
 // bytes, rounded up to a power of 2.
@@ -14,12 +15,22 @@
 #include "backward.cuh"
 #include "common/backward/dq_sums.cuh"
 #include "common/backward/element.cuh"
+#include "common/backward/rows_of_none.cuh"
+#include "common/backward/visible_rows.cuh"
 #include "common/cuda_utils.cuh"
 #include "common/ptx.cuh"
 #include "common/sequence_rows.cuh"
 #include "common/softmax_scale.cuh"
 
 namespace flash {
+
+// What a configuration wants of the pre-pass.
+struct PrepareWork {
+    bool clears_sums;
+    int d_head;           // of the sums
+    int turns_per_group;  // of kSumRows rows of a head; 0: no order is kept
+    int rows_per_tile;    // of dQ, which the main kernel leaves; 0: another kernel does
+};
 
 struct PrepareArgs {
     const void *O, *dO;
@@ -28,21 +39,50 @@ struct PrepareArgs {
     float *dQ_sums;           // nullptr: nothing to clear
     int *turns;               // likewise
     int turns_per_group;      // of kSumRows rows of a head
-    TensorStrides O_strides, dO_strides;
+    void *dQ;                 // nullptr: others write all of it
+    int rows_per_tile;
+    TensorStrides O_strides, dO_strides, dQ_strides;
     int n_heads, n_groups;    // groups of kSumRows rows of the longest sequence
     int n_sequences;
-    int seq_len_q;
-    const int *cu_seqlens_q, *seqused_q;
-    int64_t total_q;
+    int seq_len_q, seq_len_k;
+    int window_left, window_right;  // also where a causal mask sets them
+    const int *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k;
+    int64_t total_q, total_k;
     int d_head;               // of the sums
-    int d_head_v;             // of the tensors
+    int d_head_q, d_head_v;   // of the tensors
 };
 
 inline constexpr int kPrepareThreads = 256;
 
+// Zeros for the rows of dQ, of one group, that the main kernel leaves out: rows of tiles in which no row sees a
+// key, and rows that a sequence owns and does not use.
+FLASH_DEVICE void clear_unvisited_rows(const PrepareArgs &args, const SequenceRows &rows, int sequence, int head,
+                                       int first) {
+    constexpr BackwardTraits any_mask{.window = true};
+    const int owned = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, nameable_rows(args.total_q),
+                                    sequence).n_rows;
+    const int n_keys = sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k,
+                                     nameable_rows(args.total_k), sequence).n_rows;
+    const VisibleRows<any_mask> mask{rows.n_rows, n_keys, args.window_left, args.window_right};
+    const Range seeing = mask.seeing_rows();
+    const Range visited = seeing.begin < seeing.end
+                              ? Range{seeing.begin / args.rows_per_tile * args.rows_per_tile,
+                                      ceil_div(seeing.end, args.rows_per_tile) * args.rows_per_tile}
+                              : Range{0, 0};
+    const int chunks = args.d_head_q / kChunkElements;
+    char *gmem = static_cast<char *>(args.dQ) +
+                 (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
+                  rows.first_row * args.dQ_strides.seq) * kElementBytes;
+    for (int i = threadIdx.x; i < kSumRows * chunks; i += blockDim.x) {
+        const int row = first + i / chunks;
+        if (row < owned && (row >= rows.n_rows || !visited.has(row))) {
+            store_global(gmem + row * args.dQ_strides.seq * kElementBytes + i % chunks * kChunkBytes, Chunk{});
+        }
+    }
+}
+
 template <DType kDType, int kLanes>  // of a row
 __global__ void __launch_bounds__(kPrepareThreads) prepare_backward_kernel(const __grid_constant__ PrepareArgs args) {
-    wait_for_prerequisites();
     const int group = blockIdx.x % args.n_groups;
     const int batch_head = blockIdx.x / args.n_groups;
     const int sequence = batch_head / args.n_heads, head = batch_head % args.n_heads;
@@ -50,6 +90,11 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_backward_kernel(const
     const SequenceRows rows = sequence_rows(args.cu_seqlens_q, args.seqused_q, args.seq_len_q,
                                             nameable_rows(args.total_q), sequence);
     const int first = group * kSumRows;
+    if (args.dQ != nullptr) {
+        clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ, args.dQ_strides,
+                                    args.n_heads, args.d_head_q);
+        clear_unvisited_rows(args, rows, sequence, head, first);
+    }
     if (first >= rows.n_rows) return;
 
     const int64_t sum_row = first_sum_row(packed, rows, args.n_heads, head, args.seq_len_q, args.total_q,
@@ -102,14 +147,15 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_backward_kernel(const
     }
 }
 
-// `d_head`: of the sums; `turns_per_group`: 0 where no order is kept.
-template <DType kDType>
-cudaError_t launch_prepare_backward(const BackwardProblem &problem, int d_head, int turns_per_group,
+template <DType kDType, BackwardTraits TRAITS>
+cudaError_t launch_prepare_backward(const BackwardProblem &problem, const PrepareWork &work,
                                     cudaStream_t stream) {
     const int n_groups = ceil_div(problem.seq_len_q, kSumRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_groups;
     if (blocks == 0) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+    constexpr int kUnboundedSide = (1 << 30) - 1;
+    const int right = TRAITS.window ? problem.window_right : kUnboundedSide;
     PrepareArgs args{
         .O = problem.o,
         .dO = problem.dout,
@@ -117,19 +163,29 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, int d_head, 
         .dlse = problem.dlse,
         .delta = problem.delta,
         .lse_log2 = problem.lse_log2,
-        .dQ_sums = problem.dq == nullptr ? nullptr : problem.dq_sums,
-        .turns = turns_per_group == 0 ? nullptr : problem.counters,
-        .turns_per_group = turns_per_group,
+        .dQ_sums = work.clears_sums && problem.dq != nullptr ? problem.dq_sums : nullptr,
+        .turns = work.turns_per_group > 0 && problem.dq != nullptr ? problem.counters : nullptr,
+        .turns_per_group = work.turns_per_group,
+        .dQ = work.rows_per_tile > 0 ? problem.dq : nullptr,
+        .rows_per_tile = work.rows_per_tile,
         .O_strides = problem.o_strides,
         .dO_strides = problem.dout_strides,
+        .dQ_strides = problem.dq_strides,
         .n_heads = problem.n_heads,
         .n_groups = n_groups,
         .n_sequences = problem.batch,
         .seq_len_q = problem.seq_len_q,
+        .seq_len_k = problem.seq_len_k,
+        .window_left = TRAITS.window ? problem.window_left : kUnboundedSide,
+        .window_right = TRAITS.causal ? min_of(right, 0) : right,
         .cu_seqlens_q = problem.cu_seqlens_q,
+        .cu_seqlens_k = problem.cu_seqlens_k,
         .seqused_q = problem.seqused_q,
+        .seqused_k = problem.seqused_k,
         .total_q = problem.total_q,
-        .d_head = d_head,
+        .total_k = problem.total_k,
+        .d_head = work.d_head,
+        .d_head_q = problem.d_head,
         .d_head_v = problem.d_head_v,
     };
     void *parameters[] = {&args};
