@@ -77,6 +77,9 @@ struct StaticBackwardKernelConfig {
     static_assert(!makes_dQ || dq_column_warps == 1 || dq_column_warps == 2 || dq_column_warps == 4,
                   "1, 2 or 4 warps share the columns of dQ");
 
+    static_assert(CFG.dq_sum != DQSum::ORDERED || dq_columns % (2 * kMmaTile) == 0,
+                  "with ordered sums a warp stores its part of dQ, a multiple of 32 columns");
+
     // Whether a role takes part in the dQ of tile number `tile`.
     static constexpr bool score_warps_make_dQ = makes_dQ && CFG.dq_warps != DQWarps::GRADIENT;
     static constexpr bool gradient_warps_make_dQ = makes_dQ && CFG.dq_warps != DQWarps::SCORE;

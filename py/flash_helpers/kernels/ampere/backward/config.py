@@ -30,8 +30,8 @@ class DQSum(IntEnum):
     Attributes:
         ATOMIC: in float32 in global memory, in whatever order the blocks come: the last bits differ from run
             to run.
-        ORDERED: likewise, one block of keys after the other; whoever comes early waits. Equal bits in each
-            run.
+        ORDERED: likewise, one block of keys after the other; whoever comes early waits. The first writes, so
+            that nothing is cleared, the last leaves dQ itself. Equal bits in each run.
         OWN_KERNEL: a second kernel makes dQ by itself, a block of queries at a time in registers: two
             products more, no sums in global memory, equal bits in each run.
     """
@@ -337,6 +337,11 @@ class FlashBackwardKernelConfig:
                 f"dq_warps {self.dq_warps.name} with {self.n_warps} warps and B_r {self.B_r}: {warps} warps "
                 f"make a tile of dQ, {DQ_ROWS} rows each, so {row_warps} of them share its rows, and 1, 2 or 4 "
                 "must share its columns"
+            )
+        if self.dq_sum == DQSum.ORDERED and self.d_head // columns % 32:
+            return (
+                f"dq_sum ORDERED with dq_warps {self.dq_warps.name}: {columns} warps share the {self.d_head} columns "
+                "of dQ and store their parts, multiples of 32 columns; choose ATOMIC or fewer warps"
             )
         return None
 
