@@ -295,8 +295,8 @@ class FlashBackwardKernelConfig:
         if self.B_r % rows_per_pass or rows_per_pass % 8 or self.role_warps * WARP_SIZE < self.B_r:
             return (
                 f"B_r is {self.B_r} with {self.n_warps} warps: one half copies a tile, {rows_per_pass} rows "
-                "at a time, and the LSE of each row by one thread; take B_r a multiple of that and no more than "
-                f"{self.role_warps * WARP_SIZE}, and n_warps a multiple of 4"
+                "at a time, and the LSE of each row by one thread; take B_r a multiple of that and no more "
+                f"than {self.role_warps * WARP_SIZE}, and n_warps a multiple of 4"
             )
         if self.paired_warps and (self.d_head % (2 * PANEL_COLUMNS) or self.d_head_v % (2 * PANEL_COLUMNS)):
             return (
@@ -335,13 +335,13 @@ class FlashBackwardKernelConfig:
         if warps % row_warps or columns not in (1, 2, 4) or self.d_head % (columns * MMA_K):
             return (
                 f"dq_warps {self.dq_warps.name} with {self.n_warps} warps and B_r {self.B_r}: {warps} warps "
-                f"make a tile of dQ, {DQ_ROWS} rows each, so {row_warps} of them share its rows, and 1, 2 or 4 "
-                "must share its columns"
+                f"make a tile of dQ, {DQ_ROWS} rows each, so {row_warps} of them share its rows, and 1, 2 or "
+                "4 must share its columns"
             )
         if self.dq_sum == DQSum.ORDERED and self.d_head // columns % 32:
             return (
-                f"dq_sum ORDERED with dq_warps {self.dq_warps.name}: {columns} warps share the {self.d_head} columns "
-                "of dQ and store their parts, multiples of 32 columns; choose ATOMIC or fewer warps"
+                f"dq_sum ORDERED with dq_warps {self.dq_warps.name}: {columns} warps share the {self.d_head} "
+                "columns of dQ and store their parts, multiples of 32 columns; choose ATOMIC or fewer warps"
             )
         return None
 

@@ -7,6 +7,7 @@ from flash_helpers.kernels.ampere.backward.config import NAME, DQSum, DQWarps
 from flash_helpers.kernels.ampere.backward.defaults import defaults, sizes
 from flash_helpers.kernels.ampere.backward.gates import violations
 from flash_helpers.kernels.ampere.backward.ladder import STEPS, get_ampere_backward_ladder
+from flash_helpers.kernels.ampere.backward.model import AmpereBackwardModel
 from flash_helpers.kernels.ampere.backward.sets import (
     get_backward_kernels_to_build,
     get_backward_tuning_configs,
@@ -45,6 +46,7 @@ DIRECTION = Direction(
     launcher_header="ampere/backward/launcher.cuh",
     make_record="flash::ampere::make_backward_record",
     traits=ALL_BACKWARD_TRAITS,
+    model=AmpereBackwardModel(),
     built=lambda: [BackwardKernel(config) for config in get_backward_kernels_to_build()],
     candidates=get_backward_kernels_to_build,
     tuned=get_backward_tuning_configs,
