@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flash_helpers.kernels.ampere.backward.config import DQSum, DQWarps, FlashBackwardKernelConfig
@@ -36,88 +36,64 @@ class BackwardChoice:
     """The best known configuration of a head size on one generation of GPUs.
 
     Attributes:
-        capability: compute capability it is for.
-        config: unordered sums.
+        capability: compute capability it is for; (9, 0) was chosen by measurements on an H200, the others
+            follow from their resources.
+        config: with sums of dQ in any order.
         reason: why.
-        own_kernel: (dq_B_r, dq_B_c, dq_n_warps) of the deterministic form, whose dQ has a kernel of its own.
-        stages: of that form, where its kernel of dQ has no room for as many.
+        deterministic: what else equal bits in every run change in ``config``.
     """
 
     capability: tuple[int, int]
     config: FlashBackwardKernelConfig
     reason: str
-    own_kernel: tuple[int, int, int]
-    stages: int = 0
+    deterministic: dict[str, Any] = field(default_factory=lambda: dict(dq_sum=DQSum.ORDERED))
 
     def form(self, dtype: DType, deterministic: bool) -> FlashBackwardKernelConfig:
         """The configuration for an element type, deterministic if wanted."""
         config = replace(self.config, dtype=dtype)
-        if not deterministic:
-            return config
-        B_r, B_c, n_warps = self.own_kernel
-        return replace(
-            config,
-            dq_sum=DQSum.OWN_KERNEL,
-            dq_warps=DQWarps.GRADIENT,
-            ds_slots=config.ds_slots if config.paired_warps else 1,
-            stages=self.stages or config.stages,
-            dq_B_r=B_r,
-            dq_B_c=B_c,
-            dq_n_warps=n_warps,
-        )
+        return replace(config, **self.deterministic) if deterministic else config
 
 
-_HELD = dict(holds_K=True, holds_V=True)
-_D64 = "K and V of a warp stay in registers, which have room here: a third less of shared memory is read"
-_D128 = (
-    "32 keys a warp: each fragment of Q and dO is read for two row tiles, and P goes from score to "
-    "gradient warp once; both halves make dQ in turn"
+_D64 = (
+    "tiles of 128 queries: a fragment of dS or K is read for twice as many products of dQ, and warps wait "
+    "for each other half as often"
 )
+_D128 = (
+    "32 keys a warp: each fragment of Q and dO is read for two row tiles, and P goes from score to gradient "
+    "warp once; all warps share dQ"
+)
+_D192 = "as many keys as one warp has registers for, with dK and dV of 192 columns"
 _D256 = "pairs of warps share 32 keys and halve the columns of dK and dV, which one warp has no registers for"
+_ONE_STAGE = "; one stage, for two pass 163 KiB of shared memory"
 _SMALL = "the largest tiles that 99 KiB of shared memory hold"
+_PAIRED = dict(paired_warps=True, dq_warps=DQWarps.BOTH)
 
 CHOICES = (
     # ------------------------------------------------------------------ H100: 227 KiB
-    BackwardChoice((9, 0), _config(64, 64, 128, 8, **_HELD), _D64, (256, 64, 8)),
-    BackwardChoice((9, 0), _config(128, 64, 128, 8), _D128, (256, 32, 8)),
-    BackwardChoice(
-        (9, 0), _config(192, 64, 64, 8, 128, dq_warps=DQWarps.BOTH), _D128, (128, 32, 8),
-    ),
-    BackwardChoice(
-        (9, 0), _config(192, 64, 64, 8, dq_warps=DQWarps.BOTH), _D128, (128, 32, 8),
-    ),
-    BackwardChoice(
-        (9, 0), _config(256, 64, 64, 8, paired_warps=True, dq_warps=DQWarps.BOTH), _D256, (128, 32, 8),
-    ),
+    BackwardChoice((9, 0), _config(64, 128, 128, 8), _D64),
+    BackwardChoice((9, 0), _config(128, 64, 128, 8, dq_warps=DQWarps.BOTH), _D128),
+    BackwardChoice((9, 0), _config(192, 64, 64, 8, 128), _D192),
+    BackwardChoice((9, 0), _config(192, 64, 64, 8), _D192),
+    BackwardChoice((9, 0), _config(256, 64, 64, 8, **_PAIRED), _D256),
     # ------------------------------------------------------------------ A100: 163 KiB a block
-    BackwardChoice((8, 0), _config(64, 64, 128, 8, **_HELD), _D64, (256, 64, 8)),
-    BackwardChoice((8, 0), _config(128, 64, 128, 8, stages=1), _D128, (256, 32, 8)),
-    BackwardChoice(
-        (8, 0), _config(192, 64, 64, 8, 128, dq_warps=DQWarps.BOTH), _D128, (128, 32, 8),
-    ),
-    BackwardChoice(
-        (8, 0), _config(192, 64, 64, 8, stages=1, dq_warps=DQWarps.BOTH), _D128, (128, 32, 8),
-    ),
-    BackwardChoice(
-        (8, 0), _config(256, 64, 64, 8, stages=1, paired_warps=True, dq_warps=DQWarps.BOTH), _D256,
-        (128, 32, 8),
-    ),
+    BackwardChoice((8, 0), _config(64, 128, 128, 8, ds_slots=1), _D64),
+    BackwardChoice((8, 0), _config(128, 64, 128, 8, stages=1, dq_warps=DQWarps.BOTH), _D128 + _ONE_STAGE),
+    BackwardChoice((8, 0), _config(192, 64, 64, 8, 128), _D192),
+    BackwardChoice((8, 0), _config(192, 64, 64, 8, stages=1), _D192 + _ONE_STAGE),
+    BackwardChoice((8, 0), _config(256, 64, 64, 8, stages=1, **_PAIRED), _D256 + _ONE_STAGE),
     # ------------------------------------------------------------------ RTX 3090, RTX 4090: 99 KiB a block
     *(
-        BackwardChoice(capability, config, _SMALL, own_kernel, stages)
+        BackwardChoice(capability, config, _SMALL)
         for capability in ((8, 6), (8, 9))
-        for config, own_kernel, stages in (
-            (_config(64, 64, 128, 8, ds_slots=1, **_HELD), (128, 64, 4), 0),
-            (_config(128, 64, 64, 8, stages=1, paired_warps=True), (128, 32, 8), 0),
-            (_config(192, 64, 32, 4, 128, stages=1, ds_slots=1, dq_warps=DQWarps.BOTH), (64, 32, 4), 0),
-            (_config(192, 64, 32, 4, stages=1, ds_slots=1, dq_warps=DQWarps.BOTH), (64, 16, 4), 0),
-            (
-                _config(256, 64, 16, 4, stages=1, ds_slots=1, paired_warps=True, dq_warps=DQWarps.BOTH),
-                (64, 16, 4), 0,
-            ),
+        for config in (
+            _config(64, 64, 128, 8, ds_slots=1, holds_K=True, holds_V=True),
+            _config(128, 64, 64, 8, stages=1, paired_warps=True),
+            _config(192, 64, 32, 4, 128, stages=1, ds_slots=1, dq_warps=DQWarps.BOTH),
+            _config(192, 64, 32, 4, stages=1, ds_slots=1, dq_warps=DQWarps.BOTH),
+            _config(256, 64, 16, 4, stages=1, ds_slots=1, **_PAIRED),
         )
     ),
-)  # fmt: skip
+)
 
 SMALL_BLOCKS_FROM, SMALL_BLOCKS = (12, 0), (8, 9)
 """GPUs of compute capability 12 have the shared memory of 8.9, 99 KiB a block, where 9.0 and 10 have 227."""

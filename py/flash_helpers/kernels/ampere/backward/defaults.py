@@ -11,7 +11,7 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.problem import AttentionProblem
 
 PLACE = 1  # behind a family that is made for the device
-DETERMINISTIC = "equal bits are wanted: dQ has a kernel of its own, which sums it in registers; "
+DETERMINISTIC = "equal bits are wanted: the parts of dQ are added in a fixed order; "
 
 
 def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:

@@ -37,9 +37,13 @@ STEPS = {
         _STAGES,
         _SLOTS,
         _ALTERNATE,
-        Step("K and V held", "they are read from shared memory once", dict(holds_K=True, holds_V=True)),
+        Step(
+            "tiles of 128 queries",
+            "a fragment of dS or K is read for twice as many products, and the halves wait half as often",
+            dict(B_r=128),
+        ),
     ),
-    128: (_START, _SWIZZLED, _STAGES, _SLOTS, _SHARED, _ALTERNATE),
+    128: (_START, _SWIZZLED, _STAGES, _SLOTS, _SHARED),
     256: (
         _START,
         _SWIZZLED,
