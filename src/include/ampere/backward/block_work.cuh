@@ -1,4 +1,5 @@
-// What both roles of a thread block know: its keys, the tiles of queries that it visits, and the warp's place.
+// What both roles of a thread block know: its keys, the tiles of queries that it visits, and the warp's
+// place.
 #pragma once
 
 #include "ampere/backward/barriers.cuh"
@@ -14,9 +15,9 @@ struct BlockWork {
     BackwardPlace place;
     VisibleRows<Kernel::traits> mask;
     int first_key;
-    Range seeing_rows;   // of the sequence, those that see any key
-    Range seen_keys;     // ... keys that any query sees
-    Range visited;       // tiles of queries, of each head
+    Range seeing_rows;  // of the sequence, those that see any key
+    Range seen_keys;    // ... keys that any query sees
+    Range visited;      // tiles of queries, of each head
     uint32_t smem;
     BackwardBarriers<Kernel> barriers;
     int thread, warp, lane;  // thread and warp: of the role
@@ -53,7 +54,8 @@ struct BlockWork {
     // Row 0 of the sequence in a head of a tensor.
     FLASH_DEVICE static const char *row_0(const void *tensor, const TensorStrides &strides,
                                           const SequenceRows &rows, int head) {
-        const int64_t offset = rows.batch * strides.batch + head * strides.head + rows.first_row * strides.seq;
+        const int64_t offset =
+            rows.batch * strides.batch + head * strides.head + rows.first_row * strides.seq;
         return static_cast<const char *>(tensor) + offset * kElementBytes;
     }
 
@@ -71,10 +73,10 @@ struct BlockWork {
     }
     FLASH_DEVICE void copy_Q(const QueryWalk &at, int stage) const {
         const int head = query_head(at), row = at.tile * Kernel::B_r;
-        copy_tile<Kernel, typename Kernel::QTile>(
-            smem + Kernel::smem_Q + stage * Kernel::QTile::bytes,
-            row_0(args.Q, args.Q_strides, place.q_seq, head), args.Q_strides.seq * kElementBytes, row,
-            seeing_rows, args.d_head / kChunkElements, thread);
+        copy_tile<Kernel, typename Kernel::QTile>(smem + Kernel::smem_Q + stage * Kernel::QTile::bytes,
+                                                  row_0(args.Q, args.Q_strides, place.q_seq, head),
+                                                  args.Q_strides.seq * kElementBytes, row, seeing_rows,
+                                                  args.d_head / kChunkElements, thread);
         const int64_t numbers = lse_begin(Kernel::traits.varlen && args.cu_seqlens_q != nullptr, place.q_seq,
                                           args.n_heads, head, args.seq_len_q, args.total_q);
         copy_row_numbers<Kernel>(smem_lse(stage), args.lse_log2 + numbers, row, seeing_rows, thread);
@@ -94,21 +96,21 @@ struct BlockWork {
     }
     FLASH_DEVICE uint32_t smem_delta(int stage) const { return smem_lse(stage) + Kernel::row_bytes; }
 
-    // The sums of dQ of a tile.
+    // The sums of dQ of a tile, and how many of its rows, in tiles of 16, there are.
     FLASH_DEVICE float *tile_sums(const QueryWalk &at) const {
-        const bool packed = Kernel::traits.varlen && args.cu_seqlens_q != nullptr;
-        const int n_sequences = args.grid.total_heads / args.grid.n_heads;
-        const int64_t row = first_sum_row(packed, place.q_seq, args.n_heads, query_head(at), args.seq_len_q,
-                                          args.total_q, n_sequences, place.batch);
-        return args.dQ_sums + (row + int64_t(at.tile) * Kernel::B_r) * Kernel::d_head;
+        const int64_t first = args.sum_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        const int64_t tile = first + at.tile * (Kernel::B_r / kMmaM);
+        return args.dQ_sums + tile * (kMmaM * sum_columns());
     }
-    // Ordered sums: the counter of a warp's part of a tile, and this block's number there.
+    FLASH_DEVICE int row_tiles_of(const QueryWalk &at) const {
+        return ceil_div(mask.seq_len_q - at.tile * Kernel::B_r, kMmaM);
+    }
+    FLASH_DEVICE int sum_columns() const { return Kernel::traits.padded_head ? args.d_head : Kernel::d_head; }
+
+    // Ordered sums: the counter of a warp's part of a tile.
     FLASH_DEVICE int *turn(const QueryWalk &at, int part) const {
-        const bool packed = Kernel::traits.varlen && args.cu_seqlens_q != nullptr;
-        const int n_sequences = args.grid.total_heads / args.grid.n_heads;
-        const int64_t row = first_sum_row(packed, place.q_seq, args.n_heads, query_head(at), args.seq_len_q,
-                                          args.total_q, n_sequences, place.batch);
-        return args.turns + (row / Kernel::B_r + at.tile) * Kernel::dq_warps + part;
+        const int64_t first = args.turn_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        return args.turns + (first + at.tile) * Kernel::dq_warps + part;
     }
     // Blocks before this one that see the tile, and whether none comes behind it.
     struct Turn {

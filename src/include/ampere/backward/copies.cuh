@@ -39,8 +39,8 @@ FLASH_DEVICE void copy_tile(uint32_t smem, const char *first, int64_t row_bytes,
             const bool row_exists = valid.has(tile_row + row + pass * Kernel::copy_rows);
 #pragma unroll
             for (int panel = 0; panel < Tile::panels; ++panel) {
-                const bool exists = row_exists && (!Kernel::traits.padded_head ||
-                                                   panel * Tile::row_chunks + chunk < chunks);
+                const bool exists =
+                    row_exists && (!Kernel::traits.padded_head || panel * Tile::row_chunks + chunk < chunks);
                 cp_async(target_of(pass, panel), exists ? gmem + panel * Tile::row_bytes : first, exists);
             }
         }

@@ -56,7 +56,7 @@ struct QueryGradientWarp {
     int first_row;  // of the warp
     int lane;
     uint32_t smem_Q, smem_dO;  // of the warp's rows
-    uint32_t smem_rows;  // the LSE of the lane's first row, delta B_r numbers behind
+    uint32_t smem_rows;        // the LSE of the lane's first row, delta B_r numbers behind
     uint32_t lane_down, lane_right;
 
     // The LSE, or delta, of the lane's row 16 m + 8 r: read where it is needed, for want of registers.
@@ -72,20 +72,22 @@ struct QueryGradientWarp {
     FLASH_DEVICE void multiply_rows(Scores &S, uint32_t rows, uint32_t keys) const {
         S.clear();
         // The places of a product are worked out for it and not kept: 8 registers.
-        const uint32_t lane_down = computed_here(this->lane_down), lane_right = computed_here(this->lane_right);
+        const uint32_t lane_down = computed_here(this->lane_down),
+                       lane_right = computed_here(this->lane_right);
         auto A = streamed<Kernel::m_tiles>([&](auto &fragment, int step) {
 #pragma unroll
             for (int m = 0; m < Kernel::m_tiles; ++m) {
                 ldmatrix(fragment.rmem[m], RowTile::fragment_offset(lane_down, m, step) + rows);
             }
         });
-        multiply<Kernel::dtype, kSteps>(S, A, [&](uint32_t(&B)[4], int step, int n) {
+        multiply<Kernel::dtype, kSteps>(S, A, [&](uint32_t (&B)[4], int step, int n) {
             ldmatrix(B, KeyTile::fragment_offset(lane_right, n, step) + keys);
         });
     }
 
     FLASH_DEVICE void hide(Scores &S, int first_key) const {
-        if (mask.sees_all(first_row, first_row + Kernel::warp_rows - 1, {first_key, first_key + Kernel::B_c})) {
+        if (mask.sees_all(first_row, first_row + Kernel::warp_rows - 1,
+                          {first_key, first_key + Kernel::B_c})) {
             return;
         }
         const int key = first_key + accumulator(lane, 0).column;
@@ -98,7 +100,8 @@ struct QueryGradientWarp {
                 for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
 #pragma unroll
                     for (int column = 0; column < 2; ++column) {
-                        if (!seen.has(key + n * kMmaN + column)) S.rmem[m][n][2 * r + column] = args.hidden_score;
+                        if (!seen.has(key + n * kMmaN + column))
+                            S.rmem[m][n][2 * r + column] = args.hidden_score;
                     }
                 }
             }
@@ -159,7 +162,7 @@ struct QueryGradientWarp {
 
     FLASH_DEVICE void add(dQSums &dQ, Fragments &dS, uint32_t smem_K) const {
         const uint32_t lane_down = computed_here(this->lane_down);
-        multiply<Kernel::dtype, Kernel::key_tiles>(dQ, dS, [&](uint32_t(&B)[4], int step, int n) {
+        multiply<Kernel::dtype, Kernel::key_tiles>(dQ, dS, [&](uint32_t (&B)[4], int step, int n) {
             ldmatrix_transposed(B, Kernel::KTile::fragment_offset(lane_down, step, n) + smem_K);
         });
     }
@@ -239,14 +242,14 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
     const char *V = row_0(args.V, args.V_strides, k_seq, kv_head);
     const auto copy_K = [&](int block, int stage) {
         copy_tile<Kernel, typename Kernel::KTile>(smem + Kernel::smem_K + stage * Kernel::KTile::bytes, K,
-                                                  args.K_strides.seq * kElementBytes, block * Kernel::B_c, seen,
-                                                  args.d_head / kChunkElements, threadIdx.x);
+                                                  args.K_strides.seq * kElementBytes, block * Kernel::B_c,
+                                                  seen, args.d_head / kChunkElements, threadIdx.x);
         mbarrier_arrive_after_copies(barriers.full_K(stage));
     };
     const auto copy_V = [&](int block, int stage) {
         copy_tile<Kernel, typename Kernel::VTile>(smem + Kernel::smem_V + stage * Kernel::VTile::bytes, V,
-                                                  args.V_strides.seq * kElementBytes, block * Kernel::B_c, seen,
-                                                  args.d_head_v / kChunkElements, threadIdx.x);
+                                                  args.V_strides.seq * kElementBytes, block * Kernel::B_c,
+                                                  seen, args.d_head_v / kChunkElements, threadIdx.x);
         mbarrier_arrive_after_copies(barriers.full_V(stage));
     };
 
@@ -265,16 +268,17 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
     typename QueryGradientWarp<Kernel>::dQSums dQ;
     dQ.clear();
     if (blocks.begin < blocks.end) {
-        copy_tile<Kernel, typename Kernel::QTile>(smem + Kernel::smem_Q, row_0(args.Q, args.Q_strides, q_seq, head),
-                                                  args.Q_strides.seq * kElementBytes, tile_row, seeing,
-                                                  args.d_head / kChunkElements, threadIdx.x);
+        copy_tile<Kernel, typename Kernel::QTile>(
+            smem + Kernel::smem_Q, row_0(args.Q, args.Q_strides, q_seq, head),
+            args.Q_strides.seq * kElementBytes, tile_row, seeing, args.d_head / kChunkElements, threadIdx.x);
         copy_K(blocks.begin, 0);
-        copy_tile<Kernel, typename Kernel::dOTile>(
-            smem + Kernel::smem_dO, row_0(args.dO, args.dO_strides, q_seq, head),
-            args.dO_strides.seq * kElementBytes, tile_row, seeing, args.d_head_v / kChunkElements, threadIdx.x);
+        copy_tile<Kernel, typename Kernel::dOTile>(smem + Kernel::smem_dO,
+                                                   row_0(args.dO, args.dO_strides, q_seq, head),
+                                                   args.dO_strides.seq * kElementBytes, tile_row, seeing,
+                                                   args.d_head_v / kChunkElements, threadIdx.x);
         const int64_t numbers = lse_begin(TRAITS.varlen && args.cu_seqlens_q != nullptr, q_seq, args.n_heads,
                                           head, args.seq_len_q, args.total_q);
-for (int i = threadIdx.x; i < Kernel::B_r; i += Kernel::n_threads) {
+        for (int i = threadIdx.x; i < Kernel::B_r; i += Kernel::n_threads) {
             const int row = tile_row + i;
             const bool exists = seeing.has(row);
             const uint32_t place = smem + Kernel::smem_rows + 4 * i;
@@ -319,7 +323,8 @@ for (int i = threadIdx.x; i < Kernel::B_r; i += Kernel::n_threads) {
         }
     }
     state.store(dQ, const_cast<char *>(row_0(args.dQ, args.dQ_strides, q_seq, head)),
-                args.dQ_strides.seq * kElementBytes, blocks.begin < blocks.end ? seeing : Range{0, 0}, owned_rows);
+                args.dQ_strides.seq * kElementBytes, blocks.begin < blocks.end ? seeing : Range{0, 0},
+                owned_rows);
 }
 
 }  // namespace flash::ampere

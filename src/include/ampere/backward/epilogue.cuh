@@ -14,8 +14,7 @@ FLASH_DEVICE void store_key_gradients(const SumsOfRole &sums, const BlockWork<Ke
                                       const TensorStrides &strides, int d, int first_column, float factor) {
     if (tensor == nullptr) return;
     const int lane = work.lane;
-    char *row_0 =
-        const_cast<char *>(work.row_0(tensor, strides, work.place.k_seq, work.place.kv_head));
+    char *row_0 = const_cast<char *>(work.row_0(tensor, strides, work.place.k_seq, work.place.kv_head));
     const int warp_key = work.first_key + work.group * Kernel::warp_keys + lane / 4;
 #pragma unroll
     for (int m = 0; m < Kernel::m_tiles; ++m) {

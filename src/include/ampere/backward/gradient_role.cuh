@@ -38,7 +38,7 @@ struct GradientRole {
         dP.clear();
         const uint32_t smem_dO = work.smem + Kernel::smem_dO + stage * Kernel::dOTile::bytes +
                                  Kernel::dOTile::tile_offset(work.half * Kernel::warp_query_tiles, 0);
-        const auto load_dO = [&](uint32_t(&B)[4], int step, int n) {
+        const auto load_dO = [&](uint32_t (&B)[4], int step, int n) {
             ldmatrix(B, Kernel::dOTile::fragment_offset(lane_right, n, step) + smem_dO);
         };
         if constexpr (Kernel::holds_V) {
@@ -63,7 +63,7 @@ struct GradientRole {
                 exchange.take_P(P, k, m);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const float(&tile)[4] = dP.rmem[m][2 * k + i / 2];
+                    const float (&tile)[4] = dP.rmem[m][2 * k + i / 2];
                     const float2 p = unpack<Kernel::dtype>(P[i]);
                     dS.steps[k].rmem[m][i] =
                         pack<Kernel::dtype>(p.x * (tile[2 * (i % 2)] - row_delta[i / 2].x),
@@ -77,7 +77,7 @@ struct GradientRole {
                                 int stage) const {
         const uint32_t smem_Q = work.smem + Kernel::smem_Q + stage * Kernel::QTile::bytes +
                                 work.half * (Kernel::warp_d / kPanelColumns * Kernel::QTile::panel_bytes);
-        const auto load_Q = [&](uint32_t(&B)[4], int step, int n) {
+        const auto load_Q = [&](uint32_t (&B)[4], int step, int n) {
             ldmatrix_transposed(B, Kernel::QTile::fragment_offset(lane_down, step, n) + smem_Q);
         };
         if constexpr (Kernel::paired_warps) {

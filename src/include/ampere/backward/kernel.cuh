@@ -11,9 +11,10 @@
 //     dQ of the tile before, where they make it       dK += dS^T Q
 //                                                     dQ = dS K, where they make it
 //
-// so that one half's exponentials run under the other half's products, and each fragment of an operand is read
-// for twice as many rows as if every warp did all five products. dQ is added to float32 sums (dq_sums.cuh); a
-// second kernel rounds them (convert_dq.cuh). LSE, in powers of 2, and delta are made before (prepare.cuh).
+// so that one half's exponentials run under the other half's products, and each fragment of an operand is
+// read for twice as many rows as if every warp did all five products. dQ is added to float32 sums
+// (dq_sums.cuh); a second kernel rounds them (convert_dq.cuh). LSE, in powers of 2, and delta are made before
+// (prepare.cuh).
 #pragma once
 
 #include "ampere/backward/block_work.cuh"
@@ -60,7 +61,8 @@ struct QueryGradientShare {
   private:
     FLASH_DEVICE void add(typename QueryGradient<Kernel>::Part &dQ, const QueryWalk &at) const {
         if (work.args.dQ == nullptr) return;
-        float *sums = work.tile_sums(at);
+        const typename QueryGradient<Kernel>::Sums sums{work.tile_sums(at), work.row_tiles_of(at),
+                                                        work.sum_columns()};
         if constexpr (Kernel::cfg.dq_sum != DQSum::ORDERED) {
             product.add(dQ, sums, work.lane);
         } else {
@@ -146,8 +148,8 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         at.advance();
     }
     if (visit > 0) dQ.make(before, visit - 1);
-    store_key_gradients<Kernel, Kernel::warp_d_v>(
-        dV, work, work.args.dV, work.args.dV_strides, work.args.d_head_v, work.half * Kernel::warp_d_v, 1.0f);
+    store_key_gradients<Kernel, Kernel::warp_d_v>(dV, work, work.args.dV, work.args.dV_strides,
+                                                  work.args.d_head_v, work.half * Kernel::warp_d_v, 1.0f);
 }
 
 template <typename Kernel>
@@ -213,9 +215,9 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         stage.advance();
         at.advance();
     }
-    store_key_gradients<Kernel, Kernel::warp_d>(
-        dK, work, work.args.dK, work.args.dK_strides, work.args.d_head, work.half * Kernel::warp_d,
-        work.args.softmax_scale);
+    store_key_gradients<Kernel, Kernel::warp_d>(dK, work, work.args.dK, work.args.dK_strides,
+                                                work.args.d_head, work.half * Kernel::warp_d,
+                                                work.args.softmax_scale);
 }
 
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>

@@ -1,5 +1,5 @@
-// The host side of one backward kernel: arguments from a problem, workspaces, the launches of a pass, resources,
-// and its record.
+// The host side of one backward kernel: arguments from a problem, workspaces, the launches of a pass,
+// resources, and its record.
 //
 // A generated translation unit includes this file and defines one record with make_backward_record.
 #pragma once
@@ -29,8 +29,8 @@ template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
 struct BackwardLauncher {
     using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
 
-    static constexpr int turns_per_group =
-        CFG.dq_sum == DQSum::ORDERED ? kSumRows / Kernel::B_r * Kernel::dq_warps : 0;
+    // Counters of a tile of queries.
+    static constexpr int turns_of_tile = CFG.dq_sum == DQSum::ORDERED ? Kernel::dq_warps : 0;
 
     // Of the kernel that makes dQ by itself; without one any type that has B_r will do.
     static constexpr bool makes_dQ_itself = CFG.dq_sum == DQSum::OWN_KERNEL;
@@ -70,6 +70,8 @@ struct BackwardLauncher {
             .dQ_strides = problem.dq_strides,
             .dK_strides = problem.dk_strides,
             .dV_strides = problem.dv_strides,
+            .sum_tiles = row_tiles(problem, kMmaM),
+            .turn_tiles = row_tiles(problem, Kernel::B_r),
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_k, Kernel::B_c),
                      .n_heads = problem.n_heads_kv,
                      .total_heads = total_heads,
@@ -127,33 +129,33 @@ struct BackwardLauncher {
         return error;
     }
 
-    // From sm_90 on a kernel is set up while the one before it ends; the pre-pass begins when all else has ended.
-    // The pre-pass, the kernel of dK and dV, and what makes dQ. A gradient that is not wanted, an empty one too,
-    // costs no launch.
+    // From sm_90 on a kernel is set up while the one before it ends; the pre-pass begins when all else has
+    // ended. The pre-pass, the kernel of dK and dV, and what makes dQ. A gradient that is not wanted, an
+    // empty one too, costs no launch.
     template <int kTarget>
     static int launch(const BackwardProblem &problem, void *stream_pointer) {
         constexpr bool early = kTarget >= 90;
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
         constexpr bool ordered = CFG.dq_sum == DQSum::ORDERED;
-        cudaError_t error = launch_prepare_backward<Kernel::dtype, TRAITS>(
-            problem,
-            {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
-             .d_head = Kernel::d_head,
-             .turns_per_group = turns_per_group,
-             .rows_per_tile = ordered ? Kernel::B_r : 0},
-            stream);
+        cudaError_t error =
+            launch_prepare_backward<Kernel::dtype, TRAITS>(problem,
+                                                           {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
+                                                            .turns_of_tile = turns_of_tile,
+                                                            .rows_per_tile = Kernel::B_r},
+                                                           stream);
         BackwardKernelArgs args = make_args(problem);
         const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
         if (error == cudaSuccess && (wants_keys || (!makes_dQ_itself && problem.dq != nullptr))) {
             error = launch_blocks<early>(kernel(), int64_t(problem.batch) * problem.n_heads_kv,
-                                  args.grid.n_q_blocks, Kernel::n_threads, Kernel::smem_bytes, args, stream);
+                                         args.grid.n_q_blocks, Kernel::n_threads, Kernel::smem_bytes, args,
+                                         stream);
         }
         if (error == cudaSuccess && problem.dq != nullptr) {
             if constexpr (makes_dQ_itself) {
                 error = launch_blocks<early>(query_kernel(), int64_t(problem.batch) * problem.n_heads,
-                                      args.query_grid.n_q_blocks, QueryKernel::n_threads,
-                                      QueryKernel::smem_bytes, args, stream);
+                                             args.query_grid.n_q_blocks, QueryKernel::n_threads,
+                                             QueryKernel::smem_bytes, args, stream);
             } else if constexpr (!ordered) {
                 error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream);
             }
@@ -178,11 +180,10 @@ struct BackwardLauncher {
         const int64_t rows =  // of all heads
             (packed ? problem.total_q : int64_t(problem.batch) * problem.seq_len_q) * problem.n_heads;
         if (makes_dQ_itself || problem.dq == nullptr) return {.lse_log2 = rows * int64_t(sizeof(float))};
-        const int64_t sums = dq_sum_floats(problem, Kernel::d_head);
-        const int64_t groups = sums / (int64_t(kSumRows) * Kernel::d_head);
+        const int64_t turns = row_tiles(problem, Kernel::B_r).of_all_heads(problem.n_heads) * turns_of_tile;
         return {.lse_log2 = rows * int64_t(sizeof(float)),
-                .dq_sums = sums * int64_t(sizeof(float)),
-                .counters = groups * turns_per_group * int64_t(sizeof(int))};
+                .dq_sums = dq_sum_floats(problem) * int64_t(sizeof(float)),
+                .counters = turns * int64_t(sizeof(int))};
     }
 
     // Of the kernel of dK and dV, which makes dQ or takes longer than the one that does.

@@ -65,15 +65,15 @@ FLASH_DEVICE void multiply(Sums<kM, kN> &C, A &operand, LoadB load_B) {
 #endif
     constexpr int ahead = per_step < 2 ? 1 : FLASH_AHEAD > per_step ? per_step : FLASH_AHEAD;
     stream_fragments<ahead, kSteps * per_step>(
-        [&](uint32_t(&B)[4], int i) {
+        [&](uint32_t (&B)[4], int i) {
             if (i % per_step == 0) operand.load(i / per_step);
             load_B(B, i / per_step, i % per_step);
         },
-        [&](const uint32_t(&B)[4], int i) {
+        [&](const uint32_t (&B)[4], int i) {
             const int n = i % per_step;
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
-                const uint32_t(&A_rmem)[4] = operand[i / per_step].rmem[m];
+                const uint32_t (&A_rmem)[4] = operand[i / per_step].rmem[m];
                 mma<kDType>(C.rmem[m][2 * n], A_rmem, B[0], B[1]);
                 mma<kDType>(C.rmem[m][2 * n + 1], A_rmem, B[2], B[3]);
             }

@@ -32,7 +32,7 @@ FLASH_DEVICE void end_turn(int *turn, int lane) {
 
 template <typename Kernel>
 struct QueryGradient {
-    using Part = Sums<Kernel::dq_m_tiles, Kernel::dq_columns / kMmaN>;
+    using Part = ampere::Sums<Kernel::dq_m_tiles, Kernel::dq_columns / kMmaN>;
 
     // Its columns are 16 here and 16 there: tiles column_warp, column_warp + dq_column_warps, ... so that all
     // of them stand at places of their panels that differ by a constant.
@@ -64,34 +64,45 @@ struct QueryGradient {
                                     Kernel::ScoreTile::fragment_offset(lane_dS, step, m) + dS);
             }
         });
-        multiply<Kernel::dtype, Kernel::B_c / kMmaTile>(dQ, A, [&](uint32_t(&B)[4], int step, int n) {
-            ldmatrix_transposed(B, Kernel::KTile::fragment_offset(lane_K, step, n * Kernel::dq_column_warps) + smem_K);
+        multiply<Kernel::dtype, Kernel::B_c / kMmaTile>(dQ, A, [&](uint32_t (&B)[4], int step, int n) {
+            ldmatrix_transposed(
+                B, Kernel::KTile::fragment_offset(lane_K, step, n * Kernel::dq_column_warps) + smem_K);
         });
     }
 
-    // Calls action(m, n, sums) for each accumulator tile; `tile`: the sums of the tile's first row.
+    // The sums of a tile of queries: where they begin, how many tiles of 16 rows there are, and their
+    // columns.
+    struct Sums {
+        float *begin;
+        int n_rows, n_columns;
+    };
+
+    // Calls action(m, n, sums) for each accumulator tile that has sums.
     template <typename Action>
-    FLASH_DEVICE void for_each_tile(float *tile, Action action) const {
-        constexpr int row_floats = Kernel::d_head / kMmaN * kSumTileFloats;  // of 16 rows
-        float *sums = tile + first_row_tile * row_floats + first_column_tile * (2 * kSumTileFloats);
+    FLASH_DEVICE void for_each_tile(const Sums &tile, Action action) const {
+        const int row_floats = kMmaM * (Kernel::traits.padded_head ? tile.n_columns : Kernel::d_head);
+        float *sums = tile.begin + first_row_tile * row_floats + first_column_tile * (2 * kSumTileFloats);
 #pragma unroll
         for (int m = 0; m < Kernel::dq_m_tiles; ++m) {
+            if (first_row_tile + m >= tile.n_rows) break;
 #pragma unroll
             for (int n = 0; n < Kernel::dq_columns / kMmaN; ++n) {
                 const int column_tile = n / 2 * (2 * Kernel::dq_column_warps) + n % 2;
+                const int column = (2 * first_column_tile + column_tile) * kMmaN;
+                if (Kernel::traits.padded_head && column >= tile.n_columns) continue;
                 action(m, n, sums + m * row_floats + column_tile * kSumTileFloats);
             }
         }
     }
 
-    FLASH_DEVICE void add(const Part &dQ, float *tile, int lane) const {
+    FLASH_DEVICE void add(const Part &dQ, const Sums &tile, int lane) const {
         for_each_tile(tile, [&](int m, int n, float *sums) { add_to_sums(sums, lane, dQ.rmem[m][n]); });
     }
-    FLASH_DEVICE void begin(const Part &dQ, float *tile, int lane) const {
+    FLASH_DEVICE void begin(const Part &dQ, const Sums &tile, int lane) const {
         for_each_tile(tile, [&](int m, int n, float *sums) { store_sums(sums, lane, dQ.rmem[m][n]); });
     }
     // dQ plus what the others have added.
-    FLASH_DEVICE void take(Part &dQ, float *tile, int lane) const {
+    FLASH_DEVICE void take(Part &dQ, const Sums &tile, int lane) const {
         for_each_tile(tile, [&](int m, int n, float *sums) {
             float others[4];
             read_sums(others, sums, lane);
@@ -101,8 +112,8 @@ struct QueryGradient {
     }
 
     // The complete dQ, rounded: rows of `rows`, counted from the tile's first one, which lies at `gmem`.
-    FLASH_DEVICE void store(const Part &dQ, char *gmem, int64_t row_bytes, Range rows, Range seeing, int d_head,
-                            float softmax_scale, int lane) const {
+    FLASH_DEVICE void store(const Part &dQ, char *gmem, int64_t row_bytes, Range rows, Range seeing,
+                            int d_head, float softmax_scale, int lane) const {
 #pragma unroll
         for (int m = 0; m < Kernel::dq_m_tiles; ++m) {
 #pragma unroll
@@ -113,8 +124,8 @@ struct QueryGradient {
                     Chunk chunk = row_chunk<Kernel::dtype>(dQ.rmem[m], n, half, softmax_scale, lane);
                     if (!seeing.has(row)) chunk = Chunk{};
                     const int tile = n / 2 + lane % 4 / 2;  // of 16 columns, of the warp's
-                    const int column = (first_column_tile + tile * Kernel::dq_column_warps) * kMmaTile +
-                                       lane % 2 * kMmaN;
+                    const int column =
+                        (first_column_tile + tile * Kernel::dq_column_warps) * kMmaTile + lane % 2 * kMmaN;
                     if (rows.has(row) && (!Kernel::traits.padded_head || column < d_head)) {
                         store_global(gmem + row * row_bytes + column * kElementBytes, chunk);
                     }

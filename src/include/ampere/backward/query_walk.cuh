@@ -9,7 +9,7 @@ struct QueryWalk {
     Range tiles;  // of one head
     int n_heads;  // of the group
     int tile;
-    int head;     // 0 … n_heads - 1
+    int head;  // 0 … n_heads - 1
 
     FLASH_DEVICE QueryWalk(Range tiles, int n_heads)
         : tiles(tiles), n_heads(n_heads), tile(tiles.begin), head(tiles.begin < tiles.end ? 0 : n_heads) {}

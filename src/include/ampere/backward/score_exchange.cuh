@@ -1,9 +1,9 @@
-// P^T and dS^T in shared memory: what the score warps hand to the gradient warps of the same keys, and what all
-// that make dQ read.
+// P^T and dS^T in shared memory: what the score warps hand to the gradient warps of the same keys, and what
+// all that make dQ read.
 //
-// P^T of warps that own their keys alone goes from a lane to the same lane of the other warp: its order is that
-// of the fragments, 16 bytes a lane. A pair's P^T lies as a tile of (B_c, B_r), as dS^T does always: there it
-// is the A operand of dV, or of dK, too.
+// P^T of warps that own their keys alone goes from a lane to the same lane of the other warp: its order is
+// that of the fragments, 16 bytes a lane. A pair's P^T lies as a tile of (B_c, B_r), as dS^T does always:
+// there it is the A operand of dV, or of dK, too.
 #pragma once
 
 #include "ampere/backward/barriers.cuh"

@@ -40,7 +40,7 @@ struct ScoreRole {
         S.clear();
         const uint32_t smem_Q = work.smem + Kernel::smem_Q + stage * Kernel::QTile::bytes +
                                 Kernel::QTile::tile_offset(work.half * Kernel::warp_query_tiles, 0);
-        const auto load_Q = [&](uint32_t(&B)[4], int step, int n) {
+        const auto load_Q = [&](uint32_t (&B)[4], int step, int n) {
             ldmatrix(B, Kernel::QTile::fragment_offset(lane_right, n, step) + smem_Q);
         };
         if constexpr (Kernel::holds_K) {
@@ -58,7 +58,8 @@ struct ScoreRole {
 
     FLASH_DEVICE void hide(Scores &S, const QueryWalk &at) const {
         const int row = at.tile * Kernel::B_r + work.half * Kernel::warp_queries;
-        if (work.mask.sees_all(row, row + Kernel::warp_queries - 1, {first_key, first_key + Kernel::warp_keys})) {
+        if (work.mask.sees_all(row, row + Kernel::warp_queries - 1,
+                               {first_key, first_key + Kernel::warp_keys})) {
             return;
         }
         const int query = lane_query(at);
@@ -95,8 +96,8 @@ struct ScoreRole {
         }
         hide(S, at);
         const float factor = Kernel::traits.softcap ? work.args.exponent_factor : work.args.score_factor;
-        const uint32_t lse = work.smem_lse(stage) +
-                             4 * (work.half * Kernel::warp_queries + accumulator(work.lane, 0).column);
+        const uint32_t lse =
+            work.smem_lse(stage) + 4 * (work.half * Kernel::warp_queries + accumulator(work.lane, 0).column);
 #pragma unroll
         for (int n = 0; n < n_tiles; ++n) {
             const float2 row_lse = load_shared_float2(lse + 4 * kMmaN * n);
@@ -118,16 +119,16 @@ struct ScoreRole {
         }
     }
 
-    FLASH_DEVICE void add_to_dV(dVSums &dV, const ScoreExchange<Kernel> &exchange,
-                                Fragments &P, int stage) const {
+    FLASH_DEVICE void add_to_dV(dVSums &dV, const ScoreExchange<Kernel> &exchange, Fragments &P,
+                                int stage) const {
         const uint32_t smem_dO = work.smem + Kernel::smem_dO + stage * Kernel::dOTile::bytes +
                                  work.half * (Kernel::warp_d_v / kPanelColumns * Kernel::dOTile::panel_bytes);
-        const auto load_dO = [&](uint32_t(&B)[4], int step, int n) {
+        const auto load_dO = [&](uint32_t (&B)[4], int step, int n) {
             ldmatrix_transposed(B, Kernel::dOTile::fragment_offset(lane_down, step, n) + smem_dO);
         };
         if constexpr (Kernel::paired_warps) {
-            auto A = streamed<Kernel::m_tiles>(
-                [&](auto &fragment, int step) { exchange.load_P(fragment, step); });
+            auto A =
+                streamed<Kernel::m_tiles>([&](auto &fragment, int step) { exchange.load_P(fragment, step); });
             multiply<Kernel::dtype, Kernel::query_tiles>(dV, A, load_dO);
         } else {
             multiply<Kernel::dtype, Kernel::query_tiles>(dV, P, load_dO);

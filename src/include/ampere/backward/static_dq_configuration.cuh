@@ -18,7 +18,8 @@ struct StaticQueryGradientConfig {
     static constexpr int B_c = CFG.dq_B_c;
     static constexpr int n_threads = CFG.dq_n_warps * kWarpSize;
     static constexpr int min_blocks_per_sm = max_of(1, 8 / CFG.dq_n_warps);
-    static_assert(B_r > 0 && B_r % (CFG.dq_n_warps * kMmaM) == 0, "dq_B_r must be a multiple of 16 * dq_n_warps");
+    static_assert(B_r > 0 && B_r % (CFG.dq_n_warps * kMmaM) == 0,
+                  "dq_B_r must be a multiple of 16 * dq_n_warps");
     static_assert(B_c > 0 && B_c % kMmaTile == 0, "dq_B_c must be a multiple of 16");
 
     static constexpr int warp_rows = B_r / CFG.dq_n_warps;

@@ -5,11 +5,13 @@
 // the score warps, make S^T and P^T and hold dV; the other half, the gradient warps, make dP^T and dS^T and
 // hold dK:
 //
-//                     B_r queries                 d_head_v                    B_r queries                d_head
-//                   ┌─────────────┐             ┌──────────┐                ┌─────────────┐           ┌──────────┐
-//      B_c    S^T   │             │ warp_keys   │    dV    │         dP^T   │             │           │    dK    │
-//     keys    P^T   │- - - - - - -│             │- - - - - │         dS^T   │- - - - - - -│           │- - - - - │
-//                   └─────────────┘             └──────────┘                └─────────────┘           └──────────┘
+//                     B_r queries                 d_head_v                    B_r queries d_head
+//                   ┌─────────────┐             ┌──────────┐                ┌─────────────┐ ┌──────────┐
+//      B_c    S^T   │             │ warp_keys   │    dV    │         dP^T   │             │           │    dK
+//      │
+//     keys    P^T   │- - - - - - -│             │- - - - - │         dS^T   │- - - - - - -│           │- - -
+//     - - │
+//                   └─────────────┘             └──────────┘                └─────────────┘ └──────────┘
 //
 // Each warp of either half owns warp_keys keys, or shares them with the warp beside it (paired_warps): then
 // each has one half of the queries of S^T or dP^T, and one half of the columns of dV or dK.
@@ -39,7 +41,8 @@ struct StaticBackwardKernelConfig {
     static_assert(dtype == DType::FP16 || dtype == DType::BF16, "dtype must be FP16 or BF16");
     static_assert(d_head > 0 && d_head % 64 == 0 && d_head_v > 0 && d_head_v % 64 == 0,
                   "d_head and d_head_v must be multiples of 64");
-    static_assert(CFG.n_warps >= 4 && CFG.n_warps % 4 == 0 && CFG.n_warps <= 16, "n_warps must be 4, 8, 12 or 16");
+    static_assert(CFG.n_warps >= 4 && CFG.n_warps % 4 == 0 && CFG.n_warps <= 16,
+                  "n_warps must be 4, 8, 12 or 16");
     static_assert(B_r == 64 || B_r == 128, "B_r must be 64 or 128: rows of dS^T are panels of 64 queries");
 
     // ---------------------------------------------------------------- warps
@@ -71,9 +74,11 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_column_warps = max_of(1, dq_warps / dq_row_warps);
     static constexpr int dq_columns = d_head / dq_column_warps;
     static constexpr int dq_m_tiles = dq_rows / kMmaM;
-    static_assert(!makes_dQ || (dq_warps % dq_row_warps == 0 && dq_columns % kMmaTile == 0 && dq_columns * dq_column_warps == d_head),
-                  "the warps that make dQ divide its tile of B_r x d_head in parts of 32 rows and a multiple of "
-                  "16 columns");
+    static_assert(
+        !makes_dQ || (dq_warps % dq_row_warps == 0 && dq_columns % kMmaTile == 0 &&
+                      dq_columns * dq_column_warps == d_head),
+        "the warps that make dQ divide its tile of B_r x d_head in parts of 32 rows and a multiple of "
+        "16 columns");
     static_assert(!makes_dQ || dq_column_warps == 1 || dq_column_warps == 2 || dq_column_warps == 4,
                   "1, 2 or 4 warps share the columns of dQ");
 

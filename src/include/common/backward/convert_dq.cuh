@@ -1,7 +1,7 @@
 // After the main kernel: dQ from its float32 sums (dq_sums.cuh), scaled and rounded once. Every row of q is
 // written: rows that a sequence owns but does not use, and rows of no sequence, get 0.
 //
-// One thread block works on kSumRows rows of one head, each of its warps on 16.
+// One thread block works on kGroupRows rows of one head, each of its warps on 16.
 #pragma once
 
 #include "common/backward/dq_sums.cuh"
@@ -13,6 +13,7 @@ namespace flash {
 
 struct ConvertArgs {
     const float *dQ_sums;
+    RowTiles sum_tiles;
     void *dQ;
     TensorStrides dQ_strides;
     float softmax_scale;
@@ -23,10 +24,11 @@ struct ConvertArgs {
     int d_head;  // of the tensor
 };
 
-inline constexpr int kConvertThreads = kSumRows / kMmaM * kWarpSize;
+inline constexpr int kConvertThreads = kGroupRows / kMmaM * kWarpSize;
 
 template <DType kDType, int kDHead>
-__global__ void __launch_bounds__(kConvertThreads) convert_dq_kernel(const __grid_constant__ ConvertArgs args) {
+__global__ void __launch_bounds__(kConvertThreads)
+    convert_dq_kernel(const __grid_constant__ ConvertArgs args) {
     wait_for_prerequisites();
     clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ, args.dQ_strides,
                                 args.n_heads, args.d_head);
@@ -36,23 +38,26 @@ __global__ void __launch_bounds__(kConvertThreads) convert_dq_kernel(const __gri
     const bool packed = args.cu_seqlens_q != nullptr;
     const int total = nameable_rows(args.total_q);
     const SequenceRows owned = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, total, sequence);
-    const SequenceRows rows = sequence_rows(args.cu_seqlens_q, args.seqused_q, args.seq_len_q, total, sequence);
+    const SequenceRows rows =
+        sequence_rows(args.cu_seqlens_q, args.seqused_q, args.seq_len_q, total, sequence);
     const int lane = threadIdx.x % kWarpSize;
-    const int first = group * kSumRows + threadIdx.x / kWarpSize * kMmaM;
+    const int first = group * kGroupRows + threadIdx.x / kWarpSize * kMmaM;
     if (first >= owned.n_rows) return;
 
-    const int64_t sum_row = first_sum_row(packed, rows, args.n_heads, head, args.seq_len_q, args.total_q,
-                                          args.n_sequences, sequence) + first;
-    const float *sums = args.dQ_sums + sum_row * kDHead;
-    char *gmem = static_cast<char *>(args.dQ) +
-                 (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
-                  (rows.first_row + int64_t(first + lane / 4)) * args.dQ_strides.seq) * kElementBytes;
+    const int64_t tile = args.sum_tiles.first(rows, args.n_heads, head, sequence) + first / kMmaM;
+    const float *sums = args.dQ_sums + tile * (kMmaM * args.d_head);
+    char *gmem =
+        static_cast<char *>(args.dQ) + (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
+                                        (rows.first_row + int64_t(first + lane / 4)) * args.dQ_strides.seq) *
+                                           kElementBytes;
 #pragma unroll
     for (int n = 0; n < kDHead / kMmaN; n += 4) {
         float tiles[4][4] = {};
         if (first < rows.n_rows) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) read_sums(tiles[i], sums + (n + i) * kSumTileFloats, lane);
+            for (int i = 0; i < 4; ++i) {
+                if ((n + i) * kMmaN < args.d_head) read_sums(tiles[i], sums + (n + i) * kSumTileFloats, lane);
+            }
         }
         const int column = (n + lane % 4) * kMmaN;
 #pragma unroll
@@ -71,12 +76,13 @@ __global__ void __launch_bounds__(kConvertThreads) convert_dq_kernel(const __gri
 // kEarly: see early_launch.cuh.
 template <DType kDType, int kDHead, bool kEarly>
 cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t stream) {
-    const int n_groups = ceil_div(problem.seq_len_q, kSumRows);
+    const int n_groups = ceil_div(problem.seq_len_q, kGroupRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_groups;
     if (blocks == 0 || problem.dq == nullptr) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
     ConvertArgs args{
         .dQ_sums = problem.dq_sums,
+        .sum_tiles = row_tiles(problem, kMmaM),
         .dQ = problem.dq,
         .dQ_strides = problem.dq_strides,
         .softmax_scale = problem.softmax_scale,

@@ -7,43 +7,23 @@
 //     sums[head][16-row tile][8-column tile][lane][accumulator]           adds of 16 bytes a lane, sm_90
 //     sums[head][16-row tile][8-column tile][accumulator][lane]           adds of 4 bytes a lane, before that
 //
-// Rows are counted from the begin of a sequence, which lies at a multiple of kSumRows rows.
+// There are as many 8-column tiles as the tensor has columns for. Rows are counted from the begin of a
+// sequence, which begins with a tile of its own.
 #pragma once
 
 #include "backward.cuh"
+#include "common/backward/row_tiles.cuh"
 #include "common/cuda_utils.cuh"
 #include "common/fragments.cuh"
 #include "common/ptx.cuh"
-#include "common/sequence_rows.cuh"
 
 namespace flash {
 
-inline constexpr int kSumRows = 128;                     // what every kernel's tile of queries divides
-inline constexpr int kSumTileFloats = kMmaM * kMmaN;     // 128
+inline constexpr int kGroupRows = 128;                // that a block of the kernels before and after works on
+inline constexpr int kSumTileFloats = kMmaM * kMmaN;  // 128
 
-// Rows of the sums of one head: (batch, padded rows), or of packed queries (all padded rows).
-FLASH_HOST_DEVICE constexpr int64_t padded_rows(int64_t rows) {
-    return (rows + kSumRows - 1) / kSumRows * kSumRows;
-}
-FLASH_HOST_DEVICE constexpr int64_t sum_rows_of_head(bool packed, int seq_len_q, int64_t total_q, int batch) {
-    return packed ? padded_rows(total_q + int64_t(batch) * kSumRows) : padded_rows(seq_len_q);
-}
-
-// Of all heads; `d_head`: of the kernel.
-inline int64_t dq_sum_floats(const BackwardProblem &problem, int d_head) {
-    const bool packed = problem.cu_seqlens_q != nullptr;
-    const int64_t heads = int64_t(problem.n_heads) * (packed ? 1 : problem.batch);
-    return heads * sum_rows_of_head(packed, problem.seq_len_q, problem.total_q, problem.batch) * d_head;
-}
-
-// The first row of a sequence's sums, of one head.
-FLASH_HOST_DEVICE constexpr int64_t first_sum_row(bool packed, const SequenceRows &rows, int n_heads,
-                                                  int head, int seq_len_q, int64_t total_q, int n_sequences,
-                                                  int sequence) {
-    const int64_t of_head = sum_rows_of_head(packed, seq_len_q, total_q, n_sequences);
-    if (!packed) return (int64_t(rows.batch) * n_heads + head) * of_head;
-    // Each sequence begins at a multiple of kSumRows, behind the last group of the one before it.
-    return head * of_head + (rows.first_row / kSumRows + int64_t(sequence)) * kSumRows;
+inline int64_t dq_sum_floats(const BackwardProblem &problem) {
+    return row_tiles(problem, kMmaM).of_all_heads(problem.n_heads) * kMmaM * problem.d_head;
 }
 
 #if defined(__CUDACC__)

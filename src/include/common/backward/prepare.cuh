@@ -3,11 +3,11 @@
 //     delta    = rowsum(O * dO) - dLSE
 //     lse_log2 = LSE * log2(e); +inf for a row that sees no key, whose P = 2^(S - LSE) is then 0
 //
-// and what the main kernel adds to begins as 0: the sums of dQ, or the turns of ordered sums. Of these the main
-// kernel leaves dQ itself, of tiles that some key is seen from; the rows of the others become 0 here.
+// and what the main kernel adds to begins as 0: the sums of dQ, or the turns of ordered sums. Of these the
+// main kernel leaves dQ itself, of tiles that some key is seen from; the rows of the others become 0 here.
 //
-// One thread block works on kSumRows rows of one head; a row is read by as many lanes as it has chunks of 16
-// bytes, rounded up to a power of 2.
+// One thread block works on kGroupRows rows of one head; a row is read by as many lanes as it has chunks of
+// 16 bytes, rounded up to a power of 2.
 #pragma once
 
 #include <cmath>
@@ -27,9 +27,8 @@ namespace flash {
 // What a configuration wants of the pre-pass.
 struct PrepareWork {
     bool clears_sums;
-    int d_head;           // of the sums
-    int turns_per_group;  // of kSumRows rows of a head; 0: no order is kept
-    int rows_per_tile;    // of dQ, which the main kernel leaves; 0: another kernel does
+    int turns_of_tile;  // counters of a tile of queries; 0: no order is kept, and another kernel leaves dQ
+    int rows_per_tile;
 };
 
 struct PrepareArgs {
@@ -38,76 +37,87 @@ struct PrepareArgs {
     float *delta, *lse_log2;  // lse_log2: nullptr where it is not wanted
     float *dQ_sums;           // nullptr: nothing to clear
     int *turns;               // likewise
-    int turns_per_group;      // of kSumRows rows of a head
-    void *dQ;                 // nullptr: others write all of it
-    int rows_per_tile;
+    int turns_of_tile;
+    RowTiles sum_tiles, turn_tiles;
+    void *dQ;           // nullptr: others write all of it
+    int rows_per_tile;  // a divisor of kGroupRows
     TensorStrides O_strides, dO_strides, dQ_strides;
-    int n_heads, n_groups;    // groups of kSumRows rows of the longest sequence
+    int n_heads, n_groups;  // groups of kGroupRows rows of the longest sequence
     int n_sequences;
     int seq_len_q, seq_len_k;
     int window_left, window_right;  // also where a causal mask sets them
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k;
     int64_t total_q, total_k;
-    int d_head;               // of the sums
-    int d_head_q, d_head_v;   // of the tensors
+    int d_head, d_head_v;
 };
 
 inline constexpr int kPrepareThreads = 256;
 
-// Zeros for the rows of dQ, of one group, that the main kernel leaves out: rows of tiles in which no row sees a
-// key, and rows that a sequence owns and does not use.
-FLASH_DEVICE void clear_unvisited_rows(const PrepareArgs &args, const SequenceRows &rows, int sequence, int head,
-                                       int first) {
+// Zeros for the rows of dQ, of one group, that the main kernel leaves out: rows of tiles in which no row sees
+// a key, and rows that a sequence owns and does not use.
+FLASH_DEVICE void clear_unvisited_rows(const PrepareArgs &args, const SequenceRows &rows, int sequence,
+                                       int head, int first) {
     constexpr BackwardTraits any_mask{.window = true};
-    const int owned = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, nameable_rows(args.total_q),
-                                    sequence).n_rows;
+    const int owned =
+        sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, nameable_rows(args.total_q), sequence)
+            .n_rows;
     const int n_keys = sequence_rows(args.cu_seqlens_k, args.seqused_k, args.seq_len_k,
-                                     nameable_rows(args.total_k), sequence).n_rows;
+                                     nameable_rows(args.total_k), sequence)
+                           .n_rows;
     const VisibleRows<any_mask> mask{rows.n_rows, n_keys, args.window_left, args.window_right};
     const Range seeing = mask.seeing_rows();
     const Range visited = seeing.begin < seeing.end
                               ? Range{seeing.begin / args.rows_per_tile * args.rows_per_tile,
                                       ceil_div(seeing.end, args.rows_per_tile) * args.rows_per_tile}
                               : Range{0, 0};
-    const int chunks = args.d_head_q / kChunkElements;
-    char *gmem = static_cast<char *>(args.dQ) +
-                 (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
-                  rows.first_row * args.dQ_strides.seq) * kElementBytes;
-    for (int i = threadIdx.x; i < kSumRows * chunks; i += blockDim.x) {
+    const int chunks = args.d_head / kChunkElements;
+    char *gmem =
+        static_cast<char *>(args.dQ) + (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
+                                        rows.first_row * args.dQ_strides.seq) *
+                                           kElementBytes;
+    for (int i = threadIdx.x; i < kGroupRows * chunks; i += blockDim.x) {
         const int row = first + i / chunks;
         if (row < owned && (row >= rows.n_rows || !visited.has(row))) {
-            store_global(gmem + row * args.dQ_strides.seq * kElementBytes + i % chunks * kChunkBytes, Chunk{});
+            store_global(gmem + row * args.dQ_strides.seq * kElementBytes + i % chunks * kChunkBytes,
+                         Chunk{});
         }
     }
 }
 
 template <DType kDType, int kLanes>  // of a row
-__global__ void __launch_bounds__(kPrepareThreads) prepare_backward_kernel(const __grid_constant__ PrepareArgs args) {
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_backward_kernel(const __grid_constant__ PrepareArgs args) {
     const int group = blockIdx.x % args.n_groups;
     const int batch_head = blockIdx.x / args.n_groups;
     const int sequence = batch_head / args.n_heads, head = batch_head % args.n_heads;
     const bool packed = args.cu_seqlens_q != nullptr;
     const SequenceRows rows = sequence_rows(args.cu_seqlens_q, args.seqused_q, args.seq_len_q,
                                             nameable_rows(args.total_q), sequence);
-    const int first = group * kSumRows;
+    const int first = group * kGroupRows;
     if (args.dQ != nullptr) {
-        clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ, args.dQ_strides,
-                                    args.n_heads, args.d_head_q);
+        clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ,
+                                    args.dQ_strides, args.n_heads, args.d_head);
         clear_unvisited_rows(args, rows, sequence, head, first);
     }
     if (first >= rows.n_rows) return;
 
-    const int64_t sum_row = first_sum_row(packed, rows, args.n_heads, head, args.seq_len_q, args.total_q,
-                                          args.n_sequences, sequence) + first;
+    const int n_rows = min_of(kGroupRows, rows.n_rows - first);
     if (args.dQ_sums != nullptr) {
-        float4 *sums = reinterpret_cast<float4 *>(args.dQ_sums + sum_row * args.d_head);
-        for (int i = threadIdx.x; i < kSumRows * args.d_head / 4; i += kPrepareThreads) {
+        const int64_t tile = args.sum_tiles.first(rows, args.n_heads, head, sequence) + first / kMmaM;
+        const int tile_floats = kMmaM * args.d_head;
+        float4 *sums = reinterpret_cast<float4 *>(args.dQ_sums + tile * tile_floats);
+        for (int i = threadIdx.x; i < ceil_div(n_rows, kMmaM) * tile_floats / 4; i += kPrepareThreads) {
             sums[i] = make_float4(0, 0, 0, 0);
         }
     }
     if (args.turns != nullptr) {
-        int *turns = args.turns + sum_row / kSumRows * args.turns_per_group;
-        for (int i = threadIdx.x; i < args.turns_per_group; i += kPrepareThreads) turns[i] = 0;
+        const int64_t tile =
+            args.turn_tiles.first(rows, args.n_heads, head, sequence) + first / args.rows_per_tile;
+        int *turns = args.turns + tile * args.turns_of_tile;
+        for (int i = threadIdx.x; i < ceil_div(n_rows, args.rows_per_tile) * args.turns_of_tile;
+             i += kPrepareThreads) {
+            turns[i] = 0;
+        }
     }
 
     const int lane = threadIdx.x % kLanes;
@@ -115,12 +125,13 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_backward_kernel(const
     const int64_t numbers = lse_begin(packed, rows, args.n_heads, head, args.seq_len_q, args.total_q);
     const auto row_of = [&](const void *tensor, const TensorStrides &strides, int row) {
         return static_cast<const char *>(tensor) +
-               (rows.batch * strides.batch + head * strides.head + (rows.first_row + int64_t(row)) * strides.seq) *
+               (rows.batch * strides.batch + head * strides.head +
+                (rows.first_row + int64_t(row)) * strides.seq) *
                    kElementBytes +
                lane * kChunkBytes;
     };
 #pragma unroll 4
-    for (int i = threadIdx.x / kLanes; i < kSumRows; i += kPrepareThreads / kLanes) {
+    for (int i = threadIdx.x / kLanes; i < kGroupRows; i += kPrepareThreads / kLanes) {
         const int row = first + i;
         const bool exists = row < rows.n_rows;
         float sum = 0;
@@ -150,7 +161,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_backward_kernel(const
 template <DType kDType, BackwardTraits TRAITS>
 cudaError_t launch_prepare_backward(const BackwardProblem &problem, const PrepareWork &work,
                                     cudaStream_t stream) {
-    const int n_groups = ceil_div(problem.seq_len_q, kSumRows);
+    const int n_groups = ceil_div(problem.seq_len_q, kGroupRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_groups;
     if (blocks == 0) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
@@ -164,9 +175,11 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .delta = problem.delta,
         .lse_log2 = problem.lse_log2,
         .dQ_sums = work.clears_sums && problem.dq != nullptr ? problem.dq_sums : nullptr,
-        .turns = work.turns_per_group > 0 && problem.dq != nullptr ? problem.counters : nullptr,
-        .turns_per_group = work.turns_per_group,
-        .dQ = work.rows_per_tile > 0 ? problem.dq : nullptr,
+        .turns = work.turns_of_tile > 0 && problem.dq != nullptr ? problem.counters : nullptr,
+        .turns_of_tile = work.turns_of_tile,
+        .sum_tiles = row_tiles(problem, kMmaM),
+        .turn_tiles = row_tiles(problem, work.rows_per_tile),
+        .dQ = work.turns_of_tile > 0 ? problem.dq : nullptr,
         .rows_per_tile = work.rows_per_tile,
         .O_strides = problem.o_strides,
         .dO_strides = problem.dout_strides,
@@ -184,16 +197,17 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .seqused_k = problem.seqused_k,
         .total_q = problem.total_q,
         .total_k = problem.total_k,
-        .d_head = work.d_head,
-        .d_head_q = problem.d_head,
+        .d_head = problem.d_head,
         .d_head_v = problem.d_head_v,
     };
     void *parameters[] = {&args};
     const int chunks = problem.d_head_v / kChunkElements;
-    const void *kernel = chunks <= 8    ? reinterpret_cast<const void *>(&prepare_backward_kernel<kDType, 8>)
-                         : chunks <= 16 ? reinterpret_cast<const void *>(&prepare_backward_kernel<kDType, 16>)
-                                        : reinterpret_cast<const void *>(&prepare_backward_kernel<kDType, 32>);
-    return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kPrepareThreads), parameters, 0, stream);
+    const void *kernel = chunks <= 8 ? reinterpret_cast<const void *>(&prepare_backward_kernel<kDType, 8>)
+                         : chunks <= 16
+                             ? reinterpret_cast<const void *>(&prepare_backward_kernel<kDType, 16>)
+                             : reinterpret_cast<const void *>(&prepare_backward_kernel<kDType, 32>);
+    return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kPrepareThreads), parameters, 0,
+                            stream);
 }
 
 }  // namespace flash

@@ -26,14 +26,14 @@ FLASH_DEVICE void transpose_in_quad(uint32_t (&word)[4], int lane) {
     }
 }
 
-// The 32 columns of four neighbouring accumulator tiles, for row lane / 4 + 8 * half, times `factor`: the chunk
-// of 8 columns that this lane stores.
+// The 32 columns of four neighbouring accumulator tiles, for row lane / 4 + 8 * half, times `factor`: the
+// chunk of 8 columns that this lane stores.
 template <DType kDType, typename Tiles>
 FLASH_DEVICE Chunk row_chunk(const Tiles &tiles, int first_tile, int half, float factor, int lane) {
     Chunk chunk;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float(&tile)[4] = tiles[first_tile + i];
+        const float (&tile)[4] = tiles[first_tile + i];
         chunk.reg[i] = pack<kDType>(tile[2 * half] * factor, tile[2 * half + 1] * factor);
     }
     transpose_in_quad(chunk.reg, lane);

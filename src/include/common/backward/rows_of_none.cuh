@@ -1,5 +1,5 @@
-// Packed tensors may have rows before the first offset and behind the last, which belong to no sequence. Their
-// gradients are 0: the thread blocks of a launch share these rows, a row a turn.
+// Packed tensors may have rows before the first offset and behind the last, which belong to no sequence.
+// Their gradients are 0: the thread blocks of a launch share these rows, a row a turn.
 #pragma once
 
 #include "common/cuda_utils.cuh"
@@ -10,7 +10,8 @@ namespace flash {
 
 // By all threads of all blocks. `d`: of the tensor; nullptr: it is not wanted.
 FLASH_DEVICE void clear_gradient_rows_of_none(const int *cu_seqlens, int n_sequences, int64_t total,
-                                              void *tensor, const TensorStrides &strides, int n_heads, int d) {
+                                              void *tensor, const TensorStrides &strides, int n_heads,
+                                              int d) {
     if (cu_seqlens == nullptr || tensor == nullptr) return;
     const int before = row_offset(cu_seqlens[0], nameable_rows(total));
     const int behind = row_offset(cu_seqlens[n_sequences], nameable_rows(total));
