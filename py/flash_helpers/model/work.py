@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flash_helpers.flops import visible_pairs
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 
@@ -17,11 +18,11 @@ class Work:
         flop: of the visible pairs, by the formula of ``flops``.
         executed_flop: of all tiles the kernel visits; masked parts of visited tiles are computed too.
         exponentials: executed pairs, one exp2 each.
-        min_bytes: Q, K, V read once, O written once.
+        min_bytes: Q, K, V read once, O written once; of gradients these and theirs, and what sums take.
         l2_bytes: what the thread blocks read and write together: each reads its keys anew, from L2 at best.
-        blocks: thread blocks of query rows, all heads and batch items.
-        steps: K/V blocks that all of them visit together.
-        longest: K/V blocks that the busiest one visits.
+        blocks: thread blocks of query rows, all heads and batch items; or, of gradients, of keys.
+        steps: pairs of a Q tile and a K/V block that all of them visit together.
+        longest: those that the busiest one visits.
     """
 
     flop: int
@@ -44,11 +45,26 @@ def work(config: KernelConfig, problem: AttentionProblem) -> Work:
     pairs = steps * B_r * B_c
     itemsize = problem.dtype.itemsize
     wanted = problem.d_head + problem.d_head_v
+    model = direction_of(config).model
+    tensor_bytes = wanted * itemsize * (heads * seq_q + heads_kv * min(seq_k, problem.keys_of_block(seq_q)))
+    if model is not None and model.owns_keys:
+        per_pair, sums = model.flop_of_pair(config), model.bytes_of_sums(config)
+        flop = 2 * heads * visible_pairs(seq_q, seq_k, window=limits)
+        return Work(
+            flop=flop * (3 * problem.d_head + 2 * problem.d_head_v),
+            executed_flop=pairs * per_pair,
+            exponentials=pairs,
+            min_bytes=2 * tensor_bytes + heads * seq_q * sums,
+            l2_bytes=columns * itemsize * (heads_kv * seq_k + steps * B_r) + 4 * steps * B_r * config.d_head,
+            blocks=heads_kv * -(-seq_k // B_c),
+            steps=steps,
+            longest=-(-seq_q // B_r) * (heads // heads_kv if heads_kv else 0),
+        )
     return Work(
         flop=2 * heads * visible_pairs(seq_q, seq_k, window=limits) * wanted,
         executed_flop=2 * pairs * columns,
         exponentials=pairs,
-        min_bytes=wanted * itemsize * (heads * seq_q + heads_kv * min(seq_k, problem.keys_of_block(seq_q))),
+        min_bytes=tensor_bytes,
         l2_bytes=columns * itemsize * (heads * seq_q + steps * B_c),
         blocks=heads * -(-seq_q // B_r),
         steps=steps,

@@ -117,7 +117,8 @@ def predict(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts) -> Pr
     """
     facts = with_rates(facts)
     per_sm = _blocks_per_sm(kernel.config, facts)
-    parts = parts_of_keys(kernel, problem, facts) if kernel.traits.split else 1
+    splits = "split" in direction_of(kernel).traits and kernel.traits.split
+    parts = parts_of_keys(kernel, problem, facts) if splits else 1
     blocks = _row_blocks(kernel.config, problem) * parts
     waves = blocks / (max(per_sm, 1) * facts.sm_count)
     if not per_sm:
@@ -199,7 +200,7 @@ def parts_of_keys(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts)
 
 
 def _row_blocks(config: KernelConfig, problem: AttentionProblem) -> int:
-    return problem.batch * problem.n_heads * -(-problem.seq_len_q // config.B_r)
+    return work(config, problem).blocks
 
 
 @lru_cache(1024)
