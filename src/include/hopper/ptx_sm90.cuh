@@ -38,6 +38,13 @@ FLASH_DEVICE void store_global_streaming(void *address, const uint32_t (&v)[4]) 
                  : "memory");
 }
 
+// Adds four floats to those at `address`, a multiple of 16; nobody waits for it.
+FLASH_DEVICE void add_global_floats(float *address, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(a), "f"(b),
+                 "f"(c), "f"(d)
+                 : "memory");
+}
+
 // ---------------------------------------------------------------- arithmetic
 // Logical shift right that gives 0 for n >= 32.
 FLASH_DEVICE uint32_t shift_right_clamped(uint32_t value, int n) {

@@ -1,27 +1,164 @@
-// The host side of one backward kernel: launch, resources, and its record.
+// From a problem to the launches of a backward call: arguments, tensor maps, order of the work; and the
+// record by which a kernel library presents a kernel of this direction.
 //
-// A generated translation unit includes this file and defines one record with make_backward_record.
+// `launch` answers with a cudaError_t:
+//     cudaErrorInvalidValue        tensors that TMA cannot express (see tensor_map.cuh), too large a problem,
+//     a
+//                                  workspace or what a trait needs is missing
+//     cudaErrorInsufficientDriver  a driver older than CUDA 12.0
+// or with what a launch itself reports.
 #pragma once
 
-#include "backward.cuh"
-#include "common/backward/plain.cuh"
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "common/softmax_scale.cuh"
+#include "hopper/backward/encode_maps.cuh"
+#include "hopper/backward/finish_dq.cuh"
+#include "hopper/backward/kernel.cuh"
+#include "tma/scheduler_counters.cuh"
+#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 
-template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, int kTarget>
-constexpr BackwardKernelRecord<HopperBackwardKernelConfig> make_backward_record() {
-    using Launcher = PlainBackwardLauncher<CFG, TRAITS>;
-    return {
-        .config = CFG,
-        .traits = TRAITS,
-        .target = kTarget,
-        .n_threads = Launcher::kThreads,
-        .smem_bytes = 0,
-        .load = &Launcher::load,
-        .launch = &Launcher::launch,
-        .attributes = &Launcher::attributes,
-        .workspaces = &Launcher::workspaces,
-    };
+// ---------------------------------------------------------------- arguments
+template <typename Kernel>
+bool backward_problem_is_whole(const BackwardProblem &p) {
+    if (p.n_heads_kv < 1 || p.n_heads % p.n_heads_kv != 0) return false;
+    if (p.lse == nullptr || p.delta == nullptr || (Kernel::sums_dq && p.dq_sums == nullptr)) return false;
+    if (Kernel::traits.softcap && !(p.softcap > 0)) return false;
+    if (Kernel::traits.padded_head) {
+        return p.d_head % kChunkElements == 0 && p.d_head_v % kChunkElements == 0 &&
+               panel_count(p.d_head) == panel_count(Kernel::d_head) &&
+               panel_count(p.d_head_v) == panel_count(Kernel::d_head_v);
+    }
+    return p.d_head == Kernel::d_head && p.d_head_v == Kernel::d_head_v;
+}
+
+// (batch, key head) pairs of a section: many under a mask, so that short items fill the end of each.
+inline constexpr int kMaskedSectionHeads = 16;
+
+template <typename Kernel>
+cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs &args) {
+    if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
+    const bool uneven = Kernel::traits.causal || Kernel::traits.window;
+    const bool packed_q = Kernel::traits.varlen && p.cu_seqlens_q != nullptr;
+    const int64_t pairs = int64_t{p.batch} * p.n_heads_kv;
+    const int64_t dq_tiles = dq_tiles_of_head(packed_q, p.total_q, p.seq_len_q, Kernel::B_r, p.batch);
+    const int n_key_tiles = ceil_div(p.seq_len_k, Kernel::B_c);
+    if (p.seq_len_q > kMaxSeqLen || p.seq_len_k > kMaxSeqLen || pairs * n_key_tiles > kMaxItems ||
+        dq_tiles * p.n_heads * p.batch > INT32_MAX) {
+        return cudaErrorInvalidValue;
+    }
+    args.lse = p.lse;
+    args.delta = p.delta;
+    args.dq_sums = p.dq_sums;
+    args.dk = p.dk;
+    args.dv = p.dv;
+    args.dk_strides = p.dk_strides;
+    args.dv_strides = p.dv_strides;
+    args.seq_len_q = p.seq_len_q;
+    args.seq_len_k = p.seq_len_k;
+    args.n_heads_kv = p.n_heads_kv;
+    args.group = p.n_heads / p.n_heads_kv;
+    args.batch = p.batch;
+    args.n_key_tiles = n_key_tiles;
+    args.n_items = static_cast<int>(pairs * n_key_tiles);
+    args.section_heads =
+        static_cast<int>(std::min<int64_t>(Kernel::traits.varlen ? p.n_heads_kv : pairs,
+                                           Kernel::cfg.head_sections && uneven ? kMaskedSectionHeads : 1));
+    args.dq_tiles = static_cast<int>(dq_tiles);
+    if (Kernel::traits.softcap) {
+        const SoftmaxScale scale = make_capped_softmax_scale(p.softmax_scale, p.softcap);
+        args.score_factor = scale.score_factor;
+        args.exponent_factor = scale.exponent_factor;
+    } else {
+        args.exponent_factor = p.softmax_scale * kLog2e;
+    }
+    args.softmax_scale = p.softmax_scale;
+    args.window_left = std::min(p.window_left, kNoLimit);
+    args.window_right = std::min(p.window_right, kNoLimit);
+    args.cu_seqlens_q = p.cu_seqlens_q;
+    args.cu_seqlens_k = p.cu_seqlens_k;
+    args.seqused_q = p.seqused_q;
+    args.seqused_k = p.seqused_k;
+    args.total_q = p.total_q;
+    args.total_k = p.total_k;
+    args.rows_q = nameable_rows(p.total_q);
+    args.rows_k = nameable_rows(p.total_k);
+    args.d_head = p.d_head;
+    args.d_head_v = p.d_head_v;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------- launches
+// Waits for nothing but the stream: dq_sums have been cleared, delta is there.
+template <typename Kernel>
+cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs &args, cudaStream_t stream) {
+    int n_sms = 0;
+    cudaError_t error = sm_count(n_sms);
+    if (error != cudaSuccess) return error;
+    EncodedBackwardMaps maps{};
+    error = encode_backward_maps<Kernel>(p, maps);
+    if (error != cudaSuccess) return error;
+    // Where each block has one item at most, there is nothing to share out.
+    if (Kernel::cfg.dynamic_schedule && (Kernel::traits.varlen || args.n_items > n_sms)) {
+        SchedulerCounters *counters = nullptr;
+        error = SchedulerCounters::of_current_device(counters);
+        if (error == cudaSuccess) error = counters->acquire(stream, args.counter);
+        if (error != cudaSuccess) return error;
+    }
+    const int n_blocks = Kernel::traits.varlen ? n_sms : std::min(n_sms, args.n_items);
+    void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.dout, &args};
+    return cudaLaunchKernel(
+        reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), dim3(n_blocks),
+        dim3(Kernel::n_threads), parameters, Kernel::smem_bytes, stream);
+}
+
+template <typename Kernel>
+cudaError_t launch_finish_dq(const BackwardProblem &p, const BackwardKernelArgs &key_args,
+                             cudaStream_t stream) {
+    const bool packed = Kernel::traits.varlen && p.cu_seqlens_q != nullptr;
+    FinishDqArgs args{p.dq_sums,
+                      p.dq,
+                      p.dk,
+                      p.dv,
+                      p.dq_strides,
+                      p.dk_strides,
+                      p.dv_strides,
+                      p.seq_len_q,
+                      p.n_heads,
+                      p.n_heads_kv,
+                      p.batch,
+                      key_args.dq_tiles,
+                      p.softmax_scale,
+                      Kernel::traits.varlen ? p.cu_seqlens_q : nullptr,
+                      Kernel::traits.varlen ? p.cu_seqlens_k : nullptr,
+                      p.total_q,
+                      p.total_k,
+                      key_args.rows_q,
+                      key_args.rows_k,
+                      p.d_head,
+                      p.d_head_v};
+    const int64_t n_blocks =
+        int64_t{key_args.dq_tiles} * p.n_heads * (packed ? 1 : p.batch) * Kernel::n_consumers;
+    if (n_blocks > kMaxBlocks) return cudaErrorInvalidValue;
+    void *parameters[] = {&args};
+    return cudaLaunchKernel(
+        reinterpret_cast<const void *>(&hopper_finish_dq_kernel<Kernel::cfg, Kernel::traits>),
+        dim3(static_cast<unsigned>(n_blocks)), dim3(128), parameters, 0, stream);
+}
+
+template <typename Kernel>
+cudaError_t load_backward() {
+    const cudaError_t error =
+        cudaFuncSetAttribute(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+    if (error != cudaSuccess || !Kernel::cfg.dynamic_schedule) return error;
+    SchedulerCounters *counters = nullptr;
+    const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
+    return device_error == cudaSuccess ? counters->prepare() : device_error;
 }
 
 }  // namespace flash::hopper

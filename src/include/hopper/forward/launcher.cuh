@@ -14,7 +14,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 #include <numeric>
 
 #include "common/early_launch.cuh"
@@ -23,6 +22,7 @@
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/section_width.cuh"
 #include "tma/scheduler_counters.cuh"
+#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 
@@ -130,18 +130,6 @@ inline bool output_is_aligned(const ForwardProblem &problem) {
 }
 
 // ---------------------------------------------------------------- launch
-inline cudaError_t sm_count(int &count) {
-    static std::array<std::atomic<int>, kMaxDevices> counts{};  // 0: not asked yet
-    int device = 0;
-    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    if (device >= kMaxDevices) return cudaErrorInvalidDevice;
-    count = counts[device].load(std::memory_order_relaxed);
-    if (count != 0) return cudaSuccess;
-    const cudaError_t error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess) counts[device].store(count, std::memory_order_relaxed);
-    return error;
-}
-
 template <typename Kernel>
 cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &args, cudaStream_t stream) {
     const void *kernel = reinterpret_cast<const void *>(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
