@@ -23,23 +23,23 @@ struct SequenceGroups {
         int number;  // of the item, among those of the sequence
     };
 
-    // Takes the group that item `number` is in. False: there is no such item. n_items(sequence): of one that
-    // exists.
-    template <typename CountItems>
-    FLASH_DEVICE bool advance_to(int batch, int number, const CountItems &n_items_of) {
+    // Takes the group that item `number` is in. False: there is no such item. Sequence `b` has
+    // n_items(n_rows(b)) items; n_rows is asked about sequences that exist.
+    template <typename CountRows, typename CountItems>
+    FLASH_DEVICE bool advance_to(int batch, int number, const CountRows &n_rows, const CountItems &n_items) {
         const int lane = threadIdx.x % kGroup;
         while (number >= group_end) {
             first_sequence += kGroup;
             if (first_sequence >= batch) return false;
             const int sequence = first_sequence + lane;
-            const int n_items = sequence < batch ? n_items_of(sequence) : 0;
-            int end = n_items;  // of this and all lanes before it
+            const int own_items = n_items(sequence < batch ? n_rows(sequence) : 0);
+            int end = own_items;  // of this and all lanes before it
 #pragma unroll
             for (int distance = 1; distance < kGroup; distance *= 2) {
                 const int before = __shfl_up_sync(kAllLanes, end, distance);
                 if (lane >= distance) end += before;
             }
-            own_begin = group_end + end - n_items;
+            own_begin = group_end + end - own_items;
             group_end += __shfl_sync(kAllLanes, end, kGroup - 1);
         }
         return true;
@@ -60,9 +60,9 @@ struct SequenceFinder {
     SequenceGroups groups;
 
     FLASH_DEVICE bool advance_to(const Args &args, int number) {
-        return groups.advance_to(args.batch, number, [&](int sequence) {
-            return ceil_div(queries(args, sequence).n_rows, Kernel::B_r) * args.work.n_heads * parts(args);
-        });
+        return groups.advance_to(
+            args.batch, number, [&](int sequence) { return queries(args, sequence).n_rows; },
+            [&](int n_rows) { return ceil_div(n_rows, Kernel::B_r) * args.work.n_heads * parts(args); });
     }
 
     FLASH_DEVICE WorkItem item(const Args &args, int number) const {

@@ -79,9 +79,9 @@ struct KeyItems {
 
     FLASH_DEVICE bool has(const BackwardKernelArgs &args, int number) {
         if constexpr (!Kernel::traits.varlen) return number < args.n_items;
-        return groups.advance_to(args.batch, number, [&](int sequence) {
-            return ceil_div(owned_keys(args, sequence).n_rows, Kernel::B_c) * args.n_heads_kv;
-        });
+        return groups.advance_to(
+            args.batch, number, [&](int sequence) { return owned_keys(args, sequence).n_rows; },
+            [&](int n_rows) { return ceil_div(n_rows, Kernel::B_c) * args.n_heads_kv; });
     }
 
     FLASH_DEVICE KeyItem item(const BackwardKernelArgs &args, int number) const {
