@@ -2,6 +2,7 @@
 // and items it has passed, from which slots and phases follow. mainloop.cuh puts its moves in order.
 #pragma once
 
+#include "common/backward/element.cuh"
 #include "common/softcap.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/products.cuh"
@@ -11,21 +12,6 @@ namespace flash::hopper {
 
 // tanh_exponential is off by up to 2^-22: scores under smaller caps by less than 2^-12.
 inline constexpr float kBackwardLargeCap = 1024;
-
-// The two values that a packed word holds.
-template <DType dtype>
-FLASH_DEVICE float2 unpack(uint32_t word) {
-    if constexpr (dtype == DType::BF16) {
-        return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-    } else {
-        float2 values;
-        asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, "
-            "high;\n}"
-            : "=f"(values.x), "=f"(values.y)
-            : "r"(word));
-        return values;
-    }
-}
 
 FLASH_DEVICE float2 load_shared_float2(uint32_t address) {
     float2 values;
@@ -142,8 +128,8 @@ struct BackwardConsumer {
 
     FLASH_DEVICE bool needs_mask() const {
         const int first_key = item.key_tile * B_c + warpgroup * kWarpgroupRows;
-        return args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
-            .hides_some(q_block * B_r, B_r, first_key, kWarpgroupRows);
+        return !args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
+                    .sees_all(q_block * B_r, q_block * B_r + B_r - 1, {first_key, first_key + kWarpgroupRows});
     }
 
     // S -> P, rounded into rmem_P. Without softcap P in float32 stays in rmem_S.
@@ -211,28 +197,30 @@ struct BackwardConsumer {
         }
     }
 
+    // A warp holds 16 rows and 64 columns: eight tiles of the sums.
     FLASH_DEVICE void send_dq(const float (&rmem_dQ)[kDqRegisters], int tile) const {
-        const int thread = threadIdx.x % Kernel::warpgroup_threads;
+        constexpr int kTiles = kDqRegisters / 4;
         if constexpr (Kernel::stages_dq) {
             constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
             named_barrier_sync(named_barrier::kStageFree + warpgroup, kThreads);
-            const uint32_t address = smem.dq(warpgroup) + thread * 16;
+            const uint32_t address = smem.dq(warpgroup) + (warp * kTiles * kWarpSize + lane) * 16;
 #pragma unroll
-            for (int c = 0; c < kDqRegisters / 4; ++c) {
-                store_shared(
-                    address + c * Kernel::warpgroup_threads * 16,
-                    make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
-                              __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
+            for (int c = 0; c < kTiles; ++c) {
+                store_shared(address + c * kWarpSize * 16,
+                             make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
+                                       __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
             }
             fence_async_proxy();  // the bulk reduction must see what was staged
             named_barrier_arrive(named_barrier::kStaged + warpgroup, kThreads);
         } else {
+            const int row_tile = (Kernel::dq_parts_are_rows ? warpgroup * 4 : 0) + warp;
+            const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kTiles;
             float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats +
-                          warpgroup * Kernel::dq_part_floats + thread * 4;
+                          (row_tile * (Kernel::d_head / kMmaN) + column_tile) * kSumTileFloats + lane * 4;
 #pragma unroll
-            for (int c = 0; c < kDqRegisters / 4; ++c) {
-                add_global_floats(sums + c * Kernel::warpgroup_threads * 4, rmem_dQ[4 * c],
-                                  rmem_dQ[4 * c + 1], rmem_dQ[4 * c + 2], rmem_dQ[4 * c + 3]);
+            for (int c = 0; c < kTiles; ++c) {
+                add_global_floats(sums + c * kSumTileFloats, rmem_dQ[4 * c], rmem_dQ[4 * c + 1],
+                                  rmem_dQ[4 * c + 2], rmem_dQ[4 * c + 3]);
             }
         }
     }
@@ -249,26 +237,27 @@ struct BackwardConsumer {
     }
 
     // Columns of the block in hand that see the thread's key of row r.
-    FLASH_DEVICE int2 visible_columns(int r) const {
-        const VisibleQueries visible = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k);
+    FLASH_DEVICE Range visible_columns(int r) const {
         const int key = item.key_tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4 + 8 * r;
+        const Range rows =
+            args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).rows_of({key, key + 1});
         const int first_row = q_block * B_r;
-        return {visible.begin(key) - first_row, visible.end(key) - first_row};
+        return {rows.begin - first_row, key < item.seq_len_k ? rows.end - first_row : 0};
     }
 
     FLASH_DEVICE void mask_probabilities() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int2 columns = visible_columns(r);
-            keep_columns<B_r, true>(rmem_S, r, lane, columns.y, columns.x, 0.f);
+            const Range columns = visible_columns(r);
+            keep_columns<B_r, true>(rmem_S, r, lane, columns.end, columns.begin, 0.f);
         }
     }
 
     FLASH_DEVICE void mask_packed(uint32_t (&rmem_P)[B_r / 4]) const {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int2 columns = visible_columns(r);
-            const int kept = kept_elements(lane, columns.y), left_out = kept_elements(lane, columns.x);
+            const Range columns = visible_columns(r);
+            const int kept = kept_elements(lane, columns.end), left_out = kept_elements(lane, columns.begin);
 #pragma unroll
             for (int j = 0; j < kPairs; ++j) {
                 const uint32_t low = 2 * j < kept && 2 * j >= left_out ? 0xffffu : 0u;

@@ -6,6 +6,7 @@
 // finished; dS passes through shared memory, for dQ.
 #pragma once
 
+#include "common/backward/rows_of_none.cuh"
 #include "hopper/backward/mainloop.cuh"
 #include "hopper/backward/producer.cuh"
 
@@ -31,6 +32,12 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
         prefetch_tensor_map(&do_map);
     }
     smem.initialise();
+    if constexpr (TRAITS.varlen) {
+        clear_gradient_rows_of_none(args.cu_seqlens_k, args.batch, args.total_k, args.dk, args.dk_strides,
+                                    args.n_heads_kv, TRAITS.padded_head ? args.d_head : Kernel::d_head);
+        clear_gradient_rows_of_none(args.cu_seqlens_k, args.batch, args.total_k, args.dv, args.dv_strides,
+                                    args.n_heads_kv, TRAITS.padded_head ? args.d_head_v : Kernel::d_head_v);
+    }
 
     if (warpgroup == 0) {
         release_registers<Kernel::producer_registers>();

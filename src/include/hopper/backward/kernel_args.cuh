@@ -2,7 +2,8 @@
 #pragma once
 
 #include "backward.cuh"
-#include "common/backward/query_blocks.cuh"
+#include "common/backward/dq_sums.cuh"
+#include "common/backward/visible_rows.cuh"
 #include "common/sequence_rows.cuh"
 #include "tma/scheduler_counter.cuh"
 
@@ -12,7 +13,7 @@ using namespace flash::tma;
 
 struct BackwardKernelArgs {
     const float *lse, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
-    float *dq_sums;            // see dq_sums.cuh
+    float *dq_sums;            // in tiles of B_r rows (common/backward/dq_sums.cuh)
     void *dk, *dv;
     TensorStrides dk_strides, dv_strides;
     SchedulerCounter *counter;  // nullptr: items go round statically
@@ -34,9 +35,10 @@ struct BackwardKernelArgs {
     int rows_q, rows_k;    // nameable_rows of q and k
     int d_head, d_head_v;  // padded_head: of the tensors
 
+    // Who sees whom in a sequence of these lengths.
     template <BackwardTraits TRAITS>
-    FLASH_DEVICE VisibleQueries visible(int n_queries, int n_keys) const {
-        return visible_queries<TRAITS>(n_queries, n_keys, window_left, window_right);
+    FLASH_DEVICE VisibleRows<TRAITS> visible(int n_queries, int n_keys) const {
+        return {n_queries, n_keys, window_left, window_right};
     }
 };
 

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "common/ptx.cuh"
-#include "hopper/backward/dq_sums.cuh"
 #include "hopper/backward/kernel_args.cuh"
 #include "hopper/backward/static_kernel_configuration.cuh"
 #include "tma/sequence_finder.cuh"
@@ -65,11 +64,13 @@ FLASH_HOST_DEVICE constexpr KeyItem ordered_key_item(int number, int n_tiles, in
 // Fills in which query blocks an item visits.
 template <typename Kernel>
 FLASH_DEVICE void set_query_blocks(const BackwardKernelArgs &args, KeyItem &item) {
-    const QueryBlocks blocks = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
-                                   .query_blocks(item.key_tile * Kernel::B_c, Kernel::B_c, Kernel::B_r);
-    item.first_q_block = blocks.begin;
-    item.end_q_block = blocks.end;
-    item.n_blocks = blocks.count() * args.group;
+    const int first_key = item.key_tile * Kernel::B_c;
+    const Range rows = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
+                           .rows_of({first_key, min(first_key + Kernel::B_c, item.seq_len_k)});
+    const bool seen = rows.begin < rows.end;
+    item.first_q_block = seen ? rows.begin / Kernel::B_r : 0;
+    item.end_q_block = seen ? ceil_div(rows.end, Kernel::B_r) : 0;
+    item.n_blocks = item.q_blocks() * args.group;
 }
 
 // Which item a number is, for Scheduler. With varlen the items of one sequence come before those of the next.
@@ -102,7 +103,7 @@ struct KeyItems {
             const int used = args.seqused_k != nullptr ? args.seqused_k[sequence] : keys.n_rows;
             item.seq_len_k = max_of(0, min_of(used, keys.n_rows));
             item.first_dq_tile = args.cu_seqlens_q != nullptr
-                                     ? first_packed_dq_tile(queries.first_row, Kernel::B_r, sequence)
+                                     ? (queries.first_row / kSumRows + sequence) * (kSumRows / Kernel::B_r)
                                      : sequence * args.group * args.n_heads_kv * args.dq_tiles;
         } else {
             item = ordered_key_item<Kernel::cfg.reversed_heads>(

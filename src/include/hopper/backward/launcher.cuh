@@ -13,14 +13,17 @@
 
 #include <algorithm>
 
+#include "common/backward/convert_dq.cuh"
+#include "common/backward/prepare.cuh"
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/encode_maps.cuh"
-#include "hopper/backward/finish_dq.cuh"
 #include "hopper/backward/kernel.cuh"
 #include "tma/scheduler_counters.cuh"
 #include "tma/sm_count.cuh"
 
 namespace flash::hopper {
+
+inline constexpr int kBackwardTarget = 90;  // sm_90a
 
 // ---------------------------------------------------------------- arguments
 template <typename Kernel>
@@ -45,7 +48,7 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
     const bool uneven = Kernel::traits.causal || Kernel::traits.window;
     const bool packed_q = Kernel::traits.varlen && p.cu_seqlens_q != nullptr;
     const int64_t pairs = int64_t{p.batch} * p.n_heads_kv;
-    const int64_t dq_tiles = dq_tiles_of_head(packed_q, p.total_q, p.seq_len_q, Kernel::B_r, p.batch);
+    const int64_t dq_tiles = sum_rows_of_head(packed_q, p.seq_len_q, p.total_q, p.batch) / Kernel::B_r;
     const int n_key_tiles = ceil_div(p.seq_len_k, Kernel::B_c);
     if (p.seq_len_q > kMaxSeqLen || p.seq_len_k > kMaxSeqLen || pairs * n_key_tiles > kMaxItems ||
         dq_tiles * p.n_heads * p.batch > INT32_MAX) {
@@ -77,8 +80,8 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
         args.exponent_factor = p.softmax_scale * kLog2e;
     }
     args.softmax_scale = p.softmax_scale;
-    args.window_left = std::min(p.window_left, kNoLimit);
-    args.window_right = std::min(p.window_right, kNoLimit);
+    args.window_left = p.window_left;
+    args.window_right = p.window_right;
     args.cu_seqlens_q = p.cu_seqlens_q;
     args.cu_seqlens_k = p.cu_seqlens_k;
     args.seqused_q = p.seqused_q;
@@ -117,37 +120,16 @@ cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs &args
 }
 
 template <typename Kernel>
-cudaError_t launch_finish_dq(const BackwardProblem &p, const BackwardKernelArgs &key_args,
-                             cudaStream_t stream) {
-    const bool packed = Kernel::traits.varlen && p.cu_seqlens_q != nullptr;
-    FinishDqArgs args{p.dq_sums,
-                      p.dq,
-                      p.dk,
-                      p.dv,
-                      p.dq_strides,
-                      p.dk_strides,
-                      p.dv_strides,
-                      p.seq_len_q,
-                      p.n_heads,
-                      p.n_heads_kv,
-                      p.batch,
-                      key_args.dq_tiles,
-                      p.softmax_scale,
-                      Kernel::traits.varlen ? p.cu_seqlens_q : nullptr,
-                      Kernel::traits.varlen ? p.cu_seqlens_k : nullptr,
-                      p.total_q,
-                      p.total_k,
-                      key_args.rows_q,
-                      key_args.rows_k,
-                      p.d_head,
-                      p.d_head_v};
-    const int64_t n_blocks =
-        int64_t{key_args.dq_tiles} * p.n_heads * (packed ? 1 : p.batch) * Kernel::n_consumers;
-    if (n_blocks > kMaxBlocks) return cudaErrorInvalidValue;
-    void *parameters[] = {&args};
-    return cudaLaunchKernel(
-        reinterpret_cast<const void *>(&hopper_finish_dq_kernel<Kernel::cfg, Kernel::traits>),
-        dim3(static_cast<unsigned>(n_blocks)), dim3(128), parameters, 0, stream);
+cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
+    BackwardProblem p = given;
+    if constexpr (!Kernel::traits.varlen) p.cu_seqlens_q = p.cu_seqlens_k = p.seqused_q = p.seqused_k = nullptr;
+    BackwardKernelArgs args{};
+    cudaError_t error = make_backward_arguments<Kernel>(p, args);
+    if (error == cudaSuccess) error = launch_prepare_backward<Kernel::dtype>(p, Kernel::d_head, 0, stream);
+    if (error == cudaSuccess && args.n_items > 0) error = launch_key_blocks<Kernel>(p, args, stream);
+    if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(p, stream);
+    if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
+    return error;
 }
 
 template <typename Kernel>
@@ -159,6 +141,49 @@ cudaError_t load_backward() {
     SchedulerCounters *counters = nullptr;
     const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
     return device_error == cudaSuccess ? counters->prepare() : device_error;
+}
+
+template <typename Kernel>
+cudaError_t backward_attributes(KernelAttributes &out) {
+    cudaFuncAttributes attributes{};
+    const void *kernel = reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) return error;
+    int blocks_per_sm = 0;
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, kernel, Kernel::n_threads,
+                                                          Kernel::smem_bytes);
+    if (error != cudaSuccess) return error;
+    out = {attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
+           static_cast<int>(attributes.sharedSizeBytes), attributes.maxThreadsPerBlock, blocks_per_sm};
+    return cudaSuccess;
+}
+
+template <typename Kernel>
+BackwardWorkspaces backward_workspaces(const BackwardProblem &problem) {
+    BackwardProblem p = problem;
+    if constexpr (!Kernel::traits.varlen) p.cu_seqlens_q = nullptr;
+    return {.dq_sums = Kernel::sums_dq ? dq_sum_floats(p, Kernel::d_head) * int64_t{sizeof(float)} : 0};
+}
+
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, int target>
+constexpr BackwardKernelRecord<HopperBackwardKernelConfig> make_backward_record() {
+    static_assert(target == kBackwardTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
+    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
+    return {
+        .config = CFG,
+        .traits = TRAITS,
+        .target = target,
+        .n_threads = Kernel::n_threads,
+        .smem_bytes = Kernel::smem_bytes,
+        .load = [] { return static_cast<int>(load_backward<Kernel>()); },
+        .launch =
+            [](const BackwardProblem &problem, void *stream) {
+                return static_cast<int>(launch_backward<Kernel>(problem, static_cast<cudaStream_t>(stream)));
+            },
+        .attributes =
+            [](KernelAttributes &out) { return static_cast<int>(backward_attributes<Kernel>(out)); },
+        .workspaces = &backward_workspaces<Kernel>,
+    };
 }
 
 }  // namespace flash::hopper

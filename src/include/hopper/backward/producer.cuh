@@ -4,7 +4,6 @@
 #pragma once
 
 #include "common/softmax_scale.cuh"
-#include "hopper/backward/dq_sums.cuh"
 #include "hopper/backward/empty_items.cuh"
 #include "hopper/backward/shared_memory.cuh"
 #include "tma/scheduler.cuh"
@@ -202,7 +201,10 @@ struct RowWarp {
 // Adds the tiles of dQ of one part, which its consumer warpgroup stages, to the sums.
 template <typename Kernel>
 struct DqReducer {
-    static constexpr int kBytes = Kernel::dq_part_floats * 4;
+    // Of a part of the columns, what is contiguous is a tile of 16 rows.
+    static constexpr int kPieces = Kernel::dq_parts_are_rows ? 1 : Kernel::B_r / kMmaM;
+    static constexpr int kPieceFloats = Kernel::dq_part_floats / kPieces;
+    static constexpr int kPieceStride = kMmaM * Kernel::d_head;
     static constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
 
     const BackwardSharedMemory<Kernel> smem;
@@ -219,11 +221,14 @@ struct DqReducer {
             int left_of_head = item.q_blocks();
 #pragma unroll 1
             for (int i = 0; i < item.n_blocks; ++i) {
-                float *sums =
-                    args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats + part * Kernel::dq_part_floats;
+                float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats + part * kPieceFloats;
                 named_barrier_sync(named_barrier::kStaged + part, kThreads);
                 if (first_lane) {
-                    bulk_add_floats(sums, smem.dq(part), kBytes);
+#pragma unroll
+                    for (int i = 0; i < kPieces; ++i) {
+                        bulk_add_floats(sums + i * kPieceStride, smem.dq(part) + i * kPieceFloats * 4,
+                                        kPieceFloats * 4);
+                    }
                     tma_store_commit();
                     tma_store_wait_read();
                 }

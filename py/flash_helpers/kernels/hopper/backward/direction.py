@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, Direction
-from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.backward.config import NAME, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.config import NAME
+from flash_helpers.kernels.hopper.backward.sets import (
+    get_hopper_backward_configs,
+    get_hopper_backward_kernels,
+)
 from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.kernel import BackwardKernel
 from flash_helpers.kernels.problem import BACKWARD
-
-D_HEADS = (64, 128, 256)
-
-
-def _configs() -> list[HopperBackwardKernelConfig]:
-    return [HopperBackwardKernelConfig(t, d, d, 64, 64, 4) for t in DType for d in D_HEADS]
-
 
 DIRECTION = Direction(
     family=HOPPER,
@@ -24,6 +20,6 @@ DIRECTION = Direction(
     launcher_header="hopper/backward/launcher.cuh",
     make_record="flash::hopper::make_backward_record",
     traits=ALL_BACKWARD_TRAITS,
-    built=lambda: [BackwardKernel(config) for config in _configs()],
-    candidates=_configs,
+    built=get_hopper_backward_kernels,
+    candidates=get_hopper_backward_configs,
 )
