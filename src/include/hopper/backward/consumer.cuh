@@ -3,15 +3,12 @@
 #pragma once
 
 #include "common/backward/element.cuh"
-#include "common/softcap.cuh"
+#include "hopper/backward/capped_scores.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
-
-// tanh_exponential is off by up to 2^-22: scores under smaller caps by less than 2^-12.
-inline constexpr float kBackwardLargeCap = 1024;
 
 FLASH_DEVICE float2 load_shared_float2(uint32_t address) {
     float2 values;
@@ -41,7 +38,7 @@ struct BackwardConsumer {
     float rmem_S[B_r / 2];                // (64, B_r): S^T, then P^T; with softcap tanh
     float2 rmem_lse[kLseAhead ? kPairs : 1];
     uint32_t blocks = 0, items = 0;  // passed
-    KeyItem item;
+    BackwardItem item;
     int q_block;
     int dq_tile;           // of the block in hand
     int late_dq_tile = 0;  // of the block before, whose dQ is still to come
@@ -88,17 +85,17 @@ struct BackwardConsumer {
     // The item in hand, of K's slot: bounds of loops must be known to be uniform.
     FLASH_DEVICE void take_item() {
         item = read_item(smem.item(slot(items, kKStages)));
-        item.n_blocks = uniform_word(item.n_blocks);
-        q_block = item.first_q_block;
-        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_q_block;
+        item.n_steps = uniform_word(item.n_steps);
+        q_block = item.first_block;
+        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_block;
     }
 
     FLASH_DEVICE void go_to_next_block() {
         ++q_block;
         ++dq_tile;
-        if (q_block == item.end_q_block) {
-            q_block = item.first_q_block;
-            dq_tile += args.dq_tiles - item.q_blocks();
+        if (q_block == item.end_block) {
+            q_block = item.first_block;
+            dq_tile += args.dq_tiles - item.visited_blocks();
         }
     }
 
@@ -110,7 +107,7 @@ struct BackwardConsumer {
     }
 
     FLASH_DEVICE void store_gradients() const {
-        const int first_key = item.key_tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
+        const int first_key = item.tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
         store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item,
                                                  first_key, lane, args.d_head_v);
         store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args,
@@ -127,7 +124,7 @@ struct BackwardConsumer {
     }
 
     FLASH_DEVICE bool needs_mask() const {
-        const int first_key = item.key_tile * B_c + warpgroup * kWarpgroupRows;
+        const int first_key = item.tile * B_c + warpgroup * kWarpgroupRows;
         return !args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
                     .sees_all(q_block * B_r, q_block * B_r + B_r - 1, {first_key, first_key + kWarpgroupRows});
     }
@@ -136,7 +133,7 @@ struct BackwardConsumer {
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4]) {
         const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
         const bool masked = needs_mask();
-        if constexpr (Kernel::traits.softcap) cap_scores();
+        if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
             const float2 lse = kLseAhead ? rmem_lse[j] : load_shared_float2(address + j * 32);
@@ -226,19 +223,9 @@ struct BackwardConsumer {
     }
 
   private:
-    FLASH_DEVICE void cap_scores() {
-        if (args.exponent_factor > kBackwardLargeCap * kLog2e) {
-#pragma unroll
-            for (int i = 0; i < B_r / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
-        } else {
-#pragma unroll
-            for (int i = 0; i < B_r / 2; ++i) rmem_S[i] = tanh_exponential(rmem_S[i] * args.score_factor);
-        }
-    }
-
     // Columns of the block in hand that see the thread's key of row r.
     FLASH_DEVICE Range visible_columns(int r) const {
-        const int key = item.key_tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4 + 8 * r;
+        const int key = item.tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4 + 8 * r;
         const Range rows =
             args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).rows_of({key, key + 1});
         const int first_row = q_block * B_r;

@@ -16,11 +16,17 @@ struct BackwardKernelArgs {
     float *dq_sums;            // in tiles of B_r rows (common/backward/dq_sums.cuh)
     void *dk, *dv;
     TensorStrides dk_strides, dv_strides;
+    // Of dQ's own kernel.
+    const void *o;
+    const float *dlse;  // nullptr: none
+    float *written_delta;
+    void *dq;
+    TensorStrides o_strides, dq_strides;
     SchedulerCounter *counter;  // nullptr: items go round statically
     int seq_len_q, seq_len_k;   // of the longest sequence
     int n_heads_kv, group;      // key heads; query heads of each
     int batch;
-    int n_key_tiles;        // of a sequence; not with varlen
+    int n_tiles;            // of a sequence; not with varlen
     int n_items;            // not with varlen
     int section_heads;      // (batch, key head) pairs that are worked on together
     int dq_tiles;           // tiles of dq_sums of a head
@@ -34,6 +40,8 @@ struct BackwardKernelArgs {
     int64_t total_q, total_k;
     int rows_q, rows_k;    // nameable_rows of q and k
     int d_head, d_head_v;  // padded_head: of the tensors
+
+    FLASH_DEVICE int n_heads() const { return n_heads_kv * group; }
 
     // Who sees whom in a sequence of these lengths.
     template <BackwardTraits TRAITS>

@@ -16,6 +16,7 @@
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
 #include "common/softmax_scale.cuh"
+#include "hopper/backward/dq_kernel.cuh"
 #include "hopper/backward/encode_maps.cuh"
 #include "hopper/backward/kernel.cuh"
 #include "tma/scheduler_counters.cuh"
@@ -39,21 +40,30 @@ bool backward_problem_is_whole(const BackwardProblem &p) {
     return p.d_head == Kernel::d_head && p.d_head_v == Kernel::d_head_v;
 }
 
-// (batch, key head) pairs of a section: many under a mask, so that short items fill the end of each.
+// (batch, head) pairs of a section: many under a mask, so that short items fill the end of each.
 inline constexpr int kMaskedSectionHeads = 16;
 
+// The items of one kernel: n_tiles tiles of each of `heads` heads a batch item.
+template <typename Kernel>
+cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, BackwardKernelArgs &args) {
+    const bool uneven = Kernel::traits.causal || Kernel::traits.window;
+    const int64_t pairs = int64_t{p.batch} * heads;
+    if (p.seq_len_q > kMaxSeqLen || p.seq_len_k > kMaxSeqLen || pairs * n_tiles > kMaxItems)
+        return cudaErrorInvalidValue;
+    args.n_tiles = n_tiles;
+    args.n_items = static_cast<int>(pairs * n_tiles);
+    const int most = Kernel::cfg.head_sections && uneven ? kMaskedSectionHeads : 1;
+    args.section_heads = static_cast<int>(std::min<int64_t>(Kernel::traits.varlen ? heads : pairs, most));
+    return cudaSuccess;
+}
+
+// All but the items.
 template <typename Kernel>
 cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
-    const bool uneven = Kernel::traits.causal || Kernel::traits.window;
     const bool packed_q = Kernel::traits.varlen && p.cu_seqlens_q != nullptr;
-    const int64_t pairs = int64_t{p.batch} * p.n_heads_kv;
     const int64_t dq_tiles = sum_rows_of_head(packed_q, p.seq_len_q, p.total_q, p.batch) / Kernel::B_r;
-    const int n_key_tiles = ceil_div(p.seq_len_k, Kernel::B_c);
-    if (p.seq_len_q > kMaxSeqLen || p.seq_len_k > kMaxSeqLen || pairs * n_key_tiles > kMaxItems ||
-        dq_tiles * p.n_heads * p.batch > INT32_MAX) {
-        return cudaErrorInvalidValue;
-    }
+    if (dq_tiles * p.n_heads * p.batch > INT32_MAX) return cudaErrorInvalidValue;
     args.lse = p.lse;
     args.delta = p.delta;
     args.dq_sums = p.dq_sums;
@@ -61,16 +71,17 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
     args.dv = p.dv;
     args.dk_strides = p.dk_strides;
     args.dv_strides = p.dv_strides;
+    args.o = p.o;
+    args.dlse = p.dlse;
+    args.written_delta = p.delta;
+    args.dq = p.dq;
+    args.o_strides = p.o_strides;
+    args.dq_strides = p.dq_strides;
     args.seq_len_q = p.seq_len_q;
     args.seq_len_k = p.seq_len_k;
     args.n_heads_kv = p.n_heads_kv;
     args.group = p.n_heads / p.n_heads_kv;
     args.batch = p.batch;
-    args.n_key_tiles = n_key_tiles;
-    args.n_items = static_cast<int>(pairs * n_key_tiles);
-    args.section_heads =
-        static_cast<int>(std::min<int64_t>(Kernel::traits.varlen ? p.n_heads_kv : pairs,
-                                           Kernel::cfg.head_sections && uneven ? kMaskedSectionHeads : 1));
     args.dq_tiles = static_cast<int>(dq_tiles);
     if (Kernel::traits.softcap) {
         const SoftmaxScale scale = make_capped_softmax_scale(p.softmax_scale, p.softcap);
@@ -96,9 +107,11 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
 }
 
 // ---------------------------------------------------------------- launches
-// Waits for nothing but the stream: dq_sums have been cleared, delta is there.
+// Persistent blocks of one kernel over its items.
 template <typename Kernel>
-cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs &args, cudaStream_t stream) {
+cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardKernelArgs &args,
+                         cudaStream_t stream) {
+    if (args.n_items == 0) return cudaSuccess;
     int n_sms = 0;
     cudaError_t error = sm_count(n_sms);
     if (error != cudaSuccess) return error;
@@ -106,6 +119,7 @@ cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs &args
     error = encode_backward_maps<Kernel>(p, maps);
     if (error != cudaSuccess) return error;
     // Where each block has one item at most, there is nothing to share out.
+    args.counter = nullptr;
     if (Kernel::cfg.dynamic_schedule && (Kernel::traits.varlen || args.n_items > n_sms)) {
         SchedulerCounters *counters = nullptr;
         error = SchedulerCounters::of_current_device(counters);
@@ -114,9 +128,28 @@ cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs &args
     }
     const int n_blocks = Kernel::traits.varlen ? n_sms : std::min(n_sms, args.n_items);
     void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.dout, &args};
-    return cudaLaunchKernel(
-        reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), dim3(n_blocks),
-        dim3(Kernel::n_threads), parameters, Kernel::smem_bytes, stream);
+    return cudaLaunchKernel(kernel, dim3(n_blocks), dim3(Kernel::n_threads), parameters, Kernel::smem_bytes,
+                            stream);
+}
+
+// dK and dV, and where it has no kernel of its own the sums of dQ. delta is there, dq_sums are 0.
+template <typename Kernel>
+cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs args, cudaStream_t stream) {
+    const cudaError_t error =
+        plan_items<Kernel>(p, p.n_heads_kv, ceil_div(p.seq_len_k, Kernel::B_c), args);
+    if (error != cudaSuccess) return error;
+    return launch_items<Kernel>(
+        reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
+}
+
+// dQ and delta.
+template <typename Kernel>
+cudaError_t launch_dq(const BackwardProblem &p, BackwardKernelArgs args, cudaStream_t stream) {
+    using DqKernel = StaticDqKernelConfig<Kernel::cfg, Kernel::traits>;
+    const cudaError_t error = plan_items<DqKernel>(p, p.n_heads, ceil_div(p.seq_len_q, DqKernel::B_r), args);
+    if (error != cudaSuccess) return error;
+    return launch_items<DqKernel>(
+        reinterpret_cast<const void *>(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
 }
 
 template <typename Kernel>
@@ -125,18 +158,34 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
     if constexpr (!Kernel::traits.varlen) p.cu_seqlens_q = p.cu_seqlens_k = p.seqused_q = p.seqused_k = nullptr;
     BackwardKernelArgs args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
-    if (error == cudaSuccess) error = launch_prepare_backward<Kernel::dtype>(p, Kernel::d_head, 0, stream);
-    if (error == cudaSuccess && args.n_items > 0) error = launch_key_blocks<Kernel>(p, args, stream);
-    if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(p, stream);
+    if constexpr (Kernel::sums_dq) {
+        if (error == cudaSuccess) error = launch_prepare_backward<Kernel::dtype>(p, Kernel::d_head, 0, stream);
+        if (error == cudaSuccess) error = launch_key_blocks<Kernel>(p, args, stream);
+        if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(p, stream);
+    } else {
+        if (error == cudaSuccess) {
+            error = p.dq != nullptr ? launch_dq<Kernel>(p, args, stream)
+                                    : launch_prepare_backward<Kernel::dtype>(p, Kernel::d_head, 0, stream);
+        }
+        if (error == cudaSuccess && (p.dk != nullptr || p.dv != nullptr))
+            error = launch_key_blocks<Kernel>(p, args, stream);
+    }
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
     return error;
 }
 
 template <typename Kernel>
 cudaError_t load_backward() {
-    const cudaError_t error =
+    cudaError_t error =
         cudaFuncSetAttribute(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+    if constexpr (!Kernel::sums_dq) {
+        if (error == cudaSuccess) {
+            error = cudaFuncSetAttribute(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         StaticDqKernelConfig<Kernel::cfg, Kernel::traits>::smem_bytes);
+        }
+    }
     if (error != cudaSuccess || !Kernel::cfg.dynamic_schedule) return error;
     SchedulerCounters *counters = nullptr;
     const cudaError_t device_error = SchedulerCounters::of_current_device(counters);

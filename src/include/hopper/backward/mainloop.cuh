@@ -18,10 +18,9 @@ namespace flash::hopper {
 // Waits for the item that follows; its number of steps, or kEndOfItems.
 template <typename Kernel>
 FLASH_DEVICE int await_next_item(BackwardConsumer<Kernel> &wg) {
-    constexpr int kBlocksOffset = 12;  // of n_blocks in an item
     ++wg.items;
     wg.await_item();
-    return load_shared_int(wg.smem.item(wg.slot(wg.items, Kernel::k_stages)) + kBlocksOffset);
+    return load_shared_int(wg.smem.item(wg.slot(wg.items, Kernel::k_stages)) + kItemStepsOffset);
 }
 
 // The scores of the block at wg.blocks, of the item at wg.items. Without such a block what is computed is not
@@ -37,7 +36,7 @@ FLASH_DEVICE void issue_scores(BackwardConsumer<Kernel> &wg) {
 template <typename Kernel>
 FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     constexpr int kQ = Kernel::q_stages, kK = Kernel::k_stages, kV = Kernel::v_stages;
-    const bool first = i == 0, last = i + 1 == wg.item.n_blocks;
+    const bool first = i == 0, last = i + 1 == wg.item.n_steps;
     const uint32_t q_slot = wg.slot(wg.blocks, kQ);
     const uint32_t word =
         wg.uniform_word(q_slot | wg.slot(wg.items, kV) << 8 | ((wg.blocks + Kernel::late_dq) % 2) << 16 |
@@ -93,9 +92,9 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     }
     ++wg.blocks;
 
-    int next_blocks = kEndOfItems;
-    if (last) next_blocks = await_next_item(wg);
-    if (!last || next_blocks != kEndOfItems) {
+    int next_steps = kEndOfItems;
+    if (last) next_steps = await_next_item(wg);
+    if (!last || next_steps != kEndOfItems) {
         mbarrier_wait(wg.smem.q_full(wg.slot(wg.blocks, kQ)), wg.phase(wg.blocks, kQ));
     }
     issue_scores(wg);
@@ -122,7 +121,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     pin_registers(wg.rmem_S);
     pin_registers(wg.rmem_dK);
     pin_registers(wg.rmem_dV);
-    return next_blocks;
+    return next_steps;
 }
 
 // From the first item to the end.
@@ -131,20 +130,20 @@ FLASH_DEVICE void run_backward_consumer(BackwardConsumer<Kernel> &wg) {
     if (Kernel::cfg.ping_pong && wg.warpgroup == 1) wg.pass_turn();  // the first turn is warpgroup 0's
     wg.await_item();
     wg.take_item();
-    if (wg.item.n_blocks != kEndOfItems) {
+    if (wg.item.n_steps != kEndOfItems) {
         mbarrier_wait(wg.smem.q_full(0), 0);
         issue_scores(wg);
         wg.read_lse_ahead();
         wgmma_wait<0>();
         pin_registers(wg.rmem_S);
     }
-    while (wg.item.n_blocks != kEndOfItems) {
+    while (wg.item.n_steps != kEndOfItems) {
         wg.clear_gradients();
         mbarrier_wait(wg.smem.v_full(wg.slot(wg.items, Kernel::v_stages)),
                       wg.phase(wg.items, Kernel::v_stages));
-        const int n_blocks = wg.item.n_blocks;
+        const int n_steps = wg.item.n_steps;
 #pragma unroll 1
-        for (int i = 0; i < n_blocks; ++i) backward_step(wg, i);
+        for (int i = 0; i < n_steps; ++i) backward_step(wg, i);
         wg.store_gradients();
         wg.take_item();
     }

@@ -5,14 +5,11 @@
 
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/empty_items.cuh"
+#include "hopper/backward/maps.cuh"
 #include "hopper/backward/shared_memory.cuh"
 #include "tma/scheduler.cuh"
 
 namespace flash::hopper {
-
-struct BackwardMaps {
-    const CUtensorMap &q, &k, &v, &dout;
-};
 
 // The load warp. All lanes go from item to item; one issues the copies.
 template <typename Kernel>
@@ -22,103 +19,67 @@ struct BackwardLoadWarp {
     const BackwardSharedMemory<Kernel> smem;
     const BackwardMaps &maps;
     const BackwardKernelArgs &args;
-    const uint64_t once = evict_first_policy(), again = evict_last_policy();
+    const TileLoads<Kernel> loads{args};
 
     RingPosition<Kernel::k_stages> k_position{1};
     RingPosition<Kernel::v_stages> v_position{1};
     RingPosition<Kernel::q_stages> q_position{1};
 
     FLASH_DEVICE void run() {
-        const bool loads = threadIdx.x % kWarpSize == 0;
+        const bool issues = threadIdx.x % kWarpSize == 0;
         Items scheduler(args, smem);
         while (scheduler.has_item()) {
-            const KeyItem item = scheduler.item();
+            const BackwardItem item = scheduler.item();
             scheduler.advance();
-            if (item.n_blocks == 0) {
+            if (item.n_steps == 0) {
                 clear_item<Kernel>(args, item);
-            } else if (loads) {
+            } else if (issues) {
                 load_item(item);
             }
             __syncwarp();
             scheduler.prefetch();
         }
-        if (!loads) return;
+        if (!issues) return;
         mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
-        KeyItem end{};
-        end.n_blocks = kEndOfItems;
+        BackwardItem end{};
+        end.n_steps = kEndOfItems;
         write_item(smem.item(k_position.slot()), end);
         mbarrier_arrive(smem.k_full(k_position.slot()));
         scheduler.finish();
     }
 
   private:
-    FLASH_DEVICE void load_item(const KeyItem &item) {
+    FLASH_DEVICE void load_item(const BackwardItem &item) {
         const uint32_t k_slot = k_position.slot();
         mbarrier_wait(smem.k_empty(k_slot), k_position.phase());  // K and the item before are done with
         write_item(smem.item(k_slot), item);
         mbarrier_arrive_expect(smem.k_full(k_slot), Kernel::k_bytes);
-        load_keys<Kernel::d_head>(smem.k(k_slot), maps.k, smem.k_full(k_slot), item);
+        loads.template keys<Kernel::d_head>(smem.k(k_slot), maps.k, smem.k_full(k_slot), item, item.head, item.tile);
         k_position.advance();
-        int head = item.head * args.group, q_block = item.first_q_block;
+        int head = item.head * args.group, q_block = item.first_block;
 #pragma unroll 1
-        for (int i = 0; i < item.n_blocks; ++i) {
+        for (int i = 0; i < item.n_steps; ++i) {
             const uint32_t slot = q_position.slot();
             mbarrier_wait(smem.q_empty(slot), q_position.phase());
             mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
-            load_queries<Kernel::d_head>(smem.q(slot), maps.q, smem.q_full(slot), item, head, q_block);
+            loads.template queries<Kernel::d_head>(smem.q(slot), maps.q, smem.q_full(slot), item, head, q_block);
             if (i == 0) load_v(item);
             mbarrier_arrive_expect(smem.do_full(slot), Kernel::do_bytes);
-            load_queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.do_full(slot), item, head,
-                                           q_block);
+            loads.template queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.do_full(slot), item, head, q_block);
             q_position.advance();
-            if (++q_block == item.end_q_block) {
-                q_block = item.first_q_block;
+            if (++q_block == item.end_block) {
+                q_block = item.first_block;
                 ++head;
             }
         }
     }
 
-    FLASH_DEVICE void load_v(const KeyItem &item) {
+    FLASH_DEVICE void load_v(const BackwardItem &item) {
         const uint32_t slot = v_position.slot();
         mbarrier_wait(smem.v_empty(slot), v_position.phase());
         mbarrier_arrive_expect(smem.v_full(slot), Kernel::v_bytes);
-        load_keys<Kernel::d_head_v>(smem.v(slot), maps.v, smem.v_full(slot), item);
+        loads.template keys<Kernel::d_head_v>(smem.v(slot), maps.v, smem.v_full(slot), item, item.head, item.tile);
         v_position.advance();
-    }
-
-    // Rows past the sequence's end arrive as zeros.
-    template <int columns>
-    FLASH_DEVICE void load_keys(uint32_t address, const CUtensorMap &map, uint32_t barrier,
-                                const KeyItem &item) const {
-        const int row = item.key_tile * Kernel::B_c;
-#pragma unroll
-        for (int panel = 0; panel < panel_count(columns); ++panel) {
-            const uint32_t to = address + panel * Kernel::B_c * kPanelRowBytes;
-            if constexpr (Kernel::traits.varlen) {
-                const bool packed = args.cu_seqlens_k != nullptr;
-                tma_load(to, &map, barrier, panel * kPanelColumns, args.seq_len_k - item.seq_len_k + row,
-                         item.k_row + item.seq_len_k, item.head, packed ? 0 : item.batch, once);
-            } else {
-                tma_load(to, &map, barrier, panel * kPanelColumns, row, item.head, item.batch, once);
-            }
-        }
-    }
-
-    template <int columns>
-    FLASH_DEVICE void load_queries(uint32_t address, const CUtensorMap &map, uint32_t barrier,
-                                   const KeyItem &item, int head, int q_block) const {
-        const int row = q_block * Kernel::B_r;
-#pragma unroll
-        for (int panel = 0; panel < panel_count(columns); ++panel) {
-            const uint32_t to = address + panel * Kernel::B_r * kPanelRowBytes;
-            if constexpr (Kernel::traits.varlen) {
-                const bool packed = args.cu_seqlens_q != nullptr;
-                tma_load(to, &map, barrier, panel * kPanelColumns, args.seq_len_q - item.seq_len_q + row,
-                         item.q_row + item.seq_len_q, head, packed ? 0 : item.batch, again);
-            } else {
-                tma_load(to, &map, barrier, panel * kPanelColumns, row, head, item.batch, again);
-            }
-        }
     }
 };
 
@@ -129,10 +90,10 @@ struct ItemReader {
     RingPosition<Kernel::k_stages> position{0};
 
     // False: there is none.
-    FLASH_DEVICE bool next(KeyItem &item) {
+    FLASH_DEVICE bool next(BackwardItem &item) {
         mbarrier_wait(smem.k_full(position.slot()), position.phase());
         item = read_item(smem.item(position.slot()));
-        if (item.n_blocks == kEndOfItems) return false;
+        if (item.n_steps == kEndOfItems) return false;
         __syncwarp();
         if (arrives_for_warp(threadIdx.x % kWarpSize)) mbarrier_arrive(smem.k_empty(position.slot()));
         position.advance();
@@ -154,13 +115,13 @@ struct RowWarp {
         const int lane = threadIdx.x % kWarpSize;
         ItemReader<Kernel> items{smem};
         RingPosition<Kernel::q_stages> position{1};
-        KeyItem item;
+        BackwardItem item;
         while (items.next(item)) {
-            int head = item.head * args.group, q_block = item.first_q_block;
+            int head = item.head * args.group, q_block = item.first_block;
             float lse[kRows], delta[kRows];
             load(item, head, q_block, lane, lse, delta);
 #pragma unroll 1
-            for (int i = 0; i < item.n_blocks; ++i) {
+            for (int i = 0; i < item.n_steps; ++i) {
                 const uint32_t slot = position.slot();
                 mbarrier_wait(smem.q_empty(slot), position.phase());
 #pragma unroll
@@ -171,17 +132,17 @@ struct RowWarp {
                 __syncwarp();
                 if (arrives_for_warp(lane)) mbarrier_arrive(smem.q_full(slot));
                 position.advance();
-                if (++q_block == item.end_q_block) {
-                    q_block = item.first_q_block;
+                if (++q_block == item.end_block) {
+                    q_block = item.first_block;
                     ++head;
                 }
-                if (i + 1 < item.n_blocks) load(item, head, q_block, lane, lse, delta);
+                if (i + 1 < item.n_steps) load(item, head, q_block, lane, lse, delta);
             }
         }
     }
 
   private:
-    FLASH_DEVICE void load(const KeyItem &item, int head, int q_block, int lane, float (&lse)[kRows],
+    FLASH_DEVICE void load(const BackwardItem &item, int head, int q_block, int lane, float (&lse)[kRows],
                            float (&delta)[kRows]) const {
         const bool packed = Kernel::traits.varlen && args.cu_seqlens_q != nullptr;
         const SequenceRows rows{item.batch, item.q_row, item.seq_len_q};
@@ -214,13 +175,13 @@ struct DqReducer {
     FLASH_DEVICE void run() {
         const bool first_lane = threadIdx.x % kWarpSize == 0;
         ItemReader<Kernel> items{smem};
-        KeyItem item;
+        BackwardItem item;
         named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
         while (items.next(item)) {
-            int tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_q_block;
-            int left_of_head = item.q_blocks();
+            int tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_block;
+            int left_of_head = item.visited_blocks();
 #pragma unroll 1
-            for (int i = 0; i < item.n_blocks; ++i) {
+            for (int i = 0; i < item.n_steps; ++i) {
                 float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats + part * kPieceFloats;
                 named_barrier_sync(named_barrier::kStaged + part, kThreads);
                 if (first_lane) {
@@ -236,7 +197,7 @@ struct DqReducer {
                 named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
                 ++tile;
                 if (--left_of_head == 0) {
-                    left_of_head = item.q_blocks();
+                    left_of_head = item.visited_blocks();
                     tile += args.dq_tiles - left_of_head;
                 }
             }
