@@ -31,6 +31,11 @@ FLASH_DEVICE void stmatrix_x4(uint32_t address, uint32_t v0, uint32_t v1, uint32
                  : "memory");
 }
 
+// 8 bytes.
+FLASH_DEVICE void store_shared_pair(uint32_t address, uint32_t v0, uint32_t v1) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v0), "r"(v1) : "memory");
+}
+
 // 16 bytes to global memory, marked as not read again soon.
 FLASH_DEVICE void store_global_streaming(void *address, const uint32_t (&v)[4]) {
     asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v[0]), "r"(v[1]),

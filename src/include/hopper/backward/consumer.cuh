@@ -99,6 +99,13 @@ struct BackwardConsumer {
         }
     }
 
+    FLASH_DEVICE int first_key_of_warpgroup() const {
+        return item.tile * B_c + (Kernel::split ? 0 : warpgroup * kWarpgroupRows);
+    }
+
+    // Of the thread's two, the upper one.
+    FLASH_DEVICE int first_key() const { return first_key_of_warpgroup() + warp * 16 + lane / 4; }
+
     FLASH_DEVICE void clear_gradients() {
 #pragma unroll
         for (int i = 0; i < Kernel::d_head / 2; ++i) rmem_dK[i] = 0.f;
@@ -106,12 +113,13 @@ struct BackwardConsumer {
         for (int i = 0; i < Kernel::d_head_v / 2; ++i) rmem_dV[i] = 0.f;
     }
 
-    FLASH_DEVICE void store_gradients() const {
-        const int first_key = item.tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
-        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item,
-                                                 first_key, lane, args.d_head_v);
-        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args,
-                                               item, first_key, lane, args.d_head);
+    FLASH_DEVICE void store_dv() const {
+        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item, first_key(),
+                                                 lane, args.d_head_v);
+    }
+    FLASH_DEVICE void store_dk() const {
+        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args, item,
+                                               first_key(), lane, args.d_head);
     }
 
     // ---------------------------------------------------------------- probabilities
@@ -124,7 +132,7 @@ struct BackwardConsumer {
     }
 
     FLASH_DEVICE bool needs_mask() const {
-        const int first_key = item.tile * B_c + warpgroup * kWarpgroupRows;
+        const int first_key = first_key_of_warpgroup();
         return !args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
                     .sees_all(q_block * B_r, q_block * B_r + B_r - 1, {first_key, first_key + kWarpgroupRows});
     }
@@ -163,6 +171,21 @@ struct BackwardConsumer {
     // dS from P and dP. With softcap dS is the gradient of the score before the cap.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_r / 4], const uint32_t (&rmem_P)[B_r / 4],
                                       const float (&rmem_dP)[B_r / 2]) const {
+        make_score_gradients(rmem_dS, rmem_dP, [&](int i) {
+            float2 p{rmem_S[i], rmem_S[i + 1]};
+            if constexpr (!Kernel::float_p) p = unpack<Kernel::dtype>(rmem_P[i / 2]);
+            if constexpr (Kernel::traits.softcap) {
+                p.x *= 1.f - rmem_S[i] * rmem_S[i];
+                p.y *= 1.f - rmem_S[i + 1] * rmem_S[i + 1];
+            }
+            return p;
+        });
+    }
+
+    // p(i): elements i and i + 1 of P.
+    template <typename P>
+    FLASH_DEVICE void make_score_gradients(uint32_t (&rmem_dS)[B_r / 4], const float (&rmem_dP)[B_r / 2],
+                                           const P &p) const {
         const uint32_t address = smem.delta(slot(blocks, kQStages)) + (lane & 3) * 8;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
@@ -170,14 +193,9 @@ struct BackwardConsumer {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int i = 4 * j + 2 * r;
-                float2 p{rmem_S[i], rmem_S[i + 1]};
-                if constexpr (!Kernel::float_p) p = unpack<Kernel::dtype>(rmem_P[i / 2]);
-                if constexpr (Kernel::traits.softcap) {
-                    p.x *= 1.f - rmem_S[i] * rmem_S[i];
-                    p.y *= 1.f - rmem_S[i + 1] * rmem_S[i + 1];
-                }
+                const float2 pair = p(i);
                 rmem_dS[i / 2] =
-                    pack<Kernel::dtype>(p.x * (rmem_dP[i] - delta.x), p.y * (rmem_dP[i + 1] - delta.y));
+                    pack<Kernel::dtype>(pair.x * (rmem_dP[i] - delta.x), pair.y * (rmem_dP[i + 1] - delta.y));
             }
         }
     }
@@ -225,7 +243,7 @@ struct BackwardConsumer {
   private:
     // Columns of the block in hand that see the thread's key of row r.
     FLASH_DEVICE Range visible_columns(int r) const {
-        const int key = item.tile * B_c + warpgroup * kWarpgroupRows + warp * 16 + lane / 4 + 8 * r;
+        const int key = first_key() + 8 * r;
         const Range rows =
             args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).rows_of({key, key + 1});
         const int first_row = q_block * B_r;

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "common/backward/rows_of_none.cuh"
-#include "hopper/backward/mainloop.cuh"
 #include "hopper/backward/producer.cuh"
+#include "hopper/backward/split_mainloop.cuh"
 
 namespace flash::hopper {
 
@@ -52,7 +52,13 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
     } else {
         acquire_registers<Kernel::consumer_registers>();
         BackwardConsumer<Kernel> consumer(args, smem, warpgroup - 1);
-        run_backward_consumer(consumer);
+        if constexpr (!Kernel::split) {
+            run_backward_consumer(consumer);
+        } else if (warpgroup == 1) {
+            run_split_scores(consumer);
+        } else {
+            run_split_gradients(consumer);
+        }
     }
 }
 

@@ -144,7 +144,8 @@ FLASH_DEVICE void run_backward_consumer(BackwardConsumer<Kernel> &wg) {
         const int n_steps = wg.item.n_steps;
 #pragma unroll 1
         for (int i = 0; i < n_steps; ++i) backward_step(wg, i);
-        wg.store_gradients();
+        wg.store_dv();
+        wg.store_dk();
         wg.take_item();
     }
     if constexpr (Kernel::late_dq) {

@@ -25,8 +25,8 @@ struct BackwardProducts {
     uint32_t k, v, q, dout, q_t, dout_t, ds_t, k_t;
 
     FLASH_DEVICE BackwardProducts(const BackwardSharedMemory<Kernel> &smem, int warpgroup)
-        : k(descriptor_lower_word(smem.k(0) + warpgroup * kWarpgroupRows * kPanelRowBytes, kSameTile)),
-          v(descriptor_lower_word(smem.v(0) + warpgroup * kWarpgroupRows * kPanelRowBytes, kSameTile)),
+        : k(descriptor_lower_word(smem.k(0) + keys(warpgroup) * kPanelRowBytes, kSameTile)),
+          v(descriptor_lower_word(smem.v(0) + keys(warpgroup) * kPanelRowBytes, kSameTile)),
           q(descriptor_lower_word(smem.q(0), kSameTile)),
           dout(descriptor_lower_word(smem.dout(0), kSameTile)),
           q_t(descriptor_lower_word(smem.q(0), B_r * kPanelRowBytes)),
@@ -71,6 +71,11 @@ struct BackwardProducts {
     }
 
   private:
+    // A warpgroup's first key in its block.
+    static FLASH_DEVICE constexpr int keys(int warpgroup) {
+        return Kernel::split ? 0 : warpgroup * kWarpgroupRows;
+    }
+
     template <int depth>
     static FLASH_DEVICE void issue_rows(float (&rmem)[B_r / 2], uint32_t a_word, uint32_t b_word) {
         const uint64_t a = make_descriptor(a_word), b = make_descriptor(b_word);

@@ -6,6 +6,7 @@
 //     Q, rows   Q, LSE and delta of a query block; their slot is given back together with dO's
 //     dO        waited for later than Q, and for itself
 //     dS        written by every consumer warp, read by all for dQ
+//     P         with split_gradients written by one warpgroup, read by the other
 #pragma once
 
 #include "hopper/backward/key_items.cuh"
@@ -30,7 +31,9 @@ struct BackwardSharedMemory {
         kQEmpty = kDoFull + Kernel::q_stages,
         kDsFull = kQEmpty + Kernel::q_stages,
         kDsEmpty = kDsFull + Kernel::ds_stages,
-        kBarriers = kDsEmpty + Kernel::ds_stages,
+        kPFull = kDsEmpty + Kernel::ds_stages,
+        kPEmpty = kPFull + Kernel::p_stages,
+        kBarriers = kPEmpty + Kernel::p_stages,
     };
     static_assert(kBarriers * 8 <= kItemsOffset &&
                   kItemsOffset + Kernel::k_stages * kItemBytes <= kBackwardControlBytes);
@@ -47,6 +50,7 @@ struct BackwardSharedMemory {
     FLASH_DEVICE uint32_t dq(int part) const {
         return base + Kernel::smem_dq + part * Kernel::dq_part_floats * 4;
     }
+    FLASH_DEVICE uint32_t p(uint32_t slot) const { return base + Kernel::smem_p + slot * Kernel::p_bytes; }
     FLASH_DEVICE uint32_t lse(uint32_t slot) const {
         return base + Kernel::smem_lse + slot * Kernel::row_bytes;
     }
@@ -67,6 +71,9 @@ struct BackwardSharedMemory {
     FLASH_DEVICE uint32_t ds_full(uint32_t slot) const { return barrier(kDsFull, slot); }
     FLASH_DEVICE uint32_t ds_empty(uint32_t slot) const { return barrier(kDsEmpty, slot); }
 
+    FLASH_DEVICE uint32_t p_full(uint32_t slot) const { return barrier(kPFull, slot); }
+    FLASH_DEVICE uint32_t p_empty(uint32_t slot) const { return barrier(kPEmpty, slot); }
+
     // For Scheduler, which sends nothing here.
     FLASH_DEVICE uint32_t mail(uint32_t) const { return 0; }
     FLASH_DEVICE uint32_t mail_full(uint32_t) const { return 0; }
@@ -80,7 +87,7 @@ struct BackwardSharedMemory {
             }
             for (int slot = 0; slot < Kernel::v_stages; ++slot) {
                 mbarrier_init(v_full(slot), 1);
-                mbarrier_init(v_empty(slot), kWarpArrivals);
+                mbarrier_init(v_empty(slot), Kernel::split ? kWarpArrivals / 2 : kWarpArrivals);
             }
             for (int slot = 0; slot < Kernel::q_stages; ++slot) {
                 mbarrier_init(q_full(slot), 1 + kArrivalsOfWarp);  // the copy's, and the row warp's
@@ -90,6 +97,10 @@ struct BackwardSharedMemory {
             for (int slot = 0; slot < Kernel::ds_stages; ++slot) {
                 mbarrier_init(ds_full(slot), kWarpArrivals);
                 mbarrier_init(ds_empty(slot), kWarpArrivals);
+            }
+            for (int slot = 0; slot < Kernel::p_stages; ++slot) {
+                mbarrier_init(p_full(slot), kWarpArrivals / 2);
+                mbarrier_init(p_empty(slot), kWarpArrivals / 2);
             }
             fence_mbarrier_init();
         }

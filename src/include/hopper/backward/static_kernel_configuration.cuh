@@ -9,6 +9,7 @@
 //     dO ring     q_stages x (B_r, d_v)
 //     dS slots    2 x (B_c, B_r)           none where dQ has a kernel of its own
 //     dQ staging  (B_r, d) float32         where bulk reductions take it
+//     P slots     2 x (B_c, B_r)           with split_gradients: from one warpgroup to the other
 //     rows        q_stages x B_r x (LSE, delta) float32
 //     control     1 KiB: mbarriers, the work item of each K slot
 #pragma once
@@ -39,7 +40,9 @@ struct StaticBackwardKernelConfig {
     static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
 
     static constexpr int warpgroup_threads = 128;
-    static constexpr int n_consumers = B_c / kWarpgroupRows;  // 64 keys each
+    // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
+    static constexpr bool split = CFG.split_gradients;
+    static constexpr int n_consumers = 2;
     static constexpr int n_consumer_warps = n_consumers * 4;
     static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;
     // Registers a thread of the producer and of a consumer warpgroup; 65536 in all.
@@ -60,6 +63,9 @@ struct StaticBackwardKernelConfig {
     static constexpr int q_bytes = tile_bytes(B_r, d_head), do_bytes = tile_bytes(B_r, d_head_v);
     static constexpr int ds_bytes = tile_bytes(B_c, B_r);
     static constexpr int ds_stages = sums_dq ? 2 : 0;
+    // Split: P on its way from one warpgroup to the other.
+    static constexpr int p_stages = split ? 2 : 0;
+    static constexpr int p_bytes = B_c * B_r * (CFG.float_p ? 4 : 2);
     static constexpr int row_bytes = B_r * 4;
 
     static constexpr int smem_k = 0;
@@ -68,18 +74,22 @@ struct StaticBackwardKernelConfig {
     static constexpr int smem_do = smem_q + q_stages * q_bytes;
     static constexpr int smem_ds = smem_do + q_stages * do_bytes;
     static constexpr int smem_dq = smem_ds + ds_stages * ds_bytes;
-    static constexpr int smem_lse = smem_dq + (stages_dq ? dq_tile_floats * 4 : 0);
+    static constexpr int smem_p = smem_dq + (stages_dq ? dq_tile_floats * 4 : 0);
+    static constexpr int smem_lse = smem_p + p_stages * p_bytes;
     static constexpr int smem_delta = smem_lse + q_stages * row_bytes;
     static constexpr int smem_control = smem_delta + q_stages * row_bytes;
     static constexpr int smem_bytes = smem_control + kBackwardControlBytes;
 
-    static_assert(B_c == 2 * kWarpgroupRows, "B_c: 128, 64 keys for each of two consumer warpgroups");
+    static_assert(B_c == (split ? 1 : 2) * kWarpgroupRows,
+                  "B_c: 64 keys for each of two consumer warpgroups; with split_gradients for both");
     static_assert(B_r == 64 || B_r == 128, "B_r: 64 or 128");
     static_assert(d_head % kPanelColumns == 0 && d_head_v % kPanelColumns == 0,
                   "d_head, d_head_v: multiples of 64; others are padded by the caller");
     static_assert(!sums_dq || dq_columns == kPanelColumns,
                   "dQ: each of two consumer warpgroups takes 64 rows and 64 columns, so that B_r * d_head is "
                   "8192; or choose dq_output OWN_KERNEL");
+    static_assert(!split || (!sums_dq && !CFG.ping_pong),
+                  "split_gradients: no registers for dQ, and no turns: choose dq_output OWN_KERNEL");
     static_assert(q_stages >= 2 && q_stages <= 4, "q_stages: 2 to 4");
     static_assert(k_stages == 1 || k_stages == 2, "k_stages: 1 or 2");
     static_assert(v_stages == 1 || v_stages == 2, "v_stages: 1 or 2");
