@@ -139,32 +139,11 @@ struct BackwardConsumer {
 
     // S -> P, rounded into rmem_P. Without softcap P in float32 stays in rmem_S.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4]) {
-        const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
-        const bool masked = needs_mask();
         if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            const float2 lse = kLseAhead ? rmem_lse[j] : load_shared_float2(address + j * 32);
-            float p[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                p[i] =
-                    exp2_approx(fmaf(rmem_S[4 * j + i], args.exponent_factor, i % 2 == 0 ? -lse.x : -lse.y));
-                if (!Kernel::traits.softcap) rmem_S[4 * j + i] = p[i];
-            }
-            if (Kernel::traits.softcap) {
-                rmem_P[2 * j] = pack<Kernel::dtype>(p[0], p[1]);
-                rmem_P[2 * j + 1] = pack<Kernel::dtype>(p[2], p[3]);
-            }
-        }
-        if constexpr (Kernel::traits.softcap) {
-            if (masked) mask_packed(rmem_P);
+        if (needs_mask()) {
+            exponentials<true>(rmem_P);
         } else {
-            if (masked) mask_probabilities();
-#pragma unroll
-            for (int i = 0; i < B_r / 4; ++i) {
-                rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
-            }
+            exponentials<false>(rmem_P);
         }
     }
 
@@ -241,6 +220,34 @@ struct BackwardConsumer {
     }
 
   private:
+    template <bool kMasked>
+    FLASH_DEVICE void exponentials(uint32_t (&rmem_P)[B_r / 4]) {
+        const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const float2 lse = kLseAhead ? rmem_lse[j] : load_shared_float2(address + j * 32);
+            float p[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                p[i] = exp2_approx(fmaf(rmem_S[4 * j + i], args.exponent_factor, i % 2 == 0 ? -lse.x : -lse.y));
+                if (!Kernel::traits.softcap) rmem_S[4 * j + i] = p[i];
+            }
+            if (!kMasked || Kernel::traits.softcap) {
+                rmem_P[2 * j] = pack<Kernel::dtype>(p[0], p[1]);
+                rmem_P[2 * j + 1] = pack<Kernel::dtype>(p[2], p[3]);
+            }
+        }
+        if constexpr (kMasked && Kernel::traits.softcap) {
+            mask_packed(rmem_P);
+        } else if constexpr (kMasked) {
+            mask_probabilities();
+#pragma unroll
+            for (int i = 0; i < B_r / 4; ++i) {
+                rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
+            }
+        }
+    }
+
     // Columns of the block in hand that see the thread's key of row r.
     FLASH_DEVICE Range visible_columns(int r) const {
         const int key = first_key() + 8 * r;

@@ -26,3 +26,20 @@ def get_hopper_backward_kernels() -> list[BackwardKernel]:
 def get_hopper_backward_configs() -> list[HopperBackwardKernelConfig]:
     """The configurations of these kernels."""
     return sorted({kernel.config for kernel in get_hopper_backward_kernels()})
+
+
+def get_hopper_backward_tuning_configs() -> list[HopperBackwardKernelConfig]:
+    """What ``tune`` measures: the choices, and each with one of the ideas that pay on some sizes alone."""
+    changes: tuple[dict[str, bool], ...] = (
+        {"ping_pong": True},
+        {"ping_pong": False},
+        {"lse_ahead": True},
+        {"lse_ahead": False},
+        {"float_p": True},
+        {"float_p": False},
+        {"reversed_heads": False},
+    )
+    varied = {
+        replace(config, **change) for config in get_hopper_backward_configs() for change in ({}, *changes)
+    }
+    return sorted(config for config in varied if config.malformed_reason() is None)
