@@ -6,6 +6,7 @@
 #include "hopper/backward/capped_scores.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/products.cuh"
+#include "hopper/backward/unseen_rows.cuh"
 #include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
@@ -122,6 +123,34 @@ struct BackwardConsumer {
                                                first_key(), lane, args.d_head);
     }
 
+    // ---------------------------------------------------------------- rows that take no part
+    static constexpr bool kMasks = Kernel::traits.causal || Kernel::traits.window;
+
+    // Of Q and dO of the block in hand, whose scores are there.
+    FLASH_DEVICE void clear_unseen_queries() const {
+        if constexpr (kMasks) {
+            Range seeing = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).seeing_rows();
+            if (seeing.end == item.seq_len_q) seeing.end = q_block * B_r + B_r;  // rows past the end are zeros
+            const uint32_t q_slot = slot(blocks, kQStages);
+            const RowsOfTile of_tile{q_block * B_r, 0, B_r};
+            clear_all_but<B_r, Kernel::d_head>(smem.q(q_slot), seeing, of_tile, kBarrier + warpgroup);
+            clear_all_but<B_r, Kernel::d_head_v>(smem.dout(q_slot), seeing, of_tile, kBarrier + warpgroup);
+        }
+    }
+
+    // Of the warpgroup's rows of K and V. Only windows leave keys that nobody sees.
+    FLASH_DEVICE void clear_unseen_keys() const {
+        if constexpr (Kernel::traits.window) {
+            Range seen = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).seen_keys();
+            if (seen.end == item.seq_len_k) seen.end = item.tile * B_c + B_c;
+            const RowsOfTile of_tile{item.tile * B_c, warpgroup * kWarpgroupRows, kWarpgroupRows};
+            clear_all_but<B_c, Kernel::d_head>(smem.k(slot(items, kKStages)), seen, of_tile,
+                                               kBarrier + warpgroup);
+            clear_all_but<B_c, Kernel::d_head_v>(smem.v(slot(items, kVStages)), seen, of_tile,
+                                                 kBarrier + warpgroup);
+        }
+    }
+
     // ---------------------------------------------------------------- probabilities
     FLASH_DEVICE void read_lse_ahead() {
         if constexpr (kLseAhead) {
@@ -137,6 +166,14 @@ struct BackwardConsumer {
                     .sees_all(q_block * B_r, q_block * B_r + B_r - 1, {first_key, first_key + kWarpgroupRows});
     }
 
+    // Whether no query of the block in hand sees a key of the warpgroup.
+    FLASH_DEVICE bool sees_nothing() const {
+        const int first_key = first_key_of_warpgroup();
+        const Range rows = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
+                               .rows_of({first_key, min(first_key + kWarpgroupRows, item.seq_len_k)});
+        return rows.end <= q_block * B_r || rows.begin >= q_block * B_r + B_r;
+    }
+
     // S -> P, rounded into rmem_P. Without softcap P in float32 stays in rmem_S.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4]) {
         if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
@@ -150,7 +187,7 @@ struct BackwardConsumer {
     // dS from P and dP. With softcap dS is the gradient of the score before the cap.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_r / 4], const uint32_t (&rmem_P)[B_r / 4],
                                       const float (&rmem_dP)[B_r / 2]) const {
-        make_score_gradients(rmem_dS, rmem_dP, [&](int i) {
+        make_score_gradients<false>(rmem_dS, rmem_dP, [&](int i) {
             float2 p{rmem_S[i], rmem_S[i + 1]};
             if constexpr (!Kernel::float_p) p = unpack<Kernel::dtype>(rmem_P[i / 2]);
             if constexpr (Kernel::traits.softcap) {
@@ -161,8 +198,8 @@ struct BackwardConsumer {
         });
     }
 
-    // p(i): elements i and i + 1 of P.
-    template <typename P>
+    // p(i): elements i and i + 1 of P. kHiddenRows: V and dO may hold NaN where P is 0.
+    template <bool kHiddenRows, typename P>
     FLASH_DEVICE void make_score_gradients(uint32_t (&rmem_dS)[B_r / 4], const float (&rmem_dP)[B_r / 2],
                                            const P &p) const {
         const uint32_t address = smem.delta(slot(blocks, kQStages)) + (lane & 3) * 8;
@@ -173,8 +210,10 @@ struct BackwardConsumer {
             for (int r = 0; r < 2; ++r) {
                 const int i = 4 * j + 2 * r;
                 const float2 pair = p(i);
-                rmem_dS[i / 2] =
-                    pack<Kernel::dtype>(pair.x * (rmem_dP[i] - delta.x), pair.y * (rmem_dP[i + 1] - delta.y));
+                float ds[2] = {pair.x * (rmem_dP[i] - delta.x), pair.y * (rmem_dP[i + 1] - delta.y)};
+                if (kHiddenRows && pair.x == 0.f) ds[0] = 0.f;
+                if (kHiddenRows && pair.y == 0.f) ds[1] = 0.f;
+                rmem_dS[i / 2] = pack<Kernel::dtype>(ds[0], ds[1]);
             }
         }
     }
@@ -220,6 +259,8 @@ struct BackwardConsumer {
     }
 
   private:
+    static constexpr int kBarrier = named_barrier::kWarpgroup;
+
     template <bool kMasked>
     FLASH_DEVICE void exponentials(uint32_t (&rmem_P)[B_r / 4]) {
         const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;

@@ -14,6 +14,7 @@
 #include "hopper/backward/capped_scores.cuh"
 #include "hopper/backward/dq_producer.cuh"
 #include "hopper/backward/epilogue.cuh"
+#include "hopper/backward/unseen_rows.cuh"
 #include "hopper/mask_tile.cuh"
 #include "hopper/wgmma.cuh"
 
@@ -148,43 +149,65 @@ struct DqConsumer {
         return args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k);
     }
 
+    // Whether some of the warpgroup's queries does not see some key of the tile in hand.
+    FLASH_DEVICE bool needs_mask() const {
+        const int first_row = item.tile * B_r + warpgroup * kWarpgroupRows;
+        return !visible().sees_all(first_row, first_row + kWarpgroupRows - 1, {tile * B_c, tile * B_c + B_c});
+    }
+
     // S -> P; with softcap -> tanh, of which score_gradients makes P.
     FLASH_DEVICE void probabilities() {
-        if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
-        const int first_row = item.tile * B_r + warpgroup * kWarpgroupRows;
-        const Range keys{tile * B_c, tile * B_c + B_c};
-        const bool masked = !visible().sees_all(first_row, first_row + kWarpgroupRows - 1, keys);
-        if constexpr (!Kernel::traits.softcap) {
+        if constexpr (Kernel::traits.softcap) {
+            cap_scores(rmem_S, args.score_factor, args.exponent_factor);
+        } else {
 #pragma unroll
             for (int i = 0; i < B_c / 2; ++i) {
                 rmem_S[i] = exp2_approx(fmaf(rmem_S[i], args.exponent_factor, -lse[i / 2 % 2]));
             }
-            if (masked) mask(rmem_S);
-        } else if (masked) {
-            mask(rmem_S);  
         }
     }
 
-    // dS from S, or P, and dP. With softcap dS is the gradient of the score before the cap.
-    FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_c / 4], const float (&rmem_dP)[B_c / 2]) const {
-        float ds[2];
+    // dS from P, or tanh, and dP; with softcap the gradient of the score before the cap. Where a mask hides it,
+    // it is 0 whatever the rows of K, V and dO hold.
+    FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_c / 4], float (&rmem_dP)[B_c / 2]) {
+        if (!needs_mask()) {
 #pragma unroll
-        for (int i = 0; i < B_c / 2; ++i) {
-            float p = rmem_S[i];
-            if constexpr (Kernel::traits.softcap) {
-                p = capped_probability(rmem_S[i], args.exponent_factor, lse[i / 2 % 2]);
+            for (int i = 0; i < B_c / 4; ++i) {
+                rmem_dS[i] = pack<Kernel::dtype>(score_gradient(rmem_dP, 2 * i),
+                                                 score_gradient(rmem_dP, 2 * i + 1));
             }
-            ds[i % 2] = p * (rmem_dP[i] - delta[i / 2 % 2]);
-            if (i % 2 == 1) rmem_dS[i / 2] = pack<Kernel::dtype>(ds[0], ds[1]);
+            return;
         }
-    }
-
-    FLASH_DEVICE void mask(float (&rmem)[B_c / 2]) const {
-        constexpr float kHidden = Kernel::traits.softcap ? kHiddenTanh : 0.f;
+#pragma unroll
+        for (int i = 0; i < B_c / 2; ++i) rmem_dP[i] = score_gradient(rmem_dP, i);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const Range keys = visible().keys_of(row(r));
-            keep_columns<B_c, true>(rmem, r, lane, keys.end - tile * B_c, keys.begin - tile * B_c, kHidden);
+            keep_columns<B_c, true>(rmem_dP, r, lane, keys.end - tile * B_c, keys.begin - tile * B_c, 0.f);
+        }
+#pragma unroll
+        for (int i = 0; i < B_c / 4; ++i) {
+            rmem_dS[i] = pack<Kernel::dtype>(rmem_dP[2 * i], rmem_dP[2 * i + 1]);
+        }
+    }
+
+    FLASH_DEVICE float score_gradient(const float (&rmem_dP)[B_c / 2], int i) const {
+        float p = rmem_S[i];
+        if constexpr (Kernel::traits.softcap) {
+            p = exp2_approx(fmaf(rmem_S[i], args.exponent_factor, -lse[i / 2 % 2])) *
+                (1.f - rmem_S[i] * rmem_S[i]);
+        }
+        return p * (rmem_dP[i] - delta[i / 2 % 2]);
+    }
+
+    // Of K, keys that no query of the block sees: first or last ones of a tile.
+    FLASH_DEVICE void clear_unseen_keys() const {
+        if constexpr (Kernel::traits.window) {
+            const int first = item.tile * B_r, last = min(first + B_r, item.seq_len_q) - 1;
+            Range seen{visible().keys_of(first).begin, visible().keys_of(last).end};
+            if (seen.end == item.seq_len_k) seen.end = tile * B_c + B_c;  // rows past the end are zeros
+            clear_all_but<B_c, d_head>(smem.k(slot(tiles, Kernel::k_stages)), seen, {tile * B_c, 0, B_c},
+                                       kWarpgroupBarrier + warpgroup);
         }
     }
 
@@ -205,6 +228,7 @@ struct DqConsumer {
         release(smem.v_empty(v_slot));
         uint32_t rmem_dS[B_c / 4];
         score_gradients(rmem_dS, rmem_dP);
+        clear_unseen_keys();
         await_turn();
         issue_dq(rmem_dS, word >> 8 & 255);
         ++tiles;
@@ -273,7 +297,8 @@ struct DqConsumer {
     }
 
   private:
-    static constexpr int kDqTurn = 1;  // named barriers, + consumer warpgroup
+    // Named barriers, + consumer warpgroup.
+    static constexpr int kDqTurn = 1, kWarpgroupBarrier = 3;
 };
 
 template <typename Kernel>

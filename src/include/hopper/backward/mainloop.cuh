@@ -32,8 +32,9 @@ FLASH_DEVICE void issue_scores(BackwardConsumer<Kernel> &wg) {
     wg.products.issue_scores(wg.rmem_S, word >> 8, word & 255);
 }
 
-// Block `i` of the item; the number of steps of the next item where this is the last one.
-template <typename Kernel>
+// Block `i` of the item; the number of steps of the next item where this is the last one. kHidden: none of its
+// queries sees a key of this warpgroup, which takes part in dQ alone.
+template <bool kHidden, typename Kernel>
 FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     constexpr int kQ = Kernel::q_stages, kK = Kernel::k_stages, kV = Kernel::v_stages;
     const bool first = i == 0, last = i + 1 == wg.item.n_steps;
@@ -46,24 +47,29 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     // Without dQ nobody reads K after the scores.
     if (!Kernel::sums_dq && last) wg.release(wg.smem.k_empty(wg.slot(wg.items, kK)));
 
-    float rmem_dP[Kernel::B_r / 2];
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
+    wg.clear_unseen_queries();
     wg.await_turn();
-    wg.products.issue_dp(rmem_dP, uniform_v, uniform_q);
-    uint32_t rmem_P[Kernel::B_r / 4];
-    wg.probabilities(rmem_P);
-    wg.products.issue_dv(wg.rmem_dV, rmem_P, uniform_q);
-    wgmma_wait<1>();  // dP is there
-    pin_registers(rmem_dP);
-    if (last) wg.release(wg.smem.v_empty(wg.slot(wg.items, kV)));
-
     uint32_t rmem_dS[Kernel::B_r / 4];
-    wg.score_gradients(rmem_dS, rmem_P, rmem_dP);
+    if constexpr (kHidden) {
+#pragma unroll
+        for (int j = 0; j < Kernel::B_r / 4; ++j) rmem_dS[j] = 0;
+    } else {
+        float rmem_dP[Kernel::B_r / 2];
+        uint32_t rmem_P[Kernel::B_r / 4];
+        wg.products.issue_dp(rmem_dP, uniform_v, uniform_q);
+        wg.probabilities(rmem_P);
+        wg.products.issue_dv(wg.rmem_dV, rmem_P, uniform_q);
+        wgmma_wait<1>();  // dP is there
+        pin_registers(rmem_dP);
+        wg.score_gradients(rmem_dS, rmem_P, rmem_dP);
+    }
+    if (last) wg.release(wg.smem.v_empty(wg.slot(wg.items, kV)));
     if constexpr (Kernel::sums_dq) {
         mbarrier_wait(wg.smem.ds_empty(wg.slot(wg.blocks, 2)), wg.phase(wg.blocks, 2) ^ 1);
         wg.store_score_gradients(rmem_dS);
     }
-    wg.products.issue_dk(wg.rmem_dK, rmem_dS, uniform_q);
+    if constexpr (!kHidden) wg.products.issue_dk(wg.rmem_dK, rmem_dS, uniform_q);
     if constexpr (Kernel::sums_dq) {
         fence_async_proxy();  // the products of both warpgroups must see dS
         __syncwarp();         // ... of every lane
@@ -141,9 +147,16 @@ FLASH_DEVICE void run_backward_consumer(BackwardConsumer<Kernel> &wg) {
         wg.clear_gradients();
         mbarrier_wait(wg.smem.v_full(wg.slot(wg.items, Kernel::v_stages)),
                       wg.phase(wg.items, Kernel::v_stages));
+        wg.clear_unseen_keys();
         const int n_steps = wg.item.n_steps;
 #pragma unroll 1
-        for (int i = 0; i < n_steps; ++i) backward_step(wg, i);
+        for (int i = 0; i < n_steps; ++i) {
+            if (Kernel::trimmed && wg.sees_nothing()) {
+                backward_step<true>(wg, i);
+            } else {
+                backward_step<false>(wg, i);
+            }
+        }
         wg.store_dv();
         wg.store_dk();
         wg.take_item();

@@ -64,6 +64,7 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     wg.probabilities(rmem_P);
     send_probabilities(wg, rmem_P);
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
+    wg.clear_unseen_queries();
     wg.products.issue_dv(wg.rmem_dV, rmem_P, uniform_q);
     wg.go_to_next_block();
     ++wg.blocks;
@@ -140,10 +141,17 @@ FLASH_DEVICE void split_gradient_step(BackwardConsumer<Kernel> &wg, int i) {
     mbarrier_wait(wg.smem.q_full(q_slot), wg.phase(wg.blocks, kQ));
     mbarrier_wait(wg.smem.p_full(p_slot), wg.phase(wg.blocks, 2));
     uint32_t rmem_dS[Kernel::B_r / 4];
-    wg.make_score_gradients(rmem_dS, wg.rmem_S, [&](int e) { return received_probabilities(wg, p_slot, e); });
+    const auto received = [&](int e) { return received_probabilities(wg, p_slot, e); };
+    if (wg.kMasks && wg.needs_mask()) {
+        wg.template make_score_gradients<true>(rmem_dS, wg.rmem_S, received);
+        wg.clear_unseen_queries();
+    } else {
+        wg.template make_score_gradients<false>(rmem_dS, wg.rmem_S, received);
+    }
     __syncwarp();
     wg.release(wg.smem.p_empty(p_slot));
     wg.products.issue_dk(wg.rmem_dK, rmem_dS, uniform_q);
+    wg.go_to_next_block();
     ++wg.blocks;
     int next_steps = kEndOfItems;
     if (last) next_steps = await_next_item(wg);

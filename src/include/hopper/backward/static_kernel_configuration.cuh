@@ -39,6 +39,9 @@ struct StaticBackwardKernelConfig {
     // The derivative of the cap takes the registers in which P would stay float32.
     static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
 
+    // Without a mask, and of the last keys, nobody sees a tile in part alone.
+    static constexpr bool trimmed = CFG.trimmed && (TRAITS.causal || TRAITS.window) && sums_dq;
+
     static constexpr int warpgroup_threads = 128;
     // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
     static constexpr bool split = CFG.split_gradients;
