@@ -133,8 +133,10 @@ struct BackwardConsumer {
             if (seeing.end == item.seq_len_q) seeing.end = q_block * B_r + B_r;  // rows past the end are zeros
             const uint32_t q_slot = slot(blocks, kQStages);
             const RowsOfTile of_tile{q_block * B_r, 0, B_r};
-            clear_all_but<B_r, Kernel::d_head>(smem.q(q_slot), seeing, of_tile, kBarrier + warpgroup);
-            clear_all_but<B_r, Kernel::d_head_v>(smem.dout(q_slot), seeing, of_tile, kBarrier + warpgroup);
+            if (!has_unused(seeing, of_tile)) return;
+            clear_unused<B_r, Kernel::d_head>(smem.q(q_slot), seeing, of_tile);
+            clear_unused<B_r, Kernel::d_head_v>(smem.dout(q_slot), seeing, of_tile);
+            show_cleared(named_barrier::kWarpgroup + warpgroup);
         }
     }
 
@@ -144,10 +146,10 @@ struct BackwardConsumer {
             Range seen = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).seen_keys();
             if (seen.end == item.seq_len_k) seen.end = item.tile * B_c + B_c;
             const RowsOfTile of_tile{item.tile * B_c, warpgroup * kWarpgroupRows, kWarpgroupRows};
-            clear_all_but<B_c, Kernel::d_head>(smem.k(slot(items, kKStages)), seen, of_tile,
-                                               kBarrier + warpgroup);
-            clear_all_but<B_c, Kernel::d_head_v>(smem.v(slot(items, kVStages)), seen, of_tile,
-                                                 kBarrier + warpgroup);
+            if (!has_unused(seen, of_tile)) return;
+            clear_unused<B_c, Kernel::d_head>(smem.k(slot(items, kKStages)), seen, of_tile);
+            clear_unused<B_c, Kernel::d_head_v>(smem.v(slot(items, kVStages)), seen, of_tile);
+            show_cleared(named_barrier::kWarpgroup + warpgroup);
         }
     }
 
@@ -259,8 +261,6 @@ struct BackwardConsumer {
     }
 
   private:
-    static constexpr int kBarrier = named_barrier::kWarpgroup;
-
     template <bool kMasked>
     FLASH_DEVICE void exponentials(uint32_t (&rmem_P)[B_r / 4]) {
         const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;

@@ -206,8 +206,10 @@ struct DqConsumer {
             const int first = item.tile * B_r, last = min(first + B_r, item.seq_len_q) - 1;
             Range seen{visible().keys_of(first).begin, visible().keys_of(last).end};
             if (seen.end == item.seq_len_k) seen.end = tile * B_c + B_c;  // rows past the end are zeros
-            clear_all_but<B_c, d_head>(smem.k(slot(tiles, Kernel::k_stages)), seen, {tile * B_c, 0, B_c},
-                                       kWarpgroupBarrier + warpgroup);
+            const RowsOfTile of_tile{tile * B_c, 0, B_c};
+            if (!has_unused(seen, of_tile)) return;
+            clear_unused<B_c, d_head>(smem.k(slot(tiles, Kernel::k_stages)), seen, of_tile);
+            show_cleared(kWarpgroupBarrier + warpgroup);
         }
     }
 

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
         prefetch_tensor_map(&do_map);
     }
     smem.initialise();
+    wait_for_prerequisites();
     if constexpr (TRAITS.varlen) {
         clear_gradient_rows_of_none(args.cu_seqlens_k, args.batch, args.total_k, args.dk, args.dk_strides,
                                     args.n_heads_kv, TRAITS.padded_head ? args.d_head : Kernel::d_head);

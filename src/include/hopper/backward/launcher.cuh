@@ -15,6 +15,7 @@
 
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
+#include "common/early_launch.cuh"
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/dq_kernel.cuh"
 #include "hopper/backward/encode_maps.cuh"
@@ -107,8 +108,8 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
 }
 
 // ---------------------------------------------------------------- launches
-// Persistent blocks of one kernel over its items.
-template <typename Kernel>
+// Persistent blocks of one kernel over its items. kEarly: see early_launch.cuh.
+template <typename Kernel, bool kEarly>
 cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardKernelArgs &args,
                          cudaStream_t stream) {
     if (args.n_items == 0) return cudaSuccess;
@@ -128,8 +129,7 @@ cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardK
     }
     const int n_blocks = Kernel::traits.varlen ? n_sms : std::min(n_sms, args.n_items);
     void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.dout, &args};
-    return cudaLaunchKernel(kernel, dim3(n_blocks), dim3(Kernel::n_threads), parameters, Kernel::smem_bytes,
-                            stream);
+    return launch_kernel<kEarly>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
 }
 
 // dK and dV, and where it has no kernel of its own the sums of dQ. delta is there, dq_sums are 0.
@@ -138,7 +138,7 @@ cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs args,
     const cudaError_t error =
         plan_items<Kernel>(p, p.n_heads_kv, ceil_div(p.seq_len_k, Kernel::B_c), args);
     if (error != cudaSuccess) return error;
-    return launch_items<Kernel>(
+    return launch_items<Kernel, true>(
         reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
 }
 
@@ -148,25 +148,37 @@ cudaError_t launch_dq(const BackwardProblem &p, BackwardKernelArgs args, cudaStr
     using DqKernel = StaticDqKernelConfig<Kernel::cfg, Kernel::traits>;
     const cudaError_t error = plan_items<DqKernel>(p, p.n_heads, ceil_div(p.seq_len_q, DqKernel::B_r), args);
     if (error != cudaSuccess) return error;
-    return launch_items<DqKernel>(
+    return launch_items<DqKernel, false>(
         reinterpret_cast<const void *>(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
+}
+
+// What a kernel without varlen must not see, and lengths of 0, of which there is no tensor map: their rows are
+// none all the same.
+template <typename Kernel>
+BackwardProblem plain_problem(BackwardProblem p) {
+    if constexpr (Kernel::traits.varlen) {
+        p.seq_len_q = std::max(p.seq_len_q, 1);
+        p.seq_len_k = std::max(p.seq_len_k, 1);
+    } else {
+        p.cu_seqlens_q = p.cu_seqlens_k = p.seqused_q = p.seqused_k = nullptr;
+    }
+    return p;
 }
 
 template <typename Kernel>
 cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
-    BackwardProblem p = given;
-    if constexpr (!Kernel::traits.varlen) p.cu_seqlens_q = p.cu_seqlens_k = p.seqused_q = p.seqused_k = nullptr;
+    const BackwardProblem p = plain_problem<Kernel>(given);
     BackwardKernelArgs args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
     if constexpr (Kernel::sums_dq) {
-        if (error == cudaSuccess) error = launch_prepare_backward<Kernel::dtype>(p, Kernel::d_head, 0, stream);
+        const PrepareWork work{.clears_sums = true, .d_head = Kernel::d_head};
+        if (error == cudaSuccess)
+            error = launch_prepare_backward<Kernel::dtype, Kernel::traits>(p, work, stream);
         if (error == cudaSuccess) error = launch_key_blocks<Kernel>(p, args, stream);
-        if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head>(p, stream);
+        if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head, true>(p, stream);
     } else {
-        if (error == cudaSuccess) {
-            error = p.dq != nullptr ? launch_dq<Kernel>(p, args, stream)
-                                    : launch_prepare_backward<Kernel::dtype>(p, Kernel::d_head, 0, stream);
-        }
+        // Also where dQ is not wanted: delta has the same bits then.
+        if (error == cudaSuccess) error = launch_dq<Kernel>(p, args, stream);
         if (error == cudaSuccess && (p.dk != nullptr || p.dv != nullptr))
             error = launch_key_blocks<Kernel>(p, args, stream);
     }
@@ -209,8 +221,7 @@ cudaError_t backward_attributes(KernelAttributes &out) {
 
 template <typename Kernel>
 BackwardWorkspaces backward_workspaces(const BackwardProblem &problem) {
-    BackwardProblem p = problem;
-    if constexpr (!Kernel::traits.varlen) p.cu_seqlens_q = nullptr;
+    const BackwardProblem p = plain_problem<Kernel>(problem);
     return {.dq_sums = Kernel::sums_dq ? dq_sum_floats(p, Kernel::d_head) * int64_t{sizeof(float)} : 0};
 }
 

@@ -32,14 +32,23 @@ struct RowsOfTile {
     int begin, n_rows;
 };
 
-// Of these rows all that are not in `used`, rows of the sequence. `barrier`: a named one of the warpgroup.
+// Whether some of them are not in `used`, rows of the sequence.
+FLASH_DEVICE bool has_unused(Range used, const RowsOfTile &of_tile) {
+    const int first = of_tile.first_row + of_tile.begin;
+    return used.begin > first || used.end < first + of_tile.n_rows;
+}
+
+// Clears these.
 template <int rows, int columns>
-FLASH_DEVICE void clear_all_but(uint32_t tile, Range used, const RowsOfTile &of_tile, int barrier) {
+FLASH_DEVICE void clear_unused(uint32_t tile, Range used, const RowsOfTile &of_tile) {
     const int begin = used.begin - of_tile.first_row, end = used.end - of_tile.first_row;
     const int last = of_tile.begin + of_tile.n_rows;
-    if (begin <= of_tile.begin && end >= last) return;
     clear_tile_rows<rows, columns>(tile, of_tile.begin, min(begin, last));
     clear_tile_rows<rows, columns>(tile, max(end, of_tile.begin), last);
+}
+
+// Before the products that read them. `barrier`: a named one of the warpgroup.
+FLASH_DEVICE void show_cleared(int barrier) {
     fence_async_proxy();               // wgmma must see what was written
     named_barrier_sync(barrier, 128);  // ... by every thread
 }

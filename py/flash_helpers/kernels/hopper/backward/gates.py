@@ -61,7 +61,7 @@ def _loop_violations(config: HopperBackwardKernelConfig, loop: Sequence[Instruct
         problems.append(f"loop: {names['MUFU']} exponentials; each of a thread's {scores} scores has one")
     turns = Counter(i.opcode.split(".")[1] for i in loop if i.name == "BAR")
     both = config.ping_pong + (config.dq_output == DqOutput.BULK_REDUCTION)  # turns, and the staged dQ
-    wanted = {"SYNC": both, "ARV": both} if both else {}
-    if turns != wanted:
-        problems.append(f"loop: named barriers {dict(turns)}; wanted {wanted}")
+    # Under a mask one more, on the rare path that clears rows of queries that see no key.
+    if turns["ARV"] != both or turns["SYNC"] not in (both, both + 1):
+        problems.append(f"loop: named barriers {dict(turns)}; wanted {both} SYNC (one more under a mask), {both} ARV")
     return problems
