@@ -115,12 +115,12 @@ struct BackwardConsumer {
     }
 
     FLASH_DEVICE void store_dv() const {
-        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item, first_key(),
-                                                 lane, args.d_head_v);
+        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item,
+                                                 first_key(), lane, args.d_head_v);
     }
     FLASH_DEVICE void store_dk() const {
-        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args, item,
-                                               first_key(), lane, args.d_head);
+        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args,
+                                               item, first_key(), lane, args.d_head);
     }
 
     // ---------------------------------------------------------------- rows that take no part
@@ -130,7 +130,8 @@ struct BackwardConsumer {
     FLASH_DEVICE void clear_unseen_queries() const {
         if constexpr (kMasks) {
             Range seeing = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).seeing_rows();
-            if (seeing.end == item.seq_len_q) seeing.end = q_block * B_r + B_r;  // rows past the end are zeros
+            if (seeing.end == item.seq_len_q)
+                seeing.end = q_block * B_r + B_r;  // rows past the end are zeros
             const uint32_t q_slot = slot(blocks, kQStages);
             const RowsOfTile of_tile{q_block * B_r, 0, B_r};
             if (!has_unused(seeing, of_tile)) return;
@@ -165,7 +166,8 @@ struct BackwardConsumer {
     FLASH_DEVICE bool needs_mask() const {
         const int first_key = first_key_of_warpgroup();
         return !args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
-                    .sees_all(q_block * B_r, q_block * B_r + B_r - 1, {first_key, first_key + kWarpgroupRows});
+                    .sees_all(q_block * B_r, q_block * B_r + B_r - 1,
+                              {first_key, first_key + kWarpgroupRows});
     }
 
     // Whether no query of the block in hand sees a key of the warpgroup.
@@ -241,9 +243,10 @@ struct BackwardConsumer {
             const uint32_t address = smem.dq(warpgroup) + (warp * kTiles * kWarpSize + lane) * 16;
 #pragma unroll
             for (int c = 0; c < kTiles; ++c) {
-                store_shared(address + c * kWarpSize * 16,
-                             make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
-                                       __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
+                store_shared(
+                    address + c * kWarpSize * 16,
+                    make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
+                              __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
             }
             fence_async_proxy();  // the bulk reduction must see what was staged
             named_barrier_arrive(named_barrier::kStaged + warpgroup, kThreads);
@@ -270,7 +273,8 @@ struct BackwardConsumer {
             float p[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                p[i] = exp2_approx(fmaf(rmem_S[4 * j + i], args.exponent_factor, i % 2 == 0 ? -lse.x : -lse.y));
+                p[i] =
+                    exp2_approx(fmaf(rmem_S[4 * j + i], args.exponent_factor, i % 2 == 0 ? -lse.x : -lse.y));
                 if (!Kernel::traits.softcap) rmem_S[4 * j + i] = p[i];
             }
             if (!kMasked || Kernel::traits.softcap) {

@@ -2,8 +2,8 @@
 //
 //     S = Q K^T,  dP = dO V^T,  dS = P (dP - delta),  dQ += dS K        P = 2^(S c - LSE)
 //
-// Rows are queries here, so that a thread needs the LSE and the delta of two rows only. It computes delta itself,
-// from dO in shared memory and O, and writes it down for the kernel of dK and dV.
+// Rows are queries here, so that a thread needs the LSE and the delta of two rows only. It computes delta
+// itself, from dO in shared memory and O, and writes it down for the kernel of dK and dV.
 //
 //     dP(j) | exponentials of S(j) | dS(j) | dQ(j), S(j + 1)
 #pragma once
@@ -85,9 +85,9 @@ struct DqConsumer {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const bool exists = row(r) < item.seq_len_q;
-            const uint16_t *gmem_O = static_cast<const uint16_t *>(args.o) + rows.batch * args.o_strides.batch +
-                                     (int64_t{rows.first_row} + row(r)) * args.o_strides.seq +
-                                     item.head * args.o_strides.head;
+            const uint16_t *gmem_O =
+                static_cast<const uint16_t *>(args.o) + rows.batch * args.o_strides.batch +
+                (int64_t{rows.first_row} + row(r)) * args.o_strides.seq + item.head * args.o_strides.head;
             float sum = 0.f;
             if (exists) {
 #pragma unroll 4
@@ -96,7 +96,8 @@ struct DqConsumer {
                     const Chunk dout = load_shared(smem_dO + chunk_offset(B_r, row(r) % B_r, chunk));
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        const float2 a = unpack<Kernel::dtype>(o.reg[i]), b = unpack<Kernel::dtype>(dout.reg[i]);
+                        const float2 a = unpack<Kernel::dtype>(o.reg[i]),
+                                     b = unpack<Kernel::dtype>(dout.reg[i]);
                         sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
                     }
                 }
@@ -113,7 +114,8 @@ struct DqConsumer {
 
     // ---------------------------------------------------------------- products
     FLASH_DEVICE void issue_scores() {
-        const uint32_t word = uniform_word(slot(items, Kernel::q_stages) | slot(tiles, Kernel::k_stages) << 8);
+        const uint32_t word =
+            uniform_word(slot(items, Kernel::q_stages) | slot(tiles, Kernel::k_stages) << 8);
         issue_rows<d_head>(rmem_S, q_word + (word & 255) * descriptor_step(Kernel::q_bytes),
                            k_word + (word >> 8) * descriptor_step(Kernel::k_bytes));
     }
@@ -167,14 +169,14 @@ struct DqConsumer {
         }
     }
 
-    // dS from P, or tanh, and dP; with softcap the gradient of the score before the cap. Where a mask hides it,
-    // it is 0 whatever the rows of K, V and dO hold.
+    // dS from P, or tanh, and dP; with softcap the gradient of the score before the cap. Where a mask hides
+    // it, it is 0 whatever the rows of K, V and dO hold.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_c / 4], float (&rmem_dP)[B_c / 2]) {
         if (!needs_mask()) {
 #pragma unroll
             for (int i = 0; i < B_c / 4; ++i) {
-                rmem_dS[i] = pack<Kernel::dtype>(score_gradient(rmem_dP, 2 * i),
-                                                 score_gradient(rmem_dP, 2 * i + 1));
+                rmem_dS[i] =
+                    pack<Kernel::dtype>(score_gradient(rmem_dP, 2 * i), score_gradient(rmem_dP, 2 * i + 1));
             }
             return;
         }

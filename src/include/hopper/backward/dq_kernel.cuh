@@ -1,5 +1,5 @@
-// dQ by a kernel of its own: a block owns B_r queries of one (batch, head) at a time and goes over all keys that
-// they see. Nothing is summed in global memory, so that equal calls give equal bits.
+// dQ by a kernel of its own: a block owns B_r queries of one (batch, head) at a time and goes over all keys
+// that they see. Nothing is summed in global memory, so that equal calls give equal bits.
 #pragma once
 
 #include "common/backward/rows_of_none.cuh"

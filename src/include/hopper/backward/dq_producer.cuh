@@ -135,8 +135,8 @@ struct DqLoadWarp {
         mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes + Kernel::do_bytes);
         loads.template queries<Kernel::d_head>(smem.q(slot), maps.q, smem.q_full(slot), item, item.head,
                                                item.tile);
-        loads.template queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.q_full(slot), item, item.head,
-                                                 item.tile);
+        loads.template queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.q_full(slot), item,
+                                                 item.head, item.tile);
         q_position.advance();
     }
 };

@@ -1,14 +1,12 @@
-// The work of a launch, cut into items; how they are put in order, and how they are handed on.
+// The work of a launch, cut into items, and how they are handed on.
 //
-// An item is a tile of one (batch, head) pair and the blocks of the other side that it visits: of dK and dV keys
-// and the query blocks that see some of them (key_items.cuh), of dQ queries and the tiles of keys that they see
-// (query_items.cuh). Items are numbered so that
-//   - pairs are taken in sections of `section_heads`;
-//   - inside a section the longest items under a causal mask come first;
-//   - of one tile, the heads of the section come one after another.
+// An item is a tile of one (batch, head) pair and the blocks of the other side that it visits: of dK and dV
+// keys and the query blocks that see some of them (key_items.cuh), of dQ queries and the tiles of keys that
+// they see (query_items.cuh).
 #pragma once
 
 #include "common/ptx.cuh"
+#include "hopper/backward/item_order.cuh"
 #include "hopper/backward/kernel_args.cuh"
 #include "tma/sequence_finder.cuh"
 
@@ -39,21 +37,6 @@ FLASH_DEVICE BackwardItem read_item(uint32_t address) {
     const int4 a = load_shared_int4(address), b = load_shared_int4(address + 16),
                c = load_shared_int4(address + 32);
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
-}
-
-// Which tile of which pair; tiles and pairs are counted as they are taken.
-struct ItemPlace {
-    int tile, pair;
-};
-
-// Of item `number` of `pairs` pairs of n_tiles tiles each.
-FLASH_HOST_DEVICE constexpr ItemPlace ordered_item(int number, int n_tiles, int pairs, int section_heads) {
-    const int items_per_section = section_heads * n_tiles;
-    const int section = number / items_per_section;
-    const int in_section = number - section * items_per_section;
-    const int width = min_of(section_heads, pairs - section * section_heads);
-    const int tile = in_section / width;
-    return {tile, section * section_heads + in_section - tile * width};
 }
 
 }  // namespace flash::hopper

@@ -1,7 +1,7 @@
-// Items of dK and dV: a tile of B_c keys of one (batch, key head) pair, and the query blocks of all query heads
-// of its group that see some of these keys: head by head, each from the first block to the last. Under a causal
-// mask the first tiles are seen by most queries. With reversed_heads the last pair is the first: the kernel
-// before this one has just touched it.
+// Items of dK and dV: a tile of B_c keys of one (batch, key head) pair, and the query blocks of all query
+// heads of its group that see some of these keys: head by head, each from the first block to the last. Under
+// a causal mask the first tiles are seen by most queries. With reversed_heads the last pair is the first: the
+// kernel before this one has just touched it.
 #pragma once
 
 #include "hopper/backward/items.cuh"

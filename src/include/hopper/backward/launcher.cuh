@@ -135,11 +135,11 @@ cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardK
 // dK and dV, and where it has no kernel of its own the sums of dQ. delta is there, dq_sums are 0.
 template <typename Kernel>
 cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs args, cudaStream_t stream) {
-    const cudaError_t error =
-        plan_items<Kernel>(p, p.n_heads_kv, ceil_div(p.seq_len_k, Kernel::B_c), args);
+    const cudaError_t error = plan_items<Kernel>(p, p.n_heads_kv, ceil_div(p.seq_len_k, Kernel::B_c), args);
     if (error != cudaSuccess) return error;
     return launch_items<Kernel, true>(
-        reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
+        reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), p, args,
+        stream);
 }
 
 // dQ and delta.
@@ -152,8 +152,8 @@ cudaError_t launch_dq(const BackwardProblem &p, BackwardKernelArgs args, cudaStr
         reinterpret_cast<const void *>(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
 }
 
-// What a kernel without varlen must not see, and lengths of 0, of which there is no tensor map: their rows are
-// none all the same.
+// What a kernel without varlen must not see, and lengths of 0, of which there is no tensor map: their rows
+// are none all the same.
 template <typename Kernel>
 BackwardProblem plain_problem(BackwardProblem p) {
     if constexpr (Kernel::traits.varlen) {
@@ -188,9 +188,8 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
 
 template <typename Kernel>
 cudaError_t load_backward() {
-    cudaError_t error =
-        cudaFuncSetAttribute(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+    cudaError_t error = cudaFuncSetAttribute(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
     if constexpr (!Kernel::sums_dq) {
         if (error == cudaSuccess) {
             error = cudaFuncSetAttribute(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>,

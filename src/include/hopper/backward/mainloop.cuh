@@ -32,8 +32,8 @@ FLASH_DEVICE void issue_scores(BackwardConsumer<Kernel> &wg) {
     wg.products.issue_scores(wg.rmem_S, word >> 8, word & 255);
 }
 
-// Block `i` of the item; the number of steps of the next item where this is the last one. kHidden: none of its
-// queries sees a key of this warpgroup, which takes part in dQ alone.
+// Block `i` of the item; the number of steps of the next item where this is the last one. kHidden: none of
+// its queries sees a key of this warpgroup, which takes part in dQ alone.
 template <bool kHidden, typename Kernel>
 FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     constexpr int kQ = Kernel::q_stages, kK = Kernel::k_stages, kV = Kernel::v_stages;
@@ -103,6 +103,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     if (!last || next_steps != kEndOfItems) {
         mbarrier_wait(wg.smem.q_full(wg.slot(wg.blocks, kQ)), wg.phase(wg.blocks, kQ));
     }
+    if constexpr (!Kernel::sums_dq && Kernel::B_r == 128) wgmma_wait<0>();  // no registers for both
     issue_scores(wg);
     wgmma_wait<1>();  // dQ is done; without it dV and dK
     if constexpr (!Kernel::sums_dq) {

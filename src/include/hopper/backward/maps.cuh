@@ -19,8 +19,8 @@ struct TileLoads {
 
     // (B_c, columns) of K or V.
     template <int columns>
-    FLASH_DEVICE void keys(uint32_t address, const CUtensorMap &map, uint32_t barrier, const BackwardItem &item,
-                           int head, int tile) const {
+    FLASH_DEVICE void keys(uint32_t address, const CUtensorMap &map, uint32_t barrier,
+                           const BackwardItem &item, int head, int tile) const {
         load<columns, Kernel::B_c>(address, map, barrier, args.cu_seqlens_k != nullptr, item, head,
                                    tile * Kernel::B_c, args.seq_len_k - item.seq_len_k,
                                    item.k_row + item.seq_len_k);

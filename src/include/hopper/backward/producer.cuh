@@ -54,7 +54,8 @@ struct BackwardLoadWarp {
         mbarrier_wait(smem.k_empty(k_slot), k_position.phase());  // K and the item before are done with
         write_item(smem.item(k_slot), item);
         mbarrier_arrive_expect(smem.k_full(k_slot), Kernel::k_bytes);
-        loads.template keys<Kernel::d_head>(smem.k(k_slot), maps.k, smem.k_full(k_slot), item, item.head, item.tile);
+        loads.template keys<Kernel::d_head>(smem.k(k_slot), maps.k, smem.k_full(k_slot), item, item.head,
+                                            item.tile);
         k_position.advance();
         int head = item.head * args.group, q_block = item.first_block;
 #pragma unroll 1
@@ -62,10 +63,12 @@ struct BackwardLoadWarp {
             const uint32_t slot = q_position.slot();
             mbarrier_wait(smem.q_empty(slot), q_position.phase());
             mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
-            loads.template queries<Kernel::d_head>(smem.q(slot), maps.q, smem.q_full(slot), item, head, q_block);
+            loads.template queries<Kernel::d_head>(smem.q(slot), maps.q, smem.q_full(slot), item, head,
+                                                   q_block);
             if (i == 0) load_v(item);
             mbarrier_arrive_expect(smem.do_full(slot), Kernel::do_bytes);
-            loads.template queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.do_full(slot), item, head, q_block);
+            loads.template queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.do_full(slot), item,
+                                                     head, q_block);
             q_position.advance();
             if (++q_block == item.end_block) {
                 q_block = item.first_block;
@@ -78,7 +81,8 @@ struct BackwardLoadWarp {
         const uint32_t slot = v_position.slot();
         mbarrier_wait(smem.v_empty(slot), v_position.phase());
         mbarrier_arrive_expect(smem.v_full(slot), Kernel::v_bytes);
-        loads.template keys<Kernel::d_head_v>(smem.v(slot), maps.v, smem.v_full(slot), item, item.head, item.tile);
+        loads.template keys<Kernel::d_head_v>(smem.v(slot), maps.v, smem.v_full(slot), item, item.head,
+                                              item.tile);
         v_position.advance();
     }
 };

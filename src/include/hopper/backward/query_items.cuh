@@ -1,5 +1,5 @@
-// Items of dQ: B_r queries of one (batch, query head) pair, and the tiles of keys that some of them see, from the
-// first to the last. Under a causal mask the last blocks see most keys, and are taken first.
+// Items of dQ: B_r queries of one (batch, query head) pair, and the tiles of keys that some of them see, from
+// the first to the last. Under a causal mask the last blocks see most keys, and are taken first.
 #pragma once
 
 #include "hopper/backward/items.cuh"

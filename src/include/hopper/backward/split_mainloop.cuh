@@ -1,5 +1,5 @@
-// The steps of the two consumer warpgroups with split_gradients, which share 64 keys: dK and dV of large heads do
-// not fit the registers of one.
+// The steps of the two consumer warpgroups with split_gradients, which share 64 keys: dK and dV of large
+// heads do not fit the registers of one.
 //
 //     warpgroup 0   exponentials of S(i) | P(i) -> shared | dV(i), S(i + 1)
 //     warpgroup 1                          dS(i) from dP(i) and P(i) | dK(i), dP(i + 1)
@@ -23,7 +23,8 @@ FLASH_DEVICE uint32_t exchanged_pair(const BackwardConsumer<Kernel> &wg, uint32_
 // ---------------------------------------------------------------- S and dV
 // P as dS needs it: with softcap times the derivative of the cap.
 template <typename Kernel>
-FLASH_DEVICE void send_probabilities(BackwardConsumer<Kernel> &wg, const uint32_t (&rmem_P)[Kernel::B_r / 4]) {
+FLASH_DEVICE void send_probabilities(BackwardConsumer<Kernel> &wg,
+                                     const uint32_t (&rmem_P)[Kernel::B_r / 4]) {
     const uint32_t slot = wg.slot(wg.blocks, 2);
     mbarrier_wait(wg.smem.p_empty(slot), wg.phase(wg.blocks, 2) ^ 1);
 #pragma unroll
@@ -119,8 +120,8 @@ FLASH_DEVICE float2 received_probabilities(const BackwardConsumer<Kernel> &wg, u
 // dP of the block at wg.blocks, of the item at wg.items; as issue_scores.
 template <typename Kernel>
 FLASH_DEVICE void issue_split_dp(BackwardConsumer<Kernel> &wg) {
-    const uint32_t word = wg.uniform_word(wg.slot(wg.blocks, Kernel::q_stages) |
-                                          wg.slot(wg.items, Kernel::v_stages) << 8);
+    const uint32_t word =
+        wg.uniform_word(wg.slot(wg.blocks, Kernel::q_stages) | wg.slot(wg.items, Kernel::v_stages) << 8);
     wg.products.issue_dp(wg.rmem_S, word >> 8, word & 255);
 }
 

@@ -49,8 +49,9 @@ struct StaticBackwardKernelConfig {
     static constexpr int n_consumer_warps = n_consumers * 4;
     static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;
     // Registers a thread of the producer and of a consumer warpgroup; 65536 in all.
-    static constexpr int producer_registers = CFG.float_p ? 24 : 40;
-    static constexpr int consumer_registers = CFG.float_p ? 240 : 232;
+    static constexpr bool few_for_producer = CFG.float_p || !sums_dq;
+    static constexpr int producer_registers = few_for_producer ? 24 : 40;
+    static constexpr int consumer_registers = few_for_producer ? 240 : 232;
 
     // For Scheduler: a whole warp takes items, for it writes the gradients of tiles that nobody sees.
     static constexpr bool warp_loads = true, paired_blocks = false;

@@ -1,5 +1,5 @@
-// Rows of tiles that take no part: keys that no query sees, and queries that see no key, beside others of their
-// tile that do.
+// Rows of tiles that take no part: keys that no query sees, and queries that see no key, beside others of
+// their tile that do.
 //
 // Their P and dS are 0. But products multiply by the rows themselves, which may hold anything, and 0 * NaN is
 // NaN. So these rows become zeros in shared memory. Each warpgroup clears them for itself, before it issues
@@ -12,8 +12,8 @@
 
 namespace flash::hopper {
 
-// Rows `begin` ... `end` - 1 of a tile of (rows, columns), by the threads of a warpgroup. Rows are cleared whole:
-// in which order the swizzle has their chunks does not matter.
+// Rows `begin` ... `end` - 1 of a tile of (rows, columns), by the threads of a warpgroup. Rows are cleared
+// whole: in which order the swizzle has their chunks does not matter.
 template <int rows, int columns>
 FLASH_DEVICE void clear_tile_rows(uint32_t tile, int begin, int end) {
     constexpr int kWarpgroup = 128;

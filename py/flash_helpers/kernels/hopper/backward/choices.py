@@ -8,7 +8,7 @@ from typing import Any
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
 from flash_helpers.kernels.kernel import BackwardKernel
-from flash_helpers.kernels.traits import BackwardTraits
+from flash_helpers.kernels.traits import PLAIN_BACKWARD, BackwardTraits
 
 
 def _summed(d_head: int, B_r: int, **changes: Any) -> HopperBackwardKernelConfig:
@@ -62,89 +62,107 @@ class HopperBackwardChoice:
     Attributes:
         d_head: head size of the kernel.
         d_head_v: that of V.
+        config: in BF16.
+        reason: why. Figures: one H200 (2026-11-28), bf16, 16384 tokens, hidden size 2048, everything that a
+            backward call needs, TFLOP/s of five products.
         masked: for causal and windowed problems only, for others only, or (None) for both.
         deterministic: equal calls have to give equal bits, or need not, or (None) both.
-        softcap: likewise, of capped scores.
-        config: in BF16.
-        reason: why, with what it was measured on.
+        softcap: scores are capped, or not, or (None) both.
+        max_seq_len: up to this many queries; None: any number.
     """
 
     d_head: int
     d_head_v: int
-    masked: bool | None
-    deterministic: bool | None
-    softcap: bool | None
     config: HopperBackwardKernelConfig
     reason: str
+    masked: bool | None = None
+    deterministic: bool | None = None
+    softcap: bool | None = None
+    max_seq_len: int | None = None
 
-    def fits(self, sizes: tuple[int, int], traits: BackwardTraits, deterministic: bool) -> bool:
+    def fits(self, sizes: tuple[int, int], traits: BackwardTraits, deterministic: bool, seq_len: int) -> bool:
         """Whether it was made for such a problem."""
         wanted = (traits.causal or traits.window, deterministic, traits.softcap)
         own = (self.masked, self.deterministic, self.softcap)
-        return (self.d_head, self.d_head_v) == sizes and all(
-            a is None or a == b for a, b in zip(own, wanted, strict=True)
+        return (
+            (self.d_head, self.d_head_v) == sizes
+            and all(a is None or a == b for a, b in zip(own, wanted, strict=True))
+            and (self.max_seq_len is None or seq_len <= self.max_seq_len)
         )
 
+
+_D64_RED = _summed(64, 128, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
+_D64_CAPPED = _two_kernels(64, 64, 128)
+_D64_OWN = _two_kernels(64, 64, 128, B_r=128, float_p=False)
+_D128 = _summed(128, 64, float_p=True)
+_D128_OWN = _two_kernels(128, 128, 96)
+_TWO_KERNELS = "dK, dV and dQ fit no block together"
 
 CHOICES: tuple[HopperBackwardChoice, ...] = (
     HopperBackwardChoice(
         64,
         64,
-        False,
-        False,
-        False,
-        _summed(
-            64,
-            128,
-            dq_output=DqOutput.REGISTER_REDUCTION,
-            v_stages=2,
-            ping_pong=False,
-            lse_ahead=False,
-        ),
-        "dQ leaves from registers and no turns are taken",
+        _D64_CAPPED,
+        "with 128 rows the derivative of the cap has no registers; not measured",
+        softcap=True,
     ),
-    HopperBackwardChoice(64, 64, True, False, False, _summed(64, 128), "dQ staged, turns, LSE ahead"),
+    HopperBackwardChoice(
+        64, 64, _D64_OWN, "two kernels: nothing is added in an order that may differ", deterministic=True
+    ),
     HopperBackwardChoice(
         64,
         64,
-        None,
-        None,
-        None,
-        _two_kernels(64, 64, 128),
-        "two kernels: nothing is added in an order that may differ; and the derivative of the cap has registers",
+        _D64_RED,
+        "367, 579 and 608 at 512, 4096 and 16384 keys; staged, in turns: 374, 576, 578",
+        masked=False,
     ),
     HopperBackwardChoice(
-        128, 128, None, False, None, _summed(128, 64, float_p=True), "dQ staged, turns, LSE ahead, P in float32"
+        64,
+        64,
+        _summed(64, 128),
+        "223, 525 and 584 at 512, 4096 and 16384 keys; from registers: 223, 525, 572",
     ),
     HopperBackwardChoice(
         128,
         128,
-        None,
-        None,
-        None,
-        _two_kernels(128, 128, 96),
-        "two kernels: nothing is added in an order that may differ",
+        _D128_OWN,
+        "260 at 512 keys, and equal bits; with dQ summed 232",
+        masked=True,
+        max_seq_len=512,
     ),
     HopperBackwardChoice(
-        192, 128, None, None, None, _two_kernels(192, 128, 80), "dK, dV and dQ fit no block together"
+        128, 128, _D128_OWN, "two kernels: nothing is added in an order that may differ", deterministic=True
     ),
     HopperBackwardChoice(
-        192, 192, None, None, None, _two_kernels(192, 192, 64), "dK, dV and dQ fit no block together"
+        128,
+        128,
+        _D128,
+        "390, 637 and 664 at 512, 4096 and 16384 keys, causal 575 and 652; from registers 380, 604, 585",
     ),
+    HopperBackwardChoice(192, 128, _two_kernels(192, 128, 80), f"{_TWO_KERNELS}; not measured"),
+    HopperBackwardChoice(192, 192, _two_kernels(192, 192, 64), f"{_TWO_KERNELS}; not measured"),
     HopperBackwardChoice(
-        256, 256, None, None, None, _two_kernels(256, 256, 64), "dK, dV and dQ fit no block together"
+        256,
+        256,
+        _two_kernels(256, 256, 64),
+        f"{_TWO_KERNELS}: 377, 526 and 518 at 512, 4096 and 16384 keys, causal 263, 476 and 521",
     ),
 )
 
 
 def choose_hopper_backward_kernel(
-    dtype: DType, sizes: tuple[int, int], traits: BackwardTraits, deterministic: bool
+    dtype: DType,
+    sizes: tuple[int, int],
+    seq_len: int,
+    traits: BackwardTraits = PLAIN_BACKWARD,
+    deterministic: bool = False,
 ) -> tuple[BackwardKernel, str]:
     """The kernel that runs for a problem unless tuning has found a faster one, and why.
 
     Args:
         dtype: element type. Choices were measured in bf16; fp16 runs the same instructions.
         sizes: (d_head, d_head_v) of the kernel, those of a choice.
+        seq_len: queries a head.
         traits: what the kernel must be able to do.
         deterministic: equal calls have to give equal bits.
 
@@ -152,9 +170,10 @@ def choose_hopper_backward_kernel(
         ValueError: no choice has these head sizes.
     """
     for choice in CHOICES:
-        if choice.fits(sizes, traits, deterministic):
+        if choice.fits(sizes, traits, deterministic, seq_len):
             return BackwardKernel(replace(choice.config, dtype=dtype), traits), choice.reason
     known = ", ".join(sorted({f"{c.d_head}/{c.d_head_v}" for c in CHOICES}))
     raise ValueError(
-        f"no Hopper backward kernel is chosen for head sizes {sizes[0]}/{sizes[1]}; there are choices for {known}"
+        f"no Hopper backward kernel is chosen for head sizes {sizes[0]}/{sizes[1]}; there are choices for "
+        f"{known}"
     )

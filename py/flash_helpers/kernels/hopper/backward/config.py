@@ -69,8 +69,8 @@ class HopperBackwardKernelConfig:
         head_sections: under a mask heads are worked on in sections, so that short items fill the end of each.
         reversed_heads: from the last head to the first: what the kernel before has touched last is in the L2
             cache.
-        trimmed: under a mask a warpgroup computes nothing of a query block that sees none of its keys; it takes
-            part in dQ alone.
+        trimmed: under a mask a warpgroup computes nothing of a query block that sees none of its keys; it
+            takes part in dQ alone.
         split_gradients: one warpgroup computes S and dV, the other dP and dK, of 64 keys: head sizes whose dK
             and dV do not fit the registers of one.
         dq_B_c: keys of a step of dQ's own kernel; 0 where it has none.

@@ -21,7 +21,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     if found is None:
         return None
     kernel, reason = choose_hopper_backward_kernel(
-        problem.dtype, found, BackwardTraits(**problem.features()), problem.deterministic
+        problem.dtype, found, problem.seq_len_q, BackwardTraits(**problem.features()), problem.deterministic
     )
     chosen = (kernel.config, (DETERMINISTIC if problem.deterministic else "") + reason)
     return Defaults(chosen, chosen, PLACE)

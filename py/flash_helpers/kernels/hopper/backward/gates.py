@@ -56,12 +56,16 @@ def _loop_violations(config: HopperBackwardKernelConfig, loop: Sequence[Instruct
         problems.append(f"loop: {local} accesses to local memory")
     if names["R2UR"] > MAX_DESCRIPTOR_MOVES:
         problems.append(f"loop: {names['R2UR']} R2UR, at most {MAX_DESCRIPTOR_MOVES}")
-    scores = config.B_r * config.B_c // (WARPGROUP_SIZE * (1 if config.split_gradients else config.n_consumers))
+    scores = (
+        config.B_r * config.B_c // (WARPGROUP_SIZE * (1 if config.split_gradients else config.n_consumers))
+    )
     if names["MUFU"] < scores:
         problems.append(f"loop: {names['MUFU']} exponentials; each of a thread's {scores} scores has one")
     turns = Counter(i.opcode.split(".")[1] for i in loop if i.name == "BAR")
     both = config.ping_pong + (config.dq_output == DqOutput.BULK_REDUCTION)  # turns, and the staged dQ
     # Under a mask one more, on the rare path that clears rows of queries that see no key.
     if turns["ARV"] != both or turns["SYNC"] not in (both, both + 1):
-        problems.append(f"loop: named barriers {dict(turns)}; wanted {both} SYNC (one more under a mask), {both} ARV")
+        problems.append(
+            f"loop: named barriers {dict(turns)}; wanted {both} SYNC (one more under a mask), {both} ARV"
+        )
     return problems

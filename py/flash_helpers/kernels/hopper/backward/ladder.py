@@ -14,7 +14,9 @@ _START = Step(
     {},
 )
 _SECOND_K = Step(
-    "second K and V slots", "the next item's keys arrive while this one's are in use", dict(k_stages=2, v_stages=2)
+    "second K and V slots",
+    "the next item's keys arrive while this one's are in use",
+    dict(k_stages=2, v_stages=2),
 )
 _LATE = Step(
     "dQ one block late",
@@ -62,7 +64,8 @@ _SHARED_STEPS = [_START, _SECOND_K, _COUNTER, _SECTIONS, _REVERSED, _LATE]
 STEPS: dict[int, list[Step]] = {
     64: [
         *_SHARED_STEPS,
-        *(replace(step, causal=True) for step in (_STAGED, _PING_PONG, _LSE_AHEAD)),
+        *(replace(step, causal=True) for step in (_STAGED, _PING_PONG)),
+        _LSE_AHEAD,
     ],
     128: [*_SHARED_STEPS, _STAGED, _PING_PONG, _LSE_AHEAD, _FLOAT_P],
 }

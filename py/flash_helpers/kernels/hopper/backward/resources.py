@@ -22,9 +22,14 @@ DQ_B_R = CONSUMERS * WARPGROUP_ROWS  # query rows of a block of dQ's own kernel
 DQ_KV_STAGES = 2  # of K there; V has as many where they fit
 
 CONSUMER_REGISTERS = {False: 232, True: 240}
-"""Registers a thread of a consumer warpgroup, by ``float_p``."""
+"""Registers a thread of a consumer warpgroup; the larger number with ``float_p`` or dQ's own kernel."""
 REGISTER_OVERHEAD = 16
 """Registers that a consumer needs beside the tiles: found by compiling, the most that do not spill."""
+
+
+def consumer_registers(config: HopperBackwardKernelConfig) -> int:
+    """Registers a thread of a consumer warpgroup of the main kernel."""
+    return CONSUMER_REGISTERS[config.float_p or not config.sums_dq]
 
 
 def padded(columns: int) -> int:
@@ -76,16 +81,19 @@ def _dq_smem_bytes(
 def resident_registers(config: HopperBackwardKernelConfig) -> int:
     """Of a consumer thread of the main kernel, where most are in use.
 
-    dK and dV stay. While dS is made: dP, dS, P in 16 bits and, with float_p, in float32. Later dQ and the next
-    scores, with their LSE. With ``split_gradients`` a warpgroup has one of the gradients.
+    dK and dV stay. While dS is made: dP, dS, P in 16 bits and, with float_p, in float32. Later the next
+    scores, with their LSE, and dQ; without dQ P and dS, but for 128 rows. With ``split_gradients`` a
+    warpgroup has one of the gradients.
     """
     tile, packed = config.B_r // 2, config.B_r // 4
     if config.split_gradients:
         return max(config.d_head, config.d_head_v) // 2 + tile + 2 * packed
     sums = (config.d_head + config.d_head_v) // 2
     score_gradients = tile + 2 * packed + (tile if config.float_p else 0)
-    dq = config.B_r * config.d_head // (CONSUMERS * WARPGROUP_SIZE) if config.sums_dq else 2 * packed
-    next_scores = dq + tile + (packed if config.lse_ahead else 0)
+    beside = 2 * packed if config.B_r == WARPGROUP_ROWS else 0
+    if config.sums_dq:
+        beside = config.B_r * config.d_head // (CONSUMERS * WARPGROUP_SIZE)
+    next_scores = beside + tile + (packed if config.lse_ahead else 0)
     return sums + max(score_gradients, next_scores)
 
 

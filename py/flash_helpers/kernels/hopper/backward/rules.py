@@ -50,7 +50,9 @@ def _stages_reason(config: HopperBackwardKernelConfig) -> str | None:
         if getattr(config, name) not in (1, 2):
             return f"{name} is {getattr(config, name)}; it must be 1 or 2"
     if (size := resources.smem_bytes(config)) > resources.MAX_SMEM_BYTES:
-        return f"the tiles of a block take {size} bytes of shared memory; there are {resources.MAX_SMEM_BYTES}"
+        return (
+            f"the tiles of a block take {size} bytes of shared memory; there are {resources.MAX_SMEM_BYTES}"
+        )
     return None
 
 
@@ -74,11 +76,6 @@ def _own_dq_reason(config: HopperBackwardKernelConfig) -> str | None:
         return "late_dq: the main kernel computes no dQ where it has a kernel of its own"
     if config.dq_B_c not in DQ_KEYS:
         return f"dq_B_c is {config.dq_B_c}; the kernel of dQ takes {', '.join(map(str, DQ_KEYS))} keys a step"
-    if config.B_r != resources.WARPGROUP_ROWS:
-        return (
-            f"B_r is {config.B_r}; without dQ the next scores are computed while dK and dV still read P and "
-            "dS, for which 64 rows leave registers; choose 64"
-        )
     if (size := resources.dq_smem_bytes(config)) > resources.MAX_SMEM_BYTES:
         return (
             f"dq_B_c is {config.dq_B_c}: a block of dQ's kernel takes {size} bytes of shared memory; there "
@@ -104,14 +101,14 @@ def _split_reason(config: HopperBackwardKernelConfig) -> str | None:
 
 
 def _registers_reason(config: HopperBackwardKernelConfig, traits: BackwardTraits) -> str | None:
-    budget = resources.CONSUMER_REGISTERS[config.float_p] - resources.REGISTER_OVERHEAD
+    budget = resources.consumer_registers(config) - resources.REGISTER_OVERHEAD
     registers = config.resident_registers()
     # The tanh of the scores stays until dS is made, in float32.
     if traits.softcap and not config.float_p and not config.split_gradients:
         registers += config.B_r // 2
     if registers > budget:
         return (
-            f"the tiles take {registers} registers a thread; there are {budget}, and spilled accumulators let "
-            "no products overlap; choose smaller tiles, or P in 16 bits for dS (float_p)"
+            f"the tiles take {registers} registers a thread; there are {budget}, and spilled accumulators "
+            "let no products overlap; choose smaller tiles, or P in 16 bits for dS (float_p)"
         )
     return None

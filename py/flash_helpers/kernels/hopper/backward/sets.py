@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.backward.choices import CHOICES
@@ -12,10 +13,13 @@ from flash_helpers.kernels.traits import BackwardTraits
 
 
 def get_hopper_backward_kernels() -> list[BackwardKernel]:
-    """Every kernel that is chosen for a problem with or without a causal mask and no other feature."""
+    """Every configuration that is chosen for some problem, with and without a causal mask as chosen."""
     return sorted(
         {
-            BackwardKernel(replace(choice.config, dtype=dtype), BackwardTraits(causal=causal))
+            BackwardKernel(
+                replace(choice.config, dtype=dtype),
+                BackwardTraits(causal=causal, softcap=bool(choice.softcap)),
+            )
             for choice in CHOICES
             for dtype in DType
             for causal in ((False, True) if choice.masked is None else (choice.masked,))
@@ -25,12 +29,12 @@ def get_hopper_backward_kernels() -> list[BackwardKernel]:
 
 def get_hopper_backward_configs() -> list[HopperBackwardKernelConfig]:
     """The configurations of these kernels."""
-    return sorted({kernel.config for kernel in get_hopper_backward_kernels()})
+    return sorted({replace(choice.config, dtype=dtype) for choice in CHOICES for dtype in DType})
 
 
 def get_hopper_backward_tuning_configs() -> list[HopperBackwardKernelConfig]:
     """What ``tune`` measures: the choices, and each with one of the ideas that pay on some sizes alone."""
-    changes: tuple[dict[str, bool], ...] = (
+    changes: tuple[dict[str, Any], ...] = (
         {"ping_pong": True},
         {"ping_pong": False},
         {"lse_ahead": True},
