@@ -7,6 +7,7 @@ from flash_helpers.kernels.hopper.backward.config import NAME, DqOutput, HopperB
 from flash_helpers.kernels.hopper.backward.defaults import defaults, sizes
 from flash_helpers.kernels.hopper.backward.gates import violations
 from flash_helpers.kernels.hopper.backward.ladder import STEPS, get_hopper_backward_ladder
+from flash_helpers.kernels.hopper.backward.model import HopperBackwardModel
 from flash_helpers.kernels.hopper.backward.resources import PANEL_COLUMNS
 from flash_helpers.kernels.hopper.backward.rules import DQ_KEYS
 from flash_helpers.kernels.hopper.backward.sets import (
@@ -56,6 +57,7 @@ DIRECTION = Direction(
     launcher_header="hopper/backward/launcher.cuh",
     make_record="flash::hopper::make_backward_record",
     traits=ALL_BACKWARD_TRAITS,
+    model=HopperBackwardModel(),
     built=get_hopper_backward_kernels,
     candidates=get_hopper_backward_configs,
     tuned=get_hopper_backward_tuning_configs,
