@@ -56,9 +56,10 @@ struct DqItems {
     static FLASH_DEVICE Range seen_keys(const BackwardKernelArgs &args, const BackwardItem &item) {
         const int first = item.tile * Kernel::B_r;
         const int last = min(first + Kernel::B_r, item.seq_len_q) - 1;
-        if (last < first) return {0, 0};
         const VisibleRows<Kernel::traits> visible =
             args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k);
+        const Range seeing = visible.seeing_rows();
+        if (last < first || seeing.begin >= seeing.end) return {0, 0};
         return {visible.keys_of(first).begin, visible.keys_of(last).end};
     }
 

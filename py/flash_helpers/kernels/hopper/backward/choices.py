@@ -91,12 +91,14 @@ class HopperBackwardChoice:
         )
 
 
-_D64_RED = _summed(64, 128, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
-_D64_CAPPED = _two_kernels(64, 64, 128)
+_D64 = _summed(64, 128)
+_D64_RED = replace(_D64, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
 _D64_OWN = _two_kernels(64, 64, 128, B_r=128, float_p=False)
+_D64_CAPPED = _two_kernels(64, 64, 128)
 _D128 = _summed(128, 64, float_p=True)
 _D128_OWN = _two_kernels(128, 128, 96)
 _TWO_KERNELS = "dK, dV and dQ fit no block together"
+_EQUAL_BITS = "two kernels, so that nothing is added in an order that may differ"
 
 CHOICES: tuple[HopperBackwardChoice, ...] = (
     HopperBackwardChoice(
@@ -107,37 +109,80 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         softcap=True,
     ),
     HopperBackwardChoice(
-        64, 64, _D64_OWN, "two kernels: nothing is added in an order that may differ", deterministic=True
+        64,
+        64,
+        _D64_OWN,
+        "225 at 512 keys, and equal bits in every run; with dQ summed 224",
+        masked=True,
+        max_seq_len=512,
+    ),
+    HopperBackwardChoice(
+        64,
+        64,
+        _D64_OWN,
+        f"{_EQUAL_BITS}: 325 at 512 keys; without turns 320",
+        deterministic=True,
+        max_seq_len=512,
+    ),
+    HopperBackwardChoice(
+        64,
+        64,
+        replace(_D64_OWN, ping_pong=False),
+        f"{_EQUAL_BITS}: 382, 423, 433 and 421 at 1024, 2048, 4096 and 16384 keys, causal 298, 364, 412 and "
+        "430; with turns 376, 406, 405 and 391, causal 298, 358, 399 and 401",
+        deterministic=True,
+    ),
+    HopperBackwardChoice(
+        64,
+        64,
+        _D64,
+        "374 and 473 at 512 and 1024 keys; from registers, without turns, 368 and 469",
+        masked=False,
+        max_seq_len=1024,
     ),
     HopperBackwardChoice(
         64,
         64,
         _D64_RED,
-        "367, 579 and 608 at 512, 4096 and 16384 keys; staged, in turns: 374, 576, 578",
+        "538, 574 and 594 at 2048, 4096 and 16384 keys; staged, in turns, 539, 576 and 580",
         masked=False,
     ),
     HopperBackwardChoice(
         64,
         64,
-        _summed(64, 128),
-        "223, 525 and 584 at 512, 4096 and 16384 keys; from registers: 223, 525, 572",
+        _D64,
+        "342, 446, 524 and 583 at 1024, 2048, 4096 and 16384 keys; from registers, without turns, 332, 438, "
+        "519 and 571",
     ),
     HopperBackwardChoice(
         128,
         128,
         _D128_OWN,
-        "260 at 512 keys, and equal bits; with dQ summed 232",
+        "262 and 357 at 512 and 1024 keys, and equal bits in every run; with dQ summed 234 and 364",
         masked=True,
-        max_seq_len=512,
+        max_seq_len=1024,
     ),
     HopperBackwardChoice(
-        128, 128, _D128_OWN, "two kernels: nothing is added in an order that may differ", deterministic=True
+        128,
+        128,
+        _D128_OWN,
+        f"{_EQUAL_BITS}: 373, 454, 495, 503 and 503 at 512, 1024, 2048, 4096 and 16384 keys, causal 434, 487 "
+        "and 506 from 2048 on",
+        deterministic=True,
+    ),
+    HopperBackwardChoice(
+        128,
+        128,
+        replace(_D128, trimmed=True),
+        "488, 576 and 657 at 2048, 4096 and 16384 keys; untrimmed 482, 571 and 652",
+        masked=True,
     ),
     HopperBackwardChoice(
         128,
         128,
         _D128,
-        "390, 637 and 664 at 512, 4096 and 16384 keys, causal 575 and 652; from registers 380, 604, 585",
+        "393, 509, 590, 631 and 635 at 512, 1024, 2048, 4096 and 16384 keys; from registers 380, 604 and 585 "
+        "at 512, 4096 and 16384",
     ),
     HopperBackwardChoice(192, 128, _two_kernels(192, 128, 80), f"{_TWO_KERNELS}; not measured"),
     HopperBackwardChoice(192, 192, _two_kernels(192, 192, 64), f"{_TWO_KERNELS}; not measured"),
@@ -145,7 +190,8 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         256,
         256,
         _two_kernels(256, 256, 64),
-        f"{_TWO_KERNELS}: 377, 526 and 518 at 512, 4096 and 16384 keys, causal 263, 476 and 521",
+        f"{_TWO_KERNELS}: 380, 451, 495, 508 and 527 at 512, 1024, 2048, 4096 and 16384 keys, causal 264, "
+        "356, 429, 472 and 514; 48 keys a step of dQ's kernel 367, 435, 480, 498 and 495",
     ),
 )
 

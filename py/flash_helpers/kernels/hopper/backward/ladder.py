@@ -59,6 +59,12 @@ _COUNTER = Step(
     "whoever is free takes the next item, static rounds leave blocks idle",
     dict(dynamic_schedule=True),
 )
+_TRIMMED = Step(
+    "blocks above the diagonal passed on",
+    "a warpgroup multiplies nothing of a query block that sees none of its keys",
+    dict(trimmed=True),
+    causal=True,
+)
 _SHARED_STEPS = [_START, _SECOND_K, _COUNTER, _SECTIONS, _REVERSED, _LATE]
 
 STEPS: dict[int, list[Step]] = {
@@ -67,7 +73,7 @@ STEPS: dict[int, list[Step]] = {
         *(replace(step, causal=True) for step in (_STAGED, _PING_PONG)),
         _LSE_AHEAD,
     ],
-    128: [*_SHARED_STEPS, _STAGED, _PING_PONG, _LSE_AHEAD, _FLOAT_P],
+    128: [*_SHARED_STEPS, _STAGED, _PING_PONG, _LSE_AHEAD, _FLOAT_P, _TRIMMED],
 }
 """By head size."""
 

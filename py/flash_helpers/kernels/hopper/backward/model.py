@@ -91,7 +91,7 @@ class HopperBackwardModel(CostModel):
         rows = WARPGROUP_ROWS + 2 * config.B_r  # of S and dV, or of dP and dK
         groups = 1 if config.split_gradients else config.n_consumers
         elements = groups * rows * columns + config.B_r * columns
-        moved = config.dtype.itemsize * elements
+        moved = float(config.dtype.itemsize * elements)
         moved += 2 * FLOAT_BYTES * config.B_r * 4 * config.n_consumers  # by each warp, eight lanes each
         if config.split_gradients:
             moved += 2 * config.B_c * config.B_r * (FLOAT_BYTES if config.float_p else 2)
