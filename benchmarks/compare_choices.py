@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.errors import NoKernelError
-from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import select
 
 WIDTH = 2048  # heads times head size

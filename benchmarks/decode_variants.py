@@ -51,10 +51,10 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason
 from flash_helpers.select.prediction import parts_of_keys
-from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.select import Choice, select
 
 DTYPE = DType.BF16

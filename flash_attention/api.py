@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flash_attention.call import DENSE
 from flash_attention.checks import tensors as checks
+from flash_attention.checks.configs import ForwardPlan, forward_plan
 from flash_attention.checks.keywords import named_keywords, parameters, unknown_keyword
 from flash_attention.devices import backend
 from flash_attention.options import Options
@@ -50,7 +51,7 @@ def forward(
     if unknown:
         raise unknown_keyword("forward", unknown, parameters(forward))
     if is_tracing():
-        checks.check_forward(checks.forward_plan(kernel_cfg), q, k, v, o)
+        checks.check_forward(forward_plan(kernel_cfg), q, k, v, o)
         result = torch_ops.call(q, k, v, DENSE, Options(out=o, config=kernel_cfg))
         assert isinstance(result, Tensor)  # there is no LSE beside it
         return result
@@ -60,7 +61,7 @@ def forward(
         dlpack.check_writable("o", o)
         tensors = map(dlpack.imported, (q, k, v, o))
         return dlpack.exported(forward(kernel_cfg, *tensors), q)
-    plan = checks.forward_plan(kernel_cfg)
+    plan = forward_plan(kernel_cfg)
     given = (q, k, v, o)
     o = _checked_output(plan, *given)
     if o.numel():
@@ -89,7 +90,7 @@ def forward_timed(
     Raises:
         what ``forward`` raises.
     """
-    plan = checks.forward_plan(kernel_cfg)
+    plan = forward_plan(kernel_cfg)
     o = _checked_output(plan, q, k, v, o)
     if not o.numel():
         return o, 0.0
@@ -109,6 +110,6 @@ def forward_timed(
     return o, 1e3 * (time.perf_counter() - begin)
 
 
-def _checked_output(plan: checks.ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Tensor:
+def _checked_output(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Tensor:
     checks.check_forward(plan, q, k, v, o)
     return torch.empty_like(q, memory_format=torch.contiguous_format) if o is None else o

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, overload
 
+import torch
 from torch import Tensor
 
-from flash_attention.call import DENSE, Packed
+from flash_attention.call import DENSE, Packed, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_window
-from flash_attention.options import Keywords, Options
+from flash_attention.checks.options import checked_factors, checked_sms, checked_window
+from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
+from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import traced
 from flash_helpers.kernels.kernel import ForwardConfig, Kernel
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
     from typing_extensions import Never, Unpack
@@ -61,12 +63,15 @@ def attention(
     causal: bool = False,
     softmax_scale: float | None = None,
     window: Window = UNLIMITED,
-    softcap: float = 0.0,
+    softcap: float = NO_SOFTCAP,
     sinks: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = NO_OFFSET,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     deterministic: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -77,17 +82,25 @@ def attention(
         k: (batch, seq_len_k, n_heads_kv, d_head); n_heads is a multiple of n_heads_kv, and query head h
             reads kv head h // (n_heads // n_heads_kv).
         v: (batch, seq_len_k, n_heads_kv, d_head_v).
-        causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
+        causal: key j is visible to query i when j <= p, where p is the query's own place among the keys,
+            i + seq_len_k - seq_len_q + diagonal_offset.
         softmax_scale: factor of the scores; None: d_head ** -0.5; 0.0 is zero.
-        window: (left, right): key j is visible to query i when
-            i + seq_len_k - seq_len_q - left <= j <= i + seq_len_k - seq_len_q + right; None: no limit.
+        window: (left, right), of either sign: key j is visible to query i when p - left <= j <= p + right;
+            None: no limit.
         softcap: logits become softcap * tanh(logit / softcap); 0.0: they stay.
         sinks: (n_heads,), float32 or like q: one more logit a head, which takes its share of the softmax
             and has no value.
         return_lse: also return the natural logarithm of each query's softmax denominator.
-        out: (batch, seq_len_q, n_heads, d_head_v); written and returned. It must not overlap an input.
+        out: (batch, seq_len_q, n_heads, d_head_v), of the output's type; written and returned. It must not
+            overlap an input.
         config: the configuration to run; None: the library chooses.
         backend: ``cuda`` or ``cpu``, which must be where the tensors are; None: there.
+        diagonal_offset: by so many keys every query's own place moves, of either sign. With 0 the last query
+            stands at the last key; where the given keys end n keys before its place, pass n.
+        out_dtype: torch.float32: the output is float32 and is not rounded, as ``merge`` wants parts of the
+            keys; None: the type of q.
+        n_sms: how many of the GPU's SMs the call may use, so that others are left for what runs beside it;
+            None, or as many as there are: all. Kernels of the Hopper family keep to it; CPUs are not asked.
         deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
             the time of the backward pass asks for the same.
 
@@ -105,30 +118,27 @@ def attention(
     """
     if unknown:
         raise unknown_keyword("attention", unknown, parameters(attention))
+    if diagonal_offset is not NO_OFFSET:
+        causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
-    key = None
+    key: Key | None = None
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
+        if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
+            type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
+        ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
-        key = (
-            "attention",
-            causal,
-            softmax_scale,
-            window,
-            softcap,
-            return_lse,
-            None if config is None else id(config),
-            backend,
-            deterministic,
-        )
+        key = ("attention", causal, softmax_scale, window, softcap, return_lse)
+        plain = config is None and backend is None and out_dtype is None
+        if not (plain and n_sms is None and deterministic is False):
+            n_sms = checked_sms(n_sms)
+            key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
-    )
+    rare = out_dtype, n_sms, deterministic
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
@@ -196,12 +206,15 @@ def attention_varlen(
     causal: bool = False,
     softmax_scale: float | None = None,
     window: Window = UNLIMITED,
-    softcap: float = 0.0,
+    softcap: float = NO_SOFTCAP,
     sinks: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = NO_OFFSET,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
@@ -221,8 +234,8 @@ def attention_varlen(
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
-        causal, softmax_scale, window, softcap, sinks, out, config, backend, deterministic: as in
-            ``attention``.
+        causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
+            n_sms, deterministic: as in ``attention``.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -232,32 +245,29 @@ def attention_varlen(
     """
     if unknown:
         raise unknown_keyword("attention_varlen", unknown, parameters(attention_varlen))
+    if diagonal_offset is not NO_OFFSET:
+        causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
-    key = None
+    key: Key | None = None
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
+        if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
+            type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
+        ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
-            key = (
-                "attention_varlen",
-                causal,
-                softmax_scale,
-                window,
-                softcap,
-                return_lse,
-                None if config is None else id(config),
-                backend,
-                deterministic,
-            )
+            key = ("attention_varlen", causal, softmax_scale, window, softcap, return_lse)
+            plain = config is None and backend is None and out_dtype is None
+            if not (plain and n_sms is None and deterministic is False):
+                n_sms = checked_sms(n_sms)
+                key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
-    )
+    rare = out_dtype, n_sms, deterministic
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

@@ -11,14 +11,14 @@ from torch import Tensor
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Mask, Scores
 from flash_attention.checks.backward import check_backward
+from flash_attention.checks.configs import check_config
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, checked_scale, checked_softcap, checked_window
-from flash_attention.checks.tensors import check_config
 from flash_attention.devices import backend
 from flash_attention.run.choices import choose
 from flash_attention.torch_private import sleep
 from flash_helpers.kernels.kernel import BackwardConfig
-from flash_helpers.select.problem import BACKWARD, UNLIMITED, Window
+from flash_helpers.kernels.problem import BACKWARD, UNLIMITED, Window
 
 HIDE_HOST_CYCLES = 1_000_000  # GPU clock cycles, about 0.5 ms: longer than the host takes to queue all
 

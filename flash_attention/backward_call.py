@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from flash_attention.call import DENSE, Layout, Mask, Scores, problem_of
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from flash_attention.call import Cached
+from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_window
-from flash_attention.options import Options
+from flash_attention.checks.options import checked_factors, checked_sms, checked_window
+from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Options
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
+from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import traced
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -30,12 +32,15 @@ def attention_cached(
     causal: bool = False,
     softmax_scale: float | None = None,
     window: Window = UNLIMITED,
-    softcap: float = 0.0,
+    softcap: float = NO_SOFTCAP,
     sinks: Tensor | None = None,
     return_lse: bool = False,
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = NO_OFFSET,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     deterministic: bool = False,
     validate: bool = False,
     **unknown: Never,
@@ -58,8 +63,8 @@ def attention_cached(
             item's result means nothing.
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic: as in
-            ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
+            out_dtype, n_sms, deterministic: as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -69,32 +74,29 @@ def attention_cached(
     """
     if unknown:
         raise unknown_keyword("attention_cached", unknown, parameters(attention_cached))
+    if diagonal_offset is not NO_OFFSET:
+        causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
-    key = None
+    key: Key | None = None
     if at_once:
         if window is not UNLIMITED:
             window = checked_window(window)
-        if type(softcap) is not float or not (softmax_scale is None or type(softmax_scale) is float):
+        if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
+            type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
+        ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
             name = "attention_cached"
-            key = (
-                name,
-                causal,
-                softmax_scale,
-                window,
-                softcap,
-                return_lse,
-                None if config is None else id(config),
-                backend,
-                deterministic,
-            )
+            key = (name, causal, softmax_scale, window, softcap, return_lse)
+            plain = config is None and backend is None and out_dtype is None
+            if not (plain and n_sms is None and deterministic is False):
+                n_sms = checked_sms(n_sms)
+                key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic
-    )
+    rare = out_dtype, n_sms, deterministic
+    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

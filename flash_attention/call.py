@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
-from flash_attention.checks.options import checked_flag
+from flash_attention.checks.options import checked_flag, checked_offset, checked_window
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.problem import AttentionProblem, Window, visible_limits
+from flash_helpers.kernels.problem import AttentionProblem, Window, visible_limits
 
 Sizes = tuple[int, int, int]  # batch items, most queries of one, most keys of one
 
@@ -172,11 +173,14 @@ NAMES: dict[type[Layout], str] = {
 
 # ---------------------------------------------------------------------- masks and scores
 class Mask(NamedTuple):
-    """Which keys a query sees, counted from its own place. The last query's own place is the last key.
+    """Which keys a query sees, counted from its own place p: the keys ``p - left <= j <= p + right``.
+
+    The last query's own place is the last key. Limits have either sign: with a right limit of -2 the query
+    sees what lies at least two keys before its place.
 
     Attributes:
-        left: keys before the query's own place that it sees; None: all of them.
-        right: keys after the query's own place that it sees; None: all of them. Causal is 0.
+        left: where they begin, so many keys before p; None: with the first key.
+        right: where they end, so many keys after p; None: with the last key. Causal is 0.
     """
 
     left: int | None = None
@@ -186,11 +190,27 @@ class Mask(NamedTuple):
     def of(cls, causal: bool, window: Window) -> Mask:
         """The mask of two options of ``attention``."""
         left, right = window
-        return cls(left, 0 if causal else right)
+        if causal:
+            right = 0 if right is None else min(right, 0)
+        return cls(left, right)
 
     def limits(self, seq_len_q: int, seq_len_k: int) -> Window:
         """(left, right) for these lengths; a limit that hides nothing is None."""
         return visible_limits(False, self, seq_len_q, seq_len_k)
+
+
+def shifted(causal: bool, window: Window, diagonal_offset: int) -> tuple[bool, Window]:
+    """``causal`` and ``window`` that say with an offset of 0 what these say with this one.
+
+    An offset moves every query's own place, which is the same as moving both limits the other way: nothing
+    that is called later knows of offsets.
+
+    Raises:
+        TypeError: an option of another type than is promised.
+    """
+    offset, window = checked_offset(diagonal_offset), checked_window(window)
+    left, right = Mask.of(checked_flag("causal", causal), window)
+    return False, (None if left is None else left - offset, None if right is None else right + offset)
 
 
 class Scores(NamedTuple):
@@ -225,6 +245,7 @@ class Call:
         mask: which keys a query sees.
         scores: what becomes of a product.
         layout: how rows form sequences.
+        n_sms: SMs that it may use; None: all.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -236,11 +257,20 @@ class Call:
     mask: Mask
     scores: Scores
     layout: Layout = DENSE
+    n_sms: int | None = None
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
         problem = problem_of(
-            self.q, self.k, self.v, self.mask, self.scores, self.layout, lse=self.lse is not None
+            self.q,
+            self.k,
+            self.v,
+            self.mask,
+            self.scores,
+            self.layout,
+            lse=self.lse is not None,
+            out_float32=self.out.dtype is torch.float32,
+            n_sms=self.n_sms,
         )
         object.__setattr__(self, "problem", problem)
 
@@ -254,6 +284,8 @@ def problem_of(
     layout: Layout = DENSE,
     *,
     lse: bool = False,
+    out_float32: bool = False,
+    n_sms: int | None = None,
 ) -> AttentionProblem:
     """What a call with these parts computes, without its tensors; see ``Call``."""
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
@@ -279,6 +311,8 @@ def problem_of(
         paged=layout.paged,
         lse=lse,
         tma_obstacle=obstacle or (page_obstacle(k.shape[1]) if layout.paged else None),
+        out_float32=out_float32,
+        n_sms=n_sms,
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a call runs: the device types, and the backend of each."""
+"""Where a call runs: the device types, the backend of each, and what chooses for it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ DEVICE_TYPES = ("cuda", "cpu")
 def backend(name: str) -> ModuleType:
     """The backend of a device type, imported when a tensor of that type first asks for it."""
     return import_module(f"flash_attention.backends.{name}")
+
+
+@cache
+def chooser(device_type: str) -> ModuleType:
+    """The module whose ``choice_on`` chooses for a device type, imported when a call first needs a choice."""
+    return import_module(f"flash_attention.run.{device_type}_choice")
 
 
 def backward_backend(device_type: str) -> str:

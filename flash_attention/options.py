@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypedDict
 
+import torch
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
-from flash_attention.checks.options import checked_flag, checked_softcap, checked_window
+from flash_attention.checks.options import (
+    checked_flag,
+    checked_out_dtype,
+    checked_sms,
+    checked_softcap,
+    checked_window,
+)
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
+
+# Defaults, which a call that leaves them out is known by: `is` asks for type and value at once.
+NO_OFFSET, NO_SOFTCAP = 0, 0.0
 
 
 class Keywords(TypedDict, total=False):
@@ -23,6 +33,9 @@ class Keywords(TypedDict, total=False):
     out: Tensor | None
     config: ForwardConfig | None
     backend: str | None
+    diagonal_offset: int
+    out_dtype: torch.dtype | None
+    n_sms: int | None
     deterministic: bool
 
 
@@ -32,12 +45,14 @@ class Options(NamedTuple):
     causal: bool = False
     softmax_scale: float | None = None
     window: Window = UNLIMITED
-    softcap: float = 0.0
+    softcap: float = NO_SOFTCAP
     sinks: Tensor | None = None
     return_lse: bool = False
     out: Tensor | None = None
     config: ForwardConfig | None = None
     backend: str | None = None
+    out_dtype: torch.dtype | None = None
+    n_sms: int | None = None
     deterministic: bool = False
 
     def checked(self, q: object) -> Options:
@@ -50,8 +65,17 @@ class Options(NamedTuple):
         return_lse = checked_flag("return_lse", self.return_lse)
         deterministic = checked_flag("deterministic", self.deterministic)
         window, softcap = checked_window(self.window), checked_softcap(self.softcap)
+        n_sms, out_dtype = checked_sms(self.n_sms), self.out_dtype
+        if isinstance(q, Tensor):
+            out_dtype = checked_out_dtype(out_dtype, q.dtype)
         if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
             checks.check_choice(self.backend, self.config, q)
         return self._replace(
-            causal=causal, window=window, softcap=softcap, return_lse=return_lse, deterministic=deterministic
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            return_lse=return_lse,
+            out_dtype=out_dtype,
+            n_sms=n_sms,
+            deterministic=deterministic,
         )

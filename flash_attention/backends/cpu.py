@@ -25,7 +25,7 @@ from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.visibility import Visibility
 from flash_attention.call import Call, Ran
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, Kernel
-from flash_helpers.select.select import Choice
+from flash_helpers.select.chosen import Choice
 
 LOG2_E = math.log2(math.e)
 SMALLEST_NORMAL = 2.0**-126  # of float32

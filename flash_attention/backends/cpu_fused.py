@@ -2,7 +2,7 @@
 
 It rounds where a kernel rounds, too: scores and softmax in float32, P to the input type before P V, float32
 accumulation, one final rounding. On processors with matrix units for 16-bit numbers it is several times as
-fast as products of float32 tensors, which are all that PyTorch has besides that have a float32 result.
+fast as products of float32 tensors, PyTorch's only other products with a float32 result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Part(NamedTuple):
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-def reason_against(d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: bool) -> str | None:
+def reason_against(
+    d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: bool, out_float32: bool = False
+) -> str | None:
     """Why PyTorch's fused attention does not compute such calls, or None."""
     if _fused is None:
         return f"torch {torch.__version__} does not have it"
@@ -37,6 +39,8 @@ def reason_against(d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: 
         return f"it has no {'soft cap' if softcap else 'sinks'}"
     if d_head != d_head_v:
         return "it takes one head size for all tensors"
+    if out_float32:
+        return "it rounds its output"
     if lse:
         return "its log-sum-exp is off by up to 1e-4"
     return None
@@ -65,6 +69,8 @@ def attention(
     batch, seq_len_q, n_heads, _ = q.shape
     seq_len_k, n_heads_kv = k.shape[1:3]
     everything = Part(slice(0, batch), slice(0, n_heads))
+    if left is not None and right is not None and left + right < 0:
+        return [everything]  # no query sees a key
     visibility = Visibility(left, right, seq_len_k - seq_len_q)
     begin, end = visibility.queries_of(0, seq_len_k)  # the queries that see any key
     begin = min(max(begin, 0), seq_len_q)

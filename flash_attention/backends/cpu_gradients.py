@@ -14,7 +14,7 @@ from flash_attention.backends.cpu_backward import Gradients
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Cached, Packed
-from flash_helpers.select.select import Choice
+from flash_helpers.select.chosen import Choice
 
 
 class Item(NamedTuple):

@@ -1,7 +1,7 @@
 """The CUDA backend: from a kernel and checked tensors to a launch on the caller's stream.
 
-After its first call on a device a kernel is one dictionary look-up away; a call whose like was launched
-before does not come here at all (``call_table``).
+After its first call on a device a kernel is one dictionary look-up away. A call that repeats an earlier one
+does not come here at all (``call_table``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flash_attention.backends.cuda_form import UNBOUNDED, Features, prepared, window_side
+from flash_attention.backends.cuda_form import prepared, window_side
 from flash_attention.backends.cuda_kernels import (
     build_at_once,
     build_obstacle,
@@ -31,7 +31,8 @@ from flash_attention.torch_private import (
     exchange_device,
 )
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.select import Choice
+from flash_helpers.kernels.launch_features import UNBOUNDED, Features
+from flash_helpers.select.chosen import Choice
 
 __all__ = [
     "UNBOUNDED",

@@ -18,7 +18,7 @@ from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.torch_private import current_device, current_stream
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.select import Choice
+from flash_helpers.select.chosen import Choice
 
 ALIGNMENT = 256  # bytes, of each workspace
 

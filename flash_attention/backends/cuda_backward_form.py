@@ -44,7 +44,8 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
     if kernel.traits.padded_head:
         d_head, d_head_v = call.q.shape[-1], call.v.shape[-1]
     q, k = _fitted(call.q, d_head), _fitted(call.k, d_head)
-    v, out, dout = (_fitted(x, d_head_v) for x in (call.v, call.out, call.dout))
+    # A float32 output is rounded for the kernel, as the others are.
+    v, out, dout = (_fitted(x.to(q.dtype), d_head_v) for x in (call.v, call.out, call.dout))
     copied: list[tuple[Tensor, Tensor]] = []
     dq, dk = (_target(x, d_head, copied) for x in (call.dq, call.dk))
     dv = _target(call.dv, d_head_v, copied)

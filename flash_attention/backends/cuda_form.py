@@ -10,52 +10,13 @@ from torch.nn.functional import pad
 
 from flash_attention.call import Cached, Call, Packed
 from flash_attention.checks.memory import misalignment
-from flash_helpers.select.select import Choice
-
-UNBOUNDED = 2**30 - 1  # a side of the window that has no bound
+from flash_helpers.kernels.launch_features import UNBOUNDED, Features
+from flash_helpers.select.chosen import Choice
 
 
 def window_side(limit: int | None) -> int:
     """A side of the window as kernels take it, in 32 bits; no sequence under a window is longer than that."""
-    return UNBOUNDED if limit is None else min(limit, UNBOUNDED)
-
-
-class Features(NamedTuple):
-    """The run-time part of what plain attention does not need; see ``flash::ForwardProblem``.
-
-    Attributes:
-        d_head_v: head size of v and o.
-        window_left, window_right: keys that a query sees beside its own place; ``UNBOUNDED``: all.
-        softcap: scores become ``softcap * tanh(score / softcap)``.
-        sinks: address of (n_heads,) float32 logits, or 0.
-        cu_seqlens_q, cu_seqlens_k: addresses of (batch + 1,) int32 offsets, or 0.
-        seqused_k: address of (batch,) int32 key counts, or 0.
-        total_q: with cu_seqlens_q: rows of q in all; lse is (n_heads, total_q).
-        total_k: with cu_seqlens_k: rows of k in all.
-        n_splits: parts that the keys are cut into.
-        partial_o: address of (n_splits, batch, n_heads, seq_len_q, d_head_v) float32, or 0.
-        partial_lse: address of (n_splits, batch, n_heads, seq_len_q) float32, or 0.
-        block_table: address of (batch, max_pages) int32 page numbers, or 0. With it k and v are
-            (n_pages, page_size, n_heads_kv, d_head).
-        max_pages, page_size: see block_table.
-    """
-
-    d_head_v: int
-    window_left: int = UNBOUNDED
-    window_right: int = UNBOUNDED
-    softcap: float = 0.0
-    sinks: int = 0
-    cu_seqlens_q: int = 0
-    cu_seqlens_k: int = 0
-    seqused_k: int = 0
-    total_q: int = 0
-    total_k: int = 0
-    n_splits: int = 1
-    partial_o: int = 0
-    partial_lse: int = 0
-    block_table: int = 0
-    max_pages: int = 0
-    page_size: int = 0
+    return UNBOUNDED if limit is None else max(-UNBOUNDED - 1, min(limit, UNBOUNDED))
 
 
 class Prepared(NamedTuple):
@@ -96,14 +57,15 @@ def prepared(call: Call, choice: Choice) -> Prepared:
         d_head, d_head_v = problem.d_head, problem.d_head_v
     if choice.problem is not None:
         problem = choice.problem
-        if cache is None:
-            k, v = k[:, -problem.seq_len_k :], v[:, -problem.seq_len_k :]
+        if cache is None and packed is None:  # the keys from the first that a query sees to the last
+            end = call.problem.seq_len_k + min(call.problem.right or 0, 0)
+            k, v = (x[:, end - problem.seq_len_k : end] for x in (k, v))
     if scale < 0:
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
     target, features, workspace, table = o, None, None, None
-    if not choice.is_plain or d_head != d_head_v:
+    if not choice.is_plain or d_head != d_head_v or problem.n_sms is not None:
         sinks = None if sinks is None else sinks.float().contiguous()
         n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q
         if traits.split:
@@ -127,6 +89,8 @@ def prepared(call: Call, choice: Choice) -> Prepared:
             block_table=_address(table),
             max_pages=0 if table is None else table.shape[1],
             page_size=0 if table is None else k.shape[1],
+            o_float32=problem.out_float32,
+            n_sms=problem.n_sms or 0,
         )
     if packed is not None:
         q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))

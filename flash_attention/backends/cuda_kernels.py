@@ -117,7 +117,7 @@ def load_kernel(kernel: Kernel, target: int) -> Any | None:
         if library := build.find_library(cache, kernel, candidate):
             try:
                 load_library(library)
-            except RuntimeError as error:  # removed meanwhile, or of another version: as good as none
+            except RuntimeError as error:  # removed meanwhile, or of another version: it counts as missing
                 say_once(f"a kernel library is not used: {error}")
                 continue
             return binding.find(kernel.config, kernel.traits, candidate)
@@ -134,7 +134,7 @@ def load_library(path: Path) -> None:
         RuntimeError: it can't be loaded, or is of another version of the binding.
     """
     name = str(path)
-    # The loader replaces $ORIGIN and its like, and the binding takes UTF-8 alone: such files go by number.
+    # The loader replaces words such as $ORIGIN, and the binding takes UTF-8 alone: such files go by number.
     if "$" in name or not name.isprintable():
         _open_libraries.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         name = f"/proc/self/fd/{_open_libraries[-1]}"

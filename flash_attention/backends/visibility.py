@@ -16,8 +16,7 @@ class Visibility:
     """Which keys a query sees: key j when ``i + offset - left <= j <= i + offset + right``.
 
     Attributes:
-        left: keys before the query's own place that it sees; None: all of them.
-        right: keys after the query's own place that it sees; None: all of them. Causal is 0.
+        left, right: limits of either sign; None: none. Causal is a right one of 0.
         offset: seq_len_k - seq_len_q, which aligns the last query with the last key.
     """
 

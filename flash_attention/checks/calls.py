@@ -1,13 +1,13 @@
-"""Checks of the tensors of ``attention`` and its like, on top of those that all calls share (``checks``)."""
+"""Checks of the tensors of attention calls, on top of those that every call shares (``tensors``)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from flash_attention.checks.options import checked_flag, checked_window, given
+from flash_attention.checks.configs import check_config
+from flash_attention.checks.options import checked_flag, checked_sms, checked_window, given
 from flash_attention.checks.tensors import (
-    check_config,
     check_devices,
     check_dtypes,
     check_no_gradient,
@@ -18,7 +18,7 @@ from flash_attention.checks.tensors import (
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
 
@@ -155,11 +155,11 @@ def check_sinks(sinks: Tensor, q: Tensor) -> None:
         raise ValueError(f"sinks is on {sinks.device}, q on {q.device}: move it with .to(q.device)")
 
 
-def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
-    """The output given by the caller."""
+def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """The output given by the caller, which is to have this type."""
     check_tensors({"out": out})
     check_no_gradient({"out": out}, "an output that is given has no gradient", "pass out=None")
-    check_output("out", out, shape, inputs["q"].dtype, inputs)
+    check_output("out", out, shape, dtype, inputs)
 
 
 def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
@@ -197,7 +197,8 @@ def check_problem(problem: AttentionProblem) -> None:
             error = ValueError if type(size) is int else TypeError
             raise error(f"a problem's {name} is {given(size)}; it must be an int, at least 0")
     checked_window((problem.left, problem.right))
-    for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse"):
+    checked_sms(problem.n_sms)
+    for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse", "out_float32"):
         checked_flag(f"a problem's {name}", getattr(problem, name))
     if (problem.paged and not problem.cached) or (problem.cached and not problem.varlen):
         raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
-from flash_helpers.select.problem import Window
+from flash_helpers.kernels.problem import Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
@@ -72,7 +72,7 @@ def checked_factors(softmax_scale: float | None, softcap: float) -> tuple[float 
 
 
 def checked_window(window: Window) -> Window:
-    """(left, right). Raises TypeError (not two whole numbers or None), ValueError (negative)."""
+    """(left, right), whole numbers of either sign, or None. Raises TypeError: anything else."""
     if not (isinstance(window, tuple | list) and len(window) == 2):
         raise TypeError(
             f"window is {given(window)}; it must be two values (left, right), e.g. (128, 0) or (None, None)"
@@ -87,9 +87,39 @@ def checked_window(window: Window) -> Window:
             raise TypeError(
                 f"window's {name} limit is {given(limit)}; it must be an int, or None for no limit"
             )
-        if not torch.compiler.is_compiling() and limit < 0:  # there the operator asks
-            raise ValueError(f"window's {name} limit is {limit}; it must be at least 0, or None for no limit")
     return left, right
+
+
+def checked_offset(diagonal_offset: int) -> int:
+    """A whole number of keys. Raises TypeError: anything else, True also."""
+    if type(diagonal_offset) is int or isinstance(diagonal_offset, torch.SymInt):
+        return diagonal_offset
+    raise TypeError(
+        f"diagonal_offset is {given(diagonal_offset)}; it must be an int: by so many keys each query's own "
+        "place moves"
+    )
+
+
+def checked_sms(n_sms: int | None) -> int | None:
+    """How many SMs a call may use; None: all. TypeError: no int, True also; ValueError: less than 1."""
+    if n_sms is None or isinstance(n_sms, torch.SymInt):
+        return n_sms
+    if type(n_sms) is not int:
+        raise TypeError(f"n_sms is {given(n_sms)}; it must be an int, or None for all SMs of the device")
+    if n_sms < 1:
+        raise ValueError(f"n_sms is {n_sms}; it must be at least 1, or None for all SMs of the device")
+    return n_sms
+
+
+def checked_out_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
+    """The type of the output of a call on tensors of type ``dtype``. TypeError: neither that nor float32."""
+    if out_dtype is None or out_dtype is dtype:
+        return dtype
+    if out_dtype is torch.float32:
+        return out_dtype
+    raise TypeError(
+        f"out_dtype is {given(out_dtype)}; it must be torch.float32, {dtype} or None, which is the type of q"
+    )
 
 
 def checked_number(name: str, value: object) -> float:

@@ -35,7 +35,7 @@ def page_obstacle(page_size: int) -> str | None:
 
 
 def stride_obstacle(**tensors: Tensor) -> str | None:
-    """Why bulk copies cannot reach some of the tensors by strides, or None.
+    """Why bulk copies cannot reach some of the tensors because of their strides, or None.
 
     Tensors whose rows are not at multiples of 16 bytes, or whose last stride is not 1, are copied before a
     launch whichever family runs, and do not count.

@@ -9,6 +9,7 @@ out, since type checkers, editors and the API page read them.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.kv_cache import attend_with_cache
 from flash_attention.compat.padding import check_unpadded, cut, missing_columns, padded
 from flash_attention.run.tracing import wants_autocast
-from flash_helpers.select.problem import Window
+from flash_helpers.kernels.problem import Window
 
 __all__ = [
     "flash_attn_func",
@@ -273,10 +274,14 @@ def flash_attn_varlen_qkvpacked_func(
         and what ``flash_attn_varlen_func`` raises.
     """
     q, k, v = _unpacked("qkv", qkv, ("total", "3", "n_heads", "d_head"))
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    try:
+        return flash_attn_varlen_func(
+            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+            window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        text = re.sub(r"\b(cu_seqlens|max_seqlen)_[qk]\b", r"\1", str(error))  # as the caller's arguments are
+        raise type(error)(text) from error.__cause__
 
 
 # ---------------------------------------------------------------------- a cache

@@ -14,7 +14,8 @@ from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_no_gradient, check_tensors
 from flash_attention.compat.padding import missing_columns
 from flash_attention.options import Options
-from flash_attention.run.tracing import is_readable, stands_for_another, wants_autocast
+from flash_attention.run.tracing import is_read_later, is_readable, stands_for_another, wants_autocast
+from flash_attention.torch_private import assert_async
 
 PAGE_MULTIPLE = 16  # tokens
 ROTARY_TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -111,6 +112,13 @@ def check_rotary(cos: Tensor | None, sin: Tensor | None, q: Tensor, k: Tensor | 
 
 def check_pages_of(block_table: Tensor | None, counts: Tensor, k_cache: Tensor) -> None:
     """Pages that hold keys, where they can be read."""
+    if block_table is not None and is_read_later(block_table):
+        n_pages, page_size = k_cache.shape[:2]
+        used = torch.arange(block_table.shape[1]) * page_size < counts[:, None]
+        assert_async(
+            ~(used & ((block_table < 0) | (block_table >= n_pages))).any(),
+            "block_table names a page that k_cache and v_cache do not have, for keys that an item has",
+        )
     if block_table is not None and not torch.compiler.is_compiling() and is_readable(block_table):
         check_pages(block_table, counts, k_cache)
 
@@ -182,7 +190,15 @@ def check_cache(
 
 def check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:
     """Items that the cache has, each once if it is written, as far as ``check_room`` can see it."""
-    if cache_batch_idx is None or not is_readable(cache_batch_idx):
+    if cache_batch_idx is None:
+        return
+    if is_read_later(cache_batch_idx):
+        assert_async(
+            ((cache_batch_idx >= 0) & (cache_batch_idx < k_cache.shape[0])).all(),
+            "cache_batch_idx names an item that k_cache does not have: give items from 0 on, below its batch "
+            "size",
+        )
+    if not is_readable(cache_batch_idx):
         return
     for item in cache_batch_idx.tolist():
         if not 0 <= item < k_cache.shape[0]:
@@ -196,6 +212,12 @@ def check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool)
 
 def check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
     """Where counts can be read (``is_readable``); those of a CUDA device must not be waited for."""
+    if is_read_later(seqused):
+        assert_async(
+            ((seqused >= 0) & (seqused <= capacity - n_new)).all(),
+            "cache_seqlens has a count below 0, or one behind which the cache has no room for what k and v "
+            "append: make the cache larger, or pass a block_table with more pages",
+        )
     if not is_readable(seqused) or not seqused.numel():
         return
     longest = int(seqused.max())
@@ -223,6 +245,11 @@ def check_one_owner(pages: Tensor, rows: Tensor) -> None:
 
 def check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
     """Rotary rows for n positions behind each count, as far as ``check_room`` can see it."""
+    if is_read_later(seqused):
+        assert_async(
+            (seqused <= cos.shape[0] - n).all(),
+            "rotary_cos and rotary_sin have fewer rows than there are positions to turn: give more rows",
+        )
     if not is_readable(seqused) or not seqused.numel():
         return
     last = int(seqused.max()) + n

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from flash_attention.checks.calls import check_inputs
 from flash_attention.run.tracing import wants_autocast
-from flash_helpers.select.problem import HEAD_SIZES
+from flash_helpers.kernels.problem import HEAD_SIZES
 
 Result = Tensor | tuple[Tensor, ...]
 

@@ -11,7 +11,7 @@ from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, checked_number, checked_scale, given, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.run.tracing import wants_autocast
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 NAMES = ("query", "key", "value")
 

@@ -1,4 +1,4 @@
-"""What runs where the chosen kernel is not there. The choice comes first, and knows nothing of what is built.
+"""What runs where the chosen kernel cannot be had. The choice comes first, and does not know what is built.
 
 A kernel that is not built is compiled by the first call that needs it. Where it cannot be compiled, the first
 kernel of the same ranking that is built runs in its place: a warning says so once, and the choice says why.

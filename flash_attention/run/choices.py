@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from flash_attention.call import BATCHES, Mask, Scores, problem_of
+from flash_attention.call import BATCHES, Mask, Scores, problem_of, shifted
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, checked_scale, given
-from flash_attention.checks.tensors import check_fits_facts, check_grid, check_output_kind
-from flash_attention.devices import DEVICE_TYPES, backend
-from flash_attention.errors import InfeasibleConfigError
+from flash_attention.checks.tensors import check_output_kind
+from flash_attention.devices import DEVICE_TYPES, backend, chooser
 from flash_attention.options import Options
-from flash_attention.run.availability import available
-from flash_attention.run.cpu_backward_choice import cpu_backward_choice
-from flash_attention.run.cpu_choice import cpu_choice
-from flash_helpers import generation
-from flash_helpers.build import build_kernels
+from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
-from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.candidates import kernel_for, size_reason, unable_reason
-from flash_helpers.select.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
-from flash_helpers.select.select import Choice, ranking, select
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
+from flash_helpers.select.chosen import Choice
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
-
-INSISTED = "the caller insists on it"
-
 
 Asked = tuple[AttentionProblem, torch.device, KernelConfig | None]
 _choices: dict[Asked, Choice] = {}  # of this generation
@@ -96,7 +84,9 @@ def choose_with_gradients(
         cuda = backend("cuda")
         facts, where = cuda.device_facts_of(device), str(device)
         both = [(problem, config), (gradients, None)]
-        choices = [_choice_for(each, facts, where, named, explained=False) for each, named in both]
+        choices = [
+            chooser("cuda").choice_for(each, facts, where, named, explained=False) for each, named in both
+        ]
         cuda.build_at_once([choice.kernel for choice in choices], device)
     return choose(problem, device, config), choose(gradients, device, None)
 
@@ -104,67 +94,14 @@ def choose_with_gradients(
 @generation.forgets
 def _forget() -> None:
     _choices.clear()
-    _tuning_results.cache_clear()
 
 
 def _choice(
     problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
 ) -> Choice:
     """As ``choose``; with ``explained``, all other candidates are judged too, and nothing is built."""
-    if device.type == "cpu":
-        if config is None:
-            return cpu_choice(problem) if problem.direction == FORWARD else cpu_backward_choice(problem)
-        # The CPU backend has every feature, whatever the kernels of the family have.
-        return _insisted(problem, config, size_reason(config, problem, [config]))
-    facts = backend("cuda").device_facts_of(device)
-    choice = _choice_for(problem, facts, str(device), config, explained)
-    if config is None:
-        choice = available(
-            choice, lambda: ranking(problem, facts, _tuning_results()), device, build=not explained
-        )
+    choice: Choice = chooser(device.type).choice_on(problem, device, config, explained)
     return choice
-
-
-def _choice_for(
-    problem: AttentionProblem, facts: DeviceFacts, where: str, config: KernelConfig | None, explained: bool
-) -> Choice:
-    """The choice for a GPU, which need not be there, whatever is built.
-
-    Args:
-        where: the GPU's name, for messages.
-    """
-    if config is None:
-        results = _tuning_results()
-        choice = select(problem, facts, results, explained=explained)
-        if results.trouble:
-            choice = replace(choice, reason=f"{choice.reason}; {results.trouble}")
-    else:
-        choice = _insisted(problem, config, unable_reason(config, problem, [config]))
-        check_fits_facts(config, facts, where)
-    seen = choice.problem or problem
-    check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
-    if problem.direction != FORWARD:
-        check_grid(seen.batch, seen.n_heads_kv, seen.seq_len_k, choice.kernel.config.B_c, "key", "B_c")
-    return choice
-
-
-def _insisted(problem: AttentionProblem, config: KernelConfig, obstacle: str | None) -> Choice:
-    """The choice of a caller who names the configuration: it takes all keys in one go."""
-    _check_able(problem, config, obstacle)
-    return Choice(kernel_for(config, problem), INSISTED)
-
-
-@lru_cache(1)
-def _tuning_results() -> TuningResults:
-    """The user's results and those that ship, as this generation has read them."""
-    return TuningResults()
-
-
-def _check_able(problem: AttentionProblem, config: KernelConfig, reason: str | None) -> None:
-    if reason:
-        raise InfeasibleConfigError(
-            f"config {config.short_form()} cannot compute {problem.label()}: {reason}"
-        )
 
 
 @named_keywords
@@ -182,6 +119,9 @@ def explain_choice(
     out: Tensor | None = None,
     config: ForwardConfig | None = None,
     backend: str | None = None,
+    diagonal_offset: int = 0,
+    out_dtype: torch.dtype | None = None,
+    n_sms: int | None = None,
     facts: DeviceFacts | None = None,
     direction: str = FORWARD,
     deterministic: bool = False,
@@ -198,8 +138,10 @@ def explain_choice(
     Raises:
         as ``attention``.
     """
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend)
-    options = options.checked(q)
+    causal, window = shifted(causal, window, diagonal_offset)
+    options = Options(
+        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
+    ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     if direction not in (FORWARD, BACKWARD):
@@ -215,14 +157,23 @@ def explain_choice(
     checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
     scale = checked_scale(softmax_scale, q.shape[3])
     if out is not None:
-        check_output_kind("out", out, (*q.shape[:3], v.shape[3]), q.dtype, q.device)
+        check_output_kind("out", out, (*q.shape[:3], v.shape[3]), options.out_dtype or q.dtype, q.device)
     mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
-    problem = problem_of(q, k, v, mask, scores, lse=options.return_lse)
+    problem = problem_of(
+        q,
+        k,
+        v,
+        mask,
+        scores,
+        lse=options.return_lse,
+        out_float32=options.out_dtype is torch.float32,
+        n_sms=options.n_sms,
+    )
     if direction != FORWARD:
         problem = problem.backward(deterministic)
     generation.follow_environment()
     if facts is not None:
-        return _choice_for(problem, facts, facts.name, config, explained=True)
+        return chooser("cuda").choice_for(problem, facts, facts.name, config, explained=True)
     return _choice(problem, q.device, config, explained=True)
 
 
@@ -269,11 +220,12 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
         cuda = backend("cuda")
         facts = cuda.device_facts_of(device)
         kernels = dict.fromkeys(
-            _choice_for(problem, facts, str(device), None, explained=False).kernel for problem in problems
+            chooser("cuda").choice_for(problem, facts, str(device), None, explained=False).kernel
+            for problem in problems
         )
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
-            build_kernels(missing, [facts.target])
+            build.build_kernels(missing, [facts.target])
         for kernel in kernels:
             cuda.get_kernel(kernel, device)
     return [choose(problem, device, None) for problem in problems]

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from flash_attention.devices import backend
 from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
 from flash_helpers.select.candidates import head_sizes, holds, kernel_for
-from flash_helpers.select.problem import BACKWARD, AttentionProblem
+from flash_helpers.select.chosen import Choice
 from flash_helpers.select.pytorch_attention import PyTorchAttentionBackward
-from flash_helpers.select.select import Choice
 
 CPU_BACKWARD_B_C = 64  # keys per step on the CPU: of 64, 256 and 512 the quickest
 

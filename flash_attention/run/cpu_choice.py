@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import torch
+
 from flash_attention.devices import backend
+from flash_attention.run.cpu_backward_choice import cpu_backward_choice
+from flash_attention.run.insisted import insisted
 from flash_helpers.kernels.ampere.forward.config import D_HEADS, FlashForwardKernelConfig
-from flash_helpers.select.candidates import kernel_for
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
+from flash_helpers.select.candidates import kernel_for, size_reason
+from flash_helpers.select.chosen import Choice
 from flash_helpers.select.pytorch_attention import PyTorchAttention
-from flash_helpers.select.select import Choice
 
 # Keys per step on the CPU: of 64, 128, 256 and 512 the quickest with PyTorch's matrix products (2 cores with
 # AVX-512, 512 to 4096 keys, head sizes 64 and 128).
 CPU_B_C = 256
 
 
+def choice_on(
+    problem: AttentionProblem, device: torch.device, config: KernelConfig | None, explained: bool
+) -> Choice:
+    """What runs a problem on the CPU. There is one choice, and nothing to build.
+
+    Args:
+        problem: the problem.
+        device: the CPU.
+        config: the configuration that the caller insists on; None: choose. The CPU backend has every feature,
+            whatever the kernels of the family have.
+        explained: of no influence here.
+
+    Raises:
+        InfeasibleConfigError: ``config`` does not hold the problem's heads.
+    """
+    if config is None:
+        return cpu_choice(problem) if problem.direction == FORWARD else cpu_backward_choice(problem)
+    return insisted(problem, config, size_reason(config, problem, [config]))
+
+
 def cpu_choice(problem: AttentionProblem) -> Choice:
-    """The choice for tensors on the CPU.
+    """The choice of the library for tensors on the CPU.
 
     Of the configuration only B_c and the softmax variant influence what the CPU backend computes. Its head
     size is the smallest that holds the tensors', so that ``config=`` takes it.
@@ -28,7 +53,7 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
         problem,
     )
     against = backend("cpu_fused").reason_against(
-        problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse
+        problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse, problem.out_float32
     )
     if against:
         own = f"the CPU backend computes every problem, here in blocks of {CPU_B_C} keys"

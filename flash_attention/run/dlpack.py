@@ -49,7 +49,7 @@ def imported(x: Any) -> Any:
 
 
 def check_writable(name: str, x: object) -> None:
-    """An output, which torch would write whatever its library says.
+    """Refuses an output that its own library calls read-only: torch would write it all the same.
 
     Raises:
         ValueError: a foreign array that nobody may write.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from flash_attention.devices import backend
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
     from flash_attention.backends.cuda import Launched
 
 MAX_TABLES = 256  # sets of options; each table holds at most 256 layouts
-_CONSTANTS = (str, bool, int, float, tuple, type(None))  # types of options that stay what they are
+_CONSTANTS = (
+    str,
+    bool,
+    int,
+    float,
+    tuple,
+    type(None),
+    torch.dtype,
+)  # types of options that stay what they are
 
 Key = tuple[Any, ...]  # a call's name and options
 

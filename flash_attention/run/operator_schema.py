@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flash_attention.call import Layout
 from flash_attention.options import Options
-from flash_helpers.kernel_configs import parse_kernel_name_into_config
 from flash_helpers.kernels.kernel import ForwardConfig
-from flash_helpers.select.problem import Window
+from flash_helpers.kernels.parsing import parse_kernel_name_into_config
+from flash_helpers.kernels.problem import Window
 
 STAY = ("out", "backend")  # out is an argument of operators of its own; the backend has been checked
 TYPES: dict[Any, str] = {
@@ -24,6 +24,8 @@ TYPES: dict[Any, str] = {
     Tensor | None: "Tensor?",
     bool: "bool",
     int: "SymInt",
+    int | None: "SymInt?",
+    torch.dtype | None: "ScalarType?",
     float: "float",
     float | None: "float?",
     ForwardConfig | None: "str?",

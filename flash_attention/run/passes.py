@@ -43,7 +43,7 @@ def forward_pass(
     problem = call.problem
     if not (problem.batch and problem.seq_len_q and problem.n_heads):
         fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
-    elif not (problem.seq_len_k or isinstance(layout, Packed)):
+    elif not isinstance(layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
         fill_without_keys(call.out, call.lse, options.sinks)
@@ -73,14 +73,15 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, 
     sizes = q.shape
     shape = (*sizes[:-1], v.shape[-1])
     if out is None:
-        out = q.new_empty(shape)
+        out = q.new_empty(shape, dtype=options.out_dtype)
     else:
-        checks.check_out(out, shape, {name: x for name, x in inputs.items() if x is not None})
+        given = {name: x for name, x in inputs.items() if x is not None}
+        checks.check_out(out, shape, given, options.out_dtype or q.dtype)
     lse = None
     if options.return_lse or keep_lse:
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
-    return Call(q, k, v, out, lse, mask, Scores(scale, options.softcap, sinks), layout)
+    return Call(q, k, v, out, lse, mask, Scores(scale, options.softcap, sinks), layout, options.n_sms)
 
 
 def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in: int) -> None:

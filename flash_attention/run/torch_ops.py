@@ -29,7 +29,9 @@ from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
     checked_flag,
     checked_number,
+    checked_out_dtype,
     checked_scale,
+    checked_sms,
     checked_softcap,
     checked_window,
 )
@@ -70,7 +72,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     # Below autograd, where the operators' bodies run, nobody sees who wants a tangent.
     inputs = {"q": q, "k": k, "v": v, "sinks": options.sinks}
     check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
-    causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, deterministic = options
+    causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
     keep_lse = gradients.wanted(q, k, v, sinks)
     if keep_lse:
         gradients.check_differentiable(layout, options)
@@ -94,7 +96,9 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "sinks": sinks,
             "return_lse": return_lse,
             "config": config,
-            "deterministic": checked_flag("deterministic", deterministic),
+            "out_dtype": _sent_dtype(options.out_dtype),
+            "n_sms": checked_sms(options.n_sms),
+            "deterministic": checked_flag("deterministic", options.deterministic),
         }
     )
     operators, name = torch.ops.flash_attention, NAMES[type(layout)]
@@ -108,6 +112,13 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     else:
         lse = getattr(operators, f"{name}_out")(q, k, v, *layout, *rest, out)
     return (out, lse) if return_lse else out
+
+
+def _sent_dtype(out_dtype: torch.dtype | None) -> torch.dtype | None:
+    """A type that the operator can be given; whether it fits q is asked there."""
+    if out_dtype is None or isinstance(out_dtype, torch.dtype):
+        return out_dtype
+    return checked_out_dtype(out_dtype, torch.float32)
 
 
 def _is_transformed(*inputs: Tensor | None) -> bool:
@@ -183,11 +194,13 @@ def _fake(
     checked_window(given.window)
     checked_scale(given.softmax_scale, q.shape[-1])
     checked_softcap(given.softcap)
+    checked_sms(given.n_sms)
+    dtype = checked_out_dtype(given.out_dtype, q.dtype)
     shape = (*q.shape[:-1], v.shape[-1])
     if out is None:
-        out = q.new_empty(shape)
+        out = q.new_empty(shape, dtype=dtype)
     else:
-        check_output_kind("out", out, shape, q.dtype, q.device)
+        check_output_kind("out", out, shape, dtype, q.device)
         if all(type(n) is int for n in (*out.shape, *out.stride())):  # a tracer's sizes get no guards here
             check_output_strides("out", out, has_address=False)
     if not (given.return_lse or keep_lse):

@@ -61,6 +61,15 @@ def is_readable(x: Tensor) -> bool:
     )
 
 
+def is_read_later(x: Tensor) -> bool:
+    """Whether numbers of x are there when a compiled program runs, on the CPU, where nobody waits for them.
+
+    What ``is_readable`` lets the host check at once, the program checks then: by ``assert_async``, whose
+    message is a constant, as tracers need it.
+    """
+    return torch.compiler.is_compiling() and x.device.type == "cpu"
+
+
 def wants_autocast(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether autocast is on and has to convert: inputs that are of one 16-bit type stay as they are."""
     if q.dtype is k.dtype is v.dtype and q.dtype in DTYPES:

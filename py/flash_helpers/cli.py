@@ -216,7 +216,7 @@ def explain(
 @app.command(epilog=examples("tune"), short_help="Find the fastest kernels on this card and remember them.")
 def tune(
     seq_lens: Annotated[
-        str, typer.Argument(help="queries and keys, joined by commas")
+        str, typer.Argument(help="queries, and keys unless --keys says others, joined by commas")
     ] = "512,1024,2048,4096,8192,16384",
     d_heads: Annotated[str, typer.Argument(help="head sizes, joined by commas")] = "64,128",
     dtype: Annotated[str, typer.Option(help="names joined by commas")] = "fp16,bf16",
@@ -227,6 +227,9 @@ def tune(
     budget: Annotated[float | None, typer.Option(help="seconds for everything; 0: measure nothing")] = None,
     jobs: Annotated[int | None, typer.Option(help="compilations at the same time")] = None,
     fresh: Annotated[bool, typer.Option(help="measure again what is known")] = False,
+    keys: Annotated[
+        str, typer.Option(help="numbers of keys, joined by commas; default: as many keys as queries")
+    ] = "",
     device: Annotated[str, typer.Option(help="cuda, cuda:1")] = "cuda",
     export: Annotated[
         Path | None, typer.Option(help="write the table of this card to this file or folder, in the end")
@@ -242,6 +245,7 @@ def tune(
         tune_command(
             integers(seq_lens, "seq_lens"), integers(d_heads, "d_heads"), dtype, causal, batch, heads,
             kernels, budget, jobs, fresh, device, export, json, direction=direction,
+            keys=integers(keys, "keys") if keys else (),
         )  # fmt: skip
 
 

@@ -16,11 +16,6 @@ from flash_helpers.kernels.traits import Traits
 CAUSAL = {"no": (False,), "yes": (True,), "both": (False, True)}
 """What ``--causal`` may say."""
 
-SETS = (
-    f"all, {', '.join(direction.label for direction in DIRECTIONS)}, tune, ladder, ladder_all, "
-    f"{', '.join(name for direction in DIRECTIONS for name in direction.sets)}, none, or block sizes B_r,B_c"
-)
-
 
 def select_configs(text: str) -> list[KernelConfig]:
     """The configurations that a text names.
@@ -38,7 +33,7 @@ def select_configs(text: str) -> list[KernelConfig]:
     if text == "none":
         return []
     if not text:
-        raise ValueError(f"no kernels are named; valid: short forms joined by ;, {SETS}")
+        raise ValueError(f"no kernels are named; valid: short forms joined by ;, {_sets()}")
     if text.startswith("("):
         names = dict.fromkeys(part.strip() for part in text.split(";") if part.strip())
         return [parse_short_form(name) for name in names]
@@ -54,8 +49,15 @@ def select_configs(text: str) -> list[KernelConfig]:
     except ValueError:
         sizes = "; ".join(sorted({f"{config.B_r},{config.B_c}" for config in _built_configs()}))
         raise ValueError(
-            f"no set of kernels is named {text!r}; valid: {SETS}, out of {sizes}; or short forms joined by ;"
+            f"no set of kernels is named {text!r}; valid: {_sets()}, out of {sizes}; or short forms joined "
+            "by ;"
         ) from None
+
+
+def _sets() -> str:
+    labels = ", ".join(direction.label for direction in DIRECTIONS)
+    own = ", ".join(name for direction in DIRECTIONS for name in direction.sets)
+    return f"all, {labels}, tune, ladder, ladder_all, {own}, none, or block sizes B_r,B_c"
 
 
 def _built_by(direction: Direction) -> list[KernelConfig]:

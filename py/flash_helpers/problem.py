@@ -183,10 +183,14 @@ def grid(
     tokens: int = 16384,
     width: int = 2048,
     direction: str = FORWARD,
+    seq_lens_k: Sequence[int] = (),
 ) -> list[Problem]:
     """Every combination once; a batch or head count of 0 keeps the work alike over the grid.
 
     Then batch = tokens / seq_len and heads = width / d_head, at least 1.
+
+    Args:
+        seq_lens_k: numbers of keys; empty: as many keys as queries.
 
     Raises:
         ValueError: a length or head size below 1; a batch or head count below 0.
@@ -196,7 +200,7 @@ def grid(
             raise ValueError(
                 f"{name} is {size}; it must be at least 1, or 0: as many as keep the work alike over sizes"
             )
-    for name, sizes in (("seq_len", seq_lens), ("d_head", d_heads)):
+    for name, sizes in (("seq_len", seq_lens), ("d_head", d_heads), ("seq_len_k", seq_lens_k)):
         if wrong := [size for size in sizes if size < 1]:
             raise ValueError(f"{name} is {wrong[0]}; it must be at least 1")
     problems = (
@@ -207,11 +211,13 @@ def grid(
             s,
             d,
             causal,
+            seq_len_k=keys,
             direction=direction,
         )
         for dtype in dtypes
         for d in d_heads
         for causal in causals
         for s in seq_lens
+        for keys in seq_lens_k or (0,)
     )
     return list(dict.fromkeys(problems))

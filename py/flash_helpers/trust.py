@@ -43,7 +43,7 @@ def _reason(path: Path, links: int) -> str | None:
 
 
 def others_can_write(facts: os.stat_result) -> bool:
-    """Whether users beside its owner may write to a file or folder. A group of the user alone is no other."""
+    """Whether others than the owner may write to a file or folder. A group of this user alone is no other."""
     if facts.st_mode & stat.S_IWOTH:
         return True
     return bool(facts.st_mode & stat.S_IWGRP) and not _is_private_group(facts.st_gid)

@@ -7,6 +7,7 @@
 #include "binding/python.hpp"
 #include "binding/registry.hpp"
 #include "flash_attention.cuh"
+#include "generated/launch_features.hpp"
 
 namespace flash::binding {
 
@@ -14,11 +15,6 @@ inline constexpr const char *kLaunchArguments =
     "launch(q, k, v, o, lse, stream, q_shape, k_shape, q_stride, k_stride, v_stride, o_stride, "
     "softmax_scale[, features])";
 inline constexpr Py_ssize_t kLaunchArity = 13;
-// What plain attention does not need, in one tuple: flash_attention.backends.cuda.Features.
-inline constexpr const char *kFeatures =
-    "(d_head_v, window_left, window_right, softcap, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, "
-    "total_q, total_k, n_splits, partial_o, partial_lse, block_table, max_pages, page_size)";
-inline constexpr Py_ssize_t kFeatureCount = 16;
 inline constexpr int kUnbounded = (1 << 30) - 1;
 
 // No system maps memory below: what lies there is the offset of a view whose storage has no memory.
@@ -59,36 +55,33 @@ T *read_pointer(PyObject *value) {
     return static_cast<T *>(to_pointer(value));
 }
 
+// A feature, as the type of its member says.
+inline void read_feature(const char *name, PyObject *value, int &member) { member = read_int(name, value); }
+inline void read_feature(const char *name, PyObject *value, bool &member) {
+    member = read_int(name, value) != 0;
+}
+inline void read_feature(const char *, PyObject *value, int64_t &member) { member = to_int64(value); }
+inline void read_feature(const char *, PyObject *value, float &member) { member = to_float(value); }
+template <typename T>
+void read_feature(const char *, PyObject *value, T *&member) {
+    member = read_pointer<T>(value);
+}
+
 // ---------------------------------------------------------------- all of them
+// What plain attention does not need, in one tuple: flash_helpers.kernels.launch_features.Features.
 inline void read_features(PyObject *features, ForwardProblem &problem) {
     if (!is_tuple_of(kFeatureCount, features)) {
         raise_error(PyExc_TypeError, "launch: features must be the tuple %s", kFeatures);
     }
     int next = 0;
-    const auto item = [&] { return PyTuple_GetItem(features, next++); };
-    problem.d_head_v = read_int("d_head_v", item());
-    problem.window_left = read_int("window_left", item());
-    problem.window_right = read_int("window_right", item());
-    problem.softcap = to_float(item());
-    problem.sinks = read_pointer<const float>(item());
-    problem.cu_seqlens_q = read_pointer<const int>(item());
-    problem.cu_seqlens_k = read_pointer<const int>(item());
-    problem.seqused_k = read_pointer<const int>(item());
-    problem.total_q = to_int64(item());
-    problem.total_k = to_int64(item());
-    problem.n_splits = read_int("n_splits", item());
-    problem.partial_o = read_pointer<float>(item());
-    problem.partial_lse = read_pointer<float>(item());
-    problem.block_table = read_pointer<const int>(item());
-    const int64_t max_pages = to_int64(item());
-    const int64_t page_size = to_int64(item());
+    for_each_feature(problem, [&](const char *name, auto &member) {
+        read_feature(name, PyTuple_GetItem(features, next++), member);
+    });
     if (problem.block_table == nullptr) return;
-    if (page_size < 1 || max_pages < 1 || max_pages > INT_MAX / page_size) {
-        raise_error(PyExc_ValueError, "launch: %lld pages of %lld keys; allowed: 1 to 2^31 - 1 keys in all",
-                    static_cast<long long>(max_pages), static_cast<long long>(page_size));
+    if (problem.page_size < 1 || problem.max_pages < 1 || problem.max_pages > INT_MAX / problem.page_size) {
+        raise_error(PyExc_ValueError, "launch: %d pages of %d keys; allowed: 1 to 2^31 - 1 keys in all",
+                    problem.max_pages, problem.page_size);
     }
-    problem.max_pages = static_cast<int>(max_pages);
-    problem.page_size = static_cast<int>(page_size);
     problem.seq_len_k = problem.max_pages * problem.page_size;
 }
 

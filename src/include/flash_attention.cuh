@@ -39,7 +39,8 @@ struct ForwardProblem {
     float softmax_scale;
 
     // window: query i stands at key p = i + (seq_len_k - seq_len_q) and sees the keys p - window_left
-    // ... p + window_right. Unbounded sides are 2^30 - 1, so that sums with positions fit 32 bits.
+    // ... p + window_right. Both have either sign. Unbounded sides are 2^30 - 1, and none is below -2^30, so
+    // that sums with positions fit 32 bits.
     int window_left, window_right;
     // softcap
     float softcap;
@@ -58,11 +59,14 @@ struct ForwardProblem {
     // n_heads, seq_len_q). The launcher combines them into o and lse after the main kernel.
     int n_splits;
     float *partial_o, *partial_lse;
+    bool o_float32;  // o is float32, as the parts are, and is not rounded
     // paged: k and v are (n_pages, page_size, n_heads_kv, …) with the page as their batch dimension, and
     // block_table is (batch, max_pages), the pages of each sequence. seq_len_k is max_pages * page_size,
     // which seqused_k cuts down; cu_seqlens_k is nullptr.
     const int *block_table;
     int n_pages, max_pages, page_size;
+    // Multiprocessors that the launch may use, by kernels whose blocks are persistent; 0: all.
+    int n_sms;
 };
 
 // Resources of a compiled kernel as the driver reports them for the current device.
@@ -100,7 +104,7 @@ struct KernelLibrary {
 
 // Raised by hand when what stands in this file or in backward.cuh changes; the digest sees the structs of
 // configurations and traits.
-inline constexpr int kInterfaceVersion = 9;
+inline constexpr int kInterfaceVersion = 10;
 inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 

@@ -20,8 +20,8 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.families import family_of
 from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.select import select
 
 FEATURES: tuple[tuple[str, ...], ...] = (

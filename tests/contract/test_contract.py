@@ -1,4 +1,4 @@
-"""docs/contract.md, line by line: the tests of line Cnn are named test_cnn_…"""
+"""docs/contract.md, line by line: the tests of line Cnn are named test_cnn_…, here or in a file beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_gradients
 import torch
 
 import flash_attention
@@ -66,8 +65,12 @@ def column(o):
 
 def test_every_line_has_a_test():
     lines = re.findall(r"^\| (C\d\d) \|", DOCUMENT.read_text(), re.MULTILINE)
-    names = [*globals(), *vars(test_gradients)]
-    tests = {name[5:8].upper() for name in names if re.match(r"test_c\d\d_", name)}
+    files = Path(__file__).parent.glob("test_*.py")
+    tests = {
+        number.upper()
+        for file in files
+        for number in re.findall(r"^def test_(c\d\d)_", file.read_text(), re.MULTILINE)
+    }
     assert len(lines) == len(set(lines))
     assert set(lines) == tests
 
@@ -124,7 +127,13 @@ def test_c03_causal(device):
     check(*ramps((2, 200, 2, 64), (2, 77, 2, 64), device), causal=True)
 
 
-@pytest.mark.parametrize("window", [(0, 0), (3, None), (None, 2), (5, 7), (100, 50)])
+SIGNED_WINDOWS = [
+    (-1, 5), (9, -2), (-3, None), (None, -2), (-40, 77), (60, -33), (None, -70), (-45, None),
+    (-2, 1), (None, -400), (-200, None), (None, -(10**30)), (10**30, 10**30),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [(0, 0), (3, None), (None, 2), (5, 7), (100, 50), *SIGNED_WINDOWS])
 @pytest.mark.parametrize("lengths", [(90, 90), (50, 130), (130, 50), (1, 300)])
 def test_c04_window(device, window, lengths):
     seq_q, seq_k = lengths
@@ -135,12 +144,24 @@ def test_c04_window(device, window, lengths):
 def test_c04_window_values(device):
     o = attend(*counted(5, 5, device), window=(1, 2))
     assert column(o) == pytest.approx([2, 2.5, 3.5, 4, 4.5], abs=2e-3)
+    o = attend(*counted(5, 5, device), window=(2, -1))
+    assert column(o) == pytest.approx([0, 1, 1.5, 2.5, 3.5], abs=2e-3)
+    o, lse = attend(*counted(5, 5, device), window=(-2, None), return_lse=True)
+    assert column(o) == pytest.approx([4, 4.5, 5, 0, 0], abs=2e-3)
+    assert lse[0, 0].tolist() == pytest.approx([math.log(3), math.log(2), 0, -math.inf, -math.inf], abs=1e-5)
+
+
+@pytest.mark.parametrize("window", SIGNED_WINDOWS)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_c04_signed_windows_over_heads_and_lengths(device, window, sinks):
+    logits = torch.tensor([0.5, -1.0, 3.0, 0.0], device=device) if sinks else None
+    for seq_q, seq_k in ((1, 70), (70, 1), (200, 333)):
+        check(*ramps((2, seq_q, 4, 64), (2, seq_k, 2, 64), device), window=window, sinks=logits)
 
 
 @pytest.mark.parametrize(
     ("window", "error"),
     [
-        ((-1, 0), ValueError),
         ((1.5, 0), TypeError),
         ((True, 0), TypeError),
         (3, TypeError),

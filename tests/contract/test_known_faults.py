@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flash_attention import attention, attention_varlen, last_kernel
 from flash_attention.cached import attention_cached
-from flash_attention.run import choices
+from flash_helpers import build
 from flash_helpers.kernel_configs import DType
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.test.utils import ramp, reference
@@ -538,7 +538,7 @@ def resident_bytes() -> int:
 def test_nothing_grows_over_2000_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On the CPU; keys 1 to 1000 twice, a new scale in each call, in each of the types that it may have."""
     monkeypatch.setenv("FLASH_ATTENTION_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(choices, "build_kernels", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(build, "build_kernels", lambda *_: pytest.fail("compiled"))
     q, k, v = (ramp((1, n, 2, 64), a) for n, a in ((4, 5), (1000, 7), (1000, 11)))
     scales = (float, np.float64, torch.tensor)
     after = {}

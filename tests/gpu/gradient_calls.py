@@ -15,7 +15,7 @@ from flash_attention.backward_call import BackwardCall
 from flash_attention.cached import attention_cached
 from flash_attention.call import DENSE, Cached, Layout, Mask, Packed, Scores
 from flash_helpers.kernel_configs import DType
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.test.gradients import check_gradients
 
 GRADIENTS = ("dq", "dk", "dv")

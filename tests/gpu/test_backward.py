@@ -15,8 +15,8 @@ import flash_attention
 from flash_helpers.kernel_configs import KNOWN_DEVICES, BackwardConfig, BackwardKernel, DType
 from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.problem import BACKWARD
 from flash_helpers.select.candidates import holds, kernel_for, unable_reason
-from flash_helpers.select.problem import BACKWARD
 from flash_helpers.test.gradients import check_gradients, run_gradients
 
 CASES = {

@@ -13,7 +13,7 @@ from gpu_cases import CONFIG, check_the_callers_stream, inputs
 
 from flash_attention import forward
 from flash_attention.backends import cuda
-from flash_attention.checks.tensors import check_fits_device
+from flash_attention.checks.configs import check_fits_device
 from flash_attention.errors import InfeasibleConfigError, KernelLaunchError
 from flash_helpers.kernel_configs import DType, ForwardKernel
 from flash_helpers.test.utils import QKVConfig, generate_qkv, generate_qkvo, ramp, reference

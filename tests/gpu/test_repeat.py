@@ -81,7 +81,7 @@ def test_equal_bits_of_packed_sequences_beside_other_work() -> None:
 FIRST_CALL_IN_A_CAPTURE = """
 import sys, torch
 from flash_attention import attention, prepare
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernel_configs import DType
 
 seq_q, seq_k, heads, heads_kv = map(int, sys.argv[1:5])
@@ -142,7 +142,6 @@ def test_nothing_grows_over_2000_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(1, 64, 1000, 4, 2)
     prepare([problem_of(q, k[:, :n], v[:, :n]) for n in range(1, 1001)])
     built = []
-    monkeypatch.setattr("flash_attention.run.choices.build_kernels", lambda *a: built.append(a))
     monkeypatch.setattr(build, "build_kernels", lambda *a: built.append(a))
     scales = (float, np.float64, torch.tensor)
     after: dict[int, tuple[int, int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,8 @@ def test_one_graph_for_all_lengths(layout: str) -> None:
         {"sinks": True, "return_lse": True},
         {"config": CONFIG},
         {"backend": True},
+        {"out_dtype": torch.float32, "n_sms": 3, "causal": True, "return_lse": True},
+        {"diagonal_offset": -3, "window": (9, 1)},
     ],
     ids=lambda options: "+".join(options) or "plain",
 )
@@ -166,8 +169,25 @@ def test_a_negative_length_is_refused_while_tracing() -> None:
         compiled(q, k, v, offsets, offsets, 31, -1)
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="window's right limit is -2; it must be at least 0"):
-        compiled(*qkv(16), window=(None, -2))
+    with pytest.raises(Exception, match=r"diagonal_offset is 1\.5; it must be an int"):
+        compiled(*qkv(16), diagonal_offset=1.5)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, -3)}, {"window": (-2, None)}])
+def test_offsets_that_change_compile_once(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    compiled = torch.compile(attention, fullgraph=True, backend=backend, dynamic=True)
+    for offset in (3, -2, 5, -7, 11):
+        given = qkv(16)
+        found = compiled(*given, diagonal_offset=offset, **options)
+        assert torch.equal(found, attention(*given, diagonal_offset=offset, **options))
+    assert len(graphs) <= 3  # no recompilation for each offset
 
 
 def test_tangents_of_an_operator_are_refused() -> None:
@@ -284,7 +304,7 @@ def test_fake_results_are_like_real_ones(layout: str, where: str) -> None:
         ({"causal": "False"}, TypeError, "causal is 'False'; it must be True or False"),
         ({"return_lse": None}, TypeError, "return_lse is None"),
         ({"window": 3}, TypeError, "window is 3; it must be two values"),
-        ({"window": (-1, 0)}, ValueError, "left limit is -1"),
+        ({"window": (1.5, 0)}, TypeError, "left limit is 1.5"),
         ({"softcap": -1.0}, ValueError, "softcap is -1.0; it must be finite"),
         ({"softcap": math.nan}, ValueError, "softcap is nan"),
         ({"softmax_scale": math.inf}, ValueError, "softmax_scale is inf; it must be finite"),
@@ -457,9 +477,9 @@ def test_autocast_on_packed_sequences(device: str) -> None:
 # ---------------------------------------------------------------------- the operators themselves
 def test_opcheck() -> None:
     q, k, v = qkv(24)
-    options = (None, True, None, None, None, 0.0, True, None, False)
+    options = (None, True, None, None, None, 0.0, True, None, torch.float32, 5, False)
     rows = (*(x.flatten(0, 1) for x in (q, k, v)), *2 * [torch.tensor([0, 24, 48]).int()], 24, 24, False)
-    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None, False)
+    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None, None, None, False)
     ops = torch.ops.flash_attention
     torch.library.opcheck(ops.attention.default, (q, k, v, *options, False))
     torch.library.opcheck(
@@ -468,7 +488,9 @@ def test_opcheck() -> None:
     )
     torch.library.opcheck(ops.attention_out.default, (q, k, v, *with_sinks, torch.empty_like(q)))
     torch.library.opcheck(ops.attention_varlen.default, (*rows, *options, True))
-    torch.library.opcheck(ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0])))
+    torch.library.opcheck(
+        ops.attention_varlen_out.default, (*rows, *options, torch.empty_like(rows[0], dtype=torch.float32))
+    )
     used, table = torch.tensor([20, 3]).int(), torch.tensor([[1, 0], [2, -1]]).int()
     pages = [torch.cat((x, x))[:3, :16] for x in (k, v)]
     torch.library.opcheck(ops.attention_cached.default, (q, k, v, used, None, False, *options, False))

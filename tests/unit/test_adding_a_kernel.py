@@ -21,6 +21,7 @@ pytestmark = pytest.mark.compile
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
 DIRECTION_PAGE = ROOT / "docs" / "adding-a-direction.md"
+TRAIT_PAGE = ROOT / "docs" / "adding-a-trait.md"
 COPIED = ("flash_attention", "py", "src", "tests", "tools", "pyproject.toml", "setup.py", "README.md")
 BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -116,6 +117,15 @@ def test_a_new_block_size(tmp_path: Path) -> None:
 def test_a_new_way_to_load_fragments(tmp_path: Path) -> None:
     copy = Copy(tmp_path)
     printed = copy.follow(section("A new way to load fragments"))
+    assert changed_files(tmp_path) == (
+        set(),
+        {
+            "py/flash_helpers/kernels/ampere/forward/config.py",
+            "src/include/ampere/gemm.cuh",
+            "src/include/common/ptx.cuh",
+        },
+    )
+    assert "three files" in " ".join(PAGE.read_text(encoding="utf-8").split())
     assert re.search(r"sm_80[ │]+2[ │]+2\b", printed)
     assert re.search(r"^\d+ passed", printed, re.MULTILINE)
     read = "import flash_attention_kernels as b; print(b.__file__, b.config_field_names('{}')[-1])"
@@ -137,7 +147,9 @@ def changed_files(root: Path) -> tuple[set[str], set[str]]:
     new, changed = set(), set()
     for path in root.rglob("*"):
         name = path.relative_to(root)
-        made = {"generated", "__pycache__", "cache", "build"} & set(name.parts) or path.suffix == ".so"
+        made = {"generated", "__pycache__", ".pytest_cache", "cache", "build"} & set(
+            name.parts
+        ) or path.suffix == ".so"
         if made or not path.is_file():
             continue
         if not (ROOT / name).is_file():
@@ -186,6 +198,55 @@ def test_a_new_direction_of_a_new_family_is_two_folders_and_one_line(tmp_path: P
     lines = copy.run([sys.executable, "-c", program.replace("NAMES", repr(list(refusals)))]).splitlines()
     for line, reason in zip(lines, refusals.values(), strict=True):
         assert reason in line
+
+
+def test_a_direction_of_an_old_family_is_two_folders_and_one_line(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    for title in ("The folder", "The line"):
+        copy.follow([block for block in section(title, DIRECTION_PAGE) if block[0] == "diff"])
+    printed = copy.follow(section("In a family that is there", DIRECTION_PAGE))
+    new, changed = changed_files(tmp_path)
+    folders = {name.rpartition("/")[0] for name in new}
+    assert folders == {"py/flash_helpers/kernels/ampere/row_sums", "src/include/ampere/row_sums"}
+    assert changed == {"py/flash_helpers/kernels/families.py"}
+    listed = r"\((?:FP16|BF16), (?:64|128), 128\): row_sums\+unrolled[ │]+ampere_row_sums"
+    assert len(re.findall(listed, printed)) == 4
+    program = (
+        "from flash_helpers.kernel_selection import parse_kernel\n"
+        "from flash_helpers.kernels.families import DIRECTIONS, FAMILIES, direction_of\n"
+        "direction = direction_of(parse_kernel('(BF16, 64, 128): row_sums'))\n"
+        "print(direction.label, direction.family is DIRECTIONS[0].family, len(FAMILIES))\n"
+    )
+    assert copy.run([sys.executable, "-c", program]).split() == ["ampere_row_sums", "True", "2"]
+    (entry,) = (tmp_path / "cache" / STORE / "index").rglob("*.json")
+    assert "row_sums" in entry.read_text()
+
+
+def test_a_new_trait_is_as_many_files_as_the_page_says(tmp_path: Path) -> None:
+    copy = Copy(tmp_path)
+    printed = copy.follow(section("The kernel's side", TRAIT_PAGE))
+    new, changed = changed_files(tmp_path)
+    assert (new, changed) == (
+        set(),
+        {
+            "py/flash_helpers/kernels/hopper/forward/direction.py",
+            "py/flash_helpers/kernels/problem.py",
+            "py/flash_helpers/kernels/traits.py",
+            "src/include/ampere/forward/softmax.cuh",
+        },
+    )
+    assert "**four**" in TRAIT_PAGE.read_text(encoding="utf-8")
+    chosen, *reasons = printed.splitlines()[-2:]
+    assert chosen.endswith(" | absolute")
+    assert "wg" not in chosen
+    assert reasons == ["kernels of the hopper family are not made for absolute"]
+    structs = (tmp_path / "src" / "include" / "generated" / "structs.cuh").read_text()
+    assert "bool paged = false;\n    bool absolute = false;" in structs
+    if find_tool("cuobjdump"):  # the trait does what it says, and costs nothing where it is off
+        (library,) = (tmp_path / "cache" / STORE / "libraries").rglob("*.so")
+        functions = disassemble(library).split("Function : ")[1:]
+        plain, absolute = sorted(len(re.findall(r"\|R\d+\|", text)) for text in functions)  # operands
+        assert absolute > plain + 64
 
 
 @pytest.mark.parametrize(

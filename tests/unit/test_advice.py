@@ -161,7 +161,7 @@ def test_something_of_each_kind_is_found() -> None:
     counts = {kind: sum(advice.kind == kind for advice in ADVICE) for kind in FOUND}
     assert all(count >= 5 for count in counts.values()), counts
     places = {advice.place for advice in ADVICE if advice.kind == "pip"}
-    helpers = ("build/nvcc.py", "build/sass.py", "report/command.py", "commands/doctor.py")
+    helpers = ("build/nvcc.py", "build/sass.py", "report/command.py", "commands/doctor_checks.py")
     assert {f"py/flash_helpers/{name}" for name in helpers} <= places
     assert {"flash_attention/backends/cuda_kernels.py", "README.md"} <= places
 

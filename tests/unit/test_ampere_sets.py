@@ -21,7 +21,7 @@ from flash_helpers.kernel_configs import (
     parse_kernel_name_into_config,
 )
 from flash_helpers.kernels.ampere.forward.choices import CHOICES
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.select import select
 
 LADDER = [rung.config for rung in get_ladder("ampere", DType.BF16, 128, False)]

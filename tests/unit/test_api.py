@@ -86,8 +86,9 @@ def test_one_list_of_keywords(function):
     own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name in ("validate", "block_table"):
         own.pop(name, None)
+    assert own.pop("diagonal_offset") == 0  # becomes a part of the window before anything else
     assert own == Options._field_defaults
-    assert {*Keywords.__annotations__, "return_lse"} == set(Options._fields)
+    assert {*Keywords.__annotations__, "return_lse"} == {*Options._fields, "diagonal_offset"}
 
 
 def test_import_starts_no_cuda_and_works_without_a_gpu():

@@ -19,12 +19,12 @@ import torch
 from flash_attention import explain_choice, prepare
 from flash_attention.backends import backend
 from flash_attention.errors import KernelCompileError, KernelNotBuiltError
-from flash_attention.run import availability, choices
+from flash_attention.run import availability, choices, cuda_choice
 from flash_helpers import generation
 from flash_helpers.kernel_configs import DType, ForwardKernel, device_facts
 from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import default_candidates, kernel_for
-from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.select import ranking, select
 
 CUDA = torch.device("cuda", 0)
@@ -47,7 +47,7 @@ class Machine:
         self.compiled: list[ForwardKernel] = []
         self.obstacle: str | None = None
         self.broken = False
-        for module in (choices, availability):
+        for module in (choices, cuda_choice, availability):
             monkeypatch.setattr(module, "backend", lambda name: self if name == "cuda" else backend(name))
 
     def device_facts_of(self, device):
@@ -86,12 +86,12 @@ def machine(request, monkeypatch, tmp_path) -> Iterator[Machine]:
 
 
 def pure(problem: AttentionProblem, machine: Machine) -> ForwardKernel:
-    return select(problem, machine.facts, choices._tuning_results(), explained=False).kernel
+    return select(problem, machine.facts, cuda_choice._tuning_results(), explained=False).kernel
 
 
 def another(problem: AttentionProblem, machine: Machine) -> ForwardKernel:
     """The best Ampere kernel that is not the chosen one: what a small example may have built."""
-    ranked = ranking(problem, machine.facts, choices._tuning_results())
+    ranked = ranking(problem, machine.facts, cuda_choice._tuning_results())
     return next(
         one.kernel
         for one in ranked
@@ -140,7 +140,7 @@ def test_the_order_of_calls_does_not_matter(machine):
 @pytest.mark.parametrize("why", ["off", "no compiler", "compile error"])
 def test_without_compiling_the_best_built_kernel_runs_with_one_warning(machine, name, why):
     problem = PROBLEMS[name]
-    ranked = ranking(problem, machine.facts, choices._tuning_results())
+    ranked = ranking(problem, machine.facts, cuda_choice._tuning_results())
     wanted, worst, better = ranked[0].kernel, ranked[-1].kernel, ranked[len(ranked) // 2]
     machine.built = {worst, better.kernel}
     if why == "compile error":
@@ -172,7 +172,7 @@ def test_a_substitute_stays_until_a_new_generation(machine):
     machine.built, machine.obstacle = {another(PLAIN, machine)}, "compiling is off"
     with pytest.warns(RuntimeWarning):
         first = choices.choose(PLAIN, CUDA, None).kernel
-    machine.built |= {one.kernel for one in ranking(PLAIN, machine.facts, choices._tuning_results())}
+    machine.built |= {one.kernel for one in ranking(PLAIN, machine.facts, cuda_choice._tuning_results())}
     machine.obstacle = None
     assert choices.choose(PLAIN, CUDA, None).kernel == machine.explain(PLAIN).kernel == first != wanted
     assert prepare([PLAIN], CUDA)[0].kernel == wanted
@@ -235,13 +235,13 @@ def test_every_cache_begins_anew_together(machine):
     machine.obstacle, machine.built = "compiling is off", {another(PROBLEMS["causal"], machine)}
     with pytest.warns(RuntimeWarning):
         choices.choose(PROBLEMS["causal"], CUDA, None)
-    results = choices._tuning_results()
+    results = cuda_choice._tuning_results()
     assert choices._choices
     assert availability._obstacles
     assert availability._absent
     generation.begin()
     assert (choices._choices, availability._obstacles, availability._absent) == ({}, {}, set())
-    assert choices._tuning_results() is not results
+    assert cuda_choice._tuning_results() is not results
 
 
 def test_a_choice_of_an_earlier_generation_is_not_kept(machine, monkeypatch):

@@ -17,11 +17,11 @@ from flash_attention.run import choices
 from flash_helpers.benchmark.expected import gradients
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, device_facts
 from flash_helpers.kernels.families import direction_of, directions
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, AttentionProblem
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.select.candidates import unable_reason
 from flash_helpers.select.choice import attention_problem
-from flash_helpers.select.problem import BACKWARD, FORWARD, AttentionProblem
 from flash_helpers.select.select import select
 from flash_helpers.test.gradients import NAMES, check_gradients
 from flash_helpers.test.reference import reference_gradients

@@ -45,7 +45,10 @@ SMALL = Problem(DType.BF16, batch=1, heads=2, seq_len=64, d_head=64)
 
 @pytest.mark.parametrize(("seq_len_q", "seq_len_k"), [(1, 1), (5, 5), (3, 7), (7, 3), (1, 9), (9, 1)])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(None, None), (2, None), (2, 1), (0, 0)])
+@pytest.mark.parametrize(
+    "window",
+    [(None, None), (2, None), (2, 1), (0, 0), (-2, None), (None, -1), (4, -2), (-1, 3), (-2, 1), (-20, None)],
+)
 def test_visible_pairs_equal_the_count_over_all_pairs(
     seq_len_q: int, seq_len_k: int, causal: bool, window: tuple[int | None, int | None]
 ) -> None:

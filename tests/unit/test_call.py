@@ -40,8 +40,8 @@ def test_a_call_is_asked_for_as_it_is_remembered(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(launch_cache, "repeat", lambda key, *given: asked.append((key, given)))
-    out, sinks = torch.empty_like(q), torch.zeros(2)
-    options = Options(True, 0.5, (3, 1), 2.0, sinks, False, out, None, "cpu", True)
+    out, sinks = torch.empty_like(q, dtype=torch.float32), torch.zeros(2)
+    options = Options(True, 0.5, (3, 1), 2.0, sinks, False, out, None, "cpu", torch.float32, 7, True)
     leading = [
         x for name, x in zip(layout._fields, layout, strict=True) if name not in ("block_table", "validate")
     ]
@@ -60,6 +60,7 @@ def test_operators_take_what_layouts_and_options_declare(layout: type[Any]) -> N
     names = [argument.name for argument in registered.arguments]
     options = [
         "sinks", "causal", "softmax_scale", "window_left", "window_right", "softcap", "return_lse", "config",
+        "out_dtype", "n_sms",
         "deterministic",
     ]  # fmt: skip
     assert names == ["q", "k", "v", *layout._fields, *options, "keep_lse"]
@@ -69,7 +70,7 @@ def test_operators_take_what_layouts_and_options_declare(layout: type[Any]) -> N
 
 
 def test_options_come_back_from_an_operator() -> None:
-    options = Options(True, 0.5, (3, 1), 2.0, torch.zeros(2), True, None, None)
+    options = Options(True, 0.5, (3, 1), 2.0, torch.zeros(2), True, None, None, None, torch.float32, 7)
     assert received(tuple(sent(options._asdict())), None) == options
 
 

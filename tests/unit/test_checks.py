@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_attention import attention, forward
+from flash_attention.checks import configs
 from flash_attention.checks import tensors as checks
 from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigError
 from flash_helpers.kernel_configs import (
@@ -64,7 +65,7 @@ def test_mistyped_field_is_named(name, value):
 
 
 def test_equal_but_mistyped_configuration_is_refused_after_the_good_one():
-    checks.forward_plan(CONFIG)
+    configs.forward_plan(CONFIG)
     mistyped = dataclasses.replace(CONFIG, async_copy=1)
     assert mistyped == CONFIG
     refused(TypeError, "async_copy", config=mistyped)
@@ -298,7 +299,7 @@ def test_grid_limit():
 
 def test_more_than_65535_items_are_no_limit():
     x = torch.zeros(64 * 64, dtype=torch.float16).as_strided((1 << 16, 64, 1 << 14, 64), (0, 64, 0, 1))
-    checks.check_forward(checks.forward_plan(CONFIG), x, x, x, None)
+    checks.check_forward(configs.forward_plan(CONFIG), x, x, x, None)
 
 
 @pytest.fixture
@@ -307,7 +308,7 @@ def cuda_device(monkeypatch):
 
     def pretend(facts):
         monkeypatch.setattr(
-            checks, "backend", lambda name: SimpleNamespace(device_facts_of=lambda device: facts)
+            configs, "backend", lambda name: SimpleNamespace(device_facts_of=lambda device: facts)
         )
         return torch.device("cuda", 0)
 
@@ -317,16 +318,16 @@ def cuda_device(monkeypatch):
 def test_capability_below_8(cuda_device):
     device = cuda_device(dataclasses.replace(device_facts("A100"), name="Tesla T4", capability=(7, 5)))
     with pytest.raises(DeviceNotSupportedError, match=re.escape("Tesla T4") + r".* 7\.5.* 8\.0"):
-        checks.check_fits_device(CONFIG, device)
+        configs.check_fits_device(CONFIG, device)
 
 
 def test_shared_memory(cuda_device):
     config = FlashForwardKernelConfig(DType.FP16, 128, 128, 256, 8, True, True, True, 0, 2, 2, False, True)
     device = cuda_device(device_facts("RTX 3090"))
     with pytest.raises(InfeasibleConfigError, match=rf"{config.smem_bytes()} bytes.*{99 * 1024}") as caught:
-        checks.check_fits_device(config, device)
+        configs.check_fits_device(config, device)
     assert "8.6" in str(caught.value)
-    checks.check_fits_device(config, cuda_device(device_facts("A100")))
+    configs.check_fits_device(config, cuda_device(device_facts("A100")))
 
 
 @pytest.mark.parametrize("name", ["A100", "RTX 4090"])
@@ -334,5 +335,5 @@ def test_configuration_of_another_architecture(cuda_device, name):
     config = choose_hopper_kernel(DType.FP16, 64, False, 512)[0].config
     major, minor = device_facts(name).capability
     with pytest.raises(InfeasibleConfigError, match=rf"{major}\.{minor}.* 9\.0 only.*another family"):
-        checks.check_fits_device(config, cuda_device(device_facts(name)))
-    checks.check_fits_device(config, cuda_device(device_facts("H100")))
+        configs.check_fits_device(config, cuda_device(device_facts(name)))
+    configs.check_fits_device(config, cuda_device(device_facts("H100")))

@@ -22,13 +22,13 @@ from flash_attention.backends import cuda as cuda_backend
 from flash_attention.backends.without_keys import fill_without_keys
 from flash_attention.call import Cached, Call, Mask, Packed, Scores, problem_of
 from flash_attention.errors import NoKernelError
-from flash_attention.run import availability, choices
-from flash_helpers import generation
+from flash_attention.run import availability, choices, cuda_choice
+from flash_helpers import build, generation
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.direction import ALL_TRAITS
 from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import select
 from flash_helpers.test.utils import QKVConfig, generate_qkv, ramp, reference
 
@@ -134,8 +134,9 @@ def cuda(monkeypatch):
     acted = ActedCuda()
     acted.build = lambda kernels, targets: acted.built.update(kernels)
     monkeypatch.setattr(choices, "backend", lambda name: acted)
+    monkeypatch.setattr(cuda_choice, "backend", lambda name: acted)
     monkeypatch.setattr(cuda_backend, "forward", lambda *given: acted.forward(*given))
-    monkeypatch.setattr(choices, "build_kernels", acted.build)
+    monkeypatch.setattr(build, "build_kernels", acted.build)
     monkeypatch.setattr(availability, "backend", lambda name: acted)
     generation.begin()
     yield acted
@@ -290,7 +291,7 @@ def test_no_keys():
 def test_prepare_builds_each_kernel_once(cuda, monkeypatch):
     builds = []
     monkeypatch.setattr(
-        choices,
+        build,
         "build_kernels",
         lambda kernels, targets: (builds.append((list(kernels), targets)), cuda.built.update(kernels)),
     )
@@ -313,7 +314,7 @@ def test_prepare_builds_each_kernel_once(cuda, monkeypatch):
         ([dataclasses.replace(PROBLEM, d_head=63)], ValueError, "head size of q and k is 63"),
         (None, TypeError, "problems is None; it must be a list"),
         ([dataclasses.replace(PROBLEM, d_head="64")], TypeError, "d_head is '64'"),
-        ([dataclasses.replace(PROBLEM, left=-1)], ValueError, "left limit is -1"),
+        ([dataclasses.replace(PROBLEM, left=1.0)], TypeError, "left limit is 1.0"),
         ([dataclasses.replace(PROBLEM, softcap=3.0)], TypeError, "softcap is 3.0; it must be True or False"),
         ([dataclasses.replace(PROBLEM, paged=True)], ValueError, "what is paged is cached"),
         ([dataclasses.replace(PROBLEM, n_heads=5, n_heads_kv=2)], ValueError, "5 heads and k and v have 2"),
@@ -447,9 +448,9 @@ def test_explained_for_a_device_that_is_not_there_as_its_calls_choose(monkeypatc
     )
 
 
-@pytest.mark.parametrize("limit", [0, 5, 2**30 - 1, 2**30, 2**32 + 3, None])
+@pytest.mark.parametrize("limit", [0, 5, 2**30 - 1, 2**30, 2**32 + 3, None, -1, -(2**30), -(2**32)])
 def test_a_side_of_the_window_fits_the_kernels_numbers(limit: int | None) -> None:
     # Packed sequences may be announced as longer than any is: max_seqlen_k only bounds them.
     left, _ = visible_limits(False, (limit, None), 2**40, 2**40)
     side = backend("cuda").window_side(left)
-    assert side == (limit if limit is not None and limit < 2**30 else 2**30 - 1)
+    assert side == (2**30 - 1 if limit is None else max(-(2**30), min(limit, 2**30 - 1)))

@@ -23,7 +23,7 @@ from flash_helpers.kernel_configs import DType
 from flash_helpers.kernels.arguments import UNBOUNDED, BackwardArguments
 from flash_helpers.kernels.families import directions, kernel_of
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.problem import BACKWARD
+from flash_helpers.kernels.problem import BACKWARD
 from flash_helpers.select.select import Choice
 from flash_helpers.test.gradients import check_gradients
 

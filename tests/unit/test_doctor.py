@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.cli import app
-from flash_helpers.commands import doctor as module
-from flash_helpers.commands.doctor import BROKEN, CHECKS, LIMITED, OK, Check, doctor, exit_code, summary
+from flash_helpers.commands import doctor_checks as module
+from flash_helpers.commands.doctor import doctor, exit_code, summary
+from flash_helpers.commands.doctor_checks import BROKEN, CHECKS, LIMITED, OK, Check
 from flash_helpers.results import database as database_module
 from flash_helpers.results.database import TuningDatabase
 
@@ -157,6 +158,8 @@ def test_a_failing_check_is_a_finding_and_the_exit_code(monkeypatch: pytest.Monk
         raise RuntimeError("no such thing")
 
     monkeypatch.setitem(CHECKS, "a small call", falls)
+    header = CliRunner().invoke(app, ["doctor"]).output.splitlines()[0]
+    assert header.split() == ["check", "status", "found"]
     result = CliRunner().invoke(app, ["doctor", "--json", "-"])
     assert result.exit_code == 1
     document = json.loads(result.stdout)

@@ -31,7 +31,8 @@ from flash_helpers.kernels.shared_memory import smem_offset, wavefronts
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import bounds
 from flash_helpers.model.recorded import all_recorded, recorded_facts
-from flash_helpers.model.resources import Waves, occupancy, predict_registers, register_error
+from flash_helpers.model.register_error import register_error
+from flash_helpers.model.resources import Waves, occupancy, predict_registers
 from flash_helpers.model.step_costs import step_costs
 from flash_helpers.model.work import block_steps, work
 from flash_helpers.problem import Problem
@@ -312,6 +313,14 @@ def test_hopper_registers_and_occupancy_by_hand() -> None:
     assert explain(replace(HOPPER, direct_store=True), problem, device_facts("H100")).accesses == ()
 
 
+def test_the_reason_of_a_kernel_is_not_repeated_for_its_neighbours() -> None:
+    own = HOPPER.infeasible_reason(device_facts("A100"))
+    assert own is not None
+    reasons = [r.reason for r in nearest_rejected(HOPPER, device_facts("A100"))]
+    assert reasons
+    assert own not in reasons
+
+
 def test_hopper_neighbours_and_other_devices() -> None:
     rejected = {r.change: r.reason for r in nearest_rejected(HOPPER, device_facts("H100"))}
     assert "263168 bytes of shared memory" in rejected["kv_stages 2 -> 3"]
@@ -390,6 +399,7 @@ def test_kernels_of_the_next_larger_head_size_are_candidates(capsys: pytest.Capt
 def test_visited_blocks_equal_the_count_block_by_block() -> None:
     lengths = itertools.product((1, 63, 64, 200, 257), (1, 30, 64, 257, 500))
     limits = [(None, None), (None, 0), (100, 0), (0, 0), (70, 33), (5, None), (None, 40), (1000, 1000)]
+    limits += [(None, -40), (-7, None), (-90, 130), (150, -70), (-300, None), (None, -600), (-200, 200)]
     for (seq_q, seq_k), B_r, B_c, (left, right) in itertools.product(
         lengths, (64, 128), (32, 48, 128), limits
     ):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from flash_helpers.cli import app
@@ -247,6 +249,10 @@ def test_a_profiler_that_is_missing_or_refuses_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProfilerError, match="ncu was not found on PATH"):
         measure(found)
+    console = Console(file=io.StringIO())
+    with pytest.raises(ProfilerError, match="ncu was not found on PATH"):
+        explain_command(HOPPER.short_form(), device="H100", ncu=True, console=console)
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
     (tmp_path / "ncu").write_text("#!/bin/sh\n")
     (tmp_path / "ncu").chmod(0o755)
 

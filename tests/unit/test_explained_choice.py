@@ -19,7 +19,7 @@ from flash_attention import (
 from flash_attention.backends import cpu_fused
 from flash_attention.cached import attention_cached
 from flash_attention.errors import InfeasibleConfigError
-from flash_attention.run import availability, choices
+from flash_attention.run import availability, choices, cuda_choice
 from flash_helpers import generation
 from flash_helpers.kernel_configs import (
     DType,
@@ -29,7 +29,7 @@ from flash_helpers.kernel_configs import (
     get_kernels_to_build,
     parse_kernel_name_into_config,
 )
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 
 H100 = device_facts("H100")
 CONFIG = next(c for c in get_kernels_to_build() if (c.dtype, c.d_head) == (DType.FP16, 128))
@@ -54,7 +54,7 @@ def test_a_named_configuration_takes_all_keys_in_one_go(monkeypatch, batch, seq_
     # What attention(config=...) asks for on such a GPU.
     problem = AttentionProblem(DType.FP16, batch, seq_len_q, 16384, 8, 8, 128, 128)
     acted = type("Acted", (), {"device_facts_of": lambda self, device: H100})()
-    monkeypatch.setattr(choices, "backend", lambda name: acted)
+    monkeypatch.setattr(cuda_choice, "backend", lambda name: acted)
     monkeypatch.setattr(availability, "backend", lambda name: pytest.fail("nothing is looked for"))
     generation.begin()
     assert choices.choose(problem, torch.device("cuda", 0), CONFIG) == explained

@@ -16,8 +16,8 @@ from flash_helpers.kernels.families import (
     common_direction,
     direction_of,
     family_of,
-    is_config,
 )
+from flash_helpers.kernels.names import is_config
 from flash_helpers.model.of import model_of
 
 ROOT = Path(__file__).parents[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,28 @@ from flash_helpers.kernel_configs import (
     device_facts,
     get_kernel_progression_configs,
 )
+from flash_helpers.kernels.ampere.backward.defaults import defaults as ampere_backward_defaults
+from flash_helpers.kernels.families import kernel_of
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
+from flash_helpers.kernels.problem import AttentionProblem
 
-CHOOSE = {"ampere": choose_ampere_kernel, "hopper": choose_hopper_kernel}
+
+def choose_ampere_backward(dtype: DType, d_head: int, causal: bool, seq_len: int) -> tuple[Any, str]:
+    """The default of a call's gradients."""
+    call = AttentionProblem(
+        dtype, 1, seq_len, seq_len, 8, 8, d_head, d_head, right=0 if causal else None
+    ).backward()
+    found = ampere_backward_defaults(call, device_facts("H100"))
+    assert found is not None
+    config, reason = found.whole
+    return kernel_of(config, causal=causal), reason
+
+
+CHOOSE = {
+    "ampere": choose_ampere_kernel,
+    "hopper": choose_hopper_kernel,
+    "ampere_backward": choose_ampere_backward,
+}
 ALL = [(f, d, causal) for f, d_heads in LADDERS.items() for d in d_heads for causal in (False, True)]
 
 

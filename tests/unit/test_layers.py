@@ -16,7 +16,7 @@ HELPERS = ROOT / "py" / "flash_helpers"
 NEED_TORCH = (  # folders and modules of flash_helpers that compute, measure, or read measurements
     "test", "benchmark", "run", "tune.halving", "tune.session", "tune.tuner",
 )  # fmt: skip
-KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "commands.doctor", "explain.profiled_call")
+KNOW_THE_LIBRARY = ("test", "benchmark", "tune", "run", "commands.doctor_checks", "explain.profiled_call")
 
 IMPORT_EACH_WITHOUT_TORCH = """
 import importlib, sys

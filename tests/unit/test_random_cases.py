@@ -53,12 +53,12 @@ def test_cases_on_the_cpu_in_processes():
 
 def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
     def check(self: Case, device: str) -> None:
-        if self.seq_len_q > 3 and self.softcap:
+        if self.seq_len_q > 5 and self.softcap:
             raise RuntimeError("the launch failed")
 
     monkeypatch.setattr(Case, "check", check)
     (failure,) = run_cases(None, "cpu", 200, seed=0)["failures"]
-    assert re.search(r"seq_len_q=4, ", failure)
+    assert re.search(r"seq_len_q=6, ", failure)
     assert "group=1," in failure
     assert failure.strip().splitlines()[-1].startswith("python -c ")
 

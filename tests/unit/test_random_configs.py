@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,9 +30,14 @@ from flash_helpers.kernel_configs import (
     get_ampere_best_kernels,
     get_hopper_best_kernels,
 )
+from flash_helpers.kernels.ampere.backward.config import DQSum, DQWarps, FlashBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward import resources as hopper_backward_resources
+from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.rules import DQ_KEYS
 from flash_helpers.kernels.hopper.forward.config import D_HEADS as HOPPER_D_HEADS
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
 from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.traits import BackwardTraits
 
 pytestmark = pytest.mark.compile
 
@@ -60,6 +66,31 @@ def draw_hopper(rng: random.Random) -> HopperForwardKernelConfig:
         pick(PRODUCT_WIDTHS), rng.randint(2, 4), rng.randint(1, 3), rng.random() < 0.8, flag(),
         pick(list(SoftmaxReference)), flag(), pick(list(NextItem)), flag(), flag(), flag(), flag(), flag(),
         flag(), flag(), pick([0, 0, 4]), pick([0, 0, 2]), pick([0, 0, 1]), pick([0, 0, 2]),
+    )  # fmt: skip
+
+
+def draw_ampere_backward(rng: random.Random) -> FlashBackwardKernelConfig:
+    """Any fields, with or without a kernel that makes dQ."""
+    flag, pick = (lambda: rng.random() < 0.5), rng.choice
+    own = flag()
+    dq = (32 * rng.randint(1, 8), 16 * rng.randint(1, 6), pick([2, 4, 6, 8, 16])) if own else (0, 0, 0)
+    return FlashBackwardKernelConfig(
+        pick(list(DType)), pick([64, 128, 192, 256]), pick([64, 128, 192, 256]), pick([32, 64, 128]),
+        16 * rng.randint(1, 16), pick([2, 4, 6, 8, 12, 16]), flag(), rng.randint(1, 4), rng.randint(1, 3),
+        flag(), flag(), flag(), pick(list(DQWarps)),
+        DQSum.OWN_KERNEL if own else pick([DQSum.ATOMIC, DQSum.ORDERED]), *dq,
+    )  # fmt: skip
+
+
+def draw_hopper_backward(rng: random.Random) -> HopperBackwardKernelConfig:
+    """Fields that often go together."""
+    flag, pick = (lambda: rng.random() < 0.5), rng.choice
+    dq_output, d_head, split = pick(list(DqOutput)), pick([64, 128, 192, 256]), flag()
+    own = dq_output == DqOutput.OWN_KERNEL
+    return HopperBackwardKernelConfig(
+        pick(list(DType)), d_head, pick([64, 128, 192, 256]), pick([64, 128]), 64 if split else 128,
+        rng.randint(2, 3), rng.randint(1, 2), rng.randint(1, 2), dq_output, not own and flag(), flag(),
+        flag(), flag(), flag(), flag(), flag(), flag(), split, pick(DQ_KEYS) if own else 0,
     )  # fmt: skip
 
 
@@ -103,6 +134,28 @@ def test_ampere(tmp_path: Path) -> None:
     assert host_errors("\n".join(lines), tmp_path) == ""
 
 
+def test_ampere_backward(tmp_path: Path) -> None:
+    """Every draw that Python calls well-formed; what does not fit the GPU is compiled too."""
+    rng = random.Random(7)
+    lines = ['#include "ampere/backward/static_dq_configuration.cuh"', "using namespace flash::ampere;"]
+    seen: Counter[DQSum] = Counter()
+    for i in range(COUNT):
+        traits = BackwardTraits(*(rng.random() < 0.3 for _ in fields(BackwardTraits)))
+        config = draw_ampere_backward(rng)
+        while config.malformed_reason(traits):
+            config = draw_ampere_backward(rng)
+        seen[config.dq_sum] += 1
+        given = f"config_{i}, {traits.to_cpp_struct()}"
+        lines.append(f"constexpr FlashBackwardKernelConfig config_{i} = {config.to_cpp_struct()};")
+        lines.append(f"using Kernel_{i} = StaticBackwardKernelConfig<{given}>;")
+        lines.append(f"static_assert(Kernel_{i}::smem_bytes == {config.smem_bytes_for(traits)});")
+        if config.has_dq_kernel:
+            own = f"StaticQueryGradientConfig<{given}>"
+            lines.append(f"static_assert({own}::smem_bytes == {config.dq_smem_bytes()});")
+    assert min(seen[how] for how in DQSum) > 10
+    assert host_errors("\n".join(lines), tmp_path) == ""
+
+
 def test_hopper(tmp_path: Path) -> None:
     rng = random.Random(6)
     lines = ['#include "hopper/forward/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
@@ -115,6 +168,33 @@ def test_hopper(tmp_path: Path) -> None:
         lines.append(f"static_assert(Kernel_{i}::smem_bytes == {config.smem_bytes()});")
         lines.append(f"static_assert(Kernel_{i}::registers.producer == {producer});")
         lines.append(f"static_assert(Kernel_{i}::registers.consumer == {consumer});")
+    assert host_errors("\n".join(lines), tmp_path) == ""
+
+
+def test_hopper_backward(tmp_path: Path) -> None:
+    rng = random.Random(8)
+    lines = ['#include "hopper/backward/static_dq_configuration.cuh"', "using namespace flash::hopper;"]
+    seen: Counter[DqOutput] = Counter()
+    for i in range(COUNT):
+        traits = BackwardTraits(*(rng.random() < 0.3 for _ in fields(BackwardTraits)))
+        config = draw_hopper_backward(rng)
+        while config.infeasible_reason(H100, traits):
+            config = draw_hopper_backward(rng)
+        seen[config.dq_output] += 1
+        given = f"config_{i}, {traits.to_cpp_struct()}"
+        smem = hopper_backward_resources.smem_bytes(config)
+        registers = hopper_backward_resources.consumer_registers(config)
+        lines.append(f"constexpr HopperBackwardKernelConfig config_{i} = {config.to_cpp_struct()};")
+        lines.append(f"using Kernel_{i} = StaticBackwardKernelConfig<{given}>;")
+        lines.append(f"static_assert(Kernel_{i}::smem_bytes == {smem});")
+        lines.append(f"static_assert(Kernel_{i}::consumer_registers == {registers});")
+        lines.append(f"static_assert(Kernel_{i}::n_threads == {config.n_threads});")
+        if config.deterministic:
+            own = f"StaticDqKernelConfig<{given}>"
+            lines.append(
+                f"static_assert({own}::smem_bytes == {hopper_backward_resources.dq_smem_bytes(config)});"
+            )
+    assert min(seen[how] for how in DqOutput) > 5
     assert host_errors("\n".join(lines), tmp_path) == ""
 
 

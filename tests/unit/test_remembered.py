@@ -13,7 +13,7 @@ from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, Forwar
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 KERNEL = ForwardKernel(CONFIG)
-KEY = ("attention", False, None, (None, None), 0.0, False, None, None, False)
+KEY = ("attention", False, None, (None, None), 0.0, False)
 LAUNCHED = SimpleNamespace(launch=print, arguments=())
 
 

@@ -86,11 +86,15 @@ def test_facts_that_rows_share_stand_in_the_header_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("place", "name", "value", "said"),
     [((), "direction", None, "direction is None"), ((), "card", "x", "the header has an entry 'card'"),
-     (("rows", 0), "us", {}, "a row has an entry 'us'"), (("rows", 0), "status", "slow", "status is 'slow'"),
-     (("rows", 0, "problem"), "keys", 8, "a problem has an entry 'keys'"),
+     (("rows", 0), "us", {}, "row 1: the row has an entry 'us'"),
+     (("rows", 1), "status", "slow", "row 2: status is 'slow'"),
+     (("rows", 1), "error", float("nan"), "row 2: error: nan is no finite number"),
+     (("rows", 1), "error", -1, "row 2: error: -1 is no finite number"),
+     (("rows", 0, "problem"), "keys", 8, "row 1: its problem has an entry 'keys'"),
      (("rows", 0, "problem"), "causal", 1, "causal is 1"),
-     (("rows", 0, "milliseconds"), "hot", {"p20": 1.0}, "is no finite number"),
-     (("rows", 0, "milliseconds"), "hot", {"median": 1.0, "mean": 1.0}, "a time has an entry 'mean'")],
+     (("rows", 0, "milliseconds"), "hot", {"p20": 1.0}, "row 1: median of 'hot': None is no finite number"),
+     (("rows", 0, "milliseconds"), "hot", {"median": 1.0, "mean": 1.0},
+      "row 1: its time 'hot' has an entry 'mean'")],
 )  # fmt: skip
 def test_other_entries_are_refused_by_name(
     tmp_path: Path, place: tuple[Any, ...], name: str, value: object, said: str
@@ -105,6 +109,16 @@ def test_other_entries_are_refused_by_name(
     with pytest.raises(ResultFileError, match=re.escape(str(path))) as raised:
         ResultFile.load(path)
     assert said in str(raised.value)
+
+
+def test_an_error_that_is_no_number_is_left_to_the_reason(tmp_path: Path) -> None:
+    row = {**ROWS[0], "status": "wrong", "reason": "relative error nan, allowed 0.001", "error": float("nan")}
+    path = tmp_path / "result.json"
+    ResultFile("bench", "for a test", [row, ROWS[1]]).save(path)
+    assert "NaN" not in path.read_text()
+    read = ResultFile.load(path).rows[0]
+    assert "error" not in read
+    assert read["reason"] == row["reason"]
 
 
 def test_a_missing_part_of_the_header_is_named(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
 from flash_helpers.select.prediction import MODEL_ERROR, predict
-from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import ranking, select
 from flash_helpers.test.reference import visible_keys
 
@@ -372,6 +372,39 @@ def test_a_window_limits_the_parts():
     assert 1 < choice.n_splits <= -(-1064 // choice.kernel.config.B_c)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "limits"),
+    list(
+        itertools.product(
+            [(1, 40), (9, 30), (30, 9)],
+            itertools.product((None, 0, 3, 50, -2, -12), (None, 0, 3, 50, -2, -12)),
+        )
+    ),
+)
+def test_problems_of_masks_of_any_sign_say_what_is_seen(lengths, limits):
+    """What a kernel is given, and the counts of the model, against looking at every query and key."""
+    (seq_q, seq_k), (left, right) = lengths, limits
+    given = AttentionProblem(DType.BF16, 1, seq_q, seq_k, 4, 2, 64, 64, left=left, right=right)
+    seen = [visible_keys(i, seq_q, seq_k, False, limits) for i in range(seq_q)]
+    if given.sees_nothing:
+        assert not any(seen)
+        return
+    assert any(seen)
+    for B_r in (4, 16):
+        blocks = [[r for r in seen[first : first + B_r] if r] for first in range(0, seq_q, B_r)]
+        spans = [max(r.stop for r in block) - min(r.start for r in block) for block in blocks if block]
+        assert max(spans) <= given.keys_of_block(B_r) <= seq_k
+    asked = given.without_idle_limits()
+    packed = asked.with_rows_packed()
+    end = seq_k + min(asked.right or 0, 0)
+    first = end - packed.seq_len_k  # backends cut keys so
+    assert 0 <= first <= end <= seq_k
+    rows = 1 if seq_q == 1 else packed.seq_len_q  # the heads of a group see the same
+    found = [visible_keys(i, rows, packed.seq_len_k, False, (packed.left, packed.right)) for i in range(rows)]
+    assert [[j + first for j in keys] for keys in found] == [list(keys) for keys in seen]
+    assert packed.right is None or packed.right >= 0
+
+
 # ---------------------------------------------------------------------- the model
 def test_prediction_grows_with_the_work():
     kernel = ForwardKernel(AMPERE_BF16)
@@ -394,3 +427,34 @@ def test_small_problems_get_small_query_blocks():
     narrow = ForwardKernel(dataclasses.replace(AMPERE_BF16, B_r=64, n_warps=4))
     assert predict(narrow, problem, H100).seconds < predict(wide, problem, H100).seconds
     assert select(LARGE, H100, candidates=get_kernels_to_build()).kernel.config.B_r == 128
+
+
+# ---------------------------------------------------------------------- float32 outputs, some SMs
+@pytest.mark.parametrize("d_head", [64, 72, 128, 192, 256])
+@pytest.mark.parametrize("device", ["H100", "H200", "A100", "RTX4090"])
+@pytest.mark.parametrize("lengths", [(4096, 4096), (1, 8192), (70, 300)])
+def test_float32_outputs_are_those_of_kernels_that_split_keys(device, lengths, d_head):
+    for features in ({}, {"right": 0}, {"left": 100, "right": 7}, {"varlen": True, "sinks": True}):
+        problem = AttentionProblem(
+            DType.BF16, 2, *lengths, 8, 2, d_head, d_head, lse=True, out_float32=True, **features
+        )
+        choice = select(problem, device_facts(device))
+        assert choice.kernel.traits.split
+        assert choice.n_splits >= 1
+        assert choice.kernel.malformed_reason() is None
+        assert "float32 output" in problem.label()
+        assert all(r.kernel.traits.split for r in choice.rejected)
+
+
+def test_a_device_of_which_some_sms_are_used():
+    whole = device_facts("H100")
+    some = whole.limited_to(66)
+    assert (some.sm_count, some.mma_flops) == (66, whole.mma_flops / 2)
+    assert (some.dram_bandwidth, some.name) == (whole.dram_bandwidth, whole.name)
+    problem = AttentionProblem(DType.BF16, 4, 4096, 4096, 16, 16, 128, 128, right=0)
+    half = dataclasses.replace(problem, n_sms=66)
+    kernel = select(problem, whole).kernel
+    assert predict(kernel, problem, some).seconds > 1.8 * predict(kernel, problem, whole).seconds
+    assert isinstance(select(half, whole).kernel.config, HopperForwardKernelConfig)
+    assert "on 66 SMs" in half.label()
+    assert select(dataclasses.replace(problem, n_sms=132), whole).kernel == kernel

@@ -28,8 +28,10 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import direction_of, family_of
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
-from flash_helpers.problem import Problem
+from flash_helpers.problem import Problem, grid
+from flash_helpers.results import lookup as lookup_module
 from flash_helpers.results import tables
 from flash_helpers.results.device import present_sources, sources_digest
 from flash_helpers.results.lookup import NOISE
@@ -455,6 +457,61 @@ def test_results_for_selection(bench: Bench) -> None:
     for other in (device_facts("H100"), replace(A100, name="NVIDIA A100 PCIe")):
         assert ranked(sizes(SMALL), other) == []
     assert TuningResults(bench.database.path, "999.0").ranked(sizes(SMALL), A100) == []
+
+
+PREFILL = AttentionProblem(DType.BF16, 4, 4096, 4096, 16, 16, 128, 128)
+COVERED = {
+    "plain or causal, as many keys as queries": [PREFILL, replace(PREFILL, right=0)],
+    "plain or causal, another number of keys": [
+        replace(PREFILL, seq_len_q=512, batch=16),
+        replace(PREFILL, seq_len_q=512, batch=16, right=0),
+    ],
+    "grouped heads": [replace(PREFILL, n_heads_kv=2)],
+    "few queries over so many keys that they are cut into parts": [
+        replace(PREFILL, batch=1, seq_len_q=1, seq_len_k=65536),
+        replace(PREFILL, batch=1, seq_len_q=1, seq_len_k=65536, n_heads_kv=2),
+    ],
+    "windows": [replace(PREFILL, left=512), replace(PREFILL, left=512, right=0)],
+    "soft cap": [replace(PREFILL, softcap=True)],
+    "sinks": [replace(PREFILL, sinks=True)],
+    "packed sequences": [replace(PREFILL, varlen=True)],
+    "a cache of keys": [replace(PREFILL, varlen=True, cached=True)],
+    "another head size of V": [replace(PREFILL, d_head=128, d_head_v=64)],
+}
+"""The rows of the table in docs/tools.md, each with problems of its kind."""
+
+
+@pytest.mark.parametrize("device", ["H100", "A100"])
+def test_tuning_covers_what_its_page_says(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buckets: list[Bucket] = []  # that selection looked into
+    look = lookup_module._bucket_of
+    monkeypatch.setattr(lookup_module, "_bucket_of", lambda *of: buckets.append(look(*of)) or look(*of))
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    table = page.split("| calls | measured | results count |\n| --- | --- | --- |\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    assert [row[0] for row in rows] == list(COVERED)
+    for calls, _, count in rows:
+        for problem in COVERED[calls]:
+            buckets.clear()
+            results = TuningResults(driver="1.0", shipped_only=True)
+            select(problem, device_facts(device), results, explained=False)
+            assert bool(buckets) == count.startswith("yes"), (calls, problem)
+    assert {row[1] for row in rows if row[2] == "no"} == {"no"}
+
+
+def test_numbers_of_keys_are_measured_in_buckets_of_their_own() -> None:
+    problems = grid([DType.BF16], [512, 1024], [128], (False,), seq_lens_k=[512, 8192])
+    assert [(p.seq_len, p.seq_len_k) for p in problems] == [
+        (512, 512),
+        (512, 8192),
+        (1024, 512),
+        (1024, 8192),
+    ]
+    buckets = [Bucket.of_problem(problem, 132) for problem in problems]
+    assert [(b.queries, b.keys) for b in buckets] == [(p.seq_len, p.seq_len_k) for p in problems]
+    with pytest.raises(ValueError, match="seq_len_k is 0; it must be at least 1"):
+        grid([DType.BF16], [512], [128], seq_lens_k=[0])
+    assert all(p.heads == p.heads_kv for p in problems)
 
 
 @pytest.mark.parametrize("name", ["H100", "H200"])

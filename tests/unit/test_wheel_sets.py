@@ -16,11 +16,11 @@ import pytest
 from flash_helpers.build import CompilerNotFoundError
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import direction_of
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.packaging import wheel
 from flash_helpers.packaging.wheel_sets import NAMES, SETS, devices_of, wheel_kernels
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.prediction import predict
-from flash_helpers.select.problem import AttentionProblem, visible_limits
 from flash_helpers.select.select import ranking, select
 
 TARGETS = (80, 86, 89, 90)

@@ -37,7 +37,7 @@ def given_packing(
     q: Tensor,
     k: Tensor,
 ) -> Packing | None:
-    """What the caller says in ``cu_seq_lens_q`` and its like; None: nothing.
+    """What the caller says in ``cu_seq_lens_q`` and the three arguments beside it; None: nothing.
 
     Raises:
         ValueError: only some of the four are there.

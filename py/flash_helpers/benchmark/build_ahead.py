@@ -31,7 +31,7 @@ def build_ahead(
     from flash_attention import prepare
     from flash_attention.backends.cuda import device_facts_of
     from flash_helpers.build import build_kernels
-    from flash_helpers.select.problem import AttentionProblem, visible_limits
+    from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
     begin, problems = time.perf_counter(), []
     for case in cases:

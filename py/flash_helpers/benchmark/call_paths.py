@@ -44,9 +44,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 def _operator(q: Tensor, k: Tensor, v: Tensor) -> Any:
-    # sinks, causal, softmax_scale, window, softcap, return_lse, config, deterministic, keep_lse
+    # sinks, causal, softmax_scale, window, softcap, return_lse, config, out_dtype, n_sms, deterministic,
+    # keep_lse
     return torch.ops.flash_attention.attention(
-        q, k, v, None, True, None, None, None, 0.0, False, None, False, False
+        q, k, v, None, True, None, None, None, 0.0, False, None, None, None, False, False
     )
 
 

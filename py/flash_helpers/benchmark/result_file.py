@@ -9,6 +9,7 @@ share stand in the header alone: a reader gets them with each row.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -158,16 +159,32 @@ def check_document(document: Any) -> None:
         typed(document, name, str)
     for name in (*SHARED, "facts"):
         typed(document, name, dict)
-    for row in typed(document, "rows", list):
-        _check_entries("a row", row, ROW, MORE_ROW)
-        for name, allowed in (("kind", KINDS), ("status", STATUSES)):
-            if row.get(name, allowed[0]) not in allowed:
-                raise ContentError(f"{name} is {row[name]!r:.80}; allowed: {', '.join(allowed)}")
-        _check_entries("a problem", row["problem"], PROBLEM, MORE_PROBLEM)
-        for times in row["milliseconds"].values():
-            _check_names("a time", times, TIMES)
-            for name in {"median", *times} - {"launch_hidden"}:
-                amount(times.get(name))
+    for number, row in enumerate(typed(document, "rows", list), 1):
+        try:
+            _check_row(row)
+        except CONTENT_ERRORS as error:
+            raise ContentError(f"row {number}: {error}") from error
+
+
+def _check_row(row: Any) -> None:
+    _check_entries("the row", row, ROW, MORE_ROW)
+    for name, allowed in (("kind", KINDS), ("status", STATUSES)):
+        if row.get(name, allowed[0]) not in allowed:
+            raise ContentError(f"{name} is {row[name]!r:.80}; allowed: {', '.join(allowed)}")
+    if "error" in row:
+        _check_amount("error", row["error"])
+    _check_entries("its problem", row["problem"], PROBLEM, MORE_PROBLEM)
+    for mode, times in row["milliseconds"].items():
+        _check_names(f"its time {mode!r:.80}", times, TIMES)
+        for name in ("median", *(name for name in times if name != "launch_hidden")):
+            _check_amount(f"{name} of {mode!r:.80}", times.get(name))
+
+
+def _check_amount(what: str, value: Any) -> None:
+    try:
+        amount(value)
+    except ContentError as error:
+        raise ContentError(f"{what}: {error}") from None
 
 
 def _check_names(what: str, values: Any, names: Any) -> None:
@@ -200,12 +217,13 @@ def _shared(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without(row: dict[str, Any], shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A row without what the header says."""
+    """A row without what the header says, and without an error that is no number: its reason says that."""
     own = {
         name: {key: value for key, value in row.get(name, {}).items() if key not in shared[name]}
         for name in SHARED
     }
-    kept = {name: value for name, value in row.items() if name not in SHARED}
+    left_out = SHARED if math.isfinite(row.get("error") or 0) else (*SHARED, "error")
+    kept = {name: value for name, value in row.items() if name not in left_out}
     return {**kept, **{name: values for name, values in own.items() if values}}
 
 

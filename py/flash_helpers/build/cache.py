@@ -45,7 +45,7 @@ FACTS_FILE = "facts.json"
 PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt"  # what a wheel brought; read, never written
 MAX_FACTS = 16 << 20  # bytes of facts.json, most of them the compiler's output
 MAX_TEXT = 64 << 10  # bytes of a small file
-_ATTEMPTS = 5  # to make an artifact whose folder another process removes meanwhile
+_ATTEMPTS = 5  # attempts to make an artifact whose folder another process removes meanwhile
 T = TypeVar("T")
 
 
@@ -93,12 +93,12 @@ class KernelCache:
         return None
 
     def get_or_make(self, kind: str, key: str, make: Make) -> Artifact:
-        """The artifact, made by this process or by another that is at it already.
+        """The artifact. This process makes it, unless another one is already making it.
 
         Args:
             kind: ``objects`` or ``libraries``.
             key: digest of everything that it is made of.
-            make: makes its files in the folder that it is given, where nobody has made them yet.
+            make: writes the files into the folder that it is given; called where the artifact is missing.
 
         Raises:
             KernelCacheError: neither the cache folder nor the temporary directory can be written, the disk is
@@ -244,7 +244,7 @@ def _sha256(path: Path) -> str:
 
 # ---------------------------------------------------------------- what goes wrong with folders
 def _write(store: Path, action: Callable[[], T]) -> T:
-    """Does ``action``, which writes into a store; again where somebody removes the store meanwhile."""
+    """Does ``action``, which writes into a store; once more where somebody removes the store meanwhile."""
     try:
         for _ in range(_ATTEMPTS):
             try:

@@ -25,6 +25,7 @@ from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import Artifact, KernelCache, digest_of
 from flash_helpers.build.errors import KernelCacheError, KernelCompileError
+from flash_helpers.build.flags import compile_flags
 from flash_helpers.build.instantiations import (
     LIBRARY_FILE,
     TABLE_FILE,
@@ -40,11 +41,8 @@ from flash_helpers.build.workplace import bring, workplace
 from flash_helpers.host_memory import available_memory
 from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import common_direction
-from flash_helpers.kernels.family import Family
 from flash_helpers.kernels.kernel import Kernel
 
-# No fast-math: what a kernel approximates it says in its own code.
-COMPILE_FLAGS = ("-std=c++20", "-O3", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 # The runtime is linked in and hidden: a process may hold several runtimes, and each library launches
 # its kernels through the one that they are registered with.
 LINK_FLAGS = (
@@ -187,12 +185,6 @@ def default_jobs() -> int:
 
 class _ObjectsRemovedError(Exception):
     """An object is gone that was there a moment ago."""
-
-
-def compile_flags(family: Family, target: int) -> tuple[str, ...]:
-    """What nvcc is told for a target, beside what the user's variables add."""
-    arch = family.arch(target)
-    return (*COMPILE_FLAGS, "-gencode", f"arch=compute_{arch},code=sm_{arch}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 An entry is one small file, ``index/<headers digest>/<target>-<kernel id>.json``, under a digest of its own.
 It names the library's key, so it can go stale (the library was deleted or damaged) but never wrong: a kernel
 whose headers or generated text changed looks for another file or finds another digest inside, and a damaged
-entry is as good as none.
+entry counts as missing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flash_helpers
 from flash_helpers import environment
 from flash_helpers.build import sources
 from flash_helpers.build.cache import KernelCache, digest_of
-from flash_helpers.build.compile import COMPILE_FLAGS, BuildResult, compile_flags
+from flash_helpers.build.flags import COMPILE_FLAGS, compile_flags
 from flash_helpers.build.instantiations import kernel_id, kernel_source
 from flash_helpers.content import ContentError, seal, unseal
 from flash_helpers.kernel_selection import parse_kernel
@@ -25,6 +25,9 @@ from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import DIRECTIONS, direction_of
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import FORWARD
+
+if TYPE_CHECKING:
+    from flash_helpers.build.compile import BuildResult
 
 
 def remember(cache: KernelCache, result: BuildResult, include_root: Path | None = None) -> None:
@@ -44,7 +47,7 @@ def remember(cache: KernelCache, result: BuildResult, include_root: Path | None 
 def find_library(
     cache: KernelCache, kernel: Kernel, target: int, include_root: Path | None = None
 ) -> Path | None:
-    """The library that holds this kernel, built from the headers of now; ``None`` if there is none."""
+    """The library that holds this kernel, built from the present headers; ``None`` if there is none."""
     texts = cache.read_texts(_folder(direction_of(kernel), include_root), _file_name(kernel, target))
     for entry in _parse(texts):
         if entry["source"] == _source_digest(kernel, target) and (
@@ -57,7 +60,7 @@ def find_library(
 def built_kernels(
     cache: KernelCache, targets: Iterable[int], include_root: Path | None = None
 ) -> list[tuple[str, int]]:
-    """(id, target) of every kernel built from the headers of now for one of ``targets``."""
+    """(id, target) of every kernel built from the present headers for one of ``targets``."""
     wanted = set(targets)
     entries = []
     for direction in DIRECTIONS:
@@ -66,7 +69,7 @@ def built_kernels(
 
 
 def is_current(facts: dict[str, Any], include_root: Path | None = None) -> bool:
-    """Whether an object with these facts is what its kernel would be compiled to now, but for the compiler.
+    """Whether compiling the kernel now would give an object with these facts, leaving the compiler aside.
 
     Args:
         facts: of an artifact of kind ``objects``.

@@ -94,7 +94,7 @@ def library_source() -> str:
 
 
 def write_if_different(path: Path, text: str) -> bool:
-    """Writes ``text`` unless the file holds it already, so that nothing rebuilds for nothing.
+    """Writes ``text`` unless the file holds it already, so that no build repeats without need.
 
     Returns:
         Whether the file was written.
@@ -110,8 +110,8 @@ def generate(kernels: Iterable[Kernel], folder: Path, target: int, check: bool =
     """Writes the sources of kernel libraries and removes units of kernels no longer listed.
 
     Each direction of a family gets its own folder, ``<folder>/<family>_sm_<target>``, with the direction's
-    name behind the family's where it is not ``forward``. One none of whose kernels are listed loses its
-    generated files.
+    name behind the family's where it is not ``forward``. A folder none of whose kernels are listed
+    loses its generated files.
 
     Args:
         kernels: the kernels; those of several families may be mixed, order and repetition do not matter.

@@ -8,16 +8,16 @@ from flash_helpers.build.control_flow import ControlFlow, NaturalLoop
 from flash_helpers.build.sass import Instruction
 
 MMA = ("HMMA", "HGMMA")
-JUMPS = ("BRA", "NOP", "YIELD")  # all that a block holds which only leads back
+JUMPS = ("BRA", "NOP", "YIELD")  # opcodes of a block that does nothing but jump back
 
 
 def main_loop(instructions: Sequence[Instruction], n_products: int | None = None) -> list[Instruction]:
     """The innermost natural loop that holds matrix instructions; empty when there is none.
 
     Of several with equally few products (one with a mask, one without) it is the one with the shortest hot
-    path: the one without extra work. A loop that also has the softmax's exponentials goes before one that has
-    not. Where there are warpgroup instructions, only those count as matrix instructions: other products are
-    of a rare path. What a wait does when it is tried again is left out where it stands apart.
+    path: the one without extra work. A loop that also has the softmax's exponentials is preferred to one
+    without them. Where there are warpgroup instructions, only those count as matrix instructions: other
+    products are of a rare path. What a wait does when it is tried again is left out where it stands apart.
 
     Args:
         instructions: one function.

@@ -1,4 +1,4 @@
-"""Finding the CUDA toolkit's programs, above all the compiler, and saying why one that was found won't do.
+"""Finds the CUDA toolkit's programs, above all the compiler, and says why one cannot be used.
 
 Looked for in ``CUDA_HOME``, on ``PATH``, in the usual folders, and in NVIDIA's pip packages. The
 first that is usable wins; the others only show in the error message.
@@ -103,7 +103,7 @@ def _natural_order(path: Path) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _inspect(path: Path, mtime_ns: int) -> Nvcc | str:
-    """The compiler at ``path``, or why it won't do. ``mtime_ns`` makes a replaced program a new question."""
+    """The compiler at ``path``, or why it cannot be used; ``mtime_ns``: a replaced program is asked again."""
     if character := not_quotable(path):
         return f"its path has a {character!r}, which nvcc can't take: install it where the path has none"
     if missing := _missing_from_pip(path):
@@ -131,7 +131,7 @@ def _libraries(path: Path) -> Path | None:
 
 
 def _missing_from_pip(path: Path) -> str | None:
-    """For a compiler of pip's packages: which of the packages is not there."""
+    """Which of pip's packages is missing, for a compiler that comes from them."""
     toolkit = path.parent.parent
     if toolkit.parent.name != "nvidia" or not re.fullmatch(r"cu\d+", toolkit.name):
         return None

@@ -1,4 +1,4 @@
-"""Where compiled kernels go where the cache folder can't be used, and what is said where there is no room."""
+"""Where compiled kernels go when the cache folder can't be used, and the error for a full disk."""
 
 from __future__ import annotations
 

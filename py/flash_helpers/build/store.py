@@ -45,6 +45,8 @@ def check_writable(root: Path) -> None:
     for attempt in range(_ATTEMPTS):
         try:
             make_private_folders(root)
+            if reason := untrusted_reason(root / STORE):  # nothing is made in a folder that is not used
+                raise NotOursError(reason)
             store = own_folder(root / STORE)
             if reason := untrusted_reason(store):
                 raise NotOursError(reason)
@@ -128,7 +130,7 @@ def locked(store: Path, name: str) -> Iterator[None]:
 
 
 def remove_part(store: Path, part: str) -> int:
-    """Removes one folder of the store; of unfinished work what no running process works in.
+    """Removes one folder of the store; of unfinished work only what no running process works in.
 
     Returns:
         The number of unfinished folders that a running process works in, which stay.

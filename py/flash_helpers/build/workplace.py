@@ -49,7 +49,7 @@ def workplace(folder: Path, links: Mapping[str, Path]) -> Iterator[Path]:
         links: names in it, and the folders that they lead to.
 
     Raises:
-        NoPlainFolderError: no folder will do.
+        NoPlainFolderError: no folder that can be written has a plain path.
     """
     with tempfile.TemporaryDirectory(
         dir=_plain_parent(folder), prefix="nvcc-", ignore_cleanup_errors=True

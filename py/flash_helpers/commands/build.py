@@ -62,7 +62,7 @@ def build(
 
     Args:
         kernels, causal: as in ``select_kernels``.
-        target: as in ``select_targets``. A family is built for those of them that it runs on.
+        target: as in ``select_targets``. A family is built for those that it runs on.
         jobs: compilations at the same time; None: as cores and memory allow.
         console: where the progress bar goes; None: no bar.
         cache: in place of the user's.

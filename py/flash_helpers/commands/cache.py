@@ -89,7 +89,7 @@ def cached_objects(cache: KernelCache | None = None) -> list[CachedObject]:
     cache = cache or KernelCache()
     found: dict[tuple[str, int], CachedObject] = {}
     for path in (cache.store / "objects").glob(f"*/{FACTS_FILE}"):
-        # What is damaged, or just being removed, is as good as none.
+        # An entry that is damaged, or that is being removed, counts as missing.
         with contextlib.suppress(OSError, *CONTENT_ERRORS):
             facts = unseal(read_text(path, MAX_FACTS))
             name, target = facts["kernel"], facts["target"]

@@ -30,7 +30,7 @@ class ConfigEntry:
         family: its family's name, and the direction's where that is not ``forward``.
         smem_bytes: shared memory of a block.
         registers: of a thread, predicted; None where the kernel has no cost model.
-        blocks_per_sm: by them on the device asked for; None when none was.
+        blocks_per_sm: by these registers, on the device asked for; None where no device was asked for.
         infeasible: why that device can't run it, or None.
         built: the GPU generations it is built for.
     """

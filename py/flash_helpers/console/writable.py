@@ -9,7 +9,7 @@ from flash_helpers.console.output import STDOUT
 
 
 class NotWritableError(OSError):
-    """A command was told to write to a place where it can't; nothing was done."""
+    """A command cannot write where it was told to; nothing was done."""
 
 
 def check_file(path: Path | None, option: str = "--json") -> None:

@@ -1,4 +1,4 @@
-"""Why a configuration is as fast as it is: resources, floors, conflicts, instructions. Needs no GPU."""
+"""Why a configuration is as fast as it is: resources, bounds, conflicts, instructions. Needs no GPU."""
 
 from flash_helpers.explain.explanation import Explanation, explain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.select.problem import (
+from flash_helpers.kernels.problem import (
     BACKWARD,
     FORWARD,
     UNLIMITED,

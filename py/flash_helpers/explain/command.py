@@ -10,7 +10,7 @@ from flash_helpers.build.loop_facts import built_facts
 from flash_helpers.console.output import console_for, write_json
 from flash_helpers.console.writable import check_file
 from flash_helpers.explain.asked import Asked
-from flash_helpers.explain.counters import counter_lines, measure
+from flash_helpers.explain.counters import counter_lines, find_ncu, measure
 from flash_helpers.explain.explanation import Explanation, compile_facts, explain
 from flash_helpers.explain.problem_explanation import (
     ProblemExplanation,
@@ -56,7 +56,7 @@ def explain_command(
         compile_it: compile for the device's target and read registers and machine code.
         json_path: write the explanations there.
         asked: the problem with all its features, in place of the four sizes.
-        split: of the kernel that cuts keys into parts.
+        split: explain the kernel that cuts keys into parts.
         ncu: run the kernel on the GPU of this machine under the profiler and show its counters.
 
     Raises:
@@ -64,6 +64,8 @@ def explain_command(
         NotWritableError: ``json_path`` can't be written.
     """
     check_file(json_path)
+    if ncu:
+        find_ncu()  # before anything is compiled or shown
     console = console or console_for(json_path)
     asked = asked or Asked(batch, heads, seq_len, causal=causal)
     explanations = []
@@ -103,7 +105,7 @@ def explain_problem_command(
         asked: the problem with all its features, in place of the sizes.
 
     Raises:
-        ValueError: no such device or dtype, or a size that is none or that no tensor of ``attention`` has.
+        ValueError: no such device or dtype, or a size below 1, or one that no tensor of ``attention`` has.
         flash_helpers.select.errors.NoKernelError: no kernel computes the problem.
         NotWritableError: ``json_path`` can't be written.
     """

@@ -54,6 +54,20 @@ class Counter:
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
+def find_ncu() -> str:
+    """The profiler's path.
+
+    Raises:
+        ProfilerError: it is not on PATH.
+    """
+    if ncu := shutil.which("ncu"):
+        return ncu
+    raise ProfilerError(
+        "ncu was not found on PATH: --ncu runs the kernel under Nsight Compute, which comes with the "
+        "CUDA toolkit; add its folder to PATH, or leave --ncu away"
+    )
+
+
 def measure(e: Explanation, run: Runner | None = None) -> dict[str, Counter]:
     """Counters of one launch of an explained kernel on this machine's GPU, by the names of ``METRICS``.
 
@@ -64,13 +78,7 @@ def measure(e: Explanation, run: Runner | None = None) -> dict[str, Counter]:
     Raises:
         ProfilerError: no ``ncu``, no permission, or the call failed.
     """
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise ProfilerError(
-            "ncu was not found on PATH: --ncu runs the kernel under Nsight Compute, which comes with the "
-            "CUDA toolkit; add its folder to PATH, or leave --ncu away"
-        )
-    done = (run or _run)(command(ncu, e))
+    done = (run or _run)(command(find_ncu(), e))
     output = done.stdout + done.stderr
     if "ERR_NVGPUCTRPERM" in output:
         raise ProfilerError(

@@ -10,6 +10,7 @@ from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import Bounds, bounds, launch_reason
@@ -22,7 +23,6 @@ from flash_helpers.problem import Problem
 from flash_helpers.select.candidates import is_split, kernel_for, split_variant, unable_reason
 from flash_helpers.select.choice import attention_problem
 from flash_helpers.select.prediction import expected_seconds, parts_of_keys, with_rates
-from flash_helpers.select.problem import AttentionProblem
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def explain(
         problem: sizes and features; dtype and head sizes must be the configuration's.
         facts: the device, e.g. ``device_facts("H100")``.
         compiled: what is known of the compiled kernel; None: what is recorded, else nothing.
-        split: of the kernel that cuts keys into parts.
+        split: explain the kernel that cuts keys into parts.
         neighbours: also look for neighbours that are rejected, and for bank conflicts.
 
     Raises:

@@ -14,7 +14,7 @@ from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.problem import AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 """The files that are committed beside the sources; an installed package has none."""
@@ -77,7 +77,7 @@ def _reason(error: Exception) -> str:
 
 
 def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
-    """None for rows of other libraries, of screenings, of no named kernel, and of times with the host in."""
+    """None for rows of other libraries, of screenings, without a kernel's name, or with the host's time."""
     if "stage" in row:
         return None
     name = row.get("kernel") or (row["implementation"] if row["kind"] == "kernel" else "")

@@ -15,12 +15,12 @@ from flash_helpers.explain.explanation import Performance, explain
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.model.bounds import launch_reason
 from flash_helpers.model.recorded import CompiledFacts, recorded_facts
 from flash_helpers.model.work import work
 from flash_helpers.results.lookup import TunedBucket, TunedKernel
 from flash_helpers.select.candidates import is_split, unable_reason
-from flash_helpers.select.problem import AttentionProblem
 
 SHOWN = 6  # candidates of the table; --json has all
 

@@ -28,11 +28,15 @@ class Rejected:
 
 
 def nearest_rejected(config: KernelConfig, facts: DeviceFacts) -> list[Rejected]:
-    """All configurations that differ from ``config`` in one choice and are rejected, in field order."""
+    """All configurations that differ from ``config`` in one choice and are rejected, in field order.
+
+    Left out are those that are rejected for the same reason as ``config`` itself, whatever the choice.
+    """
+    own = config.infeasible_reason(facts)
     found = []
     for change, neighbour in _neighbours(config):
         reason = neighbour.infeasible_reason(facts) or direction_of(config).untuned_reason(neighbour)
-        if reason is not None:
+        if reason not in (None, own):
             found.append(Rejected(neighbour, change, reason))
     return found
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from flash_helpers.explain.explanation import Explanation, Performance
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.model.of import model_of
-from flash_helpers.model.resources import register_error
+from flash_helpers.model.register_error import register_error
 from flash_helpers.select.prediction import MODEL_ERROR
 
 Line = tuple[str, str]

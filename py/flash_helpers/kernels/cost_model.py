@@ -81,10 +81,13 @@ class CostModel(ABC):
     Attributes:
         fit: what was fitted to measured times.
         one_block_per_sm: whether a block takes all registers of an SM, however many the compiler uses.
+        owns_keys: a block owns ``B_c`` keys of a kv head and takes tiles of ``B_r`` queries of its group one
+            after the other; else it owns queries and takes keys.
     """
 
     fit: Fit
     one_block_per_sm: bool = False
+    owns_keys: bool = False
 
     @abstractmethod
     def registers(self, config: Any) -> Registers:
@@ -113,6 +116,14 @@ class CostModel(ABC):
     @abstractmethod
     def shared_accesses(self, config: Any) -> list[SharedAccess]:
         """Every kind of access to shared memory; the worst warp and the worst tile of each."""
+
+    def flop_of_pair(self, config: Any) -> int:
+        """FLOP of one query and one key that it sees, of all products."""
+        return 2 * (config.d_head + config.d_head_v)
+
+    def bytes_of_sums(self, config: Any) -> int:
+        """Bytes of one query and head that pass through memory beside the tensors."""
+        return 0
 
     def register_lines(self, registers: Registers) -> list[tuple[str, str]] | None:
         """(what, value) where registers follow from the block alone; None: they are predicted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class DeviceFacts:
     def target(self) -> int:
         """The compile target as one number: 80 for compute capability 8.0."""
         return self.capability[0] * 10 + self.capability[1]
+
+    def limited_to(self, n_sms: int) -> DeviceFacts:
+        """The device as a call sees it that may use so many SMs, fewer than there are; memory is as fast."""
+        return replace(self, sm_count=n_sms, mma_flops=self.mma_flops * n_sms / self.sm_count)
 
 
 RATES = ("dram_bandwidth", "mma_flops", "clock_hz")

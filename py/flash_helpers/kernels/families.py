@@ -1,14 +1,22 @@
-"""The registry of kernels: every direction of every family, one line each."""
+"""The registry of kernels: every direction of every family, one line each.
+
+A folder is loaded when something of it is first asked for: the direction of one of its configurations, or the
+list of all directions.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from typing import Any
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from flash_helpers.kernels.direction import Direction
-from flash_helpers.kernels.family import Family
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.lazy import LazySequence
+
+if TYPE_CHECKING:
+    from flash_helpers.kernels.direction import Direction
+    from flash_helpers.kernels.family import Family
 
 _FOLDERS = (  # each has a module ``direction``, which defines ``DIRECTION``
     "ampere.forward",
@@ -17,16 +25,18 @@ _FOLDERS = (  # each has a module ``direction``, which defines ``DIRECTION``
     "hopper.backward",
 )
 
-DIRECTIONS: tuple[Direction, ...] = tuple(
-    importlib.import_module(f"flash_helpers.kernels.{folder}.direction").DIRECTION for folder in _FOLDERS
-)
+
+def _load(folder: str) -> Direction:
+    direction: Direction = import_module(f"{__package__}.{folder}.direction").DIRECTION
+    return direction
+
+
+DIRECTIONS: LazySequence[Direction] = LazySequence(lambda: map(_load, _FOLDERS))
 """Every direction, in the order in which the binding lists them. The first one's parser reads what no other
 one's names look like."""
 
-FAMILIES: tuple[Family, ...] = tuple(dict.fromkeys(direction.family for direction in DIRECTIONS))
+FAMILIES: LazySequence[Family] = LazySequence(lambda: dict.fromkeys(d.family for d in DIRECTIONS))
 """Every family, in the order of ``DIRECTIONS``."""
-
-_BY_CONFIG = {direction.config: direction for direction in DIRECTIONS}
 
 
 def direction_of(kernel: Kernel | KernelConfig) -> Direction:
@@ -35,10 +45,17 @@ def direction_of(kernel: Kernel | KernelConfig) -> Direction:
     Raises:
         TypeError: the configuration is of no known class.
     """
-    config = kernel.config if isinstance(kernel, Kernel) else kernel
-    if (direction := _BY_CONFIG.get(type(config))) is not None:
+    kind: Any = type(kernel.config if isinstance(kernel, Kernel) else kernel)
+    return _direction_of_class(kind)
+
+
+@cache
+def _direction_of_class(kind: type) -> Direction:
+    """By the folder of the class's module."""
+    folder = kind.__module__.removeprefix(f"{__package__}.").rpartition(".")[0]
+    if folder in _FOLDERS and (direction := _load(folder)).config is kind:
         return direction
-    raise TypeError(f"configuration of type {type(config).__name__}; known: {known_configs(', ')}")
+    raise TypeError(f"configuration of type {kind.__name__}; known: {known_configs(', ')}")
 
 
 def kernel_of(config: KernelConfig, **features: bool) -> Kernel:
@@ -52,15 +69,9 @@ def kernel_of(config: KernelConfig, **features: bool) -> Kernel:
     return direction.make(config, traits_type(**features))
 
 
-def is_config(value: object, direction: str | None = None) -> bool:
-    """Whether a value is a configuration of a direction; None: of any."""
-    found = _BY_CONFIG.get(type(value))
-    return found is not None and direction in (None, found.name)
-
-
 def known_configs(separator: str, direction: str | None = None) -> str:
     """The names of the configuration classes of a direction, for messages; None: of all."""
-    return separator.join(config.__name__ for config, d in _BY_CONFIG.items() if direction in (None, d.name))
+    return separator.join(d.config.__name__ for d in DIRECTIONS if direction in (None, d.name))
 
 
 def family_of(kernel: Kernel | KernelConfig) -> Family:
@@ -73,8 +84,8 @@ def family_of(kernel: Kernel | KernelConfig) -> Family:
 
 
 def directions(name: str) -> list[Direction]:
-    """The directions of all families that have this name, ``forward`` say."""
-    return [direction for direction in DIRECTIONS if direction.name == name]
+    """The directions of all families that have this name, ``forward`` say; no other one is loaded."""
+    return [_load(folder) for folder in _FOLDERS if folder.rpartition(".")[2] == name]
 
 
 def common_direction(kernels: Iterable[Kernel]) -> Direction:

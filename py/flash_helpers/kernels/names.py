@@ -14,8 +14,15 @@ from typing import Any, Generic, TypeVar
 
 from flash_helpers.kernels.cpp_names import config_in_cpp_name
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.field_types import field_types
 
 Config = TypeVar("Config")
+CONFIG_FIELDS: dict[type, dict[str, Any]] = {}
+"""Each configuration class that is loaded, with the types of its fields. They are read where the class is
+defined: no tracer follows the reading of annotations, and it takes longer than all checks of a call."""
+CONFIG_DIRECTIONS: dict[type, str] = {}
+"""Each of these classes with its direction, which is the name of its module's folder."""
+
 _NAME = re.compile(r"\s*\((?P<sizes>[^()]*)\): *(?P<words>[^|]*?)(?: \| [\w+]+)?\s*", re.ASCII | re.DOTALL)
 
 
@@ -100,6 +107,10 @@ class Name(Generic[Config]):
     lead: tuple[str, ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
 
+    def __post_init__(self) -> None:
+        CONFIG_FIELDS[self.config] = field_types(self.config)
+        CONFIG_DIRECTIONS[self.config] = self.config.__module__.split(".")[-2]
+
     # ------------------------------------------------------------------ writing
     def write(self, config: Config, include_d_head: bool = True, include_tup: bool = True) -> str:
         """The name of a configuration.
@@ -153,7 +164,7 @@ class Name(Generic[Config]):
 
     # ------------------------------------------------------------------ reading
     def claims(self, text: str) -> int:
-        """How surely a text speaks of these kernels, be it well-formed or not; 0: nothing says so."""
+        """How surely a text names such a kernel, well-formed or not; 0: nothing says so."""
         match = _NAME.fullmatch(text)
         words = match["words"].split("+") if match else []
         said = sum(word in words for word in self.lead)
@@ -204,7 +215,7 @@ class Name(Generic[Config]):
             if getattr(config, name) != derived[name]:
                 raise ValueError(f"{form.format(derived[name])} does not go with the other sizes")
         meant = self.write(config, include_tup=False).split("+")
-        for word in words:  # one that says what holds without it, kv_stages_1 say
+        for word in words:  # a word for what holds without it, such as kv_stages_1
             if word not in meant:
                 raise ValueError(f"the word {word!r} says what holds without it: leave it out")
         if missing := [word for word in meant if word not in words]:
@@ -274,6 +285,12 @@ class Name(Generic[Config]):
             elif _shown(kind) not in words:
                 words.append(_shown(kind))
         return words
+
+
+def is_config(value: object, direction: str | None = None) -> bool:
+    """Whether a value is a configuration of a direction, by its folder's name; None: of any."""
+    named = CONFIG_DIRECTIONS.get(type(value))
+    return named is not None and direction in (None, named)
 
 
 def _pattern(kind: Number | Group) -> str:

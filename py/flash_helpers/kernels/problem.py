@@ -31,9 +31,9 @@ class AttentionProblem:
         n_heads_kv: heads of K and V; query head h reads kv head h // (n_heads // n_heads_kv).
         d_head: head size of Q and K.
         d_head_v: head size of V and O.
-        left: a query sees this many keys before its own place; None: all. The last query's own place is
-            the last key (bottom-right alignment).
-        right: a query sees this many keys after its own place; None: all. Causal is 0.
+        left: a query at its own place p sees the keys from p - left on; None: from the first one on. The last
+            query's own place is the last key (bottom-right alignment).
+        right: it sees the keys up to p + right; None: up to the last one. Causal is 0. Both have either sign.
         softcap: logits are soft-capped.
         sinks: each head has one more logit without a value.
         varlen: packed sequences of several lengths.
@@ -41,6 +41,8 @@ class AttentionProblem:
             seq_len_k is the capacity. ``varlen`` is on.
         paged: keys lie in pages, which a table on the device names; ``cached`` is on.
         lse: the log-sum-exp is wanted.
+        out_float32: the output is float32 and is not rounded.
+        n_sms: SMs that the call may use; None: all of the device.
         tma_obstacle: why bulk copies (TMA) cannot reach a tensor, or None.
         direction: what is computed of it: ``forward``, or ``backward``, the gradients.
         deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
@@ -63,6 +65,8 @@ class AttentionProblem:
     paged: bool = False
     lse: bool = False
     tma_obstacle: str | None = None
+    out_float32: bool = False
+    n_sms: int | None = None
     direction: str = FORWARD
     deterministic: bool = False
 
@@ -89,18 +93,36 @@ class AttentionProblem:
         """Few queries read many keys: the time goes into reading K and V."""
         return self.seq_len_q <= MAX_DECODE_ROWS and self.seq_len_k >= MIN_DECODE_KEYS
 
-    def with_rows_packed(self) -> AttentionProblem:
-        """The same for a single query, whose kv heads read their keys once.
+    @property
+    def sees_nothing(self) -> bool:
+        """No query sees any key, whatever the lengths of the sequences are."""
+        if self.left is not None and self.right is not None and self.left + self.right < 0:
+            return True
+        if self.varlen:
+            return False
+        before = self.right is not None and self.right <= -self.seq_len_k
+        return before or (self.left is not None and self.left <= -self.seq_len_q)
 
-        The query heads of a group become the rows of one head, and keys that a window hides are left out.
-        Sinks differ within a group, and packed sequences have offsets of their own: they stay as they are. So
-        does a window over a cache, whose last key only the device knows.
+    def with_rows_packed(self) -> AttentionProblem:
+        """The same as a kernel is given it: without the last keys, if no query sees them, and with few heads.
+
+        Without these keys the last query's own place is the last key that it sees, so that a right limit
+        below 0 becomes 0. Of a single query the kv heads read their keys once: the query heads of a group
+        become the rows of one head, and keys that a window hides are left out. Sinks differ within a group,
+        and packed sequences have offsets of their own: they stay as they are. So does a window over a cache,
+        whose last key only the device knows.
         """
-        if self.direction != FORWARD or self.seq_len_q != 1 or (self.varlen and not self.cached):
+        if self.direction != FORWARD or (self.varlen and not self.cached) or self.sees_nothing:
+            return self
+        if self.right is not None and self.right < 0 and not self.cached:
+            left = None if self.left is None else self.left + self.right
+            cut = replace(self, seq_len_k=self.seq_len_k + self.right, left=left, right=0)
+            return cut.without_idle_limits().with_rows_packed()
+        if self.seq_len_q != 1:
             return self
         group = self.n_heads // self.n_heads_kv if self.n_heads_kv else 1
         if self.cached:
-            if self.sinks or group == 1 or self.left is not None:
+            if self.sinks or group == 1 or self.masked:
                 return self
             return replace(self, seq_len_q=group, n_heads=self.n_heads_kv)
         keys = self.seq_len_k if self.left is None else self.left + 1
@@ -115,10 +137,13 @@ class AttentionProblem:
 
     def keys_of_block(self, B_r: int) -> int:
         """The most keys that a block of B_r neighbouring queries visits."""
-        if self.left is None:
-            return self.seq_len_k
-        right = self.seq_len_k if self.right is None else self.right
-        return min(self.seq_len_k, self.left + B_r + right)
+        keys = self.seq_len_k + min(self.right or 0, 0)  # up to the last query's last one
+        if self.left is not None:
+            if self.right is not None:
+                keys = min(keys, self.left + B_r + self.right)
+            if self.left < 0:  # from the first query's first one on
+                keys = min(keys, self.seq_len_q + self.left)
+        return max(keys, 0)
 
     def features(self) -> dict[str, bool]:
         """What a kernel must be compiled for, by the names of the traits of its direction."""
@@ -141,8 +166,13 @@ class AttentionProblem:
         d = f"d{self.d_head}" + (f"/{self.d_head_v}" if self.d_head_v != self.d_head else "")
         words = [] if self.direction == FORWARD else [self.direction]
         words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
-        deterministic = ["deterministic"] * self.deterministic
-        return " ".join(words + [name for name, on in self.features().items() if on] + deterministic)
+        words += [name for name, on in self.features().items() if on]
+        words += ["deterministic"] * self.deterministic
+        if self.out_float32:
+            words.append("float32 output")
+        if self.n_sms is not None:
+            words.append(f"on {self.n_sms} SMs")
+        return " ".join(words)
 
 
 @lru_cache(1024)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from statistics import median
 from typing import Any
 
 from flash_helpers.kernels.cost_model import Registers
@@ -12,7 +10,6 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.shared_memory import WARP_SIZE
 from flash_helpers.model.of import model_of
-from flash_helpers.model.recorded import all_recorded
 
 # How the hardware hands out an SM's resources (CUDA occupancy calculator, compute capability 8.0 to 9.0).
 REGISTER_UNIT = 8  # a thread's registers are rounded up to this
@@ -26,41 +23,6 @@ def predict_registers(config: KernelConfig) -> Registers:
     ``flash-attention explain --model-error`` prints how far off that is over all recorded kernels.
     """
     return model_of(config).registers(config)
-
-
-@dataclass(frozen=True)
-class ModelError:
-    """How far predictions are from what is known.
-
-    Attributes:
-        count: of comparisons.
-        median, worst: of the absolute differences.
-        worst_case: what the worst one is of.
-    """
-
-    count: int
-    median: float
-    worst: float
-    worst_case: str
-
-
-@lru_cache(1)
-def register_error() -> ModelError:
-    """Predicted registers against every recorded kernel's.
-
-    Those that follow from a block's threads do not count: they would flatter the prediction.
-    """
-    from flash_helpers.kernel_selection import parse_kernel
-
-    differences = []
-    for (name, target), facts in all_recorded().items():
-        config = parse_kernel(name, False).config
-        predicted = predict_registers(config)
-        if model_of(config).register_lines(predicted) is not None:
-            continue
-        differences.append((abs(predicted.total - facts.registers), f"{name}, sm_{target}"))
-    worst, case = max(differences, default=(0, ""))
-    return ModelError(len(differences), median([d for d, _ in differences] or [0]), worst, case)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def step_costs(
     """
     model, pairs = model_of(config), config.B_r * config.B_c
     flop_per_clock = model.matrix_share(facts) * facts.mma_flops / (facts.sm_count * facts.clock_hz)
-    matrix = 2 * pairs * (config.d_head + config.d_head_v) / flop_per_clock
+    matrix = pairs * model.flop_of_pair(config) / flop_per_clock
     warps = model.computing_warps(config)
     instructions = loop.instructions if loop else predicted_instructions(config)
     local = loop.local_wavefronts if loop else 2 * spilled_registers

@@ -1,10 +1,11 @@
-"""What a kernel executes for a problem, and the least it would have to."""
+"""What a kernel executes for a problem, and the least that any kernel has to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from flash_helpers.flops import visible_pairs
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 
@@ -17,11 +18,11 @@ class Work:
         flop: of the visible pairs, by the formula of ``flops``.
         executed_flop: of all tiles the kernel visits; masked parts of visited tiles are computed too.
         exponentials: executed pairs, one exp2 each.
-        min_bytes: Q, K, V read once, O written once.
+        min_bytes: Q, K, V read once, O written once; of gradients these and theirs, and what sums take.
         l2_bytes: what the thread blocks read and write together: each reads its keys anew, from L2 at best.
-        blocks: thread blocks of query rows, all heads and batch items.
-        steps: K/V blocks that all of them visit together.
-        longest: K/V blocks that the busiest one visits.
+        blocks: thread blocks of query rows, all heads and batch items; or, of gradients, of keys.
+        steps: pairs of a Q tile and a K/V block that all of them visit together.
+        longest: those that the busiest one visits.
     """
 
     flop: int
@@ -44,11 +45,26 @@ def work(config: KernelConfig, problem: AttentionProblem) -> Work:
     pairs = steps * B_r * B_c
     itemsize = problem.dtype.itemsize
     wanted = problem.d_head + problem.d_head_v
+    model = direction_of(config).model
+    tensor_bytes = wanted * itemsize * (heads * seq_q + heads_kv * min(seq_k, problem.keys_of_block(seq_q)))
+    if model is not None and model.owns_keys:
+        per_pair, sums = model.flop_of_pair(config), model.bytes_of_sums(config)
+        flop = 2 * heads * visible_pairs(seq_q, seq_k, window=limits)
+        return Work(
+            flop=flop * (3 * problem.d_head + 2 * problem.d_head_v),
+            executed_flop=pairs * per_pair,
+            exponentials=pairs,
+            min_bytes=2 * tensor_bytes + heads * seq_q * sums,
+            l2_bytes=columns * itemsize * (heads_kv * seq_k + steps * B_r) + 4 * steps * B_r * config.d_head,
+            blocks=heads_kv * -(-seq_k // B_c),
+            steps=steps,
+            longest=-(-seq_q // B_r) * (heads // heads_kv if heads_kv else 0),
+        )
     return Work(
         flop=2 * heads * visible_pairs(seq_q, seq_k, window=limits) * wanted,
         executed_flop=2 * pairs * columns,
         exponentials=pairs,
-        min_bytes=wanted * itemsize * (heads * seq_q + heads_kv * min(seq_k, problem.keys_of_block(seq_q))),
+        min_bytes=tensor_bytes,
         l2_bytes=columns * itemsize * (heads * seq_q + steps * B_c),
         blocks=heads * -(-seq_q // B_r),
         steps=steps,
@@ -67,20 +83,22 @@ def block_steps(
     Args:
         seq_len_q, seq_len_k: queries and keys.
         B_r, B_c: rows of a Q block, of a K/V block.
-        left, right: keys that a query sees before and after its own place; None: all.
+        left, right: limits of either sign; see ``AttentionProblem``.
     """
-    if not seq_len_q or not seq_len_k:
+    if not seq_len_q or not seq_len_k or (left is not None and right is not None and left + right < 0):
         return 0
-    n_blocks, offset = -(-seq_len_q // B_r), seq_len_k - seq_len_q
-    all_keys = -(-seq_len_k // B_c)
-    ends = n_blocks * all_keys
-    if right is not None:  # the last block, whole or not, ends with the last key
-        first_end = B_r + offset + right
-        ends = _clamped_floors(n_blocks - 1, first_end, B_r, seq_len_k, B_c - 1, B_c) + all_keys
-    starts = 0
+    before, offset = -(-seq_len_q // B_r) - 1, seq_len_k - seq_len_q  # blocks before the last one
+    starts = last_start = 0
+    if right is None:
+        last_end = -(-seq_len_k // B_c)
+        ends = before * last_end
+    else:  # the last block, whole or not, ends with the last query's last key
+        last_end = _clamped_floors(1, seq_len_k + right, B_r, seq_len_k, B_c - 1, B_c)
+        ends = _clamped_floors(before, B_r + offset + right, B_r, seq_len_k, B_c - 1, B_c)
     if left is not None:
-        starts = _clamped_floors(n_blocks, offset - left, B_r, seq_len_k, 0, B_c)
-    return ends - starts
+        last_start = _clamped_floors(1, before * B_r + offset - left, B_r, seq_len_k, 0, B_c)
+        starts = _clamped_floors(before, offset - left, B_r, seq_len_k, 0, B_c)
+    return ends - starts + last_end - last_start
 
 
 def _clamped_floors(count: int, first: int, step: int, limit: int, add: int, divisor: int) -> int:

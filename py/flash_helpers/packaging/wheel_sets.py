@@ -16,8 +16,8 @@ from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.problem import AttentionProblem
 from flash_helpers.select.select import select
 
 Sizes = tuple[int, int]

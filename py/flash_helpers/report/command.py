@@ -54,7 +54,7 @@ def report_command(
     check_file(json_path)
     check_folder(out, "--out")
     if readme is not None:
-        marked_text(readme)  # what can't be filled is found out before the figures are drawn
+        marked_text(readme)  # a table that can't be filled is refused before the figures are drawn
     console = console or console_for(json_path)
     report = load_report(paths, mode)
     for reason in report.skipped:

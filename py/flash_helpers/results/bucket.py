@@ -11,7 +11,7 @@ from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem
 
 MAX_LENGTH = 1 << 40  # beyond any tensor
-HEADS_PER_SM = (1 / 16, 8.0)  # beyond these the SMs are as good as empty, or full whatever the tile
+HEADS_PER_SM = (1 / 16, 8.0)  # below, the SMs are nearly empty; above, they are full with every tile
 
 
 @dataclass(frozen=True, order=True)

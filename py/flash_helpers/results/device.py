@@ -11,7 +11,7 @@ from pathlib import Path
 import flash_helpers
 from flash_helpers.build import sources
 from flash_helpers.build.cache import digest_of
-from flash_helpers.build.compile import COMPILE_FLAGS
+from flash_helpers.build.flags import COMPILE_FLAGS
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import DIRECTIONS

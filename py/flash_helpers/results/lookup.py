@@ -175,10 +175,10 @@ class TuningResults:
     def ranked(
         self, problem: AttentionSizes, facts: DeviceFacts, chosen: KernelConfig | None = None
     ) -> list[tuple[KernelConfig, str]]:
-        """The measured configurations, the one to take first, each with its measurement in words.
+        """The measured configurations in the order to take them in, each with its measurement in words.
 
         The rule: the default gives way to what was measured beside it, in the problem's own bucket, to be
-        faster by more than ``NOISE``. Of near buckets nothing follows: their leads do not carry over.
+        faster by more than ``NOISE``. Near buckets decide nothing: their leads do not carry over.
 
         Args:
             problem: the problem.
@@ -243,10 +243,10 @@ def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
 
 
 def _around(name: str | None, kernels: Sequence[TunedKernel]) -> tuple[list[TunedKernel], list[TunedKernel]]:
-    """Those of the kernels, the best first, that are ahead of ``name`` by more than noise; the others.
+    """The kernels that are ahead of ``name`` by more than noise, the best first; then the others.
 
-    Of the others, ``name`` comes first. Without it, as where it gave no time, all are ahead. What stands
-    behind ``name`` is not ahead by a better time: it was measured a few times only (``stage``).
+    ``name`` is the first of the others. Where it gave no time, all kernels are ahead of it. A kernel that
+    stands behind ``name`` is never ahead, whatever its time: it was measured only a few times (``stage``).
     """
     place = next((n for n, kernel in enumerate(kernels) if kernel.kernel == name), None)
     if place is None:

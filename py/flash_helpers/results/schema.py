@@ -69,7 +69,7 @@ def bring_up(connection: sqlite3.Connection) -> None:
 
 
 def is_read_only(error: Exception) -> bool:
-    """Whether nothing can be written to the file or beside it, for longer than another process writes."""
+    """Whether nothing can be written to the file or beside it, even when no other process writes."""
     if isinstance(error, sqlite3.Error):
         return "readonly" in str(error)
     return not isinstance(error, TimeoutError)

@@ -8,8 +8,7 @@ from typing import Any
 
 from flash_helpers.kernels.families import direction_of, directions, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
-from flash_helpers.kernels.problem import FORWARD
-from flash_helpers.select.problem import AttentionProblem
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 
 
 def default_candidates(direction: str = FORWARD) -> list[KernelConfig]:
@@ -20,9 +19,12 @@ def default_candidates(direction: str = FORWARD) -> list[KernelConfig]:
 def kernel_for(config: KernelConfig, problem: AttentionProblem) -> Kernel:
     """The configuration compiled for the features of the problem, whether or not its family has them.
 
-    Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call.
+    Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call. A
+    float32 output is written by kernels that split keys.
     """
-    kernel = kernel_of(config, **problem.features())
+    # What parts of split keys leave is float32: one part is the whole, unrounded.
+    split = {"split": True} if problem.out_float32 else {}
+    kernel = kernel_of(config, **problem.features(), **split)
     wanted = (problem.d_head, problem.d_head_v)
     if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
         kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))

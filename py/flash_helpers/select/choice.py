@@ -9,10 +9,10 @@ from dataclasses import replace
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import kernel_of
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.problem import FORWARD, HEAD_SIZES, AttentionProblem, visible_limits
 from flash_helpers.problem import Problem
 from flash_helpers.select.candidates import head_sizes, unable_reason
 from flash_helpers.select.family_choices import family_choices
-from flash_helpers.select.problem import FORWARD, HEAD_SIZES, AttentionProblem, visible_limits
 from flash_helpers.select.select import Choice, TuningDatabase, select
 
 BUCKET_ENDS = (0.75, 1.4)  # lengths, as parts of a power of two, that still belong to its bucket

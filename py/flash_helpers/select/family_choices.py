@@ -59,6 +59,8 @@ def _split_and_whole(
         parts = parts_of_keys(variant, problem, facts)
         if parts > 1:
             found.append(FamilyChoice(variant, parts, reason, None))
+    if problem.out_float32:  # kernels that split keys write it, also in one part
+        whole = split
     for config, reason in (split, whole) if problem.decoding else (whole,):
         obstacle = _obstacle(config, problem, facts)
         found.append(FamilyChoice(kernel_for(config, problem), 1, reason, obstacle))

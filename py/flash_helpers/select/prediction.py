@@ -41,7 +41,7 @@ class Prediction:
     Attributes:
         seconds: the time.
         blocks: thread blocks: query blocks of all heads and batch items, times n_splits.
-        blocks_per_sm: of them that one SM works on at a time.
+        blocks_per_sm: blocks that one SM works on at a time.
         waves: blocks over those that all SMs work on at a time.
         n_splits: parts that the keys are cut into.
     """
@@ -61,7 +61,7 @@ class Prediction:
         )
 
     def against(self, chosen: Expected) -> str:
-        """Why another kernel is chosen, for reasons; differences below the model's error are none."""
+        """Why another kernel is chosen, for reasons; differences below the model's error do not count."""
         if isinstance(chosen, Unpredicted):
             return f"{self.text()}; measurements and a family's default go before the model"
         ratio = self.seconds / chosen.seconds
@@ -117,7 +117,8 @@ def predict(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts) -> Pr
     """
     facts = with_rates(facts)
     per_sm = _blocks_per_sm(kernel.config, facts)
-    parts = parts_of_keys(kernel, problem, facts) if kernel.traits.split else 1
+    splits = "split" in direction_of(kernel).traits and kernel.traits.split
+    parts = parts_of_keys(kernel, problem, facts) if splits else 1
     blocks = _row_blocks(kernel.config, problem) * parts
     waves = blocks / (max(per_sm, 1) * facts.sm_count)
     if not per_sm:
@@ -134,7 +135,7 @@ def expected_seconds(
     parts: int = 1,
     costs: StepCosts | None = None,
 ) -> float:
-    """The same with what is known of the kernel.
+    """The expected time, with what is known of the compiled kernel.
 
     Args:
         kernel, problem, facts: as in ``predict``; the device's rates are known.
@@ -199,7 +200,7 @@ def parts_of_keys(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts)
 
 
 def _row_blocks(config: KernelConfig, problem: AttentionProblem) -> int:
-    return problem.batch * problem.n_heads * -(-problem.seq_len_q // config.B_r)
+    return work(config, problem).blocks
 
 
 @lru_cache(1024)

@@ -1,4 +1,4 @@
-"""What ran, or would run, where it is no kernel of this library: PyTorch's own attention on the CPU."""
+"""PyTorch's own attention on the CPU, as what runs in place of a kernel of this library."""
 
 from __future__ import annotations
 

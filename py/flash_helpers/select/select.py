@@ -8,25 +8,23 @@ afterwards (``availability``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Protocol
 
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of, family_of, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
     default_candidates,
-    head_sizes,
     kernel_for,
     split_variant,
     unable_reason,
 )
+from flash_helpers.select.chosen import Choice, Rejected
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
 from flash_helpers.select.prediction import Expected, Prediction, expected
-from flash_helpers.select.problem import AttentionProblem
-from flash_helpers.select.pytorch_attention import PyTorchAttention, PyTorchAttentionBackward
 
 
 class TuningDatabase(Protocol):
@@ -35,60 +33,8 @@ class TuningDatabase(Protocol):
     def ranked(
         self, problem: AttentionProblem, facts: DeviceFacts, chosen: KernelConfig | None = None
     ) -> list[tuple[KernelConfig, str]]:
-        """What was measured for such a problem on such a device, beside ``chosen``, and how fast it was; what
-        is to be taken first comes first."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A candidate that was not chosen, and why not."""
-
-    kernel: Kernel
-    reason: str
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What runs, and why.
-
-    Attributes:
-        kernel: the kernel.
-        reason: why this one.
-        rejected: all other candidates; those that could have run come first, the nearest one first. Empty
-            where they were not asked for.
-        n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
-        problem: what the kernel computes, where a single query's heads have become rows or its hidden keys
-            are left out; None: the problem as it was given.
-        wanted: the kernel that would run if it were built; None: it is the one that runs.
-    """
-
-    kernel: Kernel
-    reason: str
-    rejected: tuple[Rejected, ...] = ()
-    n_splits: int = 1
-    problem: AttentionProblem | None = None
-    wanted: Kernel | None = None
-
-    @property
-    def fused(self) -> bool:
-        """On the CPU: PyTorch's own fused attention runs, or its backward pass, where scores are finite."""
-        return isinstance(self.kernel, PyTorchAttention | PyTorchAttentionBackward)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether the kernel has no feature but, perhaps, a causal mask. Asked by every call."""
-        traits = self.kernel.traits
-        return bool(traits == type(traits)(causal=traits.causal))
-
-    @cached_property
-    def head_sizes(self) -> tuple[int, int]:
-        """Columns of Q and K, and of V and O, of the kernel. Asked by every call."""
-        return head_sizes(self.kernel.config)
-
-    def __str__(self) -> str:
-        lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
-        lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
-        return "\n".join(lines)
+        """The configurations measured for such a problem on such a device, beside ``chosen``, each with how
+        fast it was, in the order to take them in."""
 
 
 def select(
@@ -113,7 +59,9 @@ def select(
         NoKernelError: no candidate can compute it; the message has the reasons.
     """
     if not explained:
-        given, problem = problem, problem.with_rows_packed()
+        given = problem
+        problem, facts = usable_part(problem, facts)
+        problem = problem.with_rows_packed()
         defaults = family_choices(problem, facts) if candidates is None else []
         if known := _known_best(problem, facts, database, defaults, candidates):
             return replace(known[0], problem=None if problem == given else problem)
@@ -135,7 +83,9 @@ def ranking(
 
     Args, Raises: as for ``select``.
     """
-    given, problem = problem, problem.with_rows_packed()
+    given = problem
+    problem, facts = usable_part(problem, facts)
+    problem = problem.with_rows_packed()
     candidates = None if candidates is None else list(candidates)
     defaults = family_choices(problem, facts) if candidates is None else []
     known = _known_best(problem, facts, database, defaults, candidates)
@@ -163,6 +113,15 @@ def ranking(
     return [replace(choice, problem=seen_as) for choice in (first, *others)]
 
 
+def usable_part(problem: AttentionProblem, facts: DeviceFacts) -> tuple[AttentionProblem, DeviceFacts]:
+    """The device as the problem may use it, and the problem without a limit that is none there."""
+    if problem.n_sms is None:
+        return problem, facts
+    if problem.n_sms >= facts.sm_count:
+        return replace(problem, n_sms=None), facts
+    return problem, facts.limited_to(problem.n_sms)
+
+
 def _known_best(
     problem: AttentionProblem,
     facts: DeviceFacts,
@@ -170,14 +129,15 @@ def _known_best(
     defaults: Sequence[FamilyChoice],
     candidates: Iterable[KernelConfig] | None,
 ) -> list[Choice]:
-    """What is known without the model, the best first: measured kernels, or the default; those that can.
+    """What is known without the model, the best first: the measured kernels that can run, or the default.
 
-    Tuning times kernels without features that take all keys in one go: it is asked about no others, nor
-    where parts of the keys fill the GPU.
+    Tuning times kernels without features that take all keys in one go, on all SMs: it is asked about no
+    others, nor where parts of the keys fill the GPU.
     """
     usable = next((choice for choice in defaults if choice.obstacle is None), None)
     known: list[Choice] = []
     plain = not any(on for name, on in problem.features().items() if name != "causal")
+    plain = plain and not problem.out_float32 and problem.n_sms is None
     if database is not None and plain and (usable is None or usable.n_splits == 1):
         default = None if usable is None else usable.kernel.config
         for config, basis in database.ranked(problem, facts, default):

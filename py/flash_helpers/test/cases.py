@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
         n_heads_kv: kv heads; query heads are ``group`` times as many.
-        softmax_scale, softcap, window, causal: as in ``attention``.
+        softmax_scale, softcap, window, causal, diagonal_offset: as in ``attention``.
         sinks: with sinks.
         magnitude: q and k are standard normal times this.
         layouts: of q, k and v, out of ``LAYOUTS``.
@@ -59,6 +59,7 @@ class Case:
     config: str = ""
     page_size: int = 0
     used: tuple[int, ...] = ()
+    diagonal_offset: int = 0
     gradients: bool = False
 
     @property
@@ -139,6 +140,7 @@ class Case:
             "softmax_scale": self.softmax_scale,
             "softcap": self.softcap,
             "sinks": sinks,
+            "diagonal_offset": self.diagonal_offset,
         }
         config: Any = parse_kernel_name_into_config(self.config) if self.config else None
         if self.page_size:

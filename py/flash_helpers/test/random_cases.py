@@ -46,7 +46,7 @@ from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.select.problem import BACKWARD, AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem, visible_limits
 from flash_helpers.test.cases import LAYOUTS, Case
 
 FEATURES = (
@@ -62,7 +62,10 @@ LENGTHS = st.one_of(
 )
 MANY_KEYS = st.one_of(LENGTHS, st.integers(500, 3000))
 PAGE_SIZES = st.sampled_from((16, 32, 48, 64, 80, 128, 208, 256, 400))  # Hopper kernels take multiples of 16
-LIMITS = st.one_of(st.none(), st.integers(0, 9), st.integers(10, 300))
+LIMITS = st.one_of(
+    st.none(), st.integers(0, 9), st.integers(10, 300), st.integers(-9, -1), st.integers(-300, -10)
+)
+OFFSETS = st.one_of(st.just(0), st.integers(-9, 9), st.integers(-300, 300))
 SCALES = (None, None, 0.0, 0.05, 1.0, -0.3)
 
 
@@ -185,6 +188,7 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None, gradients: bool = F
         seed=draw(st.integers(0, 3)),
         # A split kernel is the library's choice for few queries; one that is named takes all keys in one go.
         config=kernel.config.short_form() if kernel and not split and draw(st.booleans()) else "",
+        diagonal_offset=draw(OFFSETS) if windowed else 0,
     )
     if gradients:
         case = replace(case, gradients=True, config="")
@@ -233,7 +237,10 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
 
 
 def _problem_of(case: Case) -> AttentionProblem:
-    left, right = visible_limits(case.causal, case.window, case.seq_len_q, case.seq_len_k)
+    from flash_attention.call import shifted
+
+    mask = shifted(case.causal, case.window, case.diagonal_offset)
+    left, right = visible_limits(*mask, case.seq_len_q, case.seq_len_k)
     return AttentionProblem(
         case.dtype, case.batch, case.seq_len_q, case.seq_len_k, case.n_heads_kv * case.group, case.n_heads_kv,
         case.d_head, case.d_head_v, left, right, case.softcap > 0, case.sinks, lse=True,

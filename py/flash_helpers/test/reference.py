@@ -16,10 +16,15 @@ MAX_SCORES = 1 << 24  # scores held at a time: 128 MiB in float64
 
 
 def visible_keys(
-    query: int, seq_len_q: int, seq_len_k: int, causal: bool, window: tuple[int | None, int | None]
+    query: int,
+    seq_len_q: int,
+    seq_len_k: int,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    diagonal_offset: int = 0,
 ) -> range:
-    """The keys that a query sees. The last query stands at the last key (bottom-right alignment)."""
-    place = seq_len_k - (seq_len_q - query)  # the query's own place among the keys
+    """The keys that a query sees. Without an offset the last query stands at the last key."""
+    place = seq_len_k - (seq_len_q - query) + diagonal_offset  # the query's own place among the keys
     left, right = window
     first, last = 0, seq_len_k - 1
     if left is not None:
@@ -41,6 +46,7 @@ def reference(
     window: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    diagonal_offset: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Attention and log-sum-exp in float64.
 
@@ -48,11 +54,12 @@ def reference(
         q: (batch, seq_len_q, n_heads, d_head).
         k: (batch, seq_len_k, n_heads_kv, d_head); query head h reads kv head h // (n_heads / n_heads_kv).
         v: (batch, seq_len_k, n_heads_kv, d_head_v).
-        causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
+        causal: key j is visible to query i when j <= p with p = i + seq_len_k - seq_len_q + diagonal_offset.
         softmax_scale: factor of the scores; None: d_head ** -0.5.
-        window: keys to the left and right of the query's own place that it sees; None: all.
+        window: (left, right), of either sign: p - left <= j <= p + right; None: no limit.
         softcap: scores become softcap * tanh(score / softcap); 0: they stay.
         sinks: (n_heads,) logits that take part in the softmax and have no value.
+        diagonal_offset: see causal.
 
     Returns:
         out (batch, seq_len_q, n_heads, d_head_v) and lse (batch, n_heads, seq_len_q). A query without
@@ -75,12 +82,12 @@ def reference(
 
     first = 0
     while first < seq_len_q:
-        keys = visible_keys(first, seq_len_q, seq_len_k, causal, window)
+        keys = visible_keys(first, seq_len_q, seq_len_k, causal, window, diagonal_offset)
         most = max(1, MAX_SCORES // (batch * n_heads * max(1, len(keys))))
         last = first + 1  # neighbours that see the same keys are computed together
         while (
             last < min(seq_len_q, first + most)
-            and visible_keys(last, seq_len_q, seq_len_k, causal, window) == keys
+            and visible_keys(last, seq_len_q, seq_len_k, causal, window, diagonal_offset) == keys
         ):
             last += 1
         if len(keys):

@@ -46,6 +46,8 @@ def tune_command(
     json_path: Path | None = None,
     console: Console | None = None,
     direction: str = FORWARD,
+    *,
+    keys: Sequence[int] = (),
 ) -> list[TunedProblem]:
     """Tunes a grid, prints the best of each bucket. An interruption keeps what is measured.
 
@@ -61,6 +63,7 @@ def tune_command(
         device: a CUDA device.
         export: write the table of this card there, see ``export_table``.
         json_path: write the outcome there.
+        keys: numbers of keys, each with each of ``seq_lens`` queries; empty: as many keys as queries.
         direction: ``forward``, or ``backward``: kernels that compute gradients.
 
     Raises:
@@ -82,7 +85,9 @@ def tune_command(
         check_folder(export if export.is_dir() else export.parent, "--export")
     console = console or console_for(json_path)
     names = [DType.from_string(name) for name in dtypes.split(",")]
-    problems = grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, direction=direction)
+    problems = grid(
+        names, seq_lens, d_heads, CAUSAL[causal], batch, heads, direction=direction, seq_lens_k=keys
+    )
     configs = tuning_space() if kernels == "tune" else select_configs(kernels)
     check_device_name(device)
 

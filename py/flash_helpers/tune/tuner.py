@@ -68,7 +68,7 @@ def tune(
     """Finds the fastest configuration of each problem's bucket; what is known is not measured again.
 
     Args:
-        problems: one is measured for each bucket, the first; the most important first.
+        problems: the most important first; the first one of each bucket is measured.
         device: where to measure.
         facts: of the device; ``None``: asked from it.
         configs: candidates; ``None``: the tuning space.

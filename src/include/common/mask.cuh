@@ -2,8 +2,9 @@
 //
 // Masks are aligned bottom-right: query i stands at key p = i + (seq_len_k - seq_len_q). With a causal
 // mask it sees the keys up to p, with a window the keys p - window_left … p + window_right; in any case
-// the keys visible_begin(i) … visible_end(i) - 1. Both bounds grow with i by at most 1 a row, so of the
-// K/V blocks of B_c keys a Q block visits
+// the keys visible_begin(i) … visible_end(i) - 1. Limits of a window have either sign: one that lies wholly
+// before or behind the keys, or is empty, hides them all. Both bounds grow with i by at most 1 a row, so of
+// the K/V blocks of B_c keys a Q block visits
 //
 //     blocks begin … full_begin - 1        some query does not see some key (the window's left edge)
 //     blocks full_begin … full_end - 1     every query of the Q block sees every key: no mask is applied
@@ -21,8 +22,9 @@
 
 namespace flash {
 
-// Sequences under a window are at most this long, so that a position plus a bound fits 32 bits.
-inline constexpr int kMaxWindowedLength = 1 << 30;
+// Sequences under a window are at most this long, so that a position plus a bound of -2^30 … 2^30 - 1 fits 32
+// bits, of rows behind the last of a Q block too.
+inline constexpr int kMaxWindowedLength = (1 << 30) - 256;
 
 struct KeyBlocks {
     int begin;
@@ -58,11 +60,16 @@ struct Mask {
     int window_left = 0;   // read with a window only
     int window_right = 0;  // ... where a causal mask takes the place of a bound beyond 0
 
+    // Where a row's keys end, counted from its own place. Without either trait nobody asks.
+    FLASH_HOST_DEVICE constexpr int right() const {
+        if constexpr (!TRAITS.window) return 0;
+        return TRAITS.causal ? min_of(window_right, 0) : window_right;
+    }
+
     // One past the last key that query `row` sees; no more than visible_begin(row) if it sees none.
     FLASH_HOST_DEVICE constexpr int visible_end(int row) const {
         if constexpr (TRAITS.window) {
-            const int right = TRAITS.causal ? min_of(window_right, 0) : window_right;
-            return max_of(0, min_of(seq_len_k, row + (seq_len_k - seq_len_q) + right + 1));
+            return max_of(0, min_of(seq_len_k, row + (seq_len_k - seq_len_q) + right() + 1));
         } else if constexpr (TRAITS.causal) {
             return max_of(0, min_of(seq_len_k, row + 1 + (seq_len_k - seq_len_q)));
         } else {

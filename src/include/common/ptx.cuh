@@ -64,6 +64,12 @@ FLASH_DEVICE void cp_async(uint32_t smem, const void *gmem) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(gmem));
 }
 
+// 4 bytes, through the L1 cache, the only way for so few; zeros where it is not `in_bounds`.
+FLASH_DEVICE void cp_async_number(uint32_t smem, const void *gmem, bool in_bounds) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem),
+                 "r"(in_bounds ? 4 : 0));
+}
+
 // Waits for all copies that this thread has started; other threads see them after a barrier.
 FLASH_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -112,6 +118,18 @@ FLASH_DEVICE void store_shared(uint32_t smem, const Chunk &c) {
 
 FLASH_DEVICE void store_shared(uint32_t smem, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(value) : "memory");
+}
+
+FLASH_DEVICE uint32_t load_shared_word(uint32_t smem) {
+    uint32_t value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+FLASH_DEVICE float2 load_shared_float2(uint32_t smem) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(smem) : "memory");
+    return value;
 }
 
 FLASH_DEVICE void store_shared(uint32_t smem, int4 value) {

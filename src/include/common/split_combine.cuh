@@ -13,6 +13,9 @@
 // have worked on them (Ampere family), not before, for early blocks crowd the few SMs that have room. The
 // parts are on their way while their weights are worked out, by each warp for itself, so that none waits for
 // another before its sums are complete.
+//
+// Another form, whose blocks go from row to row, a warp a row, is for launches that may use some SMs only,
+// and for an O of float32: as many parts as there may be, one at least, are added up and not rounded.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,6 +47,7 @@ struct SplitCombineArgs {
     int64_t total_q;
     int n_splits, n_heads, seq_len_q, d_head_v;
     int batch, rows_q;  // where cu_seqlens_q is given; nameable_rows of q
+    bool O_float32;     // split_combine_rows_kernel
 };
 
 // The same on every lane of the warp: `own` of all lanes joined in a fixed order.
@@ -180,6 +184,72 @@ __global__ void __launch_bounds__(kCombineThreads)
     *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
 }
 
+inline constexpr int kCombineRows = 32;  // that a block has in hand, one a warp
+
+template <DType kDType, bool kVarlen>
+__global__ void __launch_bounds__(kCombineRows *kWarpSize)
+    split_combine_rows_kernel(const __grid_constant__ SplitCombineArgs args) {
+    __shared__ float smem_weights[kCombineRows][kMaxSplits];
+    constexpr int columns = 4;  // of a lane at a time: 16 bytes of a part
+    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    float *weights = smem_weights[warp];
+    const int64_t part_size = args.total_rows * args.d_head_v;
+    wait_for_prerequisites();
+    if constexpr (kVarlen) {
+        const auto clear = [&]<typename Element>(Element) {
+            const int n_chunks = args.d_head_v * static_cast<int>(sizeof(Element)) / kChunkBytes;
+            clear_rows_of_none<Element>(args, args.O, args.O_strides, args.batch, args.n_heads, n_chunks,
+                                        threadIdx.x, kCombineRows * kWarpSize);
+        };
+        if (args.O_float32) {
+            clear(float{});
+        } else {
+            clear(uint16_t{});
+        }
+    }
+    const int *cu_seqlens_q = kVarlen ? args.cu_seqlens_q : nullptr;
+#pragma unroll 1
+    for (int64_t row_index = int64_t{blockIdx.x} * kCombineRows + warp; row_index < args.total_rows;
+         row_index += int64_t{gridDim.x} * kCombineRows) {
+        const unsigned index = static_cast<unsigned>(row_index);
+        const int row = static_cast<int>(index % args.seq_len_q);
+        const int head = static_cast<int>(index / args.seq_len_q % args.n_heads);
+        const int batch = static_cast<int>(index / args.seq_len_q / args.n_heads);
+        const SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch);
+        if (row >= rows.n_rows) continue;
+        __syncwarp();  // all lanes have read the weights of the row before
+        const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
+        const float lse = weigh_parts(args, row_index, sink, weights);
+        if (lane == 0 && args.lse != nullptr) {
+            args.lse[lse_begin(cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q,
+                               args.total_q) +
+                     row] = lse;
+        }
+        const int64_t first = rows.batch * args.O_strides.batch + head * args.O_strides.head +
+                              (int64_t(rows.first_row) + row) * args.O_strides.seq;
+        for (int column = lane * columns; column < args.d_head_v; column += kWarpSize * columns) {
+            const float *part = args.partial_o + row_index * args.d_head_v + column;
+            float4 o{};
+#pragma unroll 4
+            for (int i = 0; i < args.n_splits; ++i) {
+                const float weight = weights[i];
+                if (weight < 0.0f) continue;
+                const float4 o_i = *reinterpret_cast<const float4 *>(part + i * part_size);
+                o.x += weight * o_i.x;
+                o.y += weight * o_i.y;
+                o.z += weight * o_i.z;
+                o.w += weight * o_i.w;
+            }
+            if (args.O_float32) {
+                *reinterpret_cast<float4 *>(static_cast<float *>(args.O) + first + column) = o;
+            } else {
+                char *gmem = static_cast<char *>(args.O) + (first + column) * kElementBytes;
+                *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
+            }
+        }
+    }
+}
+
 // Launches the kernel behind the one that fills problem.partial_o and problem.partial_lse, which was launched
 // into the same stream just before. kTarget: what both are compiled for, 90 for sm_90.
 template <DType kDType, int kDHeadV, ForwardTraits TRAITS, int kTarget>
@@ -202,11 +272,26 @@ int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
         .d_head_v = problem.d_head_v,
         .batch = problem.batch,
         .rows_q = nameable_rows(problem.total_q),
+        .O_float32 = problem.o_float32,
     };
     void *parameters[] = {&args};
-    const cudaError_t error = launch_kernel<kTarget >= 90>(
-        reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV, TRAITS.varlen>),
-        static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
+    const void *rows_kernel =
+        reinterpret_cast<const void *>(&split_combine_rows_kernel<kDType, TRAITS.varlen>);
+    const int row_blocks = ceil_div(static_cast<int>(total_rows), kCombineRows);
+    constexpr int kRowThreads = kCombineRows * kWarpSize;
+    cudaError_t error = cudaSuccess;
+    if (problem.n_sms > 0) {
+        // Not early: blocks that wait for the first kernel would take other SMs than that one's.
+        error = launch_kernel<false>(rows_kernel, static_cast<unsigned>(min_of(row_blocks, problem.n_sms)),
+                                     kRowThreads, 0, stream, parameters);
+    } else if (problem.o_float32) {
+        error = launch_kernel<kTarget >= 90>(rows_kernel, static_cast<unsigned>(row_blocks), kRowThreads, 0,
+                                             stream, parameters);
+    } else {
+        error = launch_kernel<kTarget >= 90>(
+            reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV, TRAITS.varlen>),
+            static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
+    }
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
     return error;
 }

@@ -31,10 +31,22 @@ FLASH_DEVICE void stmatrix_x4(uint32_t address, uint32_t v0, uint32_t v1, uint32
                  : "memory");
 }
 
+// 8 bytes.
+FLASH_DEVICE void store_shared_pair(uint32_t address, uint32_t v0, uint32_t v1) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v0), "r"(v1) : "memory");
+}
+
 // 16 bytes to global memory, marked as not read again soon.
 FLASH_DEVICE void store_global_streaming(void *address, const uint32_t (&v)[4]) {
     asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v[0]), "r"(v[1]),
                  "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
+// Adds four floats to those at `address`, a multiple of 16; nobody waits for it.
+FLASH_DEVICE void add_global_floats(float *address, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(a), "f"(b),
+                 "f"(c), "f"(d)
                  : "memory");
 }
 

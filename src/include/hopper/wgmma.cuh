@@ -1,9 +1,10 @@
 // wgmma: the warpgroup-wide product of 64 rows, with float32 accumulators in registers.
 //
 // `Wgmma<dtype, N>` has the forms attention needs, with B in shared memory:
-//     multiply_shared            d (64, N) (+)= A (64, 16) B (N, 16)^T    A in shared memory: S = Q K^T
-//     multiply_registers<false>  the same with A in registers
-//     multiply_registers<true>   d (64, N) (+)= A (64, 16) B (16, N)      A in registers: O += P V
+//     multiply_shared              d (64, N) (+)= A (64, 16) B (N, 16)^T    A in shared memory: S = Q K^T
+//     multiply_shared<true, true>  d (64, N) (+)= A (16, 64)^T B (16, N)    the same: dQ = dS K of dS^T
+//     multiply_registers<false>    d (64, N) (+)= A (64, 16) B (N, 16)^T    A in registers
+//     multiply_registers<true>     d (64, N) (+)= A (64, 16) B (16, N)      A in registers: O += P V
 // The instruction names every accumulator register, so one specialisation a shape is written out by the
 // macros below.
 #pragma once
@@ -85,30 +86,32 @@ struct Wgmma;
 // n16: N / 16. %R0 ... %R6: the first seven operands after the N / 2 accumulators. In the instruction, the
 // two 1s keep the signs of A and B; the last numbers say which operands are stored reduction-first:
 // neither for Q and K; V (rows are keys, the reduction) is.
-#define FLASH_WGMMA(DTYPE, TYPE, N, n16, R0, R1, R2, R3, R4, R5, R6)                                  \
-    template <>                                                                                       \
-    struct Wgmma<DTYPE, N> {                                                                          \
-        static FLASH_DEVICE void multiply_shared(float (&d)[N / 2], uint64_t a, uint64_t b,           \
-                                                 int accumulate) {                                    \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2                                       \
-                         ", 0;\n"                                                                     \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
-                         " {" FLASH_WGMMA_NAMES_##n16 "}, " R0 ", " R1 ", p, 1, 1, 0, 0;\n}\n"        \
-                         : FLASH_WGMMA_OPERANDS_##n16                                                 \
-                         : "l"(a), "l"(b), "r"(accumulate));                                          \
-        }                                                                                             \
-        template <bool kReductionFirst>                                                               \
-        static FLASH_DEVICE void multiply_registers(float (&d)[N / 2], const uint32_t *a, uint64_t b, \
-                                                    int accumulate) {                                 \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5                                       \
-                         ", 0;\n"                                                                     \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
-                         " {" FLASH_WGMMA_NAMES_##n16 "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4      \
-                                                      ", p, 1, 1, " R6 ";\n}\n"                       \
-                         : FLASH_WGMMA_OPERANDS_##n16                                                 \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),       \
-                           "n"(int{kReductionFirst}));                                                \
-        }                                                                                             \
+#define FLASH_WGMMA(DTYPE, TYPE, N, n16, R0, R1, R2, R3, R4, R5, R6)                                     \
+    template <>                                                                                          \
+    struct Wgmma<DTYPE, N> {                                                                             \
+        template <bool kAReductionFirst = false, bool kBReductionFirst = false>                          \
+        static FLASH_DEVICE void multiply_shared(float (&d)[N / 2], uint64_t a, uint64_t b,              \
+                                                 int accumulate) {                                       \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2                                          \
+                         ", 0;\n"                                                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                         " {" FLASH_WGMMA_NAMES_##n16 "}, " R0 ", " R1 ", p, 1, 1, " R3 ", " R4 ";\n}\n" \
+                         : FLASH_WGMMA_OPERANDS_##n16                                                    \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(int{kAReductionFirst}),                  \
+                           "n"(int{kBReductionFirst}));                                                  \
+        }                                                                                                \
+        template <bool kReductionFirst>                                                                  \
+        static FLASH_DEVICE void multiply_registers(float (&d)[N / 2], const uint32_t *a, uint64_t b,    \
+                                                    int accumulate) {                                    \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5                                          \
+                         ", 0;\n"                                                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                 \
+                         " {" FLASH_WGMMA_NAMES_##n16 "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4         \
+                                                      ", p, 1, 1, " R6 ";\n}\n"                          \
+                         : FLASH_WGMMA_OPERANDS_##n16                                                    \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),          \
+                           "n"(int{kReductionFirst}));                                                   \
+        }                                                                                                \
     };
 #define FLASH_WGMMA_SHAPE(...)                   \
     FLASH_WGMMA(DType::FP16, "f16", __VA_ARGS__) \

@@ -147,6 +147,13 @@ FLASH_DEVICE void tma_store(uint32_t smem, const CUtensorMap *map, int column, i
         : "memory");
 }
 
+// Adds `bytes` of floats in shared memory to those at `gmem`; both are multiples of 16. Counted as a store.
+FLASH_DEVICE void bulk_add_floats(float *gmem, uint32_t smem, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
+                 "r"(smem), "r"(bytes)
+                 : "memory");
+}
+
 FLASH_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // All committed stores have read their shared memory: it may be written again.

@@ -13,6 +13,26 @@
 
 namespace flash::tma {
 
+// The items of query blocks (work_items.cuh): which numbers there are, and what they mean.
+template <typename Kernel, typename Args>
+struct QueryItems {
+    SequenceFinder<Kernel, Args> sequences;  // varlen
+
+    FLASH_DEVICE bool has(const Args &args, int number) {
+        if constexpr (Kernel::traits.varlen) return sequences.advance_to(args, number);
+        return number < args.work.n_items;
+    }
+
+    FLASH_DEVICE WorkItem item(const Args &args, int number) const {
+        if constexpr (Kernel::traits.varlen) return sequences.item(args, number);
+        WorkItem item = work_item<Kernel::item_rows, Kernel::B_c>(
+            args.work, args.template mask<Kernel::traits>(args.work.seq_len_q, args.work.seq_len_k),
+            args.n_splits, number);
+        if (Kernel::paired_blocks) item.q_block = 2 * item.q_block + blockIdx.x % 2;
+        return item;
+    }
+};
+
 // One thread's, or, with Kernel::warp_loads, a whole warp's.
 //
 // Kernel     traits, B_r, B_c, cfg.dynamic_schedule; item_rows: of an item; warp_loads: items may have no
@@ -22,7 +42,8 @@ namespace flash::tma {
 // what
 //            SequenceFinder reads
 // Memory     addresses in shared memory: mail(slot) of a number, mail_full(slot) of its mbarrier
-template <typename Kernel, typename Args, typename Memory>
+// Items      which item a number is
+template <typename Kernel, typename Args, typename Memory, typename Items = QueryItems<Kernel, Args>>
 struct Scheduler {
     static constexpr int kBlocksAnItem = Kernel::paired_blocks ? 2 : 1;
     static constexpr bool kSendsNumbers = Kernel::mail_slots > 0;
@@ -30,7 +51,7 @@ struct Scheduler {
 
     const Args &args;
     const Memory smem;
-    SequenceFinder<Kernel, Args> sequences;  // varlen
+    Items items;
     int current = 0;
     int following = 0;     // dynamic: the number taken in advance, so that its latency is hidden
     uint32_t n_mails = 0;  // sent or received
@@ -40,19 +61,9 @@ struct Scheduler {
         if (Kernel::cfg.dynamic_schedule && !receives()) following = take();
     }
 
-    FLASH_DEVICE bool has_item() {
-        if constexpr (Kernel::traits.varlen) return sequences.advance_to(args, current);
-        return current < args.work.n_items;
-    }
+    FLASH_DEVICE bool has_item() { return items.has(args, current); }
 
-    FLASH_DEVICE WorkItem item() const {
-        if constexpr (Kernel::traits.varlen) return sequences.item(args, current);
-        WorkItem item = work_item<Kernel::item_rows, Kernel::B_c>(
-            args.work, args.template mask<Kernel::traits>(args.work.seq_len_q, args.work.seq_len_k),
-            args.n_splits, current);
-        if (Kernel::paired_blocks) item.q_block = 2 * item.q_block + blockIdx.x % 2;
-        return item;
-    }
+    FLASH_DEVICE auto item() const { return items.item(args, current); }
 
     // To be called when the current item has been decoded ...
     FLASH_DEVICE void advance() {

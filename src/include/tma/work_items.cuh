@@ -8,9 +8,10 @@
 //     start first and the short ones fill the end;
 //   - of one query block, the heads of the section come one after another, each with all its parts.
 //
-// Query blocks whose rows see no key at all are no items: those before first_q_block (causal masks and
-// windows), without any keys all of them. With split keys, and with sequences of different lengths, they are
-// items without tiles.
+// Query blocks whose rows see no key at all are no items, if they come first: those before first_q_block
+// (causal masks and windows), without any keys all of them. With split keys, and with sequences of different
+// lengths, they are items without tiles. Others, whose windows lie behind the last key, visit one tile and
+// see nothing of it.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +70,7 @@ template <int B_r, int B_c, ForwardTraits TRAITS>
 FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_splits) {
     KeyBlocks blocks = mask.key_blocks(item.q_block * B_r, item.q_block * B_r + B_r - 1, B_c);
     if (TRAITS.split) blocks = blocks.part(item.part, n_splits);
+    if (TRAITS.window && !TRAITS.split && !TRAITS.varlen) blocks.begin = min_of(blocks.begin, blocks.end - 1);
     item.first_kv_block = blocks.begin;
     item.end_kv_block = blocks.end;
 }
@@ -96,13 +98,12 @@ constexpr int balanced_section(int heads, int most) {
 inline constexpr int64_t kMaxItems = INT32_MAX - 65536;
 inline constexpr int kMaxSeqLen = 1 << 30;  // row numbers and their sums stay in 32 bits
 
-// Queries that see no key; they are the first ones.
+// The first queries, as far as their keys would end before the first one.
 template <ForwardTraits TRAITS>
 constexpr int rows_without_keys(const Mask<TRAITS> &mask) {
     if (mask.seq_len_k == 0) return mask.seq_len_q;
     if (!TRAITS.causal && !TRAITS.window) return 0;
-    const int right = TRAITS.window && !TRAITS.causal ? mask.window_right : 0;
-    return max_of(0, mask.seq_len_q - mask.seq_len_k - right);
+    return max_of(0, min_of(mask.seq_len_q, mask.seq_len_q - mask.seq_len_k - mask.right()));
 }
 
 // Fills in the shape of a launch over `batch` sequences of at most mask.seq_len_q queries and mask.seq_len_k

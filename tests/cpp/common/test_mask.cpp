@@ -71,10 +71,13 @@ static void check_blocks(const Mask<TRAITS> &mask, int B_r, int B_c) {
         const KeyBlocks blocks = mask.key_blocks(first, last, B_c);
         const KeyBlocks seen_before = mask.template key_blocks<true>(first, last, B_c);
         CHECK(is_ordered(blocks) && is_ordered(seen_before));
+        // Where a window hides all keys from these queries, they may visit blocks all the same.
+        const bool sees_nothing = !sight(mask, first, last, 0, max_of(mask.seq_len_k, 1)).any;
         CHECK(seen_before.begin == blocks.begin && seen_before.end == blocks.end);
         for (int block = 0; block < ceil_div(mask.seq_len_k, B_c); ++block) {
             const Sight s = sight(mask, first, last, block, B_c);
-            CHECK(s.any == (blocks.begin <= block && block < blocks.end));
+            const bool visited = blocks.begin <= block && block < blocks.end;
+            CHECK(s.any == visited || (visited && sees_nothing));
             CHECK(s.all == is_full(blocks, block));
             const bool steady = s.all && all_saw_a_key(mask, first, last, block, blocks.end, B_c);
             CHECK(is_full(seen_before, block) == steady);
@@ -112,16 +115,17 @@ constexpr ForwardTraits kPlain{}, kCausal{.causal = true}, kWindow{.window = tru
     kBoth{.causal = true, .window = true};
 
 int main() {
-    constexpr int unbounded = (1 << 30) - 1;
+    constexpr int unbounded = (1 << 30) - 1, lowest = -(1 << 30);
     for (const int seq_len_q : {1, 2, 15, 16, 17, 64, 100}) {
         for (const int seq_len_k : {0, 1, 31, 32, 33, 64, 130}) {
             check(Mask<kPlain>{seq_len_q, seq_len_k});
             check(Mask<kCausal>{seq_len_q, seq_len_k});
-            for (const int left : {0, 5, 32, 70, unbounded}) {
-                for (const int right : {0, 3, 16, unbounded}) {
+            for (const int left : {0, 5, 32, 70, unbounded, -1, -4, -33, -100, lowest}) {
+                for (const int right : {0, 3, 16, unbounded, -1, -5, -32, -130, lowest}) {
                     check(Mask<kWindow>{seq_len_q, seq_len_k, left, right});
                 }
                 check(Mask<kBoth>{seq_len_q, seq_len_k, left, 7});
+                check(Mask<kBoth>{seq_len_q, seq_len_k, left, -3});
             }
         }
     }
@@ -132,6 +136,11 @@ int main() {
     CHECK((Mask<kWindow>{longest, 1, unbounded, 0}.visible_end(0) == 0));
     CHECK((Mask<kWindow>{1, longest, 0, unbounded}.visible_begin(0) == longest - 1));
     CHECK((Mask<kCausal>{longest, 3}.visible_end(0) == 0));
+    CHECK((Mask<kWindow>{longest, 1, lowest, lowest}.visible_end(0) == 0));
+    CHECK((Mask<kWindow>{1, longest, lowest, lowest}.visible_begin(255) > longest));
+    CHECK((Mask<kWindow>{1, longest, unbounded, unbounded}.visible_end(255) == longest));
+    CHECK((Mask<kWindow>{1, longest, unbounded, 1 - longest}.visible_end(0) == 1));
+    CHECK((Mask<kWindow>{longest, longest, 1 - longest, unbounded}.visible_begin(0) == longest - 1));
     CHECK((wide.key_blocks(0, 0, 64) == KeyBlocks{0, 0, longest / 64, longest / 64}));
     CHECK((KeyBlocks{0, 0, 1 << 26, 1 << 26}.part(255, 256).end == 1 << 26));
     return report();

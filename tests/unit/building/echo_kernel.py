@@ -36,8 +36,10 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")),
         *((name, ctypes.c_int64) for name in ("total_q", "total_k")),
         ("n_splits", ctypes.c_int),
-        *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse", "block_table")),
-        *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size")),
+        *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse")),
+        ("o_float32", ctypes.c_bool),
+        ("block_table", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size", "n_sms")),
         ("stream", ctypes.c_void_p),
     ]
 

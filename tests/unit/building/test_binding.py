@@ -233,20 +233,20 @@ def test_launch_passes_every_feature(echo):
     features = cuda.Features(
         64, 7, 0, 30.0, 1 << 41, 1 << 42, 1 << 43, 1 << 44, 1 << 45, 1 << 49, 3, 1 << 46, 1 << 47
     )
-    features = features._replace(block_table=1 << 48, max_pages=10, page_size=48)
+    features = features._replace(block_table=1 << 48, max_pages=10, page_size=48, o_float32=True, n_sms=5)
     echo.launch(*arguments, features)
     assert [getattr(seen, name) for name in features._fields] == list(features)
     assert (seen.n_pages, seen.seq_len_k) == (arguments[7][0], 480)
 
 
-@pytest.mark.parametrize("pages", [(0, 16), (16, 0), (-1, 16), (1 << 20, 1 << 12), (1 << 62, 4)])
+@pytest.mark.parametrize("pages", [(0, 16), (16, 0), (-1, 16), (1 << 20, 1 << 12), (2**31 - 1, 4)])
 def test_launch_refuses_impossible_pages(echo, pages):
     features = cuda.Features(64, block_table=1 << 48, max_pages=pages[0], page_size=pages[1])
     with pytest.raises(ValueError, match="1 to 2\\^31 - 1 keys"):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)
 
 
-@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12, [64] * 16])
+@pytest.mark.parametrize("features", [None, (), (64, 1), [64] * 12, [64] * 17])
 def test_launch_refuses_other_features(echo, features):
     with pytest.raises(TypeError, match=r"features must be the tuple \(d_head_v, window_left"):
         echo.launch(*launch_arguments(o=ctypes.addressof(Problem())), features)

@@ -11,8 +11,8 @@ from echo_kernel import Strides, compile_library
 from flash_helpers.build.instantiations import kernel_source, table_source
 from flash_helpers.kernels.arguments import UNBOUNDED, BackwardArguments
 from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.problem import BACKWARD
 from flash_helpers.kernels.traits import BackwardTraits
-from flash_helpers.select.problem import BACKWARD
 
 pytestmark = pytest.mark.compile
 

@@ -163,7 +163,7 @@ def test_reading_features_ends_at_the_first_error(echo):
     assert later.times == 0
 
 
-@pytest.mark.parametrize("name", ["d_head_v", "window_left", "window_right", "n_splits"])
+@pytest.mark.parametrize("name", ["d_head_v", "window_left", "window_right", "n_splits", "page_size"])
 def test_numbers_are_not_cut_to_32_bits(echo, name):
     features = cuda.Features(64)._replace(**{name: (1 << 32) + 64})
     with pytest.raises(ValueError, match=f"launch: {name} is 4294967360; allowed: 32 bits"):

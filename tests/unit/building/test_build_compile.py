@@ -11,6 +11,7 @@ from flash_helpers.build import (
     build_library,
     built_kernels,
     find_library,
+    flags,
 )
 from flash_helpers.build import compile as compile_module
 from flash_helpers.build.ptxas import parse_ptxas
@@ -74,7 +75,7 @@ def test_every_input_is_part_of_the_key(build, kernel, fake_nvcc, small_root, ca
     paths.append(build([kernel]).path)
     newer = dataclasses.replace(fake_nvcc.nvcc, build="13.0.99")
     paths.append(build_library([kernel], 80, cache=cache, include_root=small_root, nvcc=newer).path)
-    monkeypatch.setattr(compile_module, "COMPILE_FLAGS", (*compile_module.COMPILE_FLAGS, "-lineinfo"))
+    monkeypatch.setattr(flags, "COMPILE_FLAGS", (*flags.COMPILE_FLAGS, "-lineinfo"))
     paths.append(build([kernel]).path)
     assert suffixes(fake_nvcc) == ["o"] * 5 + ["so"] * 5
     assert len(set(paths)) == 5

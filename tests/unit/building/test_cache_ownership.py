@@ -203,6 +203,7 @@ def test_a_foreign_cache_folder_is_not_written_either(
     assert artifact.path.is_relative_to(private)
     said = capsys.readouterr().err
     assert f"{root} can be written by others (mode 777)" in said
+    assert list(root.iterdir()) == []
     assert "FLASH_ATTENTION_CACHE_DIR" in said
 
 

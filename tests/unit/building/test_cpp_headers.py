@@ -9,9 +9,11 @@ from enum import IntEnum
 import pytest
 
 from flash_helpers.build import SourcesNotFoundError, sources
+from flash_helpers.build.sources import include_root
 from flash_helpers.kernel_configs import BackwardTraits, ForwardTraits
 from flash_helpers.kernels import cpp_headers
 from flash_helpers.kernels.families import DIRECTIONS
+from flash_helpers.kernels.launch_features import Features
 from flash_helpers.kernels.names import flag, number, one_of, size
 
 SAMPLES = {int: 1, bool: True}
@@ -107,7 +109,7 @@ def test_a_type_that_no_kernel_takes_is_refused_by_name(kind):
 
 # ---------------------------------------------------------------- files
 def test_headers_are_written_only_where_they_differ(tmp_path):
-    names = {cpp_headers.STRUCTS, cpp_headers.FIELDS}
+    names = {cpp_headers.STRUCTS, cpp_headers.FIELDS, cpp_headers.FEATURES}
     assert {path.name for path in cpp_headers.write_headers(tmp_path)} == names
     folder = tmp_path / cpp_headers.FOLDER
     for path in folder.iterdir():
@@ -138,3 +140,15 @@ def test_nothing_differs_so_a_read_only_folder_will_do(tmp_path, monkeypatch):
     monkeypatch.setattr(cpp_headers.Path, "write_text", lambda *a, **k: pytest.fail("written"))
     monkeypatch.setattr(sources, "_CANDIDATES", (tmp_path,))
     assert sources.include_root() == tmp_path
+
+
+def test_every_feature_of_a_launch_is_read_into_its_member():
+    """The binding's reader and the struct, from the one list."""
+    text = cpp_headers.features_header()
+    members = re.findall(r"read\(\"(\w+)\", problem\.(\w+)\);", text)
+    assert [name for name, _ in members] == [member for _, member in members] == list(Features._fields)
+    assert f"kFeatureCount = {len(Features._fields)};" in text
+    assert f"({', '.join(Features._fields)})" in text
+    problem = (include_root() / "flash_attention.cuh").read_text()
+    struct = problem[problem.index("struct ForwardProblem") : problem.index("// Resources of a compiled")]
+    assert all(re.search(rf"\b{name}\b[,;]", struct) for name in Features._fields)

@@ -105,6 +105,8 @@ struct ForwardLauncher {
             (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
             return false;
         }
+        if (problem.n_sms != 0) return false;  // its grids take whatever SM is free
+        if (problem.o_float32 && !TRAITS.split) return false;
         if (TRAITS.softcap && !(problem.softcap > 0)) return false;
         if (TRAITS.sinks && problem.sinks == nullptr) return false;
         if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||

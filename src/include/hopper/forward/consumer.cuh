@@ -4,12 +4,12 @@
 
 #include "common/softcap.cuh"
 #include "hopper/forward/epilogue.cuh"
-#include "hopper/forward/mask_tile.cuh"
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
 #include "hopper/forward/softmax.cuh"
 #include "hopper/forward/tile_range.cuh"
 #include "hopper/forward/turns.cuh"
+#include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
 

@@ -3,7 +3,8 @@
 //
 // The tile has them all the same, and they may be what is left of other sequences: pages of keys that no
 // window reaches any more are given away. Of K that does no harm, for scores are masked. Of V it would: P is
-// 0 there, but 0 * NaN is NaN. So these rows of V become zeros in shared memory.
+// 0 there, but 0 * NaN is NaN. So these rows of V become zeros in shared memory; all of the tile, where the
+// block sees no key.
 #pragma once
 
 #include "hopper/forward/consumer.cuh"
@@ -20,8 +21,8 @@ FLASH_DEVICE void clear_hidden_values(Consumer<Kernel> &wg, const WorkItem &item
         const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : wg.args.work.seq_len_q;
         const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : wg.args.work.seq_len_k;
         const auto mask = wg.args.template mask<Kernel::traits>(seq_len_q, seq_len_k);
-        const int n_hidden =
-            mask.visible_begin(item.q_block * Kernel::B_r) - item.first_kv_block * Kernel::B_c;
+        int n_hidden = mask.visible_begin(item.q_block * Kernel::B_r) - item.first_kv_block * Kernel::B_c;
+        if constexpr (!Kernel::warp_loads) n_hidden = min(n_hidden, Kernel::B_c);
         if (n_hidden <= 0) return;
         mbarrier_wait(wg.smem.v_full(position.v_slot()), position.v_phase());
         const uint32_t smem_V = wg.smem.v(position.v_slot());

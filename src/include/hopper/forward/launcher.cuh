@@ -14,7 +14,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <atomic>
 #include <numeric>
 
 #include "common/early_launch.cuh"
@@ -23,6 +22,7 @@
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/section_width.cuh"
 #include "tma/scheduler_counters.cuh"
+#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 
@@ -37,6 +37,11 @@ inline constexpr float kLeastExponentFactor = 0x1p-100f;
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
 template <typename Kernel>
 bool traits_allow(const ForwardProblem &problem) {
+    if (Kernel::traits.window &&
+        (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
+        return false;
+    }
+    if (problem.n_sms < 0 || (problem.o_float32 && !Kernel::traits.split)) return false;
     if (Kernel::traits.softcap && !(problem.softcap > 0)) return false;
     if (Kernel::traits.sinks && problem.sinks == nullptr) return false;
     if (Kernel::traits.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
@@ -114,7 +119,10 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
 
 // Stores of 16 bytes, with or without TMA.
 inline bool output_is_aligned(const ForwardProblem &problem) {
-    const auto aligned = [](int64_t stride, int size) { return size == 1 || stride * 2 % 16 == 0; };
+    const int element_bytes = problem.o_float32 ? 4 : 2;
+    const auto aligned = [&](int64_t stride, int size) {
+        return size == 1 || stride * element_bytes % 16 == 0;
+    };
     return reinterpret_cast<uintptr_t>(problem.o) % 16 == 0 &&
            aligned(problem.o_strides.batch, problem.batch) &&
            aligned(problem.o_strides.seq, problem.seq_len_q) &&
@@ -122,18 +130,6 @@ inline bool output_is_aligned(const ForwardProblem &problem) {
 }
 
 // ---------------------------------------------------------------- launch
-inline cudaError_t sm_count(int &count) {
-    static std::array<std::atomic<int>, kMaxDevices> counts{};  // 0: not asked yet
-    int device = 0;
-    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-    if (device >= kMaxDevices) return cudaErrorInvalidDevice;
-    count = counts[device].load(std::memory_order_relaxed);
-    if (count != 0) return cudaSuccess;
-    const cudaError_t error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess) counts[device].store(count, std::memory_order_relaxed);
-    return error;
-}
-
 template <typename Kernel>
 cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &args, cudaStream_t stream) {
     const void *kernel = reinterpret_cast<const void *>(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
@@ -165,12 +161,14 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     int n_sms = 0;
     cudaError_t error = sm_count(n_sms);
     if (error != cudaSuccess) return error;
+    if (problem.n_sms > 0) n_sms = std::min(n_sms, problem.n_sms);
     ForwardKernelArgs args{};
     error = make_arguments<Kernel>(problem, args);
     if (error != cudaSuccess) return error;
 
     constexpr int kBlocksAnItem = Kernel::paired_blocks ? 2 : 1;
     const int n_turns = n_sms / kBlocksAnItem;  // items at a time
+    if (n_turns < 1) return cudaErrorInvalidValue;
     EncodedMaps maps{};
     if (args.work.n_items > 0) {
         error = encode_maps<Kernel>(problem, maps);

@@ -33,7 +33,8 @@ struct TileRange {
     // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
     // reference is one of its scores.
     FLASH_DEVICE int last_masked_block() const {
-        const int right = Kernel::traits.window && !Kernel::traits.causal ? self().args.window_right : 0;
+        int right = Kernel::traits.window ? self().args.window_right : 0;
+        if constexpr (Kernel::traits.causal) right = min(right, 0);
         return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
     }
 

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from flash_helpers.kernels.ampere.backward.config import NAME, FlashBackwardKernelConfig
+from flash_helpers.kernels.ampere.backward.choices import get_ampere_best_backward_kernels
+from flash_helpers.kernels.ampere.backward.config import NAME, DQSum, DQWarps
+from flash_helpers.kernels.ampere.backward.defaults import defaults, sizes
+from flash_helpers.kernels.ampere.backward.gates import violations
+from flash_helpers.kernels.ampere.backward.ladder import STEPS, get_ampere_backward_ladder
+from flash_helpers.kernels.ampere.backward.model import AmpereBackwardModel
+from flash_helpers.kernels.ampere.backward.sets import (
+    get_backward_kernels_to_build,
+    get_backward_tuning_configs,
+    untuned_reason,
+)
 from flash_helpers.kernels.ampere.family import AMPERE
-from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, Direction
-from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.kernel import BackwardKernel
+from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, Direction, Ladder
+from flash_helpers.kernels.kernel import BackwardKernel, Kernel
 from flash_helpers.kernels.problem import BACKWARD
 
-D_HEADS = (64, 128, 256)
+NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
+    "B_r": (64, 128),
+    "B_c": (16, 32, 64, 128, 256),
+    "n_warps": (4, 8, 12, 16),
+    "stages": (1, 2, 3),
+    "ds_slots": (1, 2),
+    "paired_warps": (False, True),
+    "holds_K": (False, True),
+    "holds_V": (False, True),
+    "dq_warps": tuple(DQWarps),
+    "dq_sum": (DQSum.ATOMIC, DQSum.ORDERED),
+    "dq_B_r": (64, 128, 256),
+    "dq_B_c": (16, 32, 48, 64),
+}
 
 
-def _configs() -> list[FlashBackwardKernelConfig]:
-    return [FlashBackwardKernelConfig(t, d, d, 64, 64, 4) for t in DType for d in D_HEADS]
+def _checked(target: int) -> list[Kernel]:
+    return [*get_ampere_best_backward_kernels(capability=divmod(target, 10))]
 
 
 DIRECTION = Direction(
@@ -24,6 +46,15 @@ DIRECTION = Direction(
     launcher_header="ampere/backward/launcher.cuh",
     make_record="flash::ampere::make_backward_record",
     traits=ALL_BACKWARD_TRAITS,
-    built=lambda: [BackwardKernel(config) for config in _configs()],
-    candidates=_configs,
+    model=AmpereBackwardModel(),
+    built=lambda: [BackwardKernel(config) for config in get_backward_kernels_to_build()],
+    candidates=get_backward_kernels_to_build,
+    tuned=get_backward_tuning_configs,
+    checked=_checked,
+    violations=violations,
+    defaults=defaults,
+    sizes=sizes,
+    neighbours=NEIGHBOURS,
+    untuned_reason=untuned_reason,
+    ladder=Ladder(STEPS, get_ampere_backward_ladder),
 )

@@ -22,8 +22,8 @@ BLOCKS_PER_SM = 2  # one block's begin and end pass under the other's copies
 def choose_ampere_decode_config(dtype: DType, d_head: int, facts: DeviceFacts) -> FlashForwardKernelConfig:
     """The configuration for at most 64 queries (or queries times grouped heads) a kv head, with split keys.
 
-    Of the tiles with 64, 32 and 16 keys the largest of which two stages leave room for a second block on the
-    SM, with as many stages as do so; where there is none, 16 keys and one stage.
+    It has the largest tile of 64, 32 or 16 keys of which two stages leave room for a second block on the SM,
+    and as many stages as still leave it. Where no tile does, it has 16 keys and one stage.
 
     Args:
         dtype: element type.

@@ -15,6 +15,7 @@ from flash_helpers.kernels.ampere.forward.sets import (
 )
 from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
 from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
@@ -46,6 +47,15 @@ def _variant(config: FlashForwardKernelConfig) -> str:
     return ", ".join([*words, *(["buffer"] if config.mma_double_buffer_loads else [])])
 
 
+def _unable_reason(_: FlashForwardKernelConfig, problem: AttentionProblem) -> str | None:
+    if problem.n_sms is not None:
+        return (
+            f"its grids are not persistent, so that no launch keeps to n_sms={problem.n_sms}; kernels of the "
+            "Hopper family do"
+        )
+    return None
+
+
 DIRECTION = Direction(
     family=AMPERE,
     names=NAME,
@@ -59,6 +69,7 @@ DIRECTION = Direction(
     checked=_checked,
     defaults=defaults,
     sizes=sizes,
+    unable_reason=_unable_reason,
     neighbours=NEIGHBOURS,
     untuned_reason=skip_autotune_reason,
     variant=_variant,

@@ -10,6 +10,7 @@ from flash_helpers.kernels.ampere.forward.config import (
     FlashForwardKernelConfig,
 )
 from flash_helpers.kernels.ampere.forward.sets import REGISTER_OVERHEAD
+from flash_helpers.kernels.ampere.rates import BARRIER_CLOCKS, LOAD_CLOCKS, MMA_CLOCKS, MMA_SYNC_SHARE
 from flash_helpers.kernels.cost_model import (
     MAX_REGISTERS,
     WAVEFRONT_BYTES,
@@ -27,15 +28,6 @@ OVERHEAD = {
     "constant": 78.93, "resident": 0.43, "row_tiles": -21.89, "whole_K": 19.23, "mbarrier": 8.65,
     "waiting_copies": 5.2, "plain_softmax": 3.01, "held_Q": -16.28, "single_fragments": -28.12,
 }  # fmt: skip
-
-# Of an H100, from dependent chains of one instruction each; an A100's differ by a few clocks.
-MMA_CLOCKS = 33  # from operands to result of mma.sync.m16n8k16
-LOAD_CLOCKS = 33  # ldmatrix, ld.shared
-BARRIER_CLOCKS = 30
-
-# What mma.sync reaches of the datasheet's matrix rate, by major compute capability. Hopper's full rate
-# needs wgmma: mma.sync m16n8k16 was measured at 638 of 989 TFLOP/s with 16 warps an SM (H100, 2026-11).
-MMA_SYNC_SHARE = {9: 638 / 989}
 
 # Instructions of a warp and K/V block beside products, fragments, copies and softmax: addresses, waits, the
 # loop. Found by compiling (see ``flash_helpers.model.recorded``).

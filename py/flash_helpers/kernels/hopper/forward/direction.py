@@ -62,6 +62,9 @@ def _reads_beyond(kernel: ForwardKernel, wanted: tuple[int, int]) -> bool:
 def _unable_reason(config: HopperForwardKernelConfig, problem: AttentionProblem) -> str | None:
     if problem.tma_obstacle:
         return f"its bulk copies (TMA) cannot reach the tensors: {problem.tma_obstacle}"
+    unpaired = problem.varlen or problem.out_float32 or (problem.masked and not problem.causal)
+    if problem.n_sms == 1 and config.paired_blocks and not unpaired:
+        return "n_sms is 1, and its paired_blocks take two SMs at a time"
     return None
 
 

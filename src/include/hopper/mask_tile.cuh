@@ -1,6 +1,6 @@
-// Masks on a tile of scores. A thread's elements of one row are in column order, so "keep these columns" is
-// "keep these elements, from one number to another": a word of keep bits, whose tests the compiler turns into
-// a few predicate loads (R2P) instead of one comparison an element.
+// Masks on a tile of scores, or of probabilities. A thread's elements of one row are in column order, so
+// "keep these columns" is "keep these elements, from one number to another": a word of keep bits, whose tests
+// the compiler turns into a few predicate loads (R2P) instead of one comparison an element.
 #pragma once
 
 #include <cmath>
@@ -15,11 +15,11 @@ FLASH_DEVICE uint32_t keep_bits(int word, int n_elements) {
     return shift_right_clamped(0xffffffffu, max(32 * (word + 1) - n_elements, 0));
 }
 
-// S (64, B_c): -inf in the thread's row r (0 or 1) where the column is n_columns or more; with kBegin also
-// where it is below first_column.
+// (64, B_c): `hidden` in the thread's row r (0 or 1) where the column is n_columns or more; with kBegin also
+// where it is below first_column. -inf hides scores, 0 probabilities.
 template <int B_c, bool kBegin = false>
-FLASH_DEVICE void keep_columns(float (&rmem_S)[B_c / 2], int r, int lane, int n_columns,
-                               int first_column = 0) {
+FLASH_DEVICE void keep_columns(float (&rmem_S)[B_c / 2], int r, int lane, int n_columns, int first_column = 0,
+                               float hidden = -INFINITY) {
     constexpr int kElements = B_c / 4;  // of one row
     const int kept = kept_elements(lane, n_columns);
     const int left_out = kBegin ? kept_elements(lane, first_column) : 0;
@@ -30,7 +30,7 @@ FLASH_DEVICE void keep_columns(float (&rmem_S)[B_c / 2], int r, int lane, int n_
 #pragma unroll
         for (int bit = 0; bit < 32 && word * 32 + bit < kElements; ++bit) {
             float &s = rmem_S[row_element_index(r, word * 32 + bit)];
-            s = (keep & (1u << bit)) ? s : -INFINITY;
+            s = (keep & (1u << bit)) ? s : hidden;
         }
     }
 }

@@ -1,0 +1,102 @@
+"""Shared memory and registers of the Hopper family's backward kernels, as C++ lays them out.
+
+``static_kernel_configuration.cuh`` and ``static_dq_configuration.cuh`` in ``src/include/hopper/backward/``
+compute the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+
+WARPGROUP_SIZE = 128  # threads
+WARPGROUP_ROWS = 64  # of one wgmma
+CONSUMERS = 2  # warpgroups
+PANEL_COLUMNS = 64  # elements of a 128-byte row, the widest that TMA swizzles
+CONTROL_BYTES = 1024  # barriers and items
+DS_STAGES = 2
+MAX_SMEM_BYTES = 227 * 1024
+DQ_B_R = CONSUMERS * WARPGROUP_ROWS  # query rows of a block of dQ's own kernel
+DQ_KV_STAGES = 2  # of K there; V has as many where they fit
+
+CONSUMER_REGISTERS = {False: 232, True: 240}
+"""Registers a thread of a consumer warpgroup; the larger number with ``float_p`` or dQ's own kernel."""
+REGISTER_OVERHEAD = 16
+"""Registers that a consumer needs beside the tiles: found by compiling, the most that do not spill."""
+
+
+def consumer_registers(config: HopperBackwardKernelConfig) -> int:
+    """Registers a thread of a consumer warpgroup of the main kernel."""
+    return CONSUMER_REGISTERS[config.float_p or not config.sums_dq]
+
+
+def padded(columns: int) -> int:
+    """Columns of a tile in shared memory."""
+    return -(-columns // PANEL_COLUMNS) * PANEL_COLUMNS
+
+
+def smem_bytes(config: HopperBackwardKernelConfig, elem_size: int = 2) -> int:
+    """Of a block of the main kernel: slots of K, V, Q, dO and dS, staged dQ, rows, barriers."""
+    d, d_v = padded(config.d_head), padded(config.d_head_v)
+    keys = config.B_c * (config.k_stages * d + config.v_stages * d_v)
+    queries = config.q_stages * config.B_r * (d + d_v)
+    scores = DS_STAGES * config.B_c * padded(config.B_r) if config.sums_dq else 0
+    staged = config.B_r * config.d_head * 4 if config.dq_output == config.dq_output.BULK_REDUCTION else 0
+    exchanged = DS_STAGES * config.B_c * config.B_r * (4 if config.float_p else 2)
+    rows = config.q_stages * config.B_r * 2 * 4  # LSE and delta
+    return (
+        (keys + queries + scores) * elem_size
+        + staged
+        + (exchanged if config.split_gradients else 0)
+        + rows
+        + CONTROL_BYTES
+    )
+
+
+def dq_smem_bytes(config: HopperBackwardKernelConfig, elem_size: int = 2) -> int:
+    """Of a block of dQ's own kernel, with as many slots as fit (``dq_stages``)."""
+    q_stages, v_stages = dq_stages(config, elem_size)
+    return _dq_smem_bytes(config, q_stages, v_stages, elem_size)
+
+
+def dq_stages(config: HopperBackwardKernelConfig, elem_size: int = 2) -> tuple[int, int]:
+    """Slots of Q and dO, and of V, in dQ's own kernel: two each where they fit, else first one of Q."""
+    for stages in ((2, 2), (1, 2)):
+        if _dq_smem_bytes(config, *stages, elem_size) <= MAX_SMEM_BYTES:
+            return stages
+    return 1, 1
+
+
+def _dq_smem_bytes(
+    config: HopperBackwardKernelConfig, q_stages: int, v_stages: int, elem_size: int = 2
+) -> int:
+    d, d_v = padded(config.d_head), padded(config.d_head_v)
+    queries = q_stages * DQ_B_R * (d + d_v)
+    keys = config.dq_B_c * (DQ_KV_STAGES * d + v_stages * d_v)
+    return (queries + keys) * elem_size + CONTROL_BYTES
+
+
+def resident_registers(config: HopperBackwardKernelConfig) -> int:
+    """Of a consumer thread of the main kernel, where most are in use.
+
+    dK and dV stay. While dS is made: dP, dS, P in 16 bits and, with float_p, in float32. Later the next
+    scores, with their LSE, and dQ; without dQ P and dS, but for 128 rows. With ``split_gradients`` a
+    warpgroup has one of the gradients.
+    """
+    tile, packed = config.B_r // 2, config.B_r // 4
+    if config.split_gradients:
+        return max(config.d_head, config.d_head_v) // 2 + tile + 2 * packed
+    sums = (config.d_head + config.d_head_v) // 2
+    score_gradients = tile + 2 * packed + (tile if config.float_p else 0)
+    beside = 2 * packed if config.B_r == WARPGROUP_ROWS else 0
+    if config.sums_dq:
+        beside = config.B_r * config.d_head // (CONSUMERS * WARPGROUP_SIZE)
+    next_scores = beside + tile + (packed if config.lse_ahead else 0)
+    return sums + max(score_gradients, next_scores)
+
+
+def dq_resident_registers(config: HopperBackwardKernelConfig) -> int:
+    """Of a consumer thread of dQ's own kernel: dQ, S, dP and dS."""
+    return config.d_head // 2 + config.dq_B_c + config.dq_B_c // 4

@@ -1,0 +1,114 @@
+"""Which choices of a Hopper backward kernel go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flash_helpers.kernels.hopper.backward import resources
+from flash_helpers.kernels.traits import BackwardTraits
+
+if TYPE_CHECKING:
+    from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+
+D_HEADS = (64, 128, 192, 256)
+ROWS = (64, 128)
+DQ_KEYS = (48, 64, 80, 96, 112, 128)
+DQ_TILE = 2 * resources.WARPGROUP_ROWS * resources.PANEL_COLUMNS  # elements of a part of dQ of each warpgroup
+
+
+def malformed_reason(config: HopperBackwardKernelConfig, traits: BackwardTraits) -> str | None:
+    """Why no GPU can run a configuration compiled for some traits, or None."""
+    return (
+        _sizes_reason(config)
+        or _stages_reason(config)
+        or _dq_reason(config)
+        or _split_reason(config)
+        or _registers_reason(config, traits)
+    )
+
+
+def _sizes_reason(config: HopperBackwardKernelConfig) -> str | None:
+    for name in ("d_head", "d_head_v"):
+        if getattr(config, name) not in D_HEADS:
+            return (
+                f"{name} is {getattr(config, name)}; this family has {', '.join(map(str, D_HEADS))}, others "
+                "are padded"
+            )
+    if config.B_r not in ROWS:
+        return f"B_r is {config.B_r}; it must be 64 or 128"
+    keys = resources.WARPGROUP_ROWS * (1 if config.split_gradients else resources.CONSUMERS)
+    if config.B_c != keys:
+        why = "both warpgroups share 64 keys" if config.split_gradients else "each warpgroup owns 64 keys"
+        return f"B_c is {config.B_c}; {why}: it must be {keys}"
+    return None
+
+
+def _stages_reason(config: HopperBackwardKernelConfig) -> str | None:
+    if not 2 <= config.q_stages <= 4:
+        return f"q_stages is {config.q_stages}; the next Q is waited for while this one is in use: 2 to 4"
+    for name in ("k_stages", "v_stages"):
+        if getattr(config, name) not in (1, 2):
+            return f"{name} is {getattr(config, name)}; it must be 1 or 2"
+    if (size := resources.smem_bytes(config)) > resources.MAX_SMEM_BYTES:
+        return (
+            f"the tiles of a block take {size} bytes of shared memory; there are {resources.MAX_SMEM_BYTES}"
+        )
+    return None
+
+
+def _dq_reason(config: HopperBackwardKernelConfig) -> str | None:
+    if not config.sums_dq:
+        return _own_dq_reason(config)
+    if config.dq_B_c:
+        return f"dq_B_c is {config.dq_B_c}; only dq_output OWN_KERNEL has a kernel of dQ: it must be 0"
+    if config.B_r * config.d_head != DQ_TILE:
+        return (
+            f"B_r is {config.B_r} and d_head {config.d_head}; each warpgroup takes 64 rows and 64 columns of "
+            f"dQ, so that their product is {DQ_TILE}; or choose dq_output OWN_KERNEL"
+        )
+    if config.late_dq and config.k_stages != 2:
+        return "late_dq: K of the item before is in use while the next one begins; choose k_stages of 2"
+    return None
+
+
+def _own_dq_reason(config: HopperBackwardKernelConfig) -> str | None:
+    if config.late_dq:
+        return "late_dq: the main kernel computes no dQ where it has a kernel of its own"
+    if config.dq_B_c not in DQ_KEYS:
+        return f"dq_B_c is {config.dq_B_c}; the kernel of dQ takes {', '.join(map(str, DQ_KEYS))} keys a step"
+    if (size := resources.dq_smem_bytes(config)) > resources.MAX_SMEM_BYTES:
+        return (
+            f"dq_B_c is {config.dq_B_c}: a block of dQ's kernel takes {size} bytes of shared memory; there "
+            f"are {resources.MAX_SMEM_BYTES}"
+        )
+    budget = resources.CONSUMER_REGISTERS[True] - resources.REGISTER_OVERHEAD
+    if (registers := resources.dq_resident_registers(config)) > budget:
+        return (
+            f"dq_B_c is {config.dq_B_c}: dQ, S, dP and dS take {registers} registers a thread; there are "
+            f"{budget}, and spilled accumulators let no products overlap"
+        )
+    return None
+
+
+def _split_reason(config: HopperBackwardKernelConfig) -> str | None:
+    if not config.split_gradients:
+        return None
+    if config.sums_dq:
+        return "split_gradients: no warpgroup has registers for dQ; choose dq_output OWN_KERNEL"
+    if config.ping_pong:
+        return "split_gradients: the warpgroups work on the same step; ping_pong is about turns of two"
+    return None
+
+
+def _registers_reason(config: HopperBackwardKernelConfig, traits: BackwardTraits) -> str | None:
+    budget = resources.consumer_registers(config) - resources.REGISTER_OVERHEAD
+    registers = config.resident_registers()
+    # The tanh of the scores stays until dS is made, in float32.
+    if traits.softcap and not config.float_p and not config.split_gradients:
+        registers += config.B_r // 2
+    if registers > budget:
+        return (
+            f"the tiles take {registers} registers a thread; there are {budget}, and spilled accumulators "
+            "let no products overlap; choose smaller tiles, or P in 16 bits for dS (float_p)"
+        )
+    return None

@@ -1,0 +1,128 @@
+// What both roles of a thread block know: its keys, the tiles of queries that it visits, and the warp's
+// place.
+#pragma once
+
+#include "ampere/backward/barriers.cuh"
+#include "ampere/backward/copies.cuh"
+#include "ampere/backward/kernel_args.cuh"
+#include "ampere/backward/query_walk.cuh"
+
+namespace flash::ampere {
+
+template <typename Kernel>
+struct BlockWork {
+    const BackwardKernelArgs &args;
+    BackwardPlace place;
+    VisibleRows<Kernel::traits> mask;
+    int first_key;
+    Range seeing_rows;  // of the sequence, those that see any key
+    Range seen_keys;    // ... keys that any query sees
+    Range visited;      // tiles of queries, of each head
+    uint32_t smem;
+    BackwardBarriers<Kernel> barriers;
+    int thread, warp, lane;  // thread and warp: of the role
+    int group, half;         // of the warps that share keys; with pairs the warp's half
+
+    FLASH_DEVICE BlockWork(const BackwardKernelArgs &args, const BackwardPlace &place, uint32_t smem,
+                           int role_thread)
+        : args(args),
+          place(place),
+          mask{.seq_len_q = place.q_seq.n_rows,
+               .seq_len_k = place.k_seq.n_rows,
+               .window_left = Kernel::traits.window ? args.window_left : 0,
+               .window_right = Kernel::traits.window ? args.window_right : 0},
+          first_key(place.k_block * Kernel::B_c),
+          seeing_rows(mask.seeing_rows()),
+          seen_keys(mask.seen_keys()),
+          smem(smem),
+          barriers{smem + Kernel::smem_barriers},
+          thread(role_thread),
+          warp(uniform(role_thread / kWarpSize)),
+          lane(role_thread % kWarpSize),
+          group(warp / Kernel::warps_per_group),
+          half(warp % Kernel::warps_per_group) {
+        const Range rows = mask.rows_of({first_key, min_of(first_key + Kernel::B_c, mask.seq_len_k)});
+        visited = {rows.begin / Kernel::B_r, rows.begin < rows.end ? ceil_div(rows.end, Kernel::B_r) : 0};
+        if (rows.begin >= rows.end) visited = {0, 0};
+    }
+
+    FLASH_DEVICE QueryWalk walk() const { return {visited, args.heads_per_kv_head}; }
+    FLASH_DEVICE int query_head(const QueryWalk &at) const {
+        return place.kv_head * args.heads_per_kv_head + at.head;
+    }
+
+    // Row 0 of the sequence in a head of a tensor.
+    FLASH_DEVICE static const char *row_0(const void *tensor, const TensorStrides &strides,
+                                          const SequenceRows &rows, int head) {
+        const int64_t offset =
+            rows.batch * strides.batch + head * strides.head + rows.first_row * strides.seq;
+        return static_cast<const char *>(tensor) + offset * kElementBytes;
+    }
+
+    FLASH_DEVICE void copy_K() const {
+        copy_tile<Kernel, typename Kernel::KTile>(
+            smem + Kernel::smem_K, row_0(args.K, args.K_strides, place.k_seq, place.kv_head),
+            args.K_strides.seq * kElementBytes, first_key, seen_keys, args.d_head / kChunkElements, thread);
+        mbarrier_arrive_after_copies(barriers.full_K());
+    }
+    FLASH_DEVICE void copy_V() const {
+        copy_tile<Kernel, typename Kernel::VTile>(
+            smem + Kernel::smem_V, row_0(args.V, args.V_strides, place.k_seq, place.kv_head),
+            args.V_strides.seq * kElementBytes, first_key, seen_keys, args.d_head_v / kChunkElements, thread);
+        mbarrier_arrive_after_copies(barriers.full_V());
+    }
+    FLASH_DEVICE void copy_Q(const QueryWalk &at, int stage) const {
+        const int head = query_head(at), row = at.tile * Kernel::B_r;
+        copy_tile<Kernel, typename Kernel::QTile>(smem + Kernel::smem_Q + stage * Kernel::QTile::bytes,
+                                                  row_0(args.Q, args.Q_strides, place.q_seq, head),
+                                                  args.Q_strides.seq * kElementBytes, row, seeing_rows,
+                                                  args.d_head / kChunkElements, thread);
+        const int64_t numbers = lse_begin(Kernel::traits.varlen && args.cu_seqlens_q != nullptr, place.q_seq,
+                                          args.n_heads, head, args.seq_len_q, args.total_q);
+        copy_row_numbers<Kernel>(smem_lse(stage), args.lse_log2 + numbers, row, seeing_rows, thread);
+        copy_row_numbers<Kernel>(smem_delta(stage), args.delta + numbers, row, seeing_rows, thread);
+        mbarrier_arrive_after_copies(barriers.full_Q(stage));
+    }
+    FLASH_DEVICE void copy_dO(const QueryWalk &at, int stage) const {
+        copy_tile<Kernel, typename Kernel::dOTile>(
+            smem + Kernel::smem_dO + stage * Kernel::dOTile::bytes,
+            row_0(args.dO, args.dO_strides, place.q_seq, query_head(at)), args.dO_strides.seq * kElementBytes,
+            at.tile * Kernel::B_r, seeing_rows, args.d_head_v / kChunkElements, thread);
+        mbarrier_arrive_after_copies(barriers.full_dO(stage));
+    }
+
+    FLASH_DEVICE uint32_t smem_lse(int stage) const {
+        return smem + Kernel::smem_rows + stage * 2 * Kernel::row_bytes;
+    }
+    FLASH_DEVICE uint32_t smem_delta(int stage) const { return smem_lse(stage) + Kernel::row_bytes; }
+
+    // The sums of dQ of a tile, and how many of its rows, in tiles of 16, there are.
+    FLASH_DEVICE float *tile_sums(const QueryWalk &at) const {
+        const int64_t first = args.sum_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        const int64_t tile = first + at.tile * (Kernel::B_r / kMmaM);
+        return args.dQ_sums + tile * (kMmaM * sum_columns());
+    }
+    FLASH_DEVICE int row_tiles_of(const QueryWalk &at) const {
+        return ceil_div(mask.seq_len_q - at.tile * Kernel::B_r, kMmaM);
+    }
+    FLASH_DEVICE int sum_columns() const { return Kernel::traits.padded_head ? args.d_head : Kernel::d_head; }
+
+    // Ordered sums: the counter of a warp's part of a tile.
+    FLASH_DEVICE int *turn(const QueryWalk &at, int part) const {
+        const int64_t first = args.turn_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        return args.turns + (first + at.tile) * Kernel::dq_warps + part;
+    }
+    // Blocks before this one that see the tile, and whether none comes behind it.
+    struct Turn {
+        int number;
+        bool last;
+    };
+    FLASH_DEVICE Turn turn_number(const QueryWalk &at) const {
+        const int first_row = at.tile * Kernel::B_r;
+        const int last_row = min_of(first_row + Kernel::B_r, seeing_rows.end) - 1;
+        return {place.k_block - mask.keys_of(first_row).begin / Kernel::B_c,
+                place.k_block == (mask.keys_of(last_row).end - 1) / Kernel::B_c};
+    }
+};
+
+}  // namespace flash::ampere

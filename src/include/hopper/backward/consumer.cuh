@@ -1,0 +1,328 @@
+// What a consumer warpgroup holds: gradients of its 64 keys, the scores in hand, and how many query blocks
+// and items it has passed, from which slots and phases follow. mainloop.cuh puts its moves in order.
+#pragma once
+
+#include "common/backward/element.cuh"
+#include "hopper/backward/capped_scores.cuh"
+#include "hopper/backward/epilogue.cuh"
+#include "hopper/backward/products.cuh"
+#include "hopper/backward/unseen_rows.cuh"
+#include "hopper/mask_tile.cuh"
+
+namespace flash::hopper {
+
+FLASH_DEVICE float2 load_shared_float2(uint32_t address) {
+    float2 values;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(values.x), "=f"(values.y)
+                 : "r"(address)
+                 : "memory");
+    return values;
+}
+
+template <typename Kernel>
+struct BackwardConsumer {
+    static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
+    static constexpr int kQStages = Kernel::q_stages, kKStages = Kernel::k_stages,
+                         kVStages = Kernel::v_stages;
+    static constexpr int kPairs = B_r / 8;  // pairs of neighbouring queries, of one key row of a thread
+    static constexpr int kDqRegisters = Kernel::dq_part_floats / Kernel::warpgroup_threads;
+    static constexpr bool kLseAhead = Kernel::cfg.lse_ahead;
+
+    const BackwardKernelArgs &args;
+    const BackwardSharedMemory<Kernel> smem;
+    const BackwardProducts<Kernel> products;
+    const int warpgroup, lane, warp;
+
+    float rmem_dK[Kernel::d_head / 2];    // (64, d)
+    float rmem_dV[Kernel::d_head_v / 2];  // (64, d_v)
+    float rmem_S[B_r / 2];                // (64, B_r): S^T, then P^T; with softcap tanh
+    float2 rmem_lse[kLseAhead ? kPairs : 1];
+    uint32_t blocks = 0, items = 0;  // passed
+    BackwardItem item;
+    int q_block;
+    int dq_tile;           // of the block in hand
+    int late_dq_tile = 0;  // of the block before, whose dQ is still to come
+
+    FLASH_DEVICE BackwardConsumer(const BackwardKernelArgs &kernel_args,
+                                  const BackwardSharedMemory<Kernel> &shared, int index)
+        : args(kernel_args),
+          smem(shared),
+          products(shared, index),
+          warpgroup(index),
+          lane(threadIdx.x % kWarpSize),
+          warp(threadIdx.x % Kernel::warpgroup_threads / kWarpSize) {}
+
+    // ---------------------------------------------------------------- slots
+    // x, of which the compiler now knows that it is the same in the whole warp: without the zero, which it
+    // cannot know, it would prove the shuffle needless.
+    FLASH_DEVICE uint32_t uniform_word(uint32_t x) const {
+        return __shfl_sync(kAllLanes, x + static_cast<uint32_t>(args.zero), 0);
+    }
+    FLASH_DEVICE static uint32_t slot(uint32_t passed, int stages) { return passed % stages; }
+    FLASH_DEVICE static uint32_t phase(uint32_t passed, int stages) { return passed / stages & 1; }
+
+    FLASH_DEVICE void release(uint32_t barrier) const {
+        if (arrives_for_warp(lane)) mbarrier_arrive(barrier);
+    }
+
+    // ---------------------------------------------------------------- turns
+    FLASH_DEVICE void await_turn() const {
+        if (Kernel::cfg.ping_pong) {
+            named_barrier_sync(named_barrier::kTurn + warpgroup, 2 * Kernel::warpgroup_threads);
+        }
+    }
+    FLASH_DEVICE void pass_turn() const {
+        if (Kernel::cfg.ping_pong) {
+            named_barrier_arrive(named_barrier::kTurn + (warpgroup ^ 1), 2 * Kernel::warpgroup_threads);
+        }
+    }
+
+    // ---------------------------------------------------------------- items
+    FLASH_DEVICE void await_item() {
+        mbarrier_wait(smem.k_full(slot(items, kKStages)), phase(items, kKStages));
+    }
+
+    // The item in hand, of K's slot: bounds of loops must be known to be uniform.
+    FLASH_DEVICE void take_item() {
+        item = read_item(smem.item(slot(items, kKStages)));
+        item.n_steps = uniform_word(item.n_steps);
+        q_block = item.first_block;
+        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_block;
+    }
+
+    FLASH_DEVICE void go_to_next_block() {
+        ++q_block;
+        ++dq_tile;
+        if (q_block == item.end_block) {
+            q_block = item.first_block;
+            dq_tile += args.dq_tiles - item.visited_blocks();
+        }
+    }
+
+    FLASH_DEVICE int first_key_of_warpgroup() const {
+        return item.tile * B_c + (Kernel::split ? 0 : warpgroup * kWarpgroupRows);
+    }
+
+    // Of the thread's two, the upper one.
+    FLASH_DEVICE int first_key() const { return first_key_of_warpgroup() + warp * 16 + lane / 4; }
+
+    FLASH_DEVICE void clear_gradients() {
+#pragma unroll
+        for (int i = 0; i < Kernel::d_head / 2; ++i) rmem_dK[i] = 0.f;
+#pragma unroll
+        for (int i = 0; i < Kernel::d_head_v / 2; ++i) rmem_dV[i] = 0.f;
+    }
+
+    FLASH_DEVICE void store_dv() const {
+        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item,
+                                                 first_key(), lane, args.d_head_v);
+    }
+    FLASH_DEVICE void store_dk() const {
+        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args,
+                                               item, first_key(), lane, args.d_head);
+    }
+
+    // ---------------------------------------------------------------- rows that take no part
+    static constexpr bool kMasks = Kernel::traits.causal || Kernel::traits.window;
+
+    // Of Q and dO of the block in hand, whose scores are there.
+    FLASH_DEVICE void clear_unseen_queries() const {
+        if constexpr (kMasks) {
+            Range seeing = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).seeing_rows();
+            if (seeing.end == item.seq_len_q)
+                seeing.end = q_block * B_r + B_r;  // rows past the end are zeros
+            const uint32_t q_slot = slot(blocks, kQStages);
+            const RowsOfTile of_tile{q_block * B_r, 0, B_r};
+            if (!has_unused(seeing, of_tile)) return;
+            clear_unused<B_r, Kernel::d_head>(smem.q(q_slot), seeing, of_tile);
+            clear_unused<B_r, Kernel::d_head_v>(smem.dout(q_slot), seeing, of_tile);
+            show_cleared(named_barrier::kWarpgroup + warpgroup);
+        }
+    }
+
+    // Of the warpgroup's rows of K and V. Only windows leave keys that nobody sees.
+    FLASH_DEVICE void clear_unseen_keys() const {
+        if constexpr (Kernel::traits.window) {
+            Range seen = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).seen_keys();
+            if (seen.end == item.seq_len_k) seen.end = item.tile * B_c + B_c;
+            const RowsOfTile of_tile{item.tile * B_c, warpgroup * kWarpgroupRows, kWarpgroupRows};
+            if (!has_unused(seen, of_tile)) return;
+            clear_unused<B_c, Kernel::d_head>(smem.k(slot(items, kKStages)), seen, of_tile);
+            clear_unused<B_c, Kernel::d_head_v>(smem.v(slot(items, kVStages)), seen, of_tile);
+            show_cleared(named_barrier::kWarpgroup + warpgroup);
+        }
+    }
+
+    // ---------------------------------------------------------------- probabilities
+    FLASH_DEVICE void read_lse_ahead() {
+        if constexpr (kLseAhead) {
+            const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) rmem_lse[j] = load_shared_float2(address + j * 32);
+        }
+    }
+
+    FLASH_DEVICE bool needs_mask() const {
+        const int first_key = first_key_of_warpgroup();
+        return !args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
+                    .sees_all(q_block * B_r, q_block * B_r + B_r - 1,
+                              {first_key, first_key + kWarpgroupRows});
+    }
+
+    // Whether no query of the block in hand sees a key of the warpgroup.
+    FLASH_DEVICE bool sees_nothing() const {
+        const int first_key = first_key_of_warpgroup();
+        const Range rows = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
+                               .rows_of({first_key, min(first_key + kWarpgroupRows, item.seq_len_k)});
+        return rows.end <= q_block * B_r || rows.begin >= q_block * B_r + B_r;
+    }
+
+    // S -> P, rounded into rmem_P. Without softcap P in float32 stays in rmem_S.
+    FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4]) {
+        if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
+        if (needs_mask()) {
+            exponentials<true>(rmem_P);
+        } else {
+            exponentials<false>(rmem_P);
+        }
+    }
+
+    // dS from P and dP. With softcap dS is the gradient of the score before the cap.
+    FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_r / 4], const uint32_t (&rmem_P)[B_r / 4],
+                                      const float (&rmem_dP)[B_r / 2]) const {
+        make_score_gradients<false>(rmem_dS, rmem_dP, [&](int i) {
+            float2 p{rmem_S[i], rmem_S[i + 1]};
+            if constexpr (!Kernel::float_p) p = unpack<Kernel::dtype>(rmem_P[i / 2]);
+            if constexpr (Kernel::traits.softcap) {
+                p.x *= 1.f - rmem_S[i] * rmem_S[i];
+                p.y *= 1.f - rmem_S[i + 1] * rmem_S[i + 1];
+            }
+            return p;
+        });
+    }
+
+    // p(i): elements i and i + 1 of P. kHiddenRows: V and dO may hold NaN where P is 0.
+    template <bool kHiddenRows, typename P>
+    FLASH_DEVICE void make_score_gradients(uint32_t (&rmem_dS)[B_r / 4], const float (&rmem_dP)[B_r / 2],
+                                           const P &p) const {
+        const uint32_t address = smem.delta(slot(blocks, kQStages)) + (lane & 3) * 8;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const float2 delta = load_shared_float2(address + j * 32);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int i = 4 * j + 2 * r;
+                const float2 pair = p(i);
+                float ds[2] = {pair.x * (rmem_dP[i] - delta.x), pair.y * (rmem_dP[i + 1] - delta.y)};
+                if (kHiddenRows && pair.x == 0.f) ds[0] = 0.f;
+                if (kHiddenRows && pair.y == 0.f) ds[1] = 0.f;
+                rmem_dS[i / 2] = pack<Kernel::dtype>(ds[0], ds[1]);
+            }
+        }
+    }
+
+    // ---------------------------------------------------------------- dS and dQ
+    FLASH_DEVICE void store_score_gradients(const uint32_t (&rmem_dS)[B_r / 4]) const {
+        const uint32_t row = warpgroup * kWarpgroupRows + warp * 16 + (lane & 15);
+        const uint32_t address = smem.ds(slot(blocks, 2)) + row * kPanelRowBytes +
+                                 swizzled<uint32_t>(lane & 7, lane >> 4) * kChunkBytes;
+#pragma unroll
+        for (int k = 0; k < B_r / 16; ++k) {
+            stmatrix_x4((address ^ (k % 4 * 2 * kChunkBytes)) + k / 4 * B_c * kPanelRowBytes, rmem_dS[4 * k],
+                        rmem_dS[4 * k + 1], rmem_dS[4 * k + 2], rmem_dS[4 * k + 3]);
+        }
+    }
+
+    // A warp holds 16 rows and 64 columns: eight tiles of the sums.
+    FLASH_DEVICE void send_dq(const float (&rmem_dQ)[kDqRegisters], int tile) const {
+        constexpr int kTiles = kDqRegisters / 4;
+        if constexpr (Kernel::stages_dq) {
+            constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
+            named_barrier_sync(named_barrier::kStageFree + warpgroup, kThreads);
+            const uint32_t address = smem.dq(warpgroup) + (warp * kTiles * kWarpSize + lane) * 16;
+#pragma unroll
+            for (int c = 0; c < kTiles; ++c) {
+                store_shared(
+                    address + c * kWarpSize * 16,
+                    make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
+                              __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
+            }
+            fence_async_proxy();  // the bulk reduction must see what was staged
+            named_barrier_arrive(named_barrier::kStaged + warpgroup, kThreads);
+        } else {
+            const int row_tile = (Kernel::dq_parts_are_rows ? warpgroup * 4 : 0) + warp;
+            const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kTiles;
+            float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats +
+                          (row_tile * (Kernel::d_head / kMmaN) + column_tile) * kSumTileFloats + lane * 4;
+#pragma unroll
+            for (int c = 0; c < kTiles; ++c) {
+                add_global_floats(sums + c * kSumTileFloats, rmem_dQ[4 * c], rmem_dQ[4 * c + 1],
+                                  rmem_dQ[4 * c + 2], rmem_dQ[4 * c + 3]);
+            }
+        }
+    }
+
+  private:
+    template <bool kMasked>
+    FLASH_DEVICE void exponentials(uint32_t (&rmem_P)[B_r / 4]) {
+        const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const float2 lse = kLseAhead ? rmem_lse[j] : load_shared_float2(address + j * 32);
+            float p[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                p[i] =
+                    exp2_approx(fmaf(rmem_S[4 * j + i], args.exponent_factor, i % 2 == 0 ? -lse.x : -lse.y));
+                if (!Kernel::traits.softcap) rmem_S[4 * j + i] = p[i];
+            }
+            if (!kMasked || Kernel::traits.softcap) {
+                rmem_P[2 * j] = pack<Kernel::dtype>(p[0], p[1]);
+                rmem_P[2 * j + 1] = pack<Kernel::dtype>(p[2], p[3]);
+            }
+        }
+        if constexpr (kMasked && Kernel::traits.softcap) {
+            mask_packed(rmem_P);
+        } else if constexpr (kMasked) {
+            mask_probabilities();
+#pragma unroll
+            for (int i = 0; i < B_r / 4; ++i) {
+                rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
+            }
+        }
+    }
+
+    // Columns of the block in hand that see the thread's key of row r.
+    FLASH_DEVICE Range visible_columns(int r) const {
+        const int key = first_key() + 8 * r;
+        const Range rows =
+            args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k).rows_of({key, key + 1});
+        const int first_row = q_block * B_r;
+        return {rows.begin - first_row, key < item.seq_len_k ? rows.end - first_row : 0};
+    }
+
+    FLASH_DEVICE void mask_probabilities() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const Range columns = visible_columns(r);
+            keep_columns<B_r, true>(rmem_S, r, lane, columns.end, columns.begin, 0.f);
+        }
+    }
+
+    FLASH_DEVICE void mask_packed(uint32_t (&rmem_P)[B_r / 4]) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const Range columns = visible_columns(r);
+            const int kept = kept_elements(lane, columns.end), left_out = kept_elements(lane, columns.begin);
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) {
+                const uint32_t low = 2 * j < kept && 2 * j >= left_out ? 0xffffu : 0u;
+                const uint32_t high = 2 * j + 1 < kept && 2 * j + 1 >= left_out ? 0xffff0000u : 0u;
+                rmem_P[2 * j + r] &= low | high;
+            }
+        }
+    }
+};
+
+}  // namespace flash::hopper

@@ -1,0 +1,213 @@
+// The producer warpgroup: one warp takes items and loads K, V, Q and dO by TMA, one brings LSE and delta, and
+// where dQ leaves by bulk reductions, one warp a part adds its tiles to the sums. It gives most of its
+// registers to the consumers.
+#pragma once
+
+#include "common/softmax_scale.cuh"
+#include "hopper/backward/empty_items.cuh"
+#include "hopper/backward/maps.cuh"
+#include "hopper/backward/shared_memory.cuh"
+#include "tma/scheduler.cuh"
+
+namespace flash::hopper {
+
+// The load warp. All lanes go from item to item; one issues the copies.
+template <typename Kernel>
+struct BackwardLoadWarp {
+    using Items = Scheduler<Kernel, BackwardKernelArgs, BackwardSharedMemory<Kernel>, KeyItems<Kernel>>;
+
+    const BackwardSharedMemory<Kernel> smem;
+    const BackwardMaps &maps;
+    const BackwardKernelArgs &args;
+    const TileLoads<Kernel> loads{args};
+
+    RingPosition<Kernel::k_stages> k_position{1};
+    RingPosition<Kernel::v_stages> v_position{1};
+    RingPosition<Kernel::q_stages> q_position{1};
+
+    FLASH_DEVICE void run() {
+        const bool issues = threadIdx.x % kWarpSize == 0;
+        Items scheduler(args, smem);
+        while (scheduler.has_item()) {
+            const BackwardItem item = scheduler.item();
+            scheduler.advance();
+            if (item.n_steps == 0) {
+                clear_item<Kernel>(args, item);
+            } else if (issues) {
+                load_item(item);
+            }
+            __syncwarp();
+            scheduler.prefetch();
+        }
+        if (!issues) return;
+        mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
+        BackwardItem end{};
+        end.n_steps = kEndOfItems;
+        write_item(smem.item(k_position.slot()), end);
+        mbarrier_arrive(smem.k_full(k_position.slot()));
+        scheduler.finish();
+    }
+
+  private:
+    FLASH_DEVICE void load_item(const BackwardItem &item) {
+        const uint32_t k_slot = k_position.slot();
+        mbarrier_wait(smem.k_empty(k_slot), k_position.phase());  // K and the item before are done with
+        write_item(smem.item(k_slot), item);
+        mbarrier_arrive_expect(smem.k_full(k_slot), Kernel::k_bytes);
+        loads.template keys<Kernel::d_head>(smem.k(k_slot), maps.k, smem.k_full(k_slot), item, item.head,
+                                            item.tile);
+        k_position.advance();
+        int head = item.head * args.group, q_block = item.first_block;
+#pragma unroll 1
+        for (int i = 0; i < item.n_steps; ++i) {
+            const uint32_t slot = q_position.slot();
+            mbarrier_wait(smem.q_empty(slot), q_position.phase());
+            mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
+            loads.template queries<Kernel::d_head>(smem.q(slot), maps.q, smem.q_full(slot), item, head,
+                                                   q_block);
+            if (i == 0) load_v(item);
+            mbarrier_arrive_expect(smem.do_full(slot), Kernel::do_bytes);
+            loads.template queries<Kernel::d_head_v>(smem.dout(slot), maps.dout, smem.do_full(slot), item,
+                                                     head, q_block);
+            q_position.advance();
+            if (++q_block == item.end_block) {
+                q_block = item.first_block;
+                ++head;
+            }
+        }
+    }
+
+    FLASH_DEVICE void load_v(const BackwardItem &item) {
+        const uint32_t slot = v_position.slot();
+        mbarrier_wait(smem.v_empty(slot), v_position.phase());
+        mbarrier_arrive_expect(smem.v_full(slot), Kernel::v_bytes);
+        loads.template keys<Kernel::d_head_v>(smem.v(slot), maps.v, smem.v_full(slot), item, item.head,
+                                              item.tile);
+        v_position.advance();
+    }
+};
+
+// Goes through the items as the load warp hands them out, a whole warp.
+template <typename Kernel>
+struct ItemReader {
+    const BackwardSharedMemory<Kernel> smem;
+    RingPosition<Kernel::k_stages> position{0};
+
+    // False: there is none.
+    FLASH_DEVICE bool next(BackwardItem &item) {
+        mbarrier_wait(smem.k_full(position.slot()), position.phase());
+        item = read_item(smem.item(position.slot()));
+        if (item.n_steps == kEndOfItems) return false;
+        __syncwarp();
+        if (arrives_for_warp(threadIdx.x % kWarpSize)) mbarrier_arrive(smem.k_empty(position.slot()));
+        position.advance();
+        return true;
+    }
+};
+
+// The row warp: LSE, in powers of 2, and delta of one query block after another. Plain loads, since rows of a
+// head begin anywhere. An LSE of -inf is of a row that sees no key: +inf makes its P 0, as that of rows past
+// the end.
+template <typename Kernel>
+struct RowWarp {
+    static constexpr int kRows = Kernel::B_r / kWarpSize;  // of a lane
+
+    const BackwardSharedMemory<Kernel> smem;
+    const BackwardKernelArgs &args;
+
+    FLASH_DEVICE void run() {
+        const int lane = threadIdx.x % kWarpSize;
+        ItemReader<Kernel> items{smem};
+        RingPosition<Kernel::q_stages> position{1};
+        BackwardItem item;
+        while (items.next(item)) {
+            int head = item.head * args.group, q_block = item.first_block;
+            float lse[kRows], delta[kRows];
+            load(item, head, q_block, lane, lse, delta);
+#pragma unroll 1
+            for (int i = 0; i < item.n_steps; ++i) {
+                const uint32_t slot = position.slot();
+                mbarrier_wait(smem.q_empty(slot), position.phase());
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) {
+                    store_shared(smem.lse(slot) + (r * kWarpSize + lane) * 4, __float_as_uint(lse[r]));
+                    store_shared(smem.delta(slot) + (r * kWarpSize + lane) * 4, __float_as_uint(delta[r]));
+                }
+                __syncwarp();
+                if (arrives_for_warp(lane)) mbarrier_arrive(smem.q_full(slot));
+                position.advance();
+                if (++q_block == item.end_block) {
+                    q_block = item.first_block;
+                    ++head;
+                }
+                if (i + 1 < item.n_steps) load(item, head, q_block, lane, lse, delta);
+            }
+        }
+    }
+
+  private:
+    FLASH_DEVICE void load(const BackwardItem &item, int head, int q_block, int lane, float (&lse)[kRows],
+                           float (&delta)[kRows]) const {
+        const bool packed = Kernel::traits.varlen && args.cu_seqlens_q != nullptr;
+        const SequenceRows rows{item.batch, item.q_row, item.seq_len_q};
+        const int64_t begin =
+            lse_begin(packed, rows, args.n_heads_kv * args.group, head, args.seq_len_q, args.total_q);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const int row = q_block * Kernel::B_r + r * kWarpSize + lane;
+            const bool exists = row < item.seq_len_q;
+            const float x = exists ? args.lse[begin + row] * kLog2e : INFINITY;
+            lse[r] = x == -INFINITY ? INFINITY : x;
+            delta[r] = exists ? args.delta[begin + row] : 0.f;
+        }
+    }
+};
+
+// Adds the tiles of dQ of one part, which its consumer warpgroup stages, to the sums.
+template <typename Kernel>
+struct DqReducer {
+    // Of a part of the columns, what is contiguous is a tile of 16 rows.
+    static constexpr int kPieces = Kernel::dq_parts_are_rows ? 1 : Kernel::B_r / kMmaM;
+    static constexpr int kPieceFloats = Kernel::dq_part_floats / kPieces;
+    static constexpr int kPieceStride = kMmaM * Kernel::d_head;
+    static constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
+
+    const BackwardSharedMemory<Kernel> smem;
+    const BackwardKernelArgs &args;
+    const int part;
+
+    FLASH_DEVICE void run() {
+        const bool first_lane = threadIdx.x % kWarpSize == 0;
+        ItemReader<Kernel> items{smem};
+        BackwardItem item;
+        named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
+        while (items.next(item)) {
+            int tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_block;
+            int left_of_head = item.visited_blocks();
+#pragma unroll 1
+            for (int i = 0; i < item.n_steps; ++i) {
+                float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats + part * kPieceFloats;
+                named_barrier_sync(named_barrier::kStaged + part, kThreads);
+                if (first_lane) {
+#pragma unroll
+                    for (int i = 0; i < kPieces; ++i) {
+                        bulk_add_floats(sums + i * kPieceStride, smem.dq(part) + i * kPieceFloats * 4,
+                                        kPieceFloats * 4);
+                    }
+                    tma_store_commit();
+                    tma_store_wait_read();
+                }
+                __syncwarp();
+                named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
+                ++tile;
+                if (--left_of_head == 0) {
+                    left_of_head = item.visited_blocks();
+                    tile += args.dq_tiles - left_of_head;
+                }
+            }
+        }
+        if (first_lane) tma_store_wait();  // shared memory must outlive the additions
+    }
+};
+
+}  // namespace flash::hopper

@@ -1,0 +1,106 @@
+// What follows from a Hopper backward configuration at compile time: threads, registers, and the map of
+// shared memory. A configuration that cannot work is refused here by name.
+//
+// Shared memory of a block:
+//
+//     K slots     k_stages x (B_c, d)      a key tile stays for its whole item
+//     V slots     v_stages x (B_c, d_v)
+//     Q ring      q_stages x (B_r, d)
+//     dO ring     q_stages x (B_r, d_v)
+//     dS slots    2 x (B_c, B_r)           none where dQ has a kernel of its own
+//     dQ staging  (B_r, d) float32         where bulk reductions take it
+//     P slots     2 x (B_c, B_r)           with split_gradients: from one warpgroup to the other
+//     rows        q_stages x B_r x (LSE, delta) float32
+//     control     1 KiB: mbarriers, the work item of each K slot
+#pragma once
+
+#include "backward.cuh"
+#include "hopper/layout.cuh"
+
+namespace flash::hopper {
+
+inline constexpr int kBackwardControlBytes = 1024;
+inline constexpr int kBackwardMaxSmemBytes = 227 * 1024;
+
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
+struct StaticBackwardKernelConfig {
+    static constexpr HopperBackwardKernelConfig cfg = CFG;
+    static constexpr BackwardTraits traits = TRAITS;
+    static constexpr DType dtype = CFG.dtype;
+    static constexpr int d_head = CFG.d_head;      // columns of Q, K, dQ and dK
+    static constexpr int d_head_v = CFG.d_head_v;  // columns of V, dO and dV
+    static constexpr int B_r = CFG.B_r;
+    static constexpr int B_c = CFG.B_c;
+    static constexpr int q_stages = CFG.q_stages, k_stages = CFG.k_stages, v_stages = CFG.v_stages;
+
+    static constexpr bool sums_dq = CFG.dq_output != DqOutput::OWN_KERNEL;
+    static constexpr bool stages_dq = CFG.dq_output == DqOutput::BULK_REDUCTION;
+    static constexpr bool late_dq = CFG.late_dq && sums_dq;
+    // The derivative of the cap takes the registers in which P would stay float32.
+    static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
+
+    // Without a mask, and of the last keys, nobody sees a tile in part alone.
+    static constexpr bool trimmed = CFG.trimmed && (TRAITS.causal || TRAITS.window) && sums_dq;
+
+    static constexpr int warpgroup_threads = 128;
+    // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
+    static constexpr bool split = CFG.split_gradients;
+    static constexpr int n_consumers = 2;
+    static constexpr int n_consumer_warps = n_consumers * 4;
+    static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;
+    // Registers a thread of the producer and of a consumer warpgroup; 65536 in all.
+    static constexpr bool few_for_producer = CFG.float_p || !sums_dq;
+    static constexpr int producer_registers = few_for_producer ? 24 : 40;
+    static constexpr int consumer_registers = few_for_producer ? 240 : 232;
+
+    // For Scheduler: a whole warp takes items, for it writes the gradients of tiles that nobody sees.
+    static constexpr bool warp_loads = true, paired_blocks = false;
+    static constexpr int mail_slots = 0;
+
+    // dQ of a tile is cut into a part for each consumer warpgroup: 64 of the rows, or 64 of the columns.
+    static constexpr bool dq_parts_are_rows = B_r == n_consumers * kWarpgroupRows;
+    static constexpr int dq_columns = dq_parts_are_rows ? d_head : d_head / n_consumers;
+    static constexpr int dq_part_floats = kWarpgroupRows * dq_columns;
+    static constexpr int dq_tile_floats = B_r * d_head;
+
+    static constexpr int k_bytes = tile_bytes(B_c, d_head), v_bytes = tile_bytes(B_c, d_head_v);
+    static constexpr int q_bytes = tile_bytes(B_r, d_head), do_bytes = tile_bytes(B_r, d_head_v);
+    static constexpr int ds_bytes = tile_bytes(B_c, B_r);
+    static constexpr int ds_stages = sums_dq ? 2 : 0;
+    // Split: P on its way from one warpgroup to the other.
+    static constexpr int p_stages = split ? 2 : 0;
+    static constexpr int p_bytes = B_c * B_r * (CFG.float_p ? 4 : 2);
+    static constexpr int row_bytes = B_r * 4;
+
+    static constexpr int smem_k = 0;
+    static constexpr int smem_v = smem_k + k_stages * k_bytes;
+    static constexpr int smem_q = smem_v + v_stages * v_bytes;
+    static constexpr int smem_do = smem_q + q_stages * q_bytes;
+    static constexpr int smem_ds = smem_do + q_stages * do_bytes;
+    static constexpr int smem_dq = smem_ds + ds_stages * ds_bytes;
+    static constexpr int smem_p = smem_dq + (stages_dq ? dq_tile_floats * 4 : 0);
+    static constexpr int smem_lse = smem_p + p_stages * p_bytes;
+    static constexpr int smem_delta = smem_lse + q_stages * row_bytes;
+    static constexpr int smem_control = smem_delta + q_stages * row_bytes;
+    static constexpr int smem_bytes = smem_control + kBackwardControlBytes;
+
+    static_assert(B_c == (split ? 1 : 2) * kWarpgroupRows,
+                  "B_c: 64 keys for each of two consumer warpgroups; with split_gradients for both");
+    static_assert(B_r == 64 || B_r == 128, "B_r: 64 or 128");
+    static_assert(d_head % kPanelColumns == 0 && d_head_v % kPanelColumns == 0,
+                  "d_head, d_head_v: multiples of 64; others are padded by the caller");
+    static_assert(!sums_dq || dq_columns == kPanelColumns,
+                  "dQ: each of two consumer warpgroups takes 64 rows and 64 columns, so that B_r * d_head is "
+                  "8192; or choose dq_output OWN_KERNEL");
+    static_assert(!split || (!sums_dq && !CFG.ping_pong),
+                  "split_gradients: no registers for dQ, and no turns: choose dq_output OWN_KERNEL");
+    static_assert(q_stages >= 2 && q_stages <= 4, "q_stages: 2 to 4");
+    static_assert(k_stages == 1 || k_stages == 2, "k_stages: 1 or 2");
+    static_assert(v_stages == 1 || v_stages == 2, "v_stages: 1 or 2");
+    static_assert(!late_dq || k_stages == 2,
+                  "late_dq: K of the item before is in use while the next item begins: two k_stages");
+    static_assert(smem_bytes <= kBackwardMaxSmemBytes,
+                  "the tiles exceed the 227 KiB of shared memory of a block");
+};
+
+}  // namespace flash::hopper
