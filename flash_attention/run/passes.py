@@ -143,8 +143,10 @@ def backward_pass(
         if dv is not None:
             dv.zero_()
             to_compute = (dq, dk, None, dsinks)
-    if dout.dtype is not out.dtype:
-        dout = dout.to(out.dtype)
+    if out.dtype is not q.dtype:  # an output in float32; products take the type of the inputs
+        out = out.to(q.dtype)
+    if dout.dtype is not q.dtype:
+        dout = dout.to(q.dtype)
     if dout.is_neg():
         dout = dout.resolve_neg()
     if dlse is not None and (dlse.dtype is not torch.float32 or dlse.is_neg()):
