@@ -1,0 +1,92 @@
+"""One tile by the library's own attention: output with LSE, and gradients, all in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flash_attention.backends import cpu, cpu_backward
+from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.distributed.tiles import Tile
+from flash_attention.run.cpu_choice import CPU_B_C
+from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_helpers.kernels.dtype import DType
+
+# Of the configuration the CPU backend asks for the keys of a step alone.
+_ON_CPU = FlashForwardKernelConfig(DType.BF16, 128, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What becomes of a product of a query and a key, and how kernels are to run.
+
+    Attributes:
+        scale: factor of the products.
+        softcap: 0: none.
+        deterministic: gradients of equal calls have equal bits.
+        n_sms: streaming multiprocessors that kernels may fill while messages travel; None: all.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    deterministic: bool = True
+    n_sms: int | None = None
+
+
+def limits_of(tile: Tile) -> tuple[int | None, int | None]:
+    """The band of a tile as (left, right) around the place i + keys - queries of query i."""
+    aligned = len(tile.k) - len(tile.q)
+    left = None if tile.low is None else aligned - tile.low
+    right = None if tile.high is None else tile.high - aligned
+    return left, right
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    """The attention of a tile.
+
+    Args:
+        q: the queries of the tile, (batch, queries, heads, d).
+        k: its keys, (batch, keys, kv heads, d).
+        v: (batch, keys, kv heads, d_v).
+        tile: which keys a query sees.
+        arithmetic: see there.
+
+    Returns:
+        out (batch, queries, heads, d_v) and lse (batch, heads, queries), float32, without sinks.
+    """
+    left, right = limits_of(tile)
+    out = q.new_empty((*q.shape[:3], v.shape[3]), dtype=torch.float32)
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    cpu.attention(
+        _ON_CPU, q, k, v, out, lse, arithmetic.scale, left=left, right=right, softcap=arithmetic.softcap
+    )
+    return out, lse
+
+
+def gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    tile: Tile,
+    arithmetic: Arithmetic,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A tile's share of the gradients dq, dk and dv, float32.
+
+    Args:
+        dout, out, lse, dlse: of the tile's queries over all their keys, so that the shares of all tiles add
+            up to the gradients.
+        q, k, v, tile, arithmetic: as in ``attend``.
+    """
+    left, right = limits_of(tile)
+    dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    cpu_backward.backward(
+        _ON_CPU, dout, q, k, v, out, lse, dlse, arithmetic.scale, Gradients(dq, dk, dv),
+        left=left, right=right, softcap=arithmetic.softcap,
+    )  # fmt: skip
+    return dq, dk, dv
