@@ -31,8 +31,8 @@ class Rates:
 
     flops: float = 6e14
     flops_backward: float = 4.5e14
-    link: float = 3e11
-    latency: float = 2e-5
+    link: float = 3.1e11
+    latency: float = 3e-5
     call: float = 1e-5
     memory: float = 3.5e12
 

@@ -181,10 +181,3 @@ def test_a_bad_argument_is_named(error: type[Exception], message: str, options: 
     arguments: dict[str, object] = {"layout": LAYOUT, **options}
     with pytest.raises(error, match=message):
         cp.attention(rows(), rows(), rows(), **arguments)  # type: ignore[arg-type]
-
-
-def test_without_torch_distributed_the_way_to_start_it_is_said() -> None:
-    if dist.is_initialized():
-        pytest.skip("another test of this process has started it")
-    with pytest.raises(RuntimeError, match=r"^torch.distributed is not started, .* torchrun$"):
-        cp.attention(rows(), rows(), rows(), layout=LAYOUT)
