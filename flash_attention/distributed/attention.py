@@ -28,7 +28,7 @@ from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
 from flash_attention.distributed.groups import Group, as_dtensor, local_sinks, process_group, spread_of
 from flash_attention.distributed.layout import Layout
-from flash_attention.distributed.pairs import Arithmetic
+from flash_attention.distributed.pairs import Arithmetic, check_gradients
 from flash_attention.distributed.schedule import METHODS, Heads, Method, Schedule
 from flash_attention.distributed.transport import Transport
 from flash_helpers.select.problem import UNLIMITED, Window
@@ -117,6 +117,8 @@ def attention(
             (causal, softmax_scale, window, softcap, return_lse, method, deterministic, reserved_sms),
         )  # fmt: skip
         validate = checked_flag("validate", validate)
+        if _wants_gradients(*local, sinks):
+            check_gradients(local[0])
     except (TypeError, ValueError, NotImplementedError) as error:
         agreement.refuse(processes, error, limit)
         raise
@@ -244,11 +246,13 @@ def _checked(
         "return_lse": str(return_lse),
         "method": choice.method,
         "deterministic": str(deterministic),
-        "whether gradients are wanted": str(
-            torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-        ),
+        "whether gradients are wanted": str(_wants_gradients(q, k, v, sinks)),
     }
     return choice, Arithmetic(scale, cap, deterministic), entries
+
+
+def _wants_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 @lru_cache(maxsize=256)

@@ -20,6 +20,7 @@ class ContextParallel(torch.autograd.Function):
         ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.plan = plan
+        q, k, v = (x.detach().resolve_neg() for x in (q, k, v))  # what travels is memory
         ctx.set_materialize_grads(False)
         if plan.schedule.method == "ulysses":
             out, lse, kept = over_heads.forward(plan, q, k, v, sinks)
@@ -35,11 +36,15 @@ class ContextParallel(torch.autograd.Function):
         plan: Plan = ctx.plan
         sinks, q, k, v, out, lse = ctx.saved_tensors
         dout, dlse = grads
+        if dout is not None:
+            dout = dout.resolve_neg().to(out.dtype)
         if not plan.with_lse:
             dlse = None
         elif dlse is None:  # others may have one, and all ranks send alike
             rows = plan.schedule.layout.lengths[plan.rank]
             dlse = lse.new_zeros((lse.shape[0], ctx.heads[0], rows))
+        else:
+            dlse = dlse.resolve_neg().float()
         if plan.schedule.method == "ulysses":
             return _over_heads(ctx, plan, dout, dlse, sinks, (q, k, v, out, lse))
         if dout is None:

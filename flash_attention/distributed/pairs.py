@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flash_attention.attention import attention
 from flash_attention.backends import cpu, cpu_backward
 from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backward_call import BackwardCall
+from flash_attention.call import Mask, Scores
+from flash_attention.checks.calls import DTYPES
+from flash_attention.devices import backend
 from flash_attention.distributed.tiles import Tile
+from flash_attention.run.choices import choose
 from flash_attention.run.cpu_choice import CPU_B_C
 from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
 from flash_helpers.kernels.dtype import DType
@@ -56,12 +64,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) 
     Returns:
         out (batch, queries, heads, d_v) and lse (batch, heads, queries), float32, without sinks.
     """
-    left, right = limits_of(tile)
-    out = q.new_empty((*q.shape[:3], v.shape[3]), dtype=torch.float32)
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    cpu.attention(
-        _ON_CPU, q, k, v, out, lse, arithmetic.scale, left=left, right=right, softcap=arithmetic.softcap
-    )
+    window = left, right = limits_of(tile)
+    scale, softcap = arithmetic.scale, arithmetic.softcap
+    if q.dtype in DTYPES:
+        return attention(
+            q.detach(), k.detach(), v.detach(), softmax_scale=scale, window=window, softcap=softcap,
+            out_dtype=torch.float32, return_lse=True, n_sms=arithmetic.n_sms,
+        )  # fmt: skip
+    # float32, of which the public function knows nothing: the CPU backend computes it all the same.
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]))
+    cpu.attention(_ON_CPU, q, k, v, out, lse, scale, left=left, right=right, softcap=softcap)
     return out, lse
 
 
@@ -84,9 +97,37 @@ def gradients(
         q, k, v, tile, arithmetic: as in ``attend``.
     """
     left, right = limits_of(tile)
-    dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
-    cpu_backward.backward(
-        _ON_CPU, dout, q, k, v, out, lse, dlse, arithmetic.scale, Gradients(dq, dk, dv),
-        left=left, right=right, softcap=arithmetic.softcap,
+    scale, softcap = arithmetic.scale, arithmetic.softcap
+    if not q.is_cuda:
+        dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+        cpu_backward.backward(
+            _ON_CPU, dout, q, k, v, out, lse, dlse, scale, Gradients(dq, dk, dv),
+            left=left, right=right, softcap=softcap,
+        )  # fmt: skip
+        return dq, dk, dv
+    # Kernels write the type of the inputs: a share is rounded once, before the float32 sum.
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    scores = Scores(scale, softcap)
+    call: Any = BackwardCall(
+        q, k, v, out, lse, dout, dlse, dq, dk, dv, None, Mask(left, right), scores,
+        deterministic=arithmetic.deterministic,
     )  # fmt: skip
-    return dq, dk, dv
+    _kernels_of_gradients()(call, choose(call.problem, q.device, None))
+    return dq.float(), dk.float(), dv.float()
+
+
+def check_gradients(q: Tensor) -> None:
+    """NotImplementedError: nothing computes gradients where q is."""
+    if q.is_cuda:
+        _kernels_of_gradients()
+
+
+def _kernels_of_gradients() -> Callable[..., None]:
+    try:
+        run: Callable[..., None] = backend("cuda_backward").run_backward
+    except ModuleNotFoundError as error:
+        raise NotImplementedError(
+            "a gradient of CUDA tensors is wanted, and no backward kernels are made for them yet: move the "
+            "tensors to the CPU, or call under torch.no_grad()"
+        ) from error
+    return run
