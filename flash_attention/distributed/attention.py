@@ -83,7 +83,8 @@ def attention(
             kind. On the CPU every call is compared.
         timeout: seconds within which the other ranks have to make the call. With gloo also for each message;
             NCCL takes that of the process group.
-        reserved_sms: streaming multiprocessors that kernels leave to messages which travel meanwhile.
+        reserved_sms: streaming multiprocessors that kernels leave to messages which travel meanwhile;
+            kernels of the Hopper family do, the others use all.
 
     Returns:
         out, this rank's rows, like q with the head size of v; with ``return_lse`` also lse (batch, n_heads,

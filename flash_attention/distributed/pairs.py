@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from flash_attention.call import Mask, Scores
 from flash_attention.checks.calls import DTYPES
 from flash_attention.devices import backend
 from flash_attention.distributed.tiles import Tile
+from flash_attention.errors import NoKernelError
 from flash_attention.run.choices import choose
 from flash_attention.run.cpu_choice import CPU_B_C
 from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
@@ -67,10 +69,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) 
     window = left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
     if q.dtype in DTYPES:
-        return attention(
-            q.detach(), k.detach(), v.detach(), softmax_scale=scale, window=window, softcap=softcap,
-            out_dtype=torch.float32, return_lse=True, n_sms=arithmetic.n_sms,
-        )  # fmt: skip
+        tensors = (q.detach(), k.detach(), v.detach())
+        options: dict[str, Any] = {
+            "softmax_scale": scale, "window": window, "softcap": softcap, "out_dtype": torch.float32,
+        }  # fmt: skip
+        if arithmetic.n_sms is not None:
+            # Not every kernel keeps to a number of SMs; messages and tiles then share all of them.
+            with contextlib.suppress(NoKernelError):
+                return attention(*tensors, return_lse=True, n_sms=arithmetic.n_sms, **options)
+        return attention(*tensors, return_lse=True, **options)
     # float32, of which the public function knows nothing: the CPU backend computes it all the same.
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]))

@@ -31,6 +31,8 @@ from flash_attention.distributed.groups import Group, process_group
 from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.schedule import Method
 
+__all__ = ["NAME", "ContextParallel", "context_parallel"]
+
 NAME = "context_parallel_kernels"
 TIMEOUT = timedelta(seconds=60)
 IGNORED = -100  # the label that the loss leaves out
