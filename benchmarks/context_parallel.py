@@ -3,8 +3,8 @@
     NCCL_NVLS_ENABLE=0 torchrun --nproc-per-node 2 benchmarks/context_parallel.py --json FILE
 
 A row's time is that of the slowest rank. ``efficiency`` is the time of one GPU for the whole sequence over
-the number of ranks times a row's time. Each method is run again without its messages: what is longer with them
-is what no computation hides.
+the number of ranks times a row's time. Each method is run again without its messages: what is longer with
+them is what no computation hides.
 """
 
 from __future__ import annotations

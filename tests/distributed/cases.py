@@ -126,6 +126,29 @@ def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(x.detach().float().numpy() for x in (out, lse, *grads))
 
 
+def on_gpu(case: Case) -> tuple[list[Any], list[Any]]:
+    """Output and LSE of a rank's rows by NCCL, then those of one GPU for all rows; gradients are zeros."""
+    rank = dist.get_rank()
+    layout = case.make_layout(dist.get_world_size())
+    whole = [None if x is None else x.cuda() for x in tensors(case, torch.bfloat16)]
+    sinks = whole[5]
+    q, k, v = (layout.shard(x, rank) for x in whole[:3] if x is not None)
+    with torch.no_grad():
+        found = cp.attention(
+            q, k, v, layout=layout, causal=case.causal, window=case.window, softcap=case.softcap,
+            sinks=sinks, return_lse=True, method=case.method,  # type: ignore[arg-type]
+        )  # fmt: skip
+        parts = []
+        ends = case.documents or (0, case.total)
+        for first, last in itertools.pairwise(ends):
+            one = [x[:, first:last] for x in whole[:3] if x is not None]
+            parts.append(flash_attention.attention(*one, sinks=sinks, return_lse=True, **options(case)))
+    single = torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
+    zeros = [torch.zeros_like(x) for x in (q, k, v, *([] if sinks is None else [sinks]))]
+    both = [[x.float().cpu().numpy() for x in results] for results in ((*found, *zeros), single)]
+    return both[0], both[1]
+
+
 # ---------------------------------------------------------------------- in one process
 def gathered(case: Case, answers: list[Any]) -> Results:
     """The results of all ranks as of the whole sequence."""

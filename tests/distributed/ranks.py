@@ -21,7 +21,7 @@ ANSWER_S = 240.0
 class Ranks:
     """``run(function, *arguments)`` calls a function of a module on every rank, and returns their results."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, backend: str = "gloo") -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
@@ -29,7 +29,7 @@ class Ranks:
         self.processes = []
         for rank in range(world):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, store, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, world, store, backend, there), daemon=True)
             process.start()
             there.close()
             self._ends.append(here)
@@ -73,11 +73,18 @@ class Raised:
         return f"{self.name}: {self.message}\n{self.trace}"
 
 
-def _serve(rank: int, world: int, store: str, end: Connection) -> None:
+def _serve(rank: int, world: int, store: str, backend: str, end: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if backend == "nccl":
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        backend,
+        store=dist.FileStore(store, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
     )
     while True:
         try:
