@@ -3,7 +3,7 @@
     python benchmarks/simulate_context_parallel.py
 
 Everything it prints is predicted by ``flash_attention.distributed.cost``; no rank runs. A GPU's rates are
-those of ``Rates``; across hosts the link is that of a network card, ``--network`` bytes a second for each GPU.
+those of ``Rates``; across hosts the link is that of a network card, ``--network`` bytes a second a GPU.
 """
 
 from __future__ import annotations

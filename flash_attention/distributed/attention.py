@@ -71,7 +71,7 @@ def attention(
         group: a ProcessGroup, or one dimension of a DeviceMesh; None: that of the DTensors, else the default.
         causal: a row sees the positions up to its own.
         softmax_scale: factor of the scores; None: d_head ** -0.5.
-        window: (left, right): a row sees so many positions before and behind its own; None: no limit.
+        window: (left, right), of either sign: a row at position p sees p - left to p + right; None: no limit.
         softcap: logits become softcap * tanh(logit / softcap); 0.0: they stay.
         sinks: (n_heads,), equal on all ranks: one more logit a head without a value, counted once. Its
             gradient is this rank's share: their sum over the group is the whole.

@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,6 +46,13 @@ class Layout:
                 f"documents is {_short(ends)}; it must begin with 0, never decrease and end with the number "
                 f"of rows, {self.total}"
             )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.total, self.ranks, self.documents))
 
     # ------------------------------------------------------------------ constructors
     @classmethod

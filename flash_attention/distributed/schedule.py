@@ -111,7 +111,27 @@ class Schedule:
 
     # ------------------------------------------------------------------ programs
     def forward(self, rank: int) -> tuple[Step, ...]:
-        """The steps of a rank in the forward pass."""
+        """The steps of a rank in the forward pass; made once."""
+        return self._made.get((rank, False)) or self._keep(rank, False)
+
+    def backward(self, rank: int) -> tuple[Step, ...]:
+        """The steps of a rank in the backward pass; made once.
+
+        With ``ring`` and ``all_gather`` keys travel as in the forward pass. The gradients of a block go
+        straight back to its owner, who adds them up in the order of its distance to the others.
+        """
+        return self._made.get((rank, True)) or self._keep(rank, True)
+
+    @cached_property
+    def _made(self) -> dict[tuple[int, bool], tuple[Step, ...]]:
+        return {}
+
+    def _keep(self, rank: int, backward: bool) -> tuple[Step, ...]:
+        steps = self._backward(rank) if backward else self._forward(rank)
+        self._made[rank, backward] = steps
+        return steps
+
+    def _forward(self, rank: int) -> tuple[Step, ...]:
         if self.method == "ulysses":
             return self._over_heads(rank, "qkv", "out")
         distances = self._distances
@@ -123,12 +143,7 @@ class Schedule:
             block = self._block(receives)
         return tuple(steps)
 
-    def backward(self, rank: int) -> tuple[Step, ...]:
-        """The steps of a rank in the backward pass.
-
-        With ``ring`` and ``all_gather`` keys travel as in the forward pass. The gradients of a block go
-        straight back to its owner, who adds them up in the order of its distance to the others.
-        """
+    def _backward(self, rank: int) -> tuple[Step, ...]:
         if self.method == "ulysses":
             return self._over_heads(rank, "dout", "dqkv")
         steps = list(self.forward(rank))

@@ -23,6 +23,8 @@ OPTIONS = {
     "window": Case(window=(9, 0)),
     "window of both sides": Case(causal=False, window=(5, 11)),
     "window to the right": Case(causal=False, window=(0, None)),
+    "window before": Case(causal=False, window=(12, -3)),
+    "window behind": Case(causal=False, window=(-2, None), sinks=True),
     "softcap": Case(softcap=2.0),
     "sinks": Case(sinks=True),
     "sinks with a window and a cap": Case(sinks=True, window=(13, 0), softcap=3.0),

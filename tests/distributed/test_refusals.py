@@ -168,7 +168,7 @@ LAYOUT = Layout.zigzag(8, 1)
         (ValueError, r"^layout has 2 ranks and the group 1; they must", {"layout": Layout.zigzag(8, 2)}),
         (ValueError, r"^q has 8 rows; rank 0 of this layout .* has 9: use", {"layout": Layout.zigzag(9, 1)}),
         (ValueError, r"^method is 'rings'; it must be one of auto, all_gather", {"method": "rings"}),
-        (ValueError, r"^window's left limit is -1; it must be at least 0", {"window": (-1, 0)}),
+        (TypeError, r"^window is 4; it must be two values", {"window": 4}),
         (TypeError, r"^causal is 'yes'; it must be True or False", {"causal": "yes"}),
         (ValueError, r"^timeout is 0.0; it must be a number of seconds above 0", {"timeout": 0}),
         (ValueError, r"^reserved_sms is -1; it must be an int, at least 0", {"reserved_sms": -1}),

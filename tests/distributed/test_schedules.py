@@ -13,7 +13,19 @@ from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.schedule import METHODS, Heads, Message, Schedule, Step
 from flash_attention.distributed.tiles import Tile
 
-MASKS = (Mask(), Mask(None, 0), Mask(5, 0), Mask(3, 4), Mask(0, None), Mask(None, 2), Mask(0, 0))
+MASKS = (
+    Mask(),
+    Mask(None, 0),
+    Mask(5, 0),
+    Mask(3, 4),
+    Mask(0, None),
+    Mask(None, 2),
+    Mask(0, 0),
+    Mask(7, -2),
+    Mask(-3, 9),
+    Mask(-4, None),
+    Mask(2, -3),
+)
 CAUSAL = Mask(None, 0)
 
 
