@@ -30,7 +30,7 @@ from flash_attention.distributed.groups import Group, as_dtensor, local_sinks, p
 from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.pairs import Arithmetic, check_gradients
 from flash_attention.distributed.schedule import METHODS, Heads, Method, Schedule
-from flash_attention.distributed.transport import Transport
+from flash_attention.distributed.transport import Transport, meet
 from flash_helpers.select.problem import UNLIMITED, Window
 
 RESERVED_SMS = 8  # left to messages while tiles are computed
@@ -131,6 +131,7 @@ def attention(
         few = Arithmetic(
             arithmetic.scale, arithmetic.softcap, arithmetic.deterministic, max(1, sms - reserved_sms)
         )
+    meet(processes, device)
     transport = Transport(processes, limit, device)
     plan = Plan(choice.schedule, transport, few, arithmetic, bool(return_lse))
     out, lse = ContextParallel.apply(plan, *local, sinks)  # type: ignore[no-untyped-call]

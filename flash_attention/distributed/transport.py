@@ -13,6 +13,18 @@ from torch import Tensor
 from flash_attention.distributed.schedule import Message
 from flash_attention.errors import PeerLostError
 
+_met: dict[int, dist.ProcessGroup] = {}
+
+
+def meet(group: dist.ProcessGroup, device: torch.device) -> None:
+    """All ranks of a group on GPUs once make one call together, since NCCL connects them in the first.
+
+    A rank that has nothing to send or to receive takes no part in an exchange.
+    """
+    if device.type == "cuda" and _met.get(id(group)) is not group:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+        _met[id(group)] = group
+
 
 class Parcel(NamedTuple):
     """A message and its tensors: what is sent, or the memory for what comes."""
@@ -54,7 +66,7 @@ class Transport:
         rank: this process's rank in it.
         timeout: how long a message may take.
         waits: whether ``Pending.wait`` is bounded by it: where the CPU waits, as with gloo.
-        numbers: bytes that this rank has sent since it was made.
+        sent: bytes that this rank has sent since it was made.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta, device: torch.device) -> None:
