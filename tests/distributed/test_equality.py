@@ -84,7 +84,9 @@ def test_bfloat16_is_as_exact_as_one_process(ranks: Ranks, method: str) -> None:
         for field, x, y, z in zip(found._fields, found, wanted, single, strict=True):
             if y is not None:
                 least = 1e-6 * float(y[y != -torch.inf].square().mean().sqrt()) if y.numel() else 0.0
-                assert error(x, y) <= 1.25 * error(z, y) + least, (name, field, error(x, y), error(z, y))
+                # Of so few numbers as those of the sinks the mean error is chance.
+                factor = 1.25 if y.numel() > 64 else 2.0
+                assert error(x, y) <= factor * error(z, y) + least, (name, field, error(x, y), error(z, y))
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)

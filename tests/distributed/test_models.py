@@ -94,12 +94,13 @@ def test_the_shares_of_the_ranks_add_up(ranks: Ranks, name: str) -> None:
         losses = [model(x, labels=y, use_cache=False).loss for x, y in parts]
         loss = sum(c * x for c, x in zip(counts, losses, strict=True)) / sum(counts)  # type: ignore[assignment]
     loss.backward()
-    assert sum(answer[0] for answer in answers) == pytest.approx(float(loss), abs=2e-3)
+    assert sum(answer[0] for answer in answers) == pytest.approx(float(loss.detach()), abs=2e-3)
+    whole = float(sum(p.grad.float().square().sum() for p in model.parameters()) ** 0.5)
     for parameter_name, parameter in model.named_parameters():
         found = sum(torch.from_numpy(answer[1][parameter_name]) for answer in answers)
         wanted = parameter.grad.float()
-        far = float((found - wanted).norm() / wanted.norm())
-        assert far < 0.05, (parameter_name, far)
+        far = float((found - wanted).norm())
+        assert far < 0.05 * float(wanted.norm()) + 1e-3 * whole, (parameter_name, far, float(wanted.norm()))
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
