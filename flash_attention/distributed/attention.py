@@ -28,10 +28,10 @@ from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
 from flash_attention.distributed.groups import Group, as_dtensor, local_sinks, process_group, spread_of
 from flash_attention.distributed.layout import Layout
-from flash_attention.distributed.pairs import Arithmetic, check_gradients
+from flash_attention.distributed.pairs import Arithmetic
 from flash_attention.distributed.schedule import METHODS, Heads, Method, Schedule
 from flash_attention.distributed.transport import Transport, meet
-from flash_helpers.select.problem import UNLIMITED, Window
+from flash_helpers.kernels.problem import UNLIMITED, Window
 
 RESERVED_SMS = 8  # left to messages while tiles are computed
 
@@ -118,8 +118,6 @@ def attention(
             (causal, softmax_scale, window, softcap, return_lse, method, deterministic, reserved_sms),
         )  # fmt: skip
         validate = checked_flag("validate", validate)
-        if _wants_gradients(*local, sinks):
-            check_gradients(local[0])
     except (TypeError, ValueError, NotImplementedError) as error:
         agreement.refuse(processes, error, limit)
         raise

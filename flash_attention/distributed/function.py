@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.backends.cpu_backward import _delta, _sink_gradient
+from flash_attention.backends.cpu_backward import delta_of
+from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.distributed import engine, over_heads
 from flash_attention.distributed.engine import Plan
 
@@ -52,7 +53,7 @@ class ContextParallel(torch.autograd.Function):
         dq, dk, dv = engine.backward(plan, dout, dlse, q, k, v, out, lse)
         dsinks = None
         if sinks is not None and ctx.needs_input_grad[4]:
-            dsinks = _sink_gradient(sinks, lse, _delta(dout, out, lse, dlse)).to(sinks.dtype)
+            dsinks = sink_gradient(sinks, lse, delta_of(dout, out, lse, dlse)).to(sinks.dtype)
         return (None, *_in_types(ctx, (dq, dk, dv), q.dtype), dsinks)
 
 
@@ -72,9 +73,9 @@ def _over_heads(
     dsinks = None
     if sinks is not None and ctx.needs_input_grad[4]:
         heads = slice(*plan.schedule.heads_of(plan.rank))
-        delta = _delta(dout_heads, kept.out, kept.lse, dlse_heads)
+        delta = delta_of(dout_heads, kept.out, kept.lse, dlse_heads)
         dsinks = torch.zeros_like(sinks)
-        dsinks[heads] = _sink_gradient(sinks[heads], kept.lse, delta).to(sinks.dtype)
+        dsinks[heads] = sink_gradient(sinks[heads], kept.lse, delta).to(sinks.dtype)
     return (None, *_in_types(ctx, (dq, dk, dv), kept.q.dtype), dsinks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,26 +114,9 @@ def gradients(
     # Kernels write the type of the inputs: a share is rounded once, before the float32 sum.
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     scores = Scores(scale, softcap)
-    call: Any = BackwardCall(
+    call = BackwardCall(
         q, k, v, out, lse, dout, dlse, dq, dk, dv, None, Mask(left, right), scores,
         deterministic=arithmetic.deterministic,
     )  # fmt: skip
-    _kernels_of_gradients()(call, choose(call.problem, q.device, None))
+    backend("cuda_backward").run_backward(call, choose(call.problem, q.device, None))
     return dq.float(), dk.float(), dv.float()
-
-
-def check_gradients(q: Tensor) -> None:
-    """NotImplementedError: nothing computes gradients where q is."""
-    if q.is_cuda:
-        _kernels_of_gradients()
-
-
-def _kernels_of_gradients() -> Callable[..., None]:
-    try:
-        run: Callable[..., None] = backend("cuda_backward").run_backward
-    except ModuleNotFoundError as error:
-        raise NotImplementedError(
-            "a gradient of CUDA tensors is wanted, and no backward kernels are made for them yet: move the "
-            "tensors to the CPU, or call under torch.no_grad()"
-        ) from error
-    return run
