@@ -24,6 +24,8 @@ __all__ = [
     "KernelNotBuiltError",
     "NoCudaDeviceError",
     "NoKernelError",
+    "PeerLostError",
+    "RanksDisagreeError",
     "SourcesNotFoundError",
 ]
 
@@ -67,3 +69,11 @@ class KernelLaunchError(RuntimeError):
     def __init__(self, message: str, code: int) -> None:
         self.code = code
         super().__init__(message)
+
+
+class RanksDisagreeError(ValueError):
+    """The ranks of a context-parallel call were asked for different things, or one refused its arguments."""
+
+
+class PeerLostError(RuntimeError):
+    """A rank of a context-parallel call has ended, or did not answer within the time limit."""
