@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.mods.trace import Traced
+from flash_attention.mods.tracing import Traced
 from flash_helpers.mods.mod import Node
 from flash_helpers.mods.operations import LARGEST_INT, REDUCTIONS, Kind
 from flash_helpers.mods.stages import loops, needed

@@ -46,6 +46,13 @@ class Tiling(NamedTuple):
         )
 
 
+def tile_of(bounds: Interval) -> Tile:
+    """The tile over which a mask has these bounds."""
+    if int(bounds.low) == 1:
+        return Tile.FULL
+    return Tile.EMPTY if int(bounds.high) == 0 else Tile.PARTIAL
+
+
 def tiles(
     mod: Mod,
     tiling: Tiling,

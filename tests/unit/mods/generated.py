@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from random_functions import BATCH, HEADS, SEQ
 
-from flash_attention.mods.trace import Traced
+from flash_attention.mods.tracing import Traced
 from flash_helpers.build.sources import include_root
 from flash_helpers.mods.cpp import HEADER, cpp_source
 from flash_helpers.mods.mod import Mod

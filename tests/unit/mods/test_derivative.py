@@ -7,7 +7,7 @@ import torch
 from random_functions import function, grid, tables
 
 from flash_attention.mods.evaluate import evaluate
-from flash_attention.mods.trace import Traced, trace
+from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.mods.derivative import derivative
 
 

@@ -14,7 +14,7 @@ from generated import Library
 from random_functions import function, grid, tables
 
 from flash_attention.mods.evaluate import evaluate
-from flash_attention.mods.trace import Traced, trace
+from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.build.sources import include_root
 from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal, mod_id

@@ -9,7 +9,7 @@ from random_functions import function, tables
 
 from flash_attention.mods import and_masks, or_masks
 from flash_attention.mods.evaluate import _Evaluation
-from flash_attention.mods.trace import trace
+from flash_attention.mods.tracing import trace
 from flash_helpers.mods.intervals import Interval, intervals
 from flash_helpers.mods.operations import Kind
 from flash_helpers.mods.stages import loops

@@ -9,7 +9,7 @@ import torch
 from random_functions import function, grid, tables
 
 from flash_attention.mods.evaluate import evaluate
-from flash_attention.mods.trace import trace
+from flash_attention.mods.tracing import trace
 
 SEEDS = 1200
 
