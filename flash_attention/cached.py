@@ -66,8 +66,8 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms, deterministic, score_mod, mask_mod: as in ``attention``, with ``seqused_k[b]`` in
-            place of seq_len_k.
+            out_dtype, n_sms, deterministic, score_mod, mask_mod: as in ``attention``, with ``seqused_k[b]``
+            in place of seq_len_k.
 
     Returns:
         as ``attention``.
