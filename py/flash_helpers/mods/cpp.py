@@ -3,6 +3,7 @@
 Nothing but numbers, operations and numbered names goes into the text: none of it is the user's.
 
     struct NAME {
+        static constexpr bool kChangesScores, kHidesKeys;  // whether there are score and visible
         struct Captured { … };   // numbers, and pointers, sizes and strides of tensors: arguments of the
         launch
         struct Once { … };       // what depends on them alone
@@ -85,7 +86,11 @@ class _Writer:
             f"        flash::mods::Tensor<{tensor.element.cpp}, {tensor.n_dims}> t{i};"
             for i, tensor in enumerate(self.mod.tensors)
         ]
-        lines = [f"struct {name} {{", "    struct Captured {", *captured, "    };"]
+        lines = [f"struct {name} {{"]
+        for flag, result in (("kChangesScores", "score"), ("kHidesKeys", "visible")):
+            has = "true" if self.mod.result(result) is not None else "false"
+            lines.append(f"    static constexpr bool {flag} = {has};")
+        lines += ["    struct Captured {", *captured, "    };"]
         for stage, title in _STRUCTS.items():
             fields = [f"        {self._type(i)} v{i};" for i in self.kept[stage]]
             lines += [f"    struct {title} {{", *fields, "    };"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,6 +73,21 @@ def source(mods: list[tuple[Mod, str]]) -> str:
     return "\n".join(parts)
 
 
+def arguments(traced: Traced) -> list[ctypes.Array[Any]]:
+    """What ``captured_initializer`` reads: whole and real numbers, pointers, strides and sizes."""
+
+    def array(kind: Any, values: list[Any]) -> ctypes.Array[Any]:
+        return (kind * max(1, len(values)))(*values)
+
+    return [
+        array(ctypes.c_int64, [int(x) if isinstance(x, int) else 0 for x in traced.numbers]),
+        array(ctypes.c_double, [float(x) for x in traced.numbers]),
+        array(ctypes.c_void_p, [t.data_ptr() for t in traced.tensors]),
+        array(ctypes.c_int64, [s for t in traced.tensors for s in t.stride()]),
+        array(ctypes.c_int, [s for t in traced.tensors for s in t.shape]),
+    ]
+
+
 class Library:
     """Generated mods, compiled by a C++ compiler."""
 
@@ -93,14 +109,9 @@ class Library:
 
     def run(self, i: int, traced: Traced, score: torch.Tensor) -> torch.Tensor:
         """The result of function i for float32 scores (BATCH, HEADS, SEQ, SEQ), as float64."""
-        whole = np.array([int(x) if isinstance(x, int) else 0 for x in traced.numbers] or [0], np.int64)
-        real = np.array([float(x) for x in traced.numbers] or [0.0], np.float64)
-        data = (ctypes.c_void_p * max(1, len(traced.tensors)))(*(t.data_ptr() for t in traced.tensors))
-        strides = np.array([s for t in traced.tensors for s in t.stride()] or [0], np.int64)
-        sizes = np.array([s for t in traced.tensors for s in t.shape] or [0], np.int32)
         given = score.contiguous().numpy()
         out = np.empty(score.shape, np.float64)
-        pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (whole, real)]
-        rest = [x.ctypes.data_as(ctypes.c_void_p) for x in (strides, sizes, given, out)]
-        getattr(self.library, f"run_{i}")(*pointers, data, *rest)
+        own = [ctypes.addressof(x) for x in arguments(traced)]
+        rest = [x.ctypes.data_as(ctypes.c_void_p) for x in (given, out)]
+        getattr(self.library, f"run_{i}")(*map(ctypes.c_void_p, own), *rest)
         return torch.from_numpy(out)
