@@ -106,7 +106,10 @@ def backward(
     for wanted in (gradients.dq, gradients.dk, gradients.dv):
         if wanted is not None:
             wanted.zero_()
-    sums = {slot: torch.zeros(x.shape, dtype=torch.float64) for slot, x in gradients.captured.items()}
+    sums = {
+        slot: torch.zeros(x.shape, dtype=torch.float64, device="cpu")
+        for slot, x in gradients.captured.items()
+    }
     for x in gradients.captured.values():
         x.zero_()
     if gradients.dq is None and gradients.dk is None and gradients.dv is None and not sums:

@@ -62,8 +62,8 @@ class ScoreDerivative:
     def _scatter(total: Tensor, values: Tensor, places: list[Tensor]) -> None:
         if not total.numel():
             return
-        inside = torch.ones((), dtype=torch.bool)
-        flat = torch.zeros((), dtype=torch.int64)
+        inside = torch.ones((), dtype=torch.bool, device=total.device)
+        flat = torch.zeros((), dtype=torch.int64, device=total.device)
         for place, size in zip(places, total.shape, strict=True):
             place = torch.where(place < 0, place + size, place)
             within = (place >= 0) & (place < size)

@@ -12,6 +12,7 @@ from flash_attention.mods.operands import applied, converted, kind_of, operand, 
 from flash_attention.mods.refusal import refused
 from flash_attention.mods.registry import RULES, call_named, rule
 from flash_attention.mods.symbols import Symbol, gathered
+from flash_helpers.mods.intervals import intervals
 from flash_helpers.mods.operations import Kind
 
 BOOL, INT, FLOAT = Kind
@@ -30,13 +31,25 @@ for _name, _op in _UNARY.items():
 
 for _name, _op in {
     "lt": "lt", "less": "lt", "le": "le", "less_equal": "le", "eq": "eq", "ne": "ne", "not_equal": "ne",
-    "minimum": "minimum", "maximum": "maximum", "remainder": "remainder",
+    "minimum": "minimum", "maximum": "maximum",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
-    "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right", "floor_divide": "floor_divide",
+    "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
 }.items():  # fmt: skip
     RULES[_name] = lambda input, other, _op=_op: applied(_op, input, other)
 for _name, _op in {"gt": "lt", "greater": "lt", "ge": "le", "greater_equal": "le"}.items():
     RULES[_name] = lambda input, other, _op=_op: applied(_op, other, input)
+
+
+def _divided(op: str) -> Callable[[Any, Any], Any]:
+    def divided(input: Any, other: Any) -> Any:
+        if type(other) is int and other == 0 and kind_of(input) is not FLOAT:
+            raise refused("a whole number is divided by the number 0", "Divide by another number")
+        return applied(op, input, other)
+
+    return divided
+
+
+RULES["floor_divide"], RULES["remainder"] = _divided("floor_divide"), _divided("remainder")
 
 
 @rule("mul", "multiply")
@@ -86,12 +99,18 @@ def _pow(input: Any, exponent: Any) -> Symbol:
             if not isinstance(exponent, Symbol) and exponent == 0.5
             else applied("pow", input, exponent)
         )
-    if not isinstance(input, Symbol) and input == 2:
+    if not isinstance(input, Symbol) and input == 2 and _is_not_negative(exponent):
         return applied("shift_left", 1, exponent)
     raise refused(
         "a power of whole numbers has an exponent that is negative, above 64 or a value",
-        "Take a real number, e.g. x.float() ** e; 2 ** value is recorded, too",
+        "Take a real number, e.g. x.float() ** e or 2.0 ** e; 2 ** h is recorded, too",
     )
+
+
+def _is_not_negative(x: Symbol) -> bool:
+    """Whether the bounds of a value show that it is never below 0."""
+    mod = x._recording.builder.finish({"value": x.value()[0]})
+    return int(intervals(mod)[-1].low) >= 0
 
 
 def _whole_power(base: Symbol, exponent: int) -> Symbol:
@@ -187,4 +206,3 @@ for _sign_name, _name in {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}.i
     RULES[f"__{_sign_name}__"] = RULES[_name]
     setattr(Symbol, f"__{_sign_name}__", lambda self, _name=_name: call_named(_name, (self,), {}))
 setattr(Symbol, "__pos__", lambda self: self)  # noqa: B010
-setattr(Symbol, "__hash__", object.__hash__)  # noqa: B010

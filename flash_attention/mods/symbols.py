@@ -106,7 +106,11 @@ class Symbol:
     def __repr__(self) -> str:
         return f"<a value of a mod, {self.dtype}>"
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        raise refused(
+            "a dictionary, a set or a cache looks up a value that differs from score to score",
+            "Capture a tensor and index it",
+        )
 
     # ------------------------------------------------------------------ what is recorded
     @classmethod

@@ -121,6 +121,18 @@ def lesser_bools(s, b, h, q, k):
     return s + ((q > k) - (k > q))  # bools
 
 
+def looked_up(s, b, h, q, k):
+    return s + {0: 1.0}.get(h, 2.0)  # dictionary
+
+
+def small_power(s, b, h, q, k):
+    return s + 2 ** (3 - q)  # power
+
+
+def by_zero(s, b, h, q, k):
+    return s + q // 0  # zero
+
+
 CASES = {
     branch: "branches on a value",
     both: "branches on a value",
@@ -146,6 +158,9 @@ CASES = {
     text: "str",
     rows: "rows of 5 and 8",
     lesser_bools: "a bool",
+    looked_up: "dictionary",
+    small_power: "power of whole numbers",
+    by_zero: "divided by the number 0",
 }
 
 

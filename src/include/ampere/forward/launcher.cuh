@@ -119,7 +119,8 @@ struct ForwardLauncher {
 
     // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
     static bool traits_allow(const ForwardProblem &problem) {
-        if (TRAITS.window &&
+        // Bounds of a mod's values count on shorter ones, too (flash_helpers/mods/intervals.py).
+        if ((TRAITS.window || is_mod<MOD>) &&
             (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
             return false;
         }
