@@ -341,7 +341,7 @@ def test_c09_no_visible_key_but_a_sink(device):
         assert (lse[..., :4] == 1.5).all()
 
 
-def test_c45_functions_of_scores_and_masks(device):
+def test_c60_functions_of_scores_and_masks(device):
     q, k, v = ramps((2, 70, 4, 64), (2, 90, 2, 64), device)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)
     mods = {
@@ -350,12 +350,14 @@ def test_c45_functions_of_scores_and_masks(device):
     }
     check(q, k, v, window=(50, 10), softcap=3.0, **mods)
     ends = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in (70, 90)]
+    with pytest.raises(NotImplementedError, match="score_mod or mask_mod have none yet"):
+        attend(q.clone().requires_grad_(), k, v, **mods)
     o = attend(q[:1], k[:1], v[:1], **mods)
     packed = flash_attention.attention_varlen(q[0], k[0], v[0], *ends, 70, 90, **mods)
     torch.testing.assert_close(packed, o[0])
 
 
-def test_c46_functions_are_called_once(device):
+def test_c61_functions_are_called_once(device):
     q, k, v = ramps((1, 8, 1, 64), (1, 8, 1, 64), device)
     table, calls = torch.full((4,), 2.0, device=device), []
 
