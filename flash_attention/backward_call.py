@@ -52,7 +52,7 @@ class BackwardCall:
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
-        q, k, v, (_, softcap, sinks) = self.q, self.k, self.v, self.scores
+        q, k, v, (_, softcap, sinks, _) = self.q, self.k, self.v, self.scores
         asked = (
             (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
             (self.mask, softcap > 0, sinks is None, self.deterministic),

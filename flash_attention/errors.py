@@ -22,6 +22,7 @@ __all__ = [
     "KernelCompileError",
     "KernelLaunchError",
     "KernelNotBuiltError",
+    "ModError",
     "NoCudaDeviceError",
     "NoKernelError",
     "PeerLostError",
@@ -32,6 +33,10 @@ __all__ = [
 
 class NoCudaDeviceError(RuntimeError):
     """The CUDA backend was asked for where no CUDA device can be used."""
+
+
+class ModError(ValueError):
+    """A function of scores or of a mask cannot be recorded, or not run where it was asked for."""
 
 
 class DeviceNotSupportedError(RuntimeError):

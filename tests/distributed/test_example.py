@@ -20,7 +20,7 @@ def losses(world: int, folder: Path, *more: str) -> list[float]:
     file = folder / f"losses-{world}.json"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        str(ROOT / "examples" / "train_context_parallel.py"), *OPTIONS, *more, "--json", str(file),
+        str(ROOT / "docs" / "examples" / "train_context_parallel.py"), *OPTIONS, *more, "--json", str(file),
     ]  # fmt: skip
     path = os.pathsep.join((str(ROOT), str(ROOT / "py")))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -1,7 +1,7 @@
 """Trains a small language model on sequences that are spread over several processes, with FSDP2.
 
-    torchrun --nproc-per-node 2 examples/train_context_parallel.py            # on GPUs, else on the CPU
-    torchrun --nproc-per-node 2 examples/train_context_parallel.py --cpu --steps 5 --tokens 256
+    torchrun --nproc-per-node 2 docs/examples/train_context_parallel.py            # on GPUs, else on the CPU
+    torchrun --nproc-per-node 2 docs/examples/train_context_parallel.py --cpu --steps 5 --tokens 256
 
 Each process holds a part of every sequence and a part of the parameters. The loss of a step does not depend
 on the number of processes, but for rounding.
@@ -61,7 +61,7 @@ def train(options: argparse.Namespace) -> list[float]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh["cp"], mp_policy=policy)
     fully_shard(model, mesh=mesh["cp"], mp_policy=policy)
-    # Not Adam: its first steps divide by the gradient's size, so that rounding decides where gradients are small.
+    # Not Adam: its first steps divide by the size of gradients, where rounding decides.
     optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9)
     layout = Layout.zigzag(options.tokens, parallel.world)
     losses = []
