@@ -98,6 +98,11 @@ def test_choices_name_known_head_sizes() -> None:
         (replace(CFG, k_stages=1), BackwardTraits(), "late_dq: K of the item before is in use"),
         (replace(CFG, dq_B_c=64), BackwardTraits(), "only dq_output OWN_KERNEL has a kernel of dQ"),
         (replace(TWO_KERNELS, late_dq=True), BackwardTraits(), "late_dq: the main kernel computes no dQ"),
+        (
+            replace(TWO_KERNELS, trimmed=True),
+            BackwardTraits(),
+            "trimmed: of a block that a warpgroup does not",
+        ),
         (replace(TWO_KERNELS, dq_B_c=0), BackwardTraits(), "dq_B_c is 0; the kernel of dQ takes"),
         (replace(SPLIT, d_head_v=64, dq_B_c=80), BackwardTraits(), "dQ, S, dP and dS take 228 registers"),
         (replace(SPLIT, dq_B_c=80), BackwardTraits(), "a block of dQ's kernel takes"),

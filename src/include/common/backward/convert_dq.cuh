@@ -35,7 +35,6 @@ __global__ void __launch_bounds__(kConvertThreads)
     const int group = blockIdx.x % args.n_groups;
     const int batch_head = blockIdx.x / args.n_groups;
     const int sequence = batch_head / args.n_heads, head = batch_head % args.n_heads;
-    const bool packed = args.cu_seqlens_q != nullptr;
     const int total = nameable_rows(args.total_q);
     const SequenceRows owned = sequence_rows(args.cu_seqlens_q, nullptr, args.seq_len_q, total, sequence);
     const SequenceRows rows =

@@ -39,8 +39,7 @@ struct StaticBackwardKernelConfig {
     // The derivative of the cap takes the registers in which P would stay float32.
     static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
 
-    // Without a mask, and of the last keys, nobody sees a tile in part alone.
-    static constexpr bool trimmed = CFG.trimmed && (TRAITS.causal || TRAITS.window) && sums_dq;
+    static constexpr bool trimmed = CFG.trimmed;
 
     static constexpr int warpgroup_threads = 128;
     // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
@@ -92,6 +91,8 @@ struct StaticBackwardKernelConfig {
     static_assert(!sums_dq || dq_columns == kPanelColumns,
                   "dQ: each of two consumer warpgroups takes 64 rows and 64 columns, so that B_r * d_head is "
                   "8192; or choose dq_output OWN_KERNEL");
+    static_assert(!trimmed || sums_dq,
+                  "trimmed: of a block that a warpgroup does not see it computes dQ alone");
     static_assert(!split || (!sums_dq && !CFG.ping_pong),
                   "split_gradients: no registers for dQ, and no turns: choose dq_output OWN_KERNEL");
     static_assert(q_stages >= 2 && q_stages <= 4, "q_stages: 2 to 4");

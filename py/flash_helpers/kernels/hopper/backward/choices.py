@@ -155,6 +155,7 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         _D64,
         "342, 446, 524 and 583 at 1024, 2048, 4096 and 16384 keys; from registers, without turns, 332, 438, "
         "519 and 571",
+        masked=True,
     ),
     HopperBackwardChoice(
         128,

@@ -132,12 +132,14 @@ class HopperBackwardKernelConfig:
     # ------------------------------------------------------------------ work
     @property
     def products_per_block(self) -> int:
-        """Instructions ``wgmma`` of one warpgroup for one step of the main kernel."""
+        """Instructions ``wgmma`` in the loop of one warpgroup over the steps of the main kernel."""
         rows = self.d_head // MMA_K, self.d_head_v // MMA_K  # S, dP
         sums = self.B_r // MMA_K  # dV, dK, each
         if self.split_gradients:
             return max(rows) + sums
-        return sum(rows) + 2 * sums + (self.B_c // MMA_K if self.sums_dq else 0)
+        dq = self.B_c // MMA_K if self.sums_dq else 0
+        hidden = rows[0] + dq if self.trimmed else 0  # the step of a block that a warpgroup does not see
+        return sum(rows) + 2 * sums + dq + hidden
 
     def attn_flop(self, batch: int, heads: int, seq_len: int) -> int:
         """FLOP of the five matrix products S, dP, dV, dK, dQ, every key visible.

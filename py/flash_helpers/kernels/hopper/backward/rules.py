@@ -67,6 +67,8 @@ def _dq_reason(config: resources.Fields) -> str | None:
 
 
 def _own_dq_reason(config: resources.Fields) -> str | None:
+    if config.trimmed:
+        return "trimmed: of a block that a warpgroup does not see it computes dQ alone, which has a kernel"
     if config.late_dq:
         return "late_dq: the main kernel computes no dQ where it has a kernel of its own"
     if config.dq_B_c not in DQ_KEYS:
