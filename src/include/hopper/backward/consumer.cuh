@@ -20,6 +20,8 @@ FLASH_DEVICE float2 load_shared_float2(uint32_t address) {
     return values;
 }
 
+inline constexpr int kNoTile = -1;
+
 template <typename Kernel>
 struct BackwardConsumer {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
@@ -41,8 +43,8 @@ struct BackwardConsumer {
     uint32_t blocks = 0, items = 0;  // passed
     BackwardItem item;
     int q_block;
-    int dq_tile;           // of the block in hand
-    int late_dq_tile = 0;  // of the block before, whose dQ is still to come
+    int dq_tile;                 // of the block in hand: its first of 16 rows
+    int late_dq_tile = kNoTile;  // of the warp, of the block before, whose dQ is still to come
 
     FLASH_DEVICE BackwardConsumer(const BackwardKernelArgs &kernel_args,
                                   const BackwardSharedMemory<Kernel> &shared, int index)
@@ -88,15 +90,16 @@ struct BackwardConsumer {
         item = read_item(smem.item(slot(items, kKStages)));
         item.n_steps = uniform_word(item.n_steps);
         q_block = item.first_block;
-        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_block;
+        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile +
+                  item.first_block * Kernel::dq_row_tiles;
     }
 
     FLASH_DEVICE void go_to_next_block() {
         ++q_block;
-        ++dq_tile;
+        dq_tile += Kernel::dq_row_tiles;
         if (q_block == item.end_block) {
             q_block = item.first_block;
-            dq_tile += args.dq_tiles - item.visited_blocks();
+            dq_tile += args.dq_tiles - item.visited_blocks() * Kernel::dq_row_tiles;
         }
     }
 
@@ -234,7 +237,13 @@ struct BackwardConsumer {
         }
     }
 
-    // A warp holds 16 rows and 64 columns: eight tiles of the sums.
+    // The tile of dq_sums with the warp's 16 rows of the block in hand; kNoTile: they are past the end.
+    FLASH_DEVICE int dq_tile_of_warp() const {
+        const int row_tile = (Kernel::dq_parts_are_rows ? warpgroup * 4 : 0) + warp;
+        return q_block * B_r + row_tile * kMmaM < item.seq_len_q ? dq_tile + row_tile : kNoTile;
+    }
+
+    // A warp holds 16 rows and 64 columns: eight tiles of 8 columns, of which only the tensor's have sums.
     FLASH_DEVICE void send_dq(const float (&rmem_dQ)[kDqRegisters], int tile) const {
         constexpr int kTiles = kDqRegisters / 4;
         if constexpr (Kernel::stages_dq) {
@@ -251,12 +260,14 @@ struct BackwardConsumer {
             fence_async_proxy();  // the bulk reduction must see what was staged
             named_barrier_arrive(named_barrier::kStaged + warpgroup, kThreads);
         } else {
-            const int row_tile = (Kernel::dq_parts_are_rows ? warpgroup * 4 : 0) + warp;
+            if (tile == kNoTile) return;
             const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kTiles;
-            float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats +
-                          (row_tile * (Kernel::d_head / kMmaN) + column_tile) * kSumTileFloats + lane * 4;
+            const int columns = Kernel::traits.padded_head ? args.d_head : Kernel::d_head;
+            float *sums =
+                args.dq_sums + int64_t{tile} * (kMmaM * columns) + column_tile * kSumTileFloats + lane * 4;
 #pragma unroll
             for (int c = 0; c < kTiles; ++c) {
+                if (Kernel::traits.padded_head && (column_tile + c) * kMmaN >= columns) break;
                 add_global_floats(sums + c * kSumTileFloats, rmem_dQ[4 * c], rmem_dQ[4 * c + 1],
                                   rmem_dQ[4 * c + 2], rmem_dQ[4 * c + 3]);
             }

@@ -19,7 +19,7 @@ struct BackwardItem {
     // The sequence's own lengths; varlen: where its rows begin, and how many rows of the gradient it owns.
     int seq_len_q, seq_len_k;
     int q_row, k_row, owned_rows;
-    int first_dq_tile;  // of the sequence, in dq_sums
+    int first_dq_tile;  // of 16 rows in dq_sums: the first of the sequence and head 0
 
     FLASH_DEVICE int visited_blocks() const { return end_block - first_block; }
 };

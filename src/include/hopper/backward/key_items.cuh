@@ -49,7 +49,7 @@ struct KeyItems {
             const int used = args.seqused_k != nullptr ? args.seqused_k[sequence] : keys.n_rows;
             item.seq_len_k = max_of(0, min_of(used, keys.n_rows));
             item.first_dq_tile = args.cu_seqlens_q != nullptr
-                                     ? (queries.first_row / kSumRows + sequence) * (kSumRows / Kernel::B_r)
+                                     ? queries.first_row / kMmaM + sequence
                                      : sequence * args.group * args.n_heads_kv * args.dq_tiles;
         } else {
             item = place_of(number, args.n_tiles, args.batch * args.n_heads_kv, args);

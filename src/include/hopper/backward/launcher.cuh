@@ -62,9 +62,8 @@ cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, Backwar
 template <typename Kernel>
 cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
-    const bool packed_q = Kernel::traits.varlen && p.cu_seqlens_q != nullptr;
-    const int64_t dq_tiles = sum_rows_of_head(packed_q, p.seq_len_q, p.total_q, p.batch) / Kernel::B_r;
-    if (dq_tiles * p.n_heads * p.batch > INT32_MAX) return cudaErrorInvalidValue;
+    const RowTiles dq_tiles = row_tiles(p, kMmaM);
+    if (dq_tiles.of_all_heads(p.n_heads) > INT32_MAX) return cudaErrorInvalidValue;
     args.lse = p.lse;
     args.delta = p.delta;
     args.dq_sums = p.dq_sums;
@@ -83,7 +82,7 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
     args.n_heads_kv = p.n_heads_kv;
     args.group = p.n_heads / p.n_heads_kv;
     args.batch = p.batch;
-    args.dq_tiles = static_cast<int>(dq_tiles);
+    args.dq_tiles = static_cast<int>(dq_tiles.of_head());
     if (Kernel::traits.softcap) {
         const SoftmaxScale scale = make_capped_softmax_scale(p.softmax_scale, p.softcap);
         args.score_factor = scale.score_factor;
@@ -171,7 +170,7 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
     BackwardKernelArgs args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
     if constexpr (Kernel::sums_dq) {
-        const PrepareWork work{.clears_sums = true, .d_head = Kernel::d_head};
+        const PrepareWork work{.clears_sums = true};
         if (error == cudaSuccess)
             error = launch_prepare_backward<Kernel::dtype, Kernel::traits>(p, work, stream);
         if (error == cudaSuccess) error = launch_key_blocks<Kernel>(p, args, stream);
@@ -221,7 +220,7 @@ cudaError_t backward_attributes(KernelAttributes &out) {
 template <typename Kernel>
 BackwardWorkspaces backward_workspaces(const BackwardProblem &problem) {
     const BackwardProblem p = plain_problem<Kernel>(problem);
-    return {.dq_sums = Kernel::sums_dq ? dq_sum_floats(p, Kernel::d_head) * int64_t{sizeof(float)} : 0};
+    return {.dq_sums = Kernel::sums_dq ? dq_sum_floats(p) * int64_t{sizeof(float)} : 0};
 }
 
 template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, int target>

@@ -115,12 +115,12 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
             if (first && !last) wg.release(wg.smem.k_empty(wg.slot(wg.items + kK - 1, kK)));
             wg.send_dq(rmem_dQ, wg.late_dq_tile);
         }
-        wg.late_dq_tile = wg.dq_tile;
+        wg.late_dq_tile = wg.dq_tile_of_warp();
     } else {
         pin_registers(rmem_dQ);
         wg.release(wg.smem.ds_empty(wg.slot(wg.blocks - 1, 2)));
         if (last && kK > 1) wg.release(wg.smem.k_empty(wg.slot(wg.items + kK - 1, kK)));
-        wg.send_dq(rmem_dQ, wg.dq_tile);
+        wg.send_dq(rmem_dQ, wg.dq_tile_of_warp());
     }
     wg.go_to_next_block();
     wg.read_lse_ahead();

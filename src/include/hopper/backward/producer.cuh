@@ -163,14 +163,13 @@ struct RowWarp {
     }
 };
 
-// Adds the tiles of dQ of one part, which its consumer warpgroup stages, to the sums.
+// Adds the tiles of dQ of one part, which its consumer warpgroup stages, to the sums: of 16 rows each, as
+// many as the sequence has rows for, and as many columns as the tensor has.
 template <typename Kernel>
 struct DqReducer {
-    // Of a part of the columns, what is contiguous is a tile of 16 rows.
-    static constexpr int kPieces = Kernel::dq_parts_are_rows ? 1 : Kernel::B_r / kMmaM;
-    static constexpr int kPieceFloats = Kernel::dq_part_floats / kPieces;
-    static constexpr int kPieceStride = kMmaM * Kernel::d_head;
     static constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
+    static constexpr int kRowTiles = kWarpgroupRows / kMmaM, kColumnTiles = Kernel::dq_columns / kMmaN;
+    static constexpr int kStagedBytes = kColumnTiles * kSumTileFloats * 4;  // of 16 rows
 
     const BackwardSharedMemory<Kernel> smem;
     const BackwardKernelArgs &args;
@@ -182,31 +181,51 @@ struct DqReducer {
         BackwardItem item;
         named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
         while (items.next(item)) {
-            int tile = item.head * args.group * args.dq_tiles + item.first_dq_tile + item.first_block;
-            int left_of_head = item.visited_blocks();
+            int head_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile;
+            int q_block = item.first_block;
 #pragma unroll 1
             for (int i = 0; i < item.n_steps; ++i) {
-                float *sums = args.dq_sums + int64_t{tile} * Kernel::dq_tile_floats + part * kPieceFloats;
                 named_barrier_sync(named_barrier::kStaged + part, kThreads);
                 if (first_lane) {
-#pragma unroll
-                    for (int i = 0; i < kPieces; ++i) {
-                        bulk_add_floats(sums + i * kPieceStride, smem.dq(part) + i * kPieceFloats * 4,
-                                        kPieceFloats * 4);
-                    }
+                    add(head_tile + q_block * Kernel::dq_row_tiles,
+                        ceil_div(min(Kernel::B_r, item.seq_len_q - q_block * Kernel::B_r), kMmaM));
                     tma_store_commit();
                     tma_store_wait_read();
                 }
                 __syncwarp();
                 named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
-                ++tile;
-                if (--left_of_head == 0) {
-                    left_of_head = item.visited_blocks();
-                    tile += args.dq_tiles - left_of_head;
+                if (++q_block == item.end_block) {
+                    q_block = item.first_block;
+                    head_tile += args.dq_tiles;
                 }
             }
         }
         if (first_lane) tma_store_wait();  // shared memory must outlive the additions
+    }
+
+  private:
+    // `tile`: the block's first; n_tiles: so many of it exist.
+    FLASH_DEVICE void add(int tile, int n_tiles) const {
+        const int columns = Kernel::traits.padded_head ? args.d_head : Kernel::d_head;
+        const int first_row_tile = Kernel::dq_parts_are_rows ? part * kRowTiles : 0;
+        const int first_column_tile = Kernel::dq_parts_are_rows ? 0 : part * kColumnTiles;
+        const int row_tiles = min(n_tiles - first_row_tile, kRowTiles);
+        const int row_floats = kMmaM * columns;
+        float *sums =
+            args.dq_sums + int64_t{tile + first_row_tile} * row_floats + first_column_tile * kSumTileFloats;
+        if (row_tiles <= 0) return;
+        if constexpr (Kernel::dq_parts_are_rows && !Kernel::traits.padded_head) {  // all in one piece
+            bulk_add_floats(sums, smem.dq(part), row_tiles * kStagedBytes);
+        } else {
+            const int column_tiles = min(columns / kMmaN - first_column_tile, kColumnTiles);
+            if (column_tiles <= 0) return;
+#pragma unroll
+            for (int i = 0; i < kRowTiles; ++i) {
+                if (i >= row_tiles) break;
+                bulk_add_floats(sums + i * row_floats, smem.dq(part) + i * kStagedBytes,
+                                column_tiles * kSumTileFloats * 4);
+            }
+        }
     }
 };
 

@@ -61,7 +61,7 @@ struct StaticBackwardKernelConfig {
     static constexpr bool dq_parts_are_rows = B_r == n_consumers * kWarpgroupRows;
     static constexpr int dq_columns = dq_parts_are_rows ? d_head : d_head / n_consumers;
     static constexpr int dq_part_floats = kWarpgroupRows * dq_columns;
-    static constexpr int dq_tile_floats = B_r * d_head;
+    static constexpr int dq_row_tiles = B_r / kMmaM;  // of 16 rows, of a query block
 
     static constexpr int k_bytes = tile_bytes(B_c, d_head), v_bytes = tile_bytes(B_c, d_head_v);
     static constexpr int q_bytes = tile_bytes(B_r, d_head), do_bytes = tile_bytes(B_r, d_head_v);
@@ -78,7 +78,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int smem_do = smem_q + q_stages * q_bytes;
     static constexpr int smem_ds = smem_do + q_stages * do_bytes;
     static constexpr int smem_dq = smem_ds + ds_stages * ds_bytes;
-    static constexpr int smem_p = smem_dq + (stages_dq ? dq_tile_floats * 4 : 0);
+    static constexpr int smem_p = smem_dq + (stages_dq ? B_r * d_head * 4 : 0);
     static constexpr int smem_lse = smem_p + p_stages * p_bytes;
     static constexpr int smem_delta = smem_lse + q_stages * row_bytes;
     static constexpr int smem_control = smem_delta + q_stages * row_bytes;
