@@ -17,8 +17,10 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.ampere.backward.defaults import defaults as ampere_backward_defaults
 from flash_helpers.kernels.families import kernel_of
+from flash_helpers.kernels.hopper.backward.choices import choose_hopper_backward_kernel
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.traits import BackwardTraits
 
 
 def choose_ampere_backward(dtype: DType, d_head: int, causal: bool, seq_len: int) -> tuple[Any, str]:
@@ -32,10 +34,16 @@ def choose_ampere_backward(dtype: DType, d_head: int, causal: bool, seq_len: int
     return kernel_of(config, causal=causal), reason
 
 
+def choose_hopper_backward(dtype: DType, d_head: int, causal: bool, seq_len: int) -> tuple[Any, str]:
+    """The default of a call's gradients."""
+    return choose_hopper_backward_kernel(dtype, (d_head, d_head), seq_len, BackwardTraits(causal=causal))
+
+
 CHOOSE = {
     "ampere": choose_ampere_kernel,
     "hopper": choose_hopper_kernel,
     "ampere_backward": choose_ampere_backward,
+    "hopper_backward": choose_hopper_backward,
 }
 ALL = [(f, d, causal) for f, d_heads in LADDERS.items() for d in d_heads for causal in (False, True)]
 

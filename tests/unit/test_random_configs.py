@@ -32,7 +32,8 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.ampere.backward.config import DQSum, DQWarps, FlashBackwardKernelConfig
 from flash_helpers.kernels.hopper.backward import resources as hopper_backward_resources
-from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.resources import DqOutput
 from flash_helpers.kernels.hopper.backward.rules import DQ_KEYS
 from flash_helpers.kernels.hopper.forward.config import D_HEADS as HOPPER_D_HEADS
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS

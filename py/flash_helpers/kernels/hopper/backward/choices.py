@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.resources import DqOutput
 from flash_helpers.kernels.kernel import BackwardKernel
 from flash_helpers.kernels.traits import PLAIN_BACKWARD, BackwardTraits
 
@@ -92,7 +93,8 @@ class HopperBackwardChoice:
 
 
 _D64 = _summed(64, 128)
-_D64_RED = replace(_D64, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
+_D64_FULL = replace(_D64, head_sections=False)
+_D64_RED = replace(_D64_FULL, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
 _D64_OWN = _two_kernels(64, 64, 128, B_r=128, float_p=False)
 _D64_CAPPED = _two_kernels(64, 64, 128)
 _D128 = _summed(128, 64, float_p=True)
@@ -135,7 +137,7 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
     HopperBackwardChoice(
         64,
         64,
-        _D64,
+        _D64_FULL,
         "374 and 473 at 512 and 1024 keys; from registers, without turns, 368 and 469",
         masked=False,
         max_seq_len=1024,
@@ -180,7 +182,7 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
     HopperBackwardChoice(
         128,
         128,
-        _D128,
+        replace(_D128, head_sections=False),
         "393, 509, 590, 631 and 635 at 512, 1024, 2048, 4096 and 16384 keys; from registers 380, 604 and 585 "
         "at 512, 4096 and 16384",
     ),

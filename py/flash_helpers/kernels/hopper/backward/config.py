@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.backward import resources
+from flash_helpers.kernels.hopper.backward.resources import DqOutput
 from flash_helpers.kernels.hopper.backward.rules import malformed_reason
 from flash_helpers.kernels.names import Name, flag, number, one_of, size
 from flash_helpers.kernels.traits import PLAIN_BACKWARD, BackwardTraits
 
 CAPABILITY = (9, 0)
 MMA_K = 16  # reduction length of one wgmma
-
-
-class DqOutput(IntEnum):
-    """How dQ, to which every key tile that a query sees adds a part, comes together.
-
-    Attributes:
-        BULK_REDUCTION: parts are staged in shared memory, and bulk reductions add them to float32 sums.
-        REGISTER_REDUCTION: parts are added from registers, 16 bytes a thread.
-        OWN_KERNEL: a kernel of its own goes over the query blocks and computes S and dP a second time.
-            Nothing is added in an order that may differ: equal calls give equal bits.
-    """
-
-    BULK_REDUCTION = 0
-    REGISTER_REDUCTION = 1
-    OWN_KERNEL = 2
-
-    def to_cpp_str(self) -> str:
-        """The enumerator as C++ source text."""
-        return f"DqOutput::{self.name}"
 
 
 DQ_WORDS = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from flash_helpers.kernels.direction import ALL_BACKWARD_TRAITS, Direction, Ladder
-from flash_helpers.kernels.hopper.backward.config import NAME, DqOutput, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.config import NAME, HopperBackwardKernelConfig
 from flash_helpers.kernels.hopper.backward.defaults import defaults, sizes
 from flash_helpers.kernels.hopper.backward.gates import violations
 from flash_helpers.kernels.hopper.backward.ladder import STEPS, get_hopper_backward_ladder
 from flash_helpers.kernels.hopper.backward.model import HopperBackwardModel
-from flash_helpers.kernels.hopper.backward.resources import PANEL_COLUMNS
+from flash_helpers.kernels.hopper.backward.resources import PANEL_COLUMNS, DqOutput
 from flash_helpers.kernels.hopper.backward.rules import DQ_KEYS
 from flash_helpers.kernels.hopper.backward.sets import (
     get_hopper_backward_configs,

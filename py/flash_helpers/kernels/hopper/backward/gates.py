@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from flash_helpers.kernels.gates import Instruction, MachineCode, compiler_violations
-from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
-from flash_helpers.kernels.hopper.backward.resources import WARPGROUP_SIZE
+from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.resources import WARPGROUP_SIZE, DqOutput
 
 MAX_DESCRIPTOR_MOVES = 16  # R2UR in a step: descriptors belong in uniform registers
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.resources import DqOutput
 from flash_helpers.kernels.ladder import Rung, Step, climb
 
 _START = Step(
@@ -74,6 +75,17 @@ STEPS: dict[int, list[Step]] = {
         _LSE_AHEAD,
     ],
     128: [*_SHARED_STEPS, _STAGED, _PING_PONG, _LSE_AHEAD, _FLOAT_P, _TRIMMED],
+    256: [
+        replace(
+            _START,
+            why="the start: two kernels, one of them for dQ; of 64 keys one warpgroup makes S and dV, the "
+            "other dP and dK: a warpgroup has no registers for both gradients",
+        ),
+        _COUNTER,
+        _REVERSED,
+        _LSE_AHEAD,
+        replace(_FLOAT_P, why="what one warpgroup hands to the other is P before it is rounded"),
+    ],
 }
 """By head size."""
 
@@ -94,22 +106,25 @@ def get_hopper_backward_ladder(
     if d_head not in STEPS:
         known = ", ".join(map(str, STEPS))
         raise ValueError(f"no Hopper backward ladder for head size {d_head}; there are ladders for {known}")
+    split = d_head == 256
     start = HopperBackwardKernelConfig(
         dtype=dtype,
         d_head=d_head,
         d_head_v=d_head,
         B_r=128 if d_head == 64 else 64,
-        B_c=128,
+        B_c=64 if split else 128,
         q_stages=2,
         k_stages=1,
         v_stages=1,
-        dq_output=DqOutput.REGISTER_REDUCTION,
+        dq_output=DqOutput.OWN_KERNEL if split else DqOutput.REGISTER_REDUCTION,
         late_dq=False,
         ping_pong=False,
         lse_ahead=False,
         float_p=False,
         dynamic_schedule=False,
-        head_sections=False,
+        head_sections=split,
         reversed_heads=False,
+        split_gradients=split,
+        dq_B_c=64 if split else 0,
     )
     return climb(start, STEPS[d_head], causal, dtype == DType.BF16)

@@ -12,12 +12,13 @@ from flash_helpers.kernels.cost_model import (
     Registers,
 )
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.hopper.backward.config import DqOutput, HopperBackwardKernelConfig
+from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
 from flash_helpers.kernels.hopper.backward.resources import (
     DQ_B_R,
     REGISTER_OVERHEAD,
     WARPGROUP_ROWS,
     WARPGROUP_SIZE,
+    DqOutput,
     consumer_registers,
 )
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset

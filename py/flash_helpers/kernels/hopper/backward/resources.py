@@ -6,10 +6,8 @@ compute the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
+from enum import IntEnum
+from typing import Protocol
 
 WARPGROUP_SIZE = 128  # threads
 WARPGROUP_ROWS = 64  # of one wgmma
@@ -27,7 +25,61 @@ REGISTER_OVERHEAD = 16
 """Registers that a consumer needs beside the tiles: found by compiling, the most that do not spill."""
 
 
-def consumer_registers(config: HopperBackwardKernelConfig) -> int:
+class DqOutput(IntEnum):
+    """How dQ, to which every key tile that a query sees adds a part, comes together.
+
+    Attributes:
+        BULK_REDUCTION: parts are staged in shared memory, and bulk reductions add them to float32 sums.
+        REGISTER_REDUCTION: parts are added from registers, 16 bytes a thread.
+        OWN_KERNEL: a kernel of its own goes over the query blocks and computes S and dP a second time.
+            Nothing is added in an order that may differ: equal calls give equal bits.
+    """
+
+    BULK_REDUCTION = 0
+    REGISTER_REDUCTION = 1
+    OWN_KERNEL = 2
+
+    def to_cpp_str(self) -> str:
+        """The enumerator as C++ source text."""
+        return f"DqOutput::{self.name}"
+
+
+class Fields(Protocol):
+    """What resources and rules read of a configuration, see ``HopperBackwardKernelConfig``."""
+
+    @property
+    def d_head(self) -> int: ...
+    @property
+    def d_head_v(self) -> int: ...
+    @property
+    def B_r(self) -> int: ...
+    @property
+    def B_c(self) -> int: ...
+    @property
+    def q_stages(self) -> int: ...
+    @property
+    def k_stages(self) -> int: ...
+    @property
+    def v_stages(self) -> int: ...
+    @property
+    def dq_output(self) -> DqOutput: ...
+    @property
+    def late_dq(self) -> bool: ...
+    @property
+    def ping_pong(self) -> bool: ...
+    @property
+    def lse_ahead(self) -> bool: ...
+    @property
+    def float_p(self) -> bool: ...
+    @property
+    def split_gradients(self) -> bool: ...
+    @property
+    def dq_B_c(self) -> int: ...
+    @property
+    def sums_dq(self) -> bool: ...
+
+
+def consumer_registers(config: Fields) -> int:
     """Registers a thread of a consumer warpgroup of the main kernel."""
     return CONSUMER_REGISTERS[config.float_p or not config.sums_dq]
 
@@ -37,13 +89,13 @@ def padded(columns: int) -> int:
     return -(-columns // PANEL_COLUMNS) * PANEL_COLUMNS
 
 
-def smem_bytes(config: HopperBackwardKernelConfig, elem_size: int = 2) -> int:
+def smem_bytes(config: Fields, elem_size: int = 2) -> int:
     """Of a block of the main kernel: slots of K, V, Q, dO and dS, staged dQ, rows, barriers."""
     d, d_v = padded(config.d_head), padded(config.d_head_v)
     keys = config.B_c * (config.k_stages * d + config.v_stages * d_v)
     queries = config.q_stages * config.B_r * (d + d_v)
     scores = DS_STAGES * config.B_c * padded(config.B_r) if config.sums_dq else 0
-    staged = config.B_r * config.d_head * 4 if config.dq_output == config.dq_output.BULK_REDUCTION else 0
+    staged = config.B_r * config.d_head * 4 if config.dq_output == DqOutput.BULK_REDUCTION else 0
     exchanged = DS_STAGES * config.B_c * config.B_r * (4 if config.float_p else 2)
     rows = config.q_stages * config.B_r * 2 * 4  # LSE and delta
     return (
@@ -55,13 +107,13 @@ def smem_bytes(config: HopperBackwardKernelConfig, elem_size: int = 2) -> int:
     )
 
 
-def dq_smem_bytes(config: HopperBackwardKernelConfig, elem_size: int = 2) -> int:
+def dq_smem_bytes(config: Fields, elem_size: int = 2) -> int:
     """Of a block of dQ's own kernel, with as many slots as fit (``dq_stages``)."""
     q_stages, v_stages = dq_stages(config, elem_size)
     return _dq_smem_bytes(config, q_stages, v_stages, elem_size)
 
 
-def dq_stages(config: HopperBackwardKernelConfig, elem_size: int = 2) -> tuple[int, int]:
+def dq_stages(config: Fields, elem_size: int = 2) -> tuple[int, int]:
     """Slots of Q and dO, and of V, in dQ's own kernel: two each where they fit, else first one of Q."""
     for stages in ((2, 2), (1, 2)):
         if _dq_smem_bytes(config, *stages, elem_size) <= MAX_SMEM_BYTES:
@@ -69,16 +121,14 @@ def dq_stages(config: HopperBackwardKernelConfig, elem_size: int = 2) -> tuple[i
     return 1, 1
 
 
-def _dq_smem_bytes(
-    config: HopperBackwardKernelConfig, q_stages: int, v_stages: int, elem_size: int = 2
-) -> int:
+def _dq_smem_bytes(config: Fields, q_stages: int, v_stages: int, elem_size: int = 2) -> int:
     d, d_v = padded(config.d_head), padded(config.d_head_v)
     queries = q_stages * DQ_B_R * (d + d_v)
     keys = config.dq_B_c * (DQ_KV_STAGES * d + v_stages * d_v)
     return (queries + keys) * elem_size + CONTROL_BYTES
 
 
-def resident_registers(config: HopperBackwardKernelConfig) -> int:
+def resident_registers(config: Fields) -> int:
     """Of a consumer thread of the main kernel, where most are in use.
 
     dK and dV stay. While dS is made: dP, dS, P in 16 bits and, with float_p, in float32. Later the next
@@ -97,6 +147,6 @@ def resident_registers(config: HopperBackwardKernelConfig) -> int:
     return sums + max(score_gradients, next_scores)
 
 
-def dq_resident_registers(config: HopperBackwardKernelConfig) -> int:
+def dq_resident_registers(config: Fields) -> int:
     """Of a consumer thread of dQ's own kernel: dQ, S, dP and dS."""
     return config.d_head // 2 + config.dq_B_c + config.dq_B_c // 4

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flash_helpers.kernels.hopper.backward import resources
 from flash_helpers.kernels.traits import BackwardTraits
-
-if TYPE_CHECKING:
-    from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
 
 D_HEADS = (64, 128, 192, 256)
 ROWS = (64, 128)
@@ -16,7 +11,7 @@ DQ_KEYS = (48, 64, 80, 96, 112, 128)
 DQ_TILE = 2 * resources.WARPGROUP_ROWS * resources.PANEL_COLUMNS  # elements of a part of dQ of each warpgroup
 
 
-def malformed_reason(config: HopperBackwardKernelConfig, traits: BackwardTraits) -> str | None:
+def malformed_reason(config: resources.Fields, traits: BackwardTraits) -> str | None:
     """Why no GPU can run a configuration compiled for some traits, or None."""
     return (
         _sizes_reason(config)
@@ -27,7 +22,7 @@ def malformed_reason(config: HopperBackwardKernelConfig, traits: BackwardTraits)
     )
 
 
-def _sizes_reason(config: HopperBackwardKernelConfig) -> str | None:
+def _sizes_reason(config: resources.Fields) -> str | None:
     for name in ("d_head", "d_head_v"):
         if getattr(config, name) not in D_HEADS:
             return (
@@ -43,7 +38,7 @@ def _sizes_reason(config: HopperBackwardKernelConfig) -> str | None:
     return None
 
 
-def _stages_reason(config: HopperBackwardKernelConfig) -> str | None:
+def _stages_reason(config: resources.Fields) -> str | None:
     if not 2 <= config.q_stages <= 4:
         return f"q_stages is {config.q_stages}; the next Q is waited for while this one is in use: 2 to 4"
     for name in ("k_stages", "v_stages"):
@@ -56,7 +51,7 @@ def _stages_reason(config: HopperBackwardKernelConfig) -> str | None:
     return None
 
 
-def _dq_reason(config: HopperBackwardKernelConfig) -> str | None:
+def _dq_reason(config: resources.Fields) -> str | None:
     if not config.sums_dq:
         return _own_dq_reason(config)
     if config.dq_B_c:
@@ -71,7 +66,7 @@ def _dq_reason(config: HopperBackwardKernelConfig) -> str | None:
     return None
 
 
-def _own_dq_reason(config: HopperBackwardKernelConfig) -> str | None:
+def _own_dq_reason(config: resources.Fields) -> str | None:
     if config.late_dq:
         return "late_dq: the main kernel computes no dQ where it has a kernel of its own"
     if config.dq_B_c not in DQ_KEYS:
@@ -90,7 +85,7 @@ def _own_dq_reason(config: HopperBackwardKernelConfig) -> str | None:
     return None
 
 
-def _split_reason(config: HopperBackwardKernelConfig) -> str | None:
+def _split_reason(config: resources.Fields) -> str | None:
     if not config.split_gradients:
         return None
     if config.sums_dq:
@@ -100,9 +95,9 @@ def _split_reason(config: HopperBackwardKernelConfig) -> str | None:
     return None
 
 
-def _registers_reason(config: HopperBackwardKernelConfig, traits: BackwardTraits) -> str | None:
+def _registers_reason(config: resources.Fields, traits: BackwardTraits) -> str | None:
     budget = resources.consumer_registers(config) - resources.REGISTER_OVERHEAD
-    registers = config.resident_registers()
+    registers = resources.resident_registers(config)
     # The tanh of the scores stays until dS is made, in float32.
     if traits.softcap and not config.float_p and not config.split_gradients:
         registers += config.B_r // 2
