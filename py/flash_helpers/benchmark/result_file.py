@@ -44,7 +44,7 @@ ROW: dict[str, Kind] = {
 }  # fmt: skip
 MORE_ROW: dict[str, Kind] = {
     "status": str, "reason": str, "error": (int, float), "kernel": str, "n_splits": int, "variant": str,
-    "feature": str, "stage": str, "environment": dict, "gpu_state": dict,
+    "feature": str, "stage": str, "direction": str, "environment": dict, "gpu_state": dict,
 }  # fmt: skip
 TIMES = ("median", "p20", "p80", "rounds", "launch_hidden")
 KINDS = ("kernel", "peer")
