@@ -100,7 +100,8 @@ gpu-build:
 	$(PYTHON) setup.py --quiet build_ext --inplace
 
 gpu-test: gpu-build
-	$(PYTHON) -m pytest -q --gpu-run $(OUT)/gpu-tests.json tests/gpu tests/contract tests/models tests/integrations
+	$(PYTHON) -m pytest -q --gpu-run $(OUT)/gpu-tests.json tests/gpu tests/contract tests/models tests/integrations \
+		tests/distributed
 
 # ATTACK="--kills 39 --corruptions 1400 --calls 40000" asks for other counts.
 attack: $(VENV)/.test $(VENV)/.compiler

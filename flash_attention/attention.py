@@ -10,7 +10,7 @@ from torch import Tensor
 from flash_attention.call import DENSE, Packed, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_sms, checked_window
-from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, Options
+from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
@@ -73,6 +73,8 @@ def attention(
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
     deterministic: bool = False,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -103,6 +105,11 @@ def attention(
             None, or as many as there are: all. Kernels of the Hopper family keep to it; CPUs are not asked.
         deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
             the time of the backward pass asks for the same.
+        score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
+            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md). On CPU
+            tensors only, without gradients; None: scores stay.
+        mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
+            ``window``; likewise.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
@@ -111,6 +118,7 @@ def attention(
     Raises:
         TypeError, ValueError, NotImplementedError: a bad argument; the message says what is allowed.
         NoKernelError: no kernel for CUDA tensors has a feature or a head size; CPU tensors take all.
+        ModError: ``score_mod`` or ``mask_mod`` cannot be recorded; the message has its line.
         InfeasibleConfigError: ``config`` cannot compute this.
 
     Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
@@ -122,7 +130,7 @@ def attention(
         causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
     key: Key | None = None
-    if at_once:
+    if at_once and score_mod is None and mask_mod is None:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -137,7 +145,7 @@ def attention(
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    rare = out_dtype, n_sms, deterministic
+    rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
@@ -217,6 +225,8 @@ def attention_varlen(
     n_sms: int | None = None,
     deterministic: bool = False,
     validate: bool = False,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     **unknown: Never,
 ) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
@@ -236,6 +246,8 @@ def attention_varlen(
             always read.
         causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
             n_sms, deterministic: as in ``attention``.
+        score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
+            it.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -249,7 +261,7 @@ def attention_varlen(
         causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
     key: Key | None = None
-    if at_once:
+    if at_once and score_mod is None and mask_mod is None:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -266,7 +278,7 @@ def attention_varlen(
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic
+    rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:

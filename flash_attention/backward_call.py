@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -51,5 +52,19 @@ class BackwardCall:
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
-        problem = problem_of(self.q, self.k, self.v, self.mask, self.scores, self.layout)
-        object.__setattr__(self, "problem", problem.backward(self.deterministic))
+        q, k, v, (_, softcap, sinks, _) = self.q, self.k, self.v, self.scores
+        asked = (
+            (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
+            (self.mask, softcap > 0, sinks is None, self.deterministic),
+        )
+        problem = _problems.get(asked)
+        if problem is None:
+            problem = problem_of(q, k, v, self.mask, self.scores, self.layout).backward(self.deterministic)
+            if len(_problems) >= PROBLEMS_KEPT:
+                _problems.clear()
+            _problems[asked] = problem
+        object.__setattr__(self, "problem", problem)
+
+
+PROBLEMS_KEPT = 1024
+_problems: dict[Any, AttentionProblem] = {}  # of backward calls, by all that they follow from

@@ -10,7 +10,7 @@ from torch import Tensor
 from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_sms, checked_window
-from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Options
+from flash_attention.options import NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
@@ -43,6 +43,8 @@ def attention_cached(
     n_sms: int | None = None,
     deterministic: bool = False,
     validate: bool = False,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     **unknown: Never,
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
@@ -64,7 +66,8 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms, deterministic: as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+            out_dtype, n_sms, deterministic, score_mod, mask_mod: as in ``attention``, with ``seqused_k[b]``
+            in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -78,7 +81,7 @@ def attention_cached(
         causal, window = shifted(causal, window, diagonal_offset)
     at_once = not traced()
     key: Key | None = None
-    if at_once:
+    if at_once and score_mod is None and mask_mod is None:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -95,7 +98,7 @@ def attention_cached(
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic
+    rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:

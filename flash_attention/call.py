@@ -16,6 +16,7 @@ from torch import Tensor
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_flag, checked_offset, checked_window
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
+from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem, Window, visible_limits
 
@@ -220,11 +221,13 @@ class Scores(NamedTuple):
         scale: its factor, any finite number.
         softcap: logits become ``softcap * tanh(logit / softcap)``; 0: they stay.
         sinks: (n_heads,) one more logit a head, which has no value; None: there is none.
+        traced: what ``score_mod`` and ``mask_mod`` do to logits, behind the soft cap; None: there are none.
     """
 
     scale: float
     softcap: float = 0.0
     sinks: Tensor | None = None
+    traced: Traced | None = None
 
 
 EVERYTHING, PLAIN = Mask(), Scores(1.0)
@@ -313,6 +316,7 @@ def problem_of(
         tma_obstacle=obstacle or (page_obstacle(k.shape[1]) if layout.paged else None),
         out_float32=out_float32,
         n_sms=n_sms,
+        mod=None if scores.traced is None else scores.traced.mod,
     )
 
 

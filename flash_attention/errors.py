@@ -22,14 +22,21 @@ __all__ = [
     "KernelCompileError",
     "KernelLaunchError",
     "KernelNotBuiltError",
+    "ModError",
     "NoCudaDeviceError",
     "NoKernelError",
+    "PeerLostError",
+    "RanksDisagreeError",
     "SourcesNotFoundError",
 ]
 
 
 class NoCudaDeviceError(RuntimeError):
     """The CUDA backend was asked for where no CUDA device can be used."""
+
+
+class ModError(ValueError):
+    """A function of scores or of a mask cannot be recorded, or not run where it was asked for."""
 
 
 class DeviceNotSupportedError(RuntimeError):
@@ -67,3 +74,11 @@ class KernelLaunchError(RuntimeError):
     def __init__(self, message: str, code: int) -> None:
         self.code = code
         super().__init__(message)
+
+
+class RanksDisagreeError(ValueError):
+    """The ranks of a context-parallel call were asked for different things, or one refused its arguments."""
+
+
+class PeerLostError(RuntimeError):
+    """A rank of a context-parallel call has ended, or did not answer within the time limit."""

@@ -60,6 +60,34 @@ def _weight(lse: Tensor, largest: Tensor, base: Tensor) -> Tensor:
     return weight.masked_fill(lse == math.inf, 1.0)
 
 
+def merge_into(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """``merge`` of a running result and one more part, in place and without gradients.
+
+    Takes a third of the memory and less than a third of the passes of ``merge``, and differs from it by
+    float32 rounding alone. A part whose LSE is -inf must have output 0, as that of ``attention`` has.
+
+    Args:
+        out: (batch, seq, heads, d) float32; where its LSE is -inf it must be 0.
+        lse: (batch, heads, seq) float32.
+        part: like out.
+        part_lse: like lse.
+    """
+    difference = part_lse - lse
+    weight = difference.sigmoid().masked_fill_(part_lse == -math.inf, 0.0)
+    weight.masked_fill_((part_lse == math.inf) & (lse == math.inf), 0.5)  # both take all: they share it
+    out.lerp_(part, _over_columns(weight))
+    lse.copy_(torch.logaddexp(lse, part_lse))
+
+
+def merge_sinks_into(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """``merge_into`` with a part that is (heads,) one logit a head without a value."""
+    logit = sinks.float()[None, :, None]
+    weight = (lse - logit).sigmoid().masked_fill_(lse == -math.inf, 0.0)
+    weight.masked_fill_((lse == math.inf) & (logit == math.inf), 0.5)
+    out.mul_(_over_columns(weight))
+    lse.copy_(torch.logaddexp(lse, logit.expand_as(lse)))
+
+
 def _over_columns(weight: Tensor) -> Tensor:
     """(batch, heads, seq) as (batch, seq, heads, 1); (heads, total) as (total, heads, 1)."""
     return weight.transpose(-1, -2)[..., None]

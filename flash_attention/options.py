@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +23,10 @@ from flash_helpers.kernels.problem import UNLIMITED, Window
 NO_OFFSET, NO_SOFTCAP = 0, 0.0
 
 
+ScoreMod = Callable[..., Any]  # (score, b, h, q_idx, kv_idx), the new score
+MaskMod = Callable[..., Any]  # (b, h, q_idx, kv_idx), whether the query sees the key
+
+
 class Keywords(TypedDict, total=False):
     """The keywords of ``flash_attention.attention`` but ``return_lse``, which decides its result's type."""
 
@@ -37,6 +42,8 @@ class Keywords(TypedDict, total=False):
     out_dtype: torch.dtype | None
     n_sms: int | None
     deterministic: bool
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
 
 
 class Options(NamedTuple):
@@ -54,6 +61,13 @@ class Options(NamedTuple):
     out_dtype: torch.dtype | None = None
     n_sms: int | None = None
     deterministic: bool = False
+    score_mod: ScoreMod | None = None
+    mask_mod: MaskMod | None = None
+
+    @property
+    def has_mods(self) -> bool:
+        """Whether functions of the user's change scores or hide keys."""
+        return self.score_mod is not None or self.mask_mod is not None
 
     def checked(self, q: object) -> Options:
         """The same with values of the types that are promised.

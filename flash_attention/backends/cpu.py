@@ -21,10 +21,12 @@ from torch import Tensor
 
 from flash_attention.backends import cpu_fused
 from flash_attention.backends.cpu_items import Item, items_of
+from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.visibility import Visibility
 from flash_attention.call import Call, Ran
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, Kernel
+from flash_helpers.mods.tiles import Tile
 from flash_helpers.select.chosen import Choice
 
 LOG2_E = math.log2(math.e)
@@ -53,13 +55,16 @@ def run(call: Call, choice: Choice) -> Ran:
 
 def _run_item(call: Call, choice: Choice, item: Item) -> Kernel:
     """Computes an item; returns what has run."""
-    q, k, v, out, lse = item
-    scale, softcap, sinks = call.scores
+    q, k, v, out, lse, first = item
+    scale, softcap, sinks, traced = call.scores
     # Of an item, limits may hide nothing although they do of the longest.
     left, right = call.mask.limits(q.shape[1], k.shape[1])
     n_heads, n_heads_kv = q.shape[2], k.shape[2]
     group = n_heads // n_heads_kv
     everything = (slice(0, q.shape[0]), slice(0, n_heads))
+    mods = None
+    if traced is not None:
+        mods = BlockMods(traced, range(first, first + q.shape[0]), range(n_heads), group)
     left_over: list[Any] = [everything]
     if choice.fused:
         left_over = cpu_fused.attention(q, k, v, out, scale, left, right, lse)
@@ -77,6 +82,7 @@ def _run_item(call: Call, choice: Choice, item: Item) -> Kernel:
             right=right,
             softcap=softcap,
             sinks=None if sinks is None else sinks[heads],
+            mods=None if mods is None else mods.part(parts, heads),
         )
     rows_left = sum((parts.stop - parts.start) * (heads.stop - heads.start) for parts, heads in left_over)
     if choice.fused and rows_left == q.shape[0] * n_heads:
@@ -122,6 +128,7 @@ def attention(
     right: int | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    mods: BlockMods | None = None,
 ) -> None:
     """Attention with every feature; arguments as in ``forward``.
 
@@ -130,6 +137,7 @@ def attention(
         right: see ``Visibility``.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they stay.
         sinks: (n_heads,) one more logit a head that takes its share of the softmax and has no value.
+        mods: what changes scores, behind the soft cap, and hides keys; None: nothing.
     """
     batch, seq_len_q, n_heads, _ = q.shape
     n_heads_kv = k.shape[2]
@@ -139,7 +147,8 @@ def attention(
     group = n_heads // n_heads_kv
     for items, heads_kv, queries in _chunks(batch, n_heads_kv, seq_len_q, group):
         heads = slice(heads_kv.start * group, heads_kv.stop * group)
-        chunk = _Chunk(config, q[items, queries, heads], v.shape[3], group, softmax_scale, softcap)
+        own = None if mods is None else mods.part(items, heads)
+        chunk = _Chunk(config, q[items, queries, heads], v.shape[3], group, softmax_scale, softcap, own)
         with full_precision:
             chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
         chunk.finish(
@@ -175,16 +184,18 @@ class _Chunk:
         group: int,
         softmax_scale: float,
         softcap: float,
+        mods: BlockMods | None = None,
     ) -> None:
         items, queries, n_heads, d_head = q.shape
+        self.mods = mods
         self.B_c = config.B_c
         self.dtype = q.dtype
         self.group = group
         self.softcap = min(softcap, LARGEST_CAP)
         self.shape = (items, n_heads // group, queries, group)
         self.fused_exponent = config.optimized_softmax
-        # With the optimized softmax the scale waits for the exponent; a soft cap needs scaled scores.
-        folded = config.optimized_softmax and not softcap
+        # With the optimized softmax the scale waits for the exponent; what changes scores needs scaled ones.
+        folded = config.optimized_softmax and not softcap and mods is None
         self.score_factor = 1.0 if folded else softmax_scale
         if softcap:
             self.score_factor = max(-LARGEST, min(softmax_scale / self.softcap, LARGEST))
@@ -230,6 +241,12 @@ class _Chunk:
         self, k: Tensor, v: Tensor, rows: slice, visibility: Visibility, first_query: int, first_key: int
     ) -> None:
         """One block of keys for the rows that see any: k (n, keys, d_head), v (n, keys, d_head_v)."""
+        queries = range(first_query, first_query + (rows.stop - rows.start) // self.group)
+        keys, tile = range(first_key, first_key + k.shape[1]), Tile.FULL
+        if self.mods is not None:
+            tile = self.mods.tile(queries, keys)
+            if tile is Tile.EMPTY:
+                return
         q, o = self.q[:, rows], self.o[:, rows]
         row_max, row_sum = self.row_max[:, rows], self.row_sum[:, rows]
         shape = (q.shape[0], q.shape[1], k.shape[1])  # (n, rows, keys)
@@ -239,6 +256,8 @@ class _Chunk:
             s.mul_(self.score_factor).tanh_().mul_(self.softcap)
         elif self.score_factor != 1.0:
             s.mul_(self.score_factor)
+        if self.mods is not None:
+            self.mods.apply(s, queries, keys, tile)
         if not visibility.unlimited:
             visibility.hide(s.unflatten(1, (-1, self.group)), first_query, first_key)
 

@@ -6,8 +6,8 @@ one final rounding. With ``D = rowsum(dO * O) - dLSE`` of a query row:
 
     dV = P^T dO        dP = dO V^T        dS = P * (dP - D)        dQ = scale dS K        dK = scale dS^T Q
 
-A soft cap c multiplies dS by ``1 - (s / c)^2`` of the capped score s. The gradient of a head's sink is the
-sum over its rows of ``-exp(sink - LSE) D``.
+A score function multiplies dS by its derivative, and a soft cap c by ``1 - (s / c)^2`` of the capped score
+s. The gradient of a head's sink is the sum over its rows of ``-exp(sink - LSE) D``.
 
 Shapes in the comments: n = batch items x kv heads of a chunk, rows = queries x group, as in ``cpu``.
 """
@@ -15,16 +15,19 @@ Shapes in the comments: n = batch items x kv heads of a chunk, rows = queries x 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from flash_attention.backends.cpu import LARGEST_CAP, _chunks, _rows_of
+from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backends.visibility import Visibility
 from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.mods.tiles import Tile
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,14 @@ class Gradients:
         dk: (batch, seq_len_k, n_heads_kv, d_head).
         dv: (batch, seq_len_k, n_heads_kv, d_head_v).
         dsinks: (n_heads,).
+        captured: by the places of captured tensors of real numbers, each like its tensor.
     """
 
     dq: Tensor | None = None
     dk: Tensor | None = None
     dv: Tensor | None = None
     dsinks: Tensor | None = None
+    captured: Mapping[int, Tensor] = field(default_factory=dict)
 
     def of(self, items: slice, heads: slice, heads_kv: slice) -> Gradients:
         """Where those of some heads of some batch items are written."""
@@ -69,6 +74,7 @@ def backward(
     right: int | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    mods: BlockMods | None = None,
 ) -> None:
     """Writes the gradients of one attention call. The arguments are taken as checked.
 
@@ -87,6 +93,7 @@ def backward(
         right: see ``Visibility``.
         softcap: as in the forward pass; 0: none.
         sinks: (n_heads,), as in the forward pass.
+        mods: as in the forward pass.
     """
     batch, seq_len_q, n_heads, _ = q.shape
     seq_len_k, n_heads_kv = k.shape[1:3]
@@ -99,7 +106,13 @@ def backward(
     for wanted in (gradients.dq, gradients.dk, gradients.dv):
         if wanted is not None:
             wanted.zero_()
-    if gradients.dq is None and gradients.dk is None and gradients.dv is None:
+    sums = {
+        slot: torch.zeros(x.shape, dtype=torch.float64, device="cpu")
+        for slot, x in gradients.captured.items()
+    }
+    for x in gradients.captured.values():
+        x.zero_()
+    if gradients.dq is None and gradients.dk is None and gradients.dv is None and not sums:
         return
     # Keys and queries that take part: what lies outside may hold anything.
     begin, end = visibility.keys_of(0, seq_len_q)
@@ -118,9 +131,12 @@ def backward(
     )
     for items, heads_kv, queries in _chunks(batch, n_heads_kv, seeing.stop - seeing.start, group):
         heads = slice(heads_kv.start * group, heads_kv.stop * group)
+        do_rows, q_rows = (x[items, queries, heads] for x in rows[:2])
+        lse_rows, delta_rows = (x[items, heads, queries] for x in rows[2:])
+        own = None if mods is None else mods.part(items, heads).differentiated(tuple(sums))
         chunk = _Chunk(
             config.B_c, group, softmax_scale, softcap, inner, queries.start,
-            *(x[items, queries, heads] for x in rows[:2]), *(x[items, heads, queries] for x in rows[2:]),
+            do_rows, q_rows, lse_rows, delta_rows, own, (seeing.start, keys.start), sums,
         )  # fmt: skip
         with full_precision:
             chunk.take(
@@ -134,6 +150,8 @@ def backward(
         gradients.dk[:, keys].copy_(dk.mul_(softmax_scale))
     if gradients.dv is not None and dv is not None:
         gradients.dv[:, keys].copy_(dv)
+    for slot, x in gradients.captured.items():
+        x.copy_(sums[slot])
 
 
 def delta_of(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
@@ -159,7 +177,12 @@ class _Chunk:
         q: Tensor,
         lse: Tensor,
         delta: Tensor,
+        mods: BlockMods | None,
+        origin: tuple[int, int],
+        sums: dict[int, Tensor],
     ) -> None:
+        # The mods count queries and keys from the begin of the sequence: ours are that many further.
+        self.mods, self.origin, self.sums = mods, origin, sums
         self.B_c, self.group, self.scale = B_c, group, softmax_scale
         self.softcap = min(softcap, LARGEST_CAP)
         self.visibility, self.first_query = visibility, first_query
@@ -186,9 +209,13 @@ class _Chunk:
             some, past = max(some - self.first_query, 0), min(past - self.first_query, self.n_queries)
             if some >= past:
                 continue
+            queries = range(self.first_query + some, self.first_query + past)
+            tile = self._tile(queries, range(first, last))
+            if tile is Tile.EMPTY:
+                continue
             rows = slice(some * self.group, past * self.group)
             block_k, block_v = _rows_of(k[:, first:last]), _rows_of(v[:, first:last])
-            p, ds = self._p_and_ds(block_k, block_v, rows, self.first_query + some, first)
+            p, ds = self._p_and_ds(block_k, block_v, rows, self.first_query + some, first, tile)
             items, heads = k.shape[0], k.shape[2]
             for sums, left_side, right_side in ((dv, p, self.do), (dk, ds, self.q)):
                 if sums is not None:
@@ -200,8 +227,15 @@ class _Chunk:
             sum_q = sum_q.mul_(self.scale).unflatten(0, (k.shape[0], -1))
             dq.copy_(sum_q.unflatten(2, (self.n_queries, self.group)).transpose(1, 2).flatten(2, 3))
 
+    def _absolute(self, queries: range, keys: range) -> tuple[range, range]:
+        q, k = self.origin
+        return range(queries.start + q, queries.stop + q), range(keys.start + k, keys.stop + k)
+
+    def _tile(self, queries: range, keys: range) -> Tile:
+        return Tile.FULL if self.mods is None else self.mods.tile(*self._absolute(queries, keys))
+
     def _p_and_ds(
-        self, k: Tensor, v: Tensor, rows: slice, first_query: int, first_key: int
+        self, k: Tensor, v: Tensor, rows: slice, first_query: int, first_key: int, tile: Tile
     ) -> tuple[Tensor, Tensor]:
         """P and dS of a block, (n, rows, keys), rounded to the input type, in float32."""
         s = torch.bmm(self.q[:, rows], k.mT).mul_(self.scale)
@@ -209,12 +243,20 @@ class _Chunk:
         if self.softcap:
             tanh = torch.tanh(s / self.softcap)
             s, slope = tanh * self.softcap, 1.0 - tanh * tanh
+        queries = range(first_query, first_query + (rows.stop - rows.start) // self.group)
+        places = self._absolute(queries, range(first_key, first_key + k.shape[1]))
+        given = s
+        if self.mods is not None:
+            s = s.clone()
+            self.mods.apply(s, *places, tile)
         if not self.visibility.unlimited:
             self.visibility.hide(s.unflatten(1, (-1, self.group)), first_query, first_key)
         hidden = s == -math.inf
         p = torch.exp(s - self.lse[:, rows])
         ds = torch.bmm(self.do[:, rows], v.mT).sub_(self.delta[:, rows]).mul_(p)
+        ds.masked_fill_(hidden, 0.0)
+        if self.mods is not None:
+            self.mods.slopes(ds, given, *places, self.sums)
         if slope is not None:
             ds.mul_(slope)
-        ds.masked_fill_(hidden, 0.0)
         return p.to(self.dtype).float(), ds.to(self.dtype).float()

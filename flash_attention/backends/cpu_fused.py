@@ -30,13 +30,21 @@ _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_c
 
 
 def reason_against(
-    d_head: int, d_head_v: int, softcap: bool, sinks: bool, lse: bool, out_float32: bool = False
+    d_head: int,
+    d_head_v: int,
+    softcap: bool,
+    sinks: bool,
+    lse: bool,
+    out_float32: bool = False,
+    mods: bool = False,
 ) -> str | None:
     """Why PyTorch's fused attention does not compute such calls, or None."""
     if _fused is None:
         return f"torch {torch.__version__} does not have it"
     if softcap or sinks:
         return f"it has no {'soft cap' if softcap else 'sinks'}"
+    if mods:
+        return "it takes no score_mod and no mask_mod"
     if d_head != d_head_v:
         return "it takes one head size for all tensors"
     if out_float32:

@@ -51,7 +51,7 @@ def run_backward(call: BackwardCall, choice: Choice) -> None:
 
 def _run_item(call: BackwardCall, choice: Choice, item: Item, left: int | None, right: int | None) -> None:
     dout, q, k, v, out, lse, dlse, gradients = item
-    scale, softcap, sinks = call.scores
+    scale, softcap, sinks, _ = call.scores
     if gradients.dsinks is not None and sinks is not None:
         gradients.dsinks.copy_(sink_gradient(sinks, lse, cpu_backward.delta_of(dout, out, lse, dlse)))
         gradients = replace(gradients, dsinks=None)

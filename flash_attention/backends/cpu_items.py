@@ -12,13 +12,17 @@ from flash_attention.call import Cached, Call, Packed
 
 
 class Item(NamedTuple):
-    """Batch items of one length: q, k, v and out are (batch, seq, heads, d), lse is (batch, heads, seq)."""
+    """Batch items of one length: q, k, v and out are (batch, seq, heads, d), lse is (batch, heads, seq).
+
+    ``first`` is the place of the first of them in the call: of packed sequences, the number of the sequence.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     out: Tensor
     lse: Tensor | None
+    first: int = 0
 
 
 def items_of(call: Call) -> Iterator[Item]:
@@ -37,7 +41,7 @@ def _sequences(call: Call, layout: Packed) -> Iterator[Item]:
         queries, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_k[i], ends_k[i + 1])
         lse = None if call.lse is None else call.lse[None, :, queries]
         yield Item(
-            call.q[None, queries], call.k[None, keys], call.v[None, keys], call.out[None, queries], lse
+            call.q[None, queries], call.k[None, keys], call.v[None, keys], call.out[None, queries], lse, i
         )
     padding = slice(ends_q[-1], None)
     fill_without_keys(call.out[padding], None if call.lse is None else call.lse[:, padding], None)
@@ -47,7 +51,8 @@ def _cached(call: Call, layout: Cached) -> Iterator[Item]:
     for i, n in enumerate(layout.seqused_k.clamp(0, call.problem.seq_len_k).tolist()):
         one = slice(i, i + 1)
         k, v = (_first_rows(x, i, n, layout.block_table) for x in (call.k, call.v))
-        yield Item(call.q[one], k, v, call.out[one], None if call.lse is None else call.lse[one])
+        lse = None if call.lse is None else call.lse[one]
+        yield Item(call.q[one], k, v, call.out[one], lse, i)
 
 
 def _first_rows(cache: Tensor, item: int, n: int, block_table: Tensor | None) -> Tensor:

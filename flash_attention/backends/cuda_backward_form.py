@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
 def prepared(call: BackwardCall, kernel: Kernel) -> Form:
     """The tensors of a call, none of which is empty, in the form that a kernel takes."""
-    scale, softcap, _ = call.scores
+    scale, softcap, *_ = call.scores
     d_head, d_head_v = kernel.config.d_head, kernel.config.d_head_v
     if kernel.traits.padded_head:
         d_head, d_head_v = call.q.shape[-1], call.v.shape[-1]

@@ -49,7 +49,7 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     """The tensors of a call in the form that the chosen kernel takes."""
     problem, traits, layout = call.problem, choice.kernel.traits, call.layout
     q, k, v, out, lse = call.q, call.k, call.v, call.out, call.lse
-    scale, softcap, sinks = call.scores
+    scale, softcap, sinks, _ = call.scores
     packed = layout if isinstance(layout, Packed) else None
     cache = layout if isinstance(layout, Cached) else None
     d_head, d_head_v = choice.head_sizes

@@ -31,7 +31,9 @@ MEANINGS = (
     ("enable_gqa",),
     ("attn_mask", "mask", "block_mask"),
     ("attention_mask", "key_padding_mask"),
-    ("alibi_slopes", "attn_bias", "bias", "position_bias", "score_mod"),
+    ("alibi_slopes", "attn_bias", "bias", "position_bias"),
+    ("score_mod", "score_modifier"),
+    ("mask_mod", "mask_function"),
     ("q_descale", "k_descale", "v_descale", "descale_q", "descale_k", "descale_v"),
     ("pack_gqa", "sm_margin", "scheduler_metadata"),
     ("layout", "tensor_layout", "qkv_layout", "input_layout"),
@@ -41,7 +43,9 @@ MEANINGS = (
 ADVICE = {
     "dropout_p": "there is no dropout: leave it out",
     "dropout": "there is no dropout: leave it out",
-    "alibi_slopes": "there is no such bias of scores",
+    "alibi_slopes": "there is no such bias of scores; on CPU tensors a score_mod adds one",
+    "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function, on CPU tensors",
+    "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function, on CPU tensors",
     "attn_mask": "the kernels take no mask tensor: causal and window say which keys are visible, and "
     "attention_varlen takes padded batches without their padding",
     "attention_mask": "the kernels take no mask tensor: attention_varlen takes batches without padding",

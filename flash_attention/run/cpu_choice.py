@@ -53,7 +53,13 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
         problem,
     )
     against = backend("cpu_fused").reason_against(
-        problem.d_head, problem.d_head_v, problem.softcap, problem.sinks, problem.lse, problem.out_float32
+        problem.d_head,
+        problem.d_head_v,
+        problem.softcap,
+        problem.sinks,
+        problem.lse,
+        problem.out_float32,
+        problem.mod is not None,
     )
     if against:
         own = f"the CPU backend computes every problem, here in blocks of {CPU_B_C} keys"

@@ -45,8 +45,13 @@ def check_differentiable(layout: Layout, options: Options) -> None:
     """Refuses what has no gradient of a call whose gradients somebody wants.
 
     Raises:
-        NotImplementedError: keys in pages, an output that is given.
+        NotImplementedError: keys in pages, an output that is given, functions of the user's.
     """
+    if options.has_mods:
+        raise NotImplementedError(
+            "a gradient is wanted, and calls with score_mod or mask_mod have none yet: call under "
+            "torch.no_grad(), or detach q, k, v and the sinks"
+        )
     if layout.paged:
         raise NotImplementedError(
             "a gradient is wanted, and keys in pages (block_table) have none: call under torch.no_grad(), "

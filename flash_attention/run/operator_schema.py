@@ -18,7 +18,8 @@ from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.problem import Window
 
-STAY = ("out", "backend")  # out is an argument of operators of its own; the backend has been checked
+# out is an argument of operators of its own, the backend has been checked, and functions cannot travel.
+STAY = ("out", "backend", "score_mod", "mask_mod")
 TYPES: dict[Any, str] = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",

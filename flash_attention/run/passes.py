@@ -13,8 +13,9 @@ from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
-from flash_attention.checks.tensors import check_memory
+from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
+from flash_attention.mods.tracing import Traced, trace
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
@@ -67,7 +68,8 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, 
     checks.check_inputs(q, k, v, sinks, layout.axes, layout.paged)
     scale = checked_scale(options.softmax_scale, q.shape[-1])
     layout.check(q, k)
-    inputs = {"q": q, "k": k, "v": v, "sinks": sinks, **layout.tensors()}
+    traced = _traced(options, q)
+    inputs = {"q": q, "k": k, "v": v, "sinks": sinks, **layout.tensors(), **_captured(traced)}
     check_memory(inputs if out is None else {**inputs, "out": out})
     layout.check_values(q, k)
     sizes = q.shape
@@ -81,7 +83,30 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, 
     if options.return_lse or keep_lse:
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
-    return Call(q, k, v, out, lse, mask, Scores(scale, options.softcap, sinks), layout, options.n_sms)
+    scores = Scores(scale, options.softcap, sinks, traced)
+    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms)
+
+
+def _traced(options: Options, q: Tensor) -> Traced | None:
+    """What the user's functions do; they are called here, once each."""
+    return trace(options.score_mod, options.mask_mod, q.device) if options.has_mods else None
+
+
+def _captured(traced: Traced | None) -> dict[str, Tensor]:
+    """The tensors that the user's functions capture, by names for messages; checked as all inputs are."""
+    if traced is None:
+        return {}
+    names = {
+        f"the captured tensor of shape {tuple(x.shape)}, number {i},": x for i, x in enumerate(traced.tensors)
+    }
+    check_tensors(names)
+    for name, x in names.items():
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise NotImplementedError(
+                f"{name} requires grad, and attention has no gradient through score_mod yet: call under "
+                "torch.no_grad(), or capture .detach() of it"
+            )
+    return names
 
 
 def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in: int) -> None:
@@ -143,8 +168,10 @@ def backward_pass(
         if dv is not None:
             dv.zero_()
             to_compute = (dq, dk, None, dsinks)
-    if dout.dtype is not out.dtype:
-        dout = dout.to(out.dtype)
+    if out.dtype is not q.dtype:  # an output in float32; products take the type of the inputs
+        out = out.to(q.dtype)
+    if dout.dtype is not q.dtype:
+        dout = dout.to(q.dtype)
     if dout.is_neg():
         dout = dout.resolve_neg()
     if dlse is not None and (dlse.dtype is not torch.float32 or dlse.is_neg()):

@@ -72,6 +72,11 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     # Below autograd, where the operators' bodies run, nobody sees who wants a tangent.
     inputs = {"q": q, "k": k, "v": v, "sinks": options.sinks}
     check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
+    if options.has_mods:
+        raise NotImplementedError(
+            "score_mod and mask_mod run at once, on plain tensors: call attention outside of torch.compile, "
+            "export and autocast, with tensors that have memory"
+        )
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
     keep_lse = gradients.wanted(q, k, v, sinks)
     if keep_lse:

@@ -1,13 +1,14 @@
-"""Runs FlashAttention's own forward tests on this library: the path of its test file is the argument.
+"""Runs FlashAttention's own tests on this library: the path of its test file is the argument.
 
     python tests/compat/run_flash_attn_tests.py .../flash_attn-2.8.3/tests/test_flash_attn.py
 
 The file comes with flash-attn's sources (PyPI's source distribution has it) and is run as it is, with its own
 inputs, references and tolerances. ``flash_attn`` is this library there. What is done to it while it runs:
 
-- Gradients are off, and ``torch.autograd.grad`` gives zeros. What the tests assert of gradients then compares
-  zero with zero and says nothing; what they assert of outputs is untouched. Functions that test nothing but
-  gradients are left out, by name.
+- Without ``--gradients`` gradients are off, and ``torch.autograd.grad`` gives zeros. What the tests assert of
+  gradients then compares zero with zero and says nothing; what they assert of outputs is untouched. Functions
+  that test nothing but gradients are left out, by name. With ``--gradients`` all is run as it stands, and
+  kernels are compiled when a case first needs them.
 - Each function runs a sample of its grid, the same in every run. Cases that need what the library refuses are
   counted by argument, and of each argument a few are run, which must raise ``NotImplementedError`` naming it.
 - On a GPU the kernels that the sample needs are compiled first, in parallel.
@@ -78,15 +79,16 @@ class CudaMeansCpu(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def forward_only(device: str) -> Iterator[None]:
-    """The surroundings of the tests: no gradients, and on the CPU a GPU that is not there."""
+def surroundings(device: str, gradients: bool) -> Iterator[None]:
+    """What is around the tests: no gradients unless asked for, and on the CPU a GPU that is not there."""
 
     def zeros(outputs: Any, inputs: Any, *unused: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         return tuple(map(torch.zeros_like, inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(mock.patch("torch.autograd.grad", zeros))
+        if not gradients:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(mock.patch("torch.autograd.grad", zeros))
         if device == "cpu":
             stack.enter_context(CudaMeansCpu())
             stack.enter_context(mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)))
@@ -106,15 +108,21 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def samples(module: ModuleType, n_cases: int, n_refused: int, longest: int) -> list[Sample]:
-    """What is run of the file's test functions, in its order."""
+def samples(
+    module: ModuleType, n_cases: int, n_refused: int, longest: int, left_out: tuple[str, ...]
+) -> list[Sample]:
+    """What is run of the file's test functions, in its order.
+
+    Args:
+        left_out: functions that are not.
+    """
 
     def short(case: Case) -> bool:
         return all(n <= longest for name, n in case.items() if name.startswith("seqlen") and type(n) is int)
 
     found = []
     for name, function in vars(module).items():
-        if name.startswith("test_") and callable(function) and name not in BACKWARD_ONLY:
+        if name.startswith("test_") and callable(function) and name not in left_out:
             rules = OUTSIDE | OUTSIDE_IN.get(name, {})
 
             def outside(case: Case, rules: dict[str, Any] = rules) -> str | None:
@@ -218,12 +226,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=100, help="for running, after the kernels are built")
     parser.add_argument("--longest", type=int, default=10**9, help="leave out cases with a longer sequence")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this program")
+    parser.add_argument("--gradients", action="store_true", help="run what the tests ask of gradients, too")
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
-    with forward_only(options.device):
-        found = samples(load(options.tests), options.cases, options.refused, options.longest)
-        if options.device == "cuda":
+    left_out = () if options.gradients else BACKWARD_ONLY
+    with surroundings(options.device, options.gradients):
+        found = samples(load(options.tests), options.cases, options.refused, options.longest, left_out)
+        if options.device == "cuda" and not options.gradients:
             kernels = needed_kernels(found)
             major, minor = torch.cuda.get_device_capability()
             build_kernels(kernels, [10 * major + minor])
@@ -233,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
         for i, one in enumerate(found):  # each has its share of what is left
             now = time.perf_counter()
             outcomes[one.name] = run(one, now + (end - now) / (len(found) - i))
-    _print(found, outcomes)
+    _print(found, outcomes, left_out)
     failed = sum(len(outcome.failures) for outcome in outcomes.values())
     passed = sum(outcome.passed for outcome in outcomes.values())
     refused = sum(outcome.refused.total() for outcome in outcomes.values())
@@ -247,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed or not passed else 0
 
 
-def _print(found: list[Sample], outcomes: dict[str, Outcome]) -> None:
+def _print(found: list[Sample], outcomes: dict[str, Outcome], left_out: tuple[str, ...]) -> None:
     for one in found:
         outcome = outcomes[one.name]
         print(f"{one.name}: {outcome.passed} passed, {len(outcome.failures)} failed")
@@ -262,7 +272,8 @@ def _print(found: list[Sample], outcomes: dict[str, Outcome]) -> None:
             )
         for failure in outcome.failures[:5]:
             print(f"  FAILED {failure}")
-    print(f"left out, since they assert nothing but gradients: {', '.join(BACKWARD_ONLY)}")
+    if left_out:
+        print(f"left out, since they assert nothing but gradients: {', '.join(left_out)}")
 
 
 if __name__ == "__main__":

@@ -109,3 +109,36 @@ def test_rotary_embedding_is_the_librarys(interleaved: bool) -> None:
     places = first[:, None] + torch.arange(4)
     torch.testing.assert_close(got, rotated(x, cos, sin, places, interleaved), atol=1e-3, rtol=1e-3)
     assert (got[..., 16:] == x[..., 16:]).all()
+
+
+def test_gradients_are_run_when_they_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, found = tmp_path / "test_file.py", tmp_path / "found.json"
+    path.write_text(GRADIENT_TESTS)
+    arguments = [str(path), "--device", "cpu", "--json", str(found), "--gradients"]
+    assert main(arguments) == 1
+    output = json.loads(found.read_text())
+    assert output["test_flash_attn_bwd_transpose"]["passed"] == 1
+    assert len(output["test_gradient_is_zero"]["failures"]) == 1
+    assert "left out" not in capsys.readouterr().out
+    assert main(arguments[:-1]) == 0  # zeros, which say nothing
+    assert "test_flash_attn_bwd_transpose" not in json.loads(found.read_text())
+
+
+GRADIENT_TESTS = """
+import pytest, torch
+from flash_attn import flash_attn_func
+
+def gradient():
+    x = torch.randn(3, 1, 9, 2, 32, device="cuda", dtype=torch.float16)
+    q, k, v = (part.requires_grad_() for part in x.unbind())
+    out = flash_attn_func(q, k, v, causal=True, deterministic=True)
+    return torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+def test_flash_attn_bwd_transpose():
+    assert all(grad.any() for grad in gradient())
+
+def test_gradient_is_zero():
+    assert not any(grad.any() for grad in gradient())
+"""

@@ -14,7 +14,7 @@ import torch
 
 import flash_attention
 from flash_attention.cached import attention_cached
-from flash_attention.errors import InfeasibleConfigError, NoKernelError
+from flash_attention.errors import InfeasibleConfigError, ModError, NoKernelError
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, device_facts
 from flash_helpers.test.utils import QKVConfig, error_stats, generate_qkv, py_flash_attention, ramp, reference
 
@@ -339,6 +339,46 @@ def test_c09_no_visible_key_but_a_sink(device):
         o, lse = attend(q, k, v, causal=True, sinks=sinks, return_lse=True)
         assert (o[:, :4] == 0).all()
         assert (lse[..., :4] == 1.5).all()
+
+
+def test_c60_functions_of_scores_and_masks(device):
+    q, k, v = ramps((2, 70, 4, 64), (2, 90, 2, 64), device)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device)
+    mods = {
+        "score_mod": lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx) - b,
+        "mask_mod": lambda b, h, q_idx, kv_idx: (q_idx + 20 >= kv_idx) & ((kv_idx + h) % 3 != 0),
+    }
+    check(q, k, v, window=(50, 10), softcap=3.0, **mods)
+    ends = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in (70, 90)]
+    with pytest.raises(NotImplementedError, match="score_mod or mask_mod have none yet"):
+        attend(q.clone().requires_grad_(), k, v, **mods)
+    o = attend(q[:1], k[:1], v[:1], **mods)
+    packed = flash_attention.attention_varlen(q[0], k[0], v[0], *ends, 70, 90, **mods)
+    torch.testing.assert_close(packed, o[0])
+
+
+def test_c61_functions_are_called_once(device):
+    q, k, v = ramps((1, 8, 1, 64), (1, 8, 1, 64), device)
+    table, calls = torch.full((4,), 2.0, device=device), []
+
+    def outside(score, b, h, q_idx, kv_idx):
+        calls.append(q_idx)
+        return score + table[kv_idx - 4]  # -4 to -1 count from the end
+
+    o = attend(q, k, v, score_mod=outside)
+    assert len(calls) == 1
+    expected, _ = reference(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + 2.0)
+    torch.testing.assert_close(o.double(), expected, atol=2e-3, rtol=2e-3)
+    far = attend(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: s + table[kv_idx * 2**40 + 4])
+    torch.testing.assert_close(far, attend(q, k, v))
+
+    def branch(score, b, h, q_idx, kv_idx):
+        if q_idx > 3:
+            return score
+        return -score
+
+    with pytest.raises(ModError, match=r"test_contract.*if q_idx > 3"):
+        attend(q, k, v, score_mod=branch)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS_OF_INFINITIES)

@@ -39,6 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
     "one kv head": {"n_heads": 5, "n_heads_kv": 1, "causal": True},
     "head sizes 40/72": {"d_head": 40, "d_head_v": 72},
     "head sizes 192/128": {"d_head": 192, "d_head_v": 128, "causal": True},
+    "diagonal further right": {"causal": True, "diagonal_offset": 9, "seq_len_k": 170},
+    "diagonal further left": {"causal": True, "diagonal_offset": -30},
+    "window before the diagonal": {"window": (40, -3)},
+    "window behind the diagonal": {"window": (-2, 20), "seq_len_k": 200},
     "negative scale": {"softmax_scale": -0.3, "causal": True},
     "zero scale": {"softmax_scale": 0.0},
     "everything": {
@@ -268,6 +272,16 @@ def test_c40_every_length(device: str, lengths: tuple[int, int], causal: bool) -
     inputs = Inputs(device, HALF, seq_len_q=lengths[0], seq_len_k=lengths[1], causal=causal)
     inputs.check()
     inputs.check(inputs.dlse)
+
+
+def test_c40_an_output_in_float32(device: str) -> None:
+    """Its gradient is float32, too, and is rounded to the type of the inputs before products."""
+    inputs = Inputs(device, causal=True)
+    inputs.dout = inputs.dout.float()
+    found = inputs.gradients(out_dtype=torch.float32)
+    for (name, grad), right in zip(found.items(), inputs.expected().values(), strict=True):
+        assert grad.dtype is BFLOAT, name
+        torch.testing.assert_close(grad.double(), right, atol=6e-2, rtol=2e-2)
 
 
 def test_c40_long_sequences(device: str) -> None:

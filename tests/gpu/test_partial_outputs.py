@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from graph_kernels import launched
 from torch import Tensor
-from trait_calls import Call, Case
+from trait_calls import Call, Case, differing
 
 from flash_attention import attention, attention_varlen, last_kernel, merge
 from flash_attention.backends import cuda
@@ -135,19 +133,26 @@ def test_kernels_that_split_keys_write_float32(kernel: ForwardKernel, n_sms: int
 
 @pytest.mark.parametrize("kernel", LIMITED if ON_HOPPER else [], ids=ForwardKernel.short_form)
 @pytest.mark.parametrize("n_sms", [1, 33, 131, 4000])
-def test_fewer_sms_change_no_bit(kernel: ForwardKernel, n_sms: int) -> None:
-    """Of 16-bit outputs; parts are added up in the same order."""
+def test_fewer_sms_change_roundings_alone(kernel: ForwardKernel, n_sms: int) -> None:
+    """The kernel that adds parts up is another where SMs are limited, and takes them in another order.
+
+    So sums differ by roundings of float32, which count from the row's largest value: an output near 0, where
+    parts cancel, may differ by more than a step of 16 bits. LSEs are worked out by the same code.
+    """
     for case in _cases(kernel):
-        expected = Call(kernel, case).launch()
+        o, lse = Call(kernel, case).launch()
         limited = Call(kernel, case)
         given = cuda.forward
         cuda.forward = lambda *args: given(*args[:-1], args[-1]._replace(n_sms=n_sms))  # noqa: B023
         try:
-            found = limited.launch()
+            found, found_lse = limited.launch()
         finally:
             cuda.forward = given
-        for x, y in zip(found, expected, strict=True):
-            torch.testing.assert_close(x, y, atol=0, rtol=2**-7, equal_nan=True)
+        assert not differing(found_lse, lse), f"{case}: LSE: {differing(found_lse, lse)}"
+        x, y = found.float(), o.float()
+        allowed = 2**-7 * y.abs() + 2**-22 * y.abs().amax(-1, keepdim=True)
+        wrong = ~((x - y).abs() <= allowed)
+        assert not wrong.any(), f"{case}: {differing(x.where(wrong, y), y)}"
 
 
 def _inputs(seq_q: int, seq_k: int, heads: int = 8, heads_kv: int = 2, d: int = 128) -> list[Tensor]:
@@ -207,19 +212,12 @@ def test_packed_and_cached_outputs_and_remembered_calls() -> None:
 
 
 # ---------------------------------------------------------------------- SMs
-def _grids(call: Callable[[], object], folder: Path) -> list[int]:
-    """The thread blocks of each kernel that a call launches, as the profiler sees them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    profile.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    return [math.prod(event["args"]["grid"]) for event in events if event.get("cat") == "kernel"]
-
-
+@pytest.mark.skipif(
+    not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"), reason="before torch 2.8 no graph shows its kernels"
+)
 @needs_hopper
 @pytest.mark.parametrize("n_sms", [1, 2, 40, 100, 131, 132, 1000])
-def test_a_call_keeps_to_its_sms(n_sms: int, tmp_path: Path) -> None:
+def test_a_call_keeps_to_its_sms(n_sms: int) -> None:
     """Each kernel has at most so many thread blocks: they are persistent."""
     count = torch.cuda.get_device_properties(0).multi_processor_count
     for lengths, options in (
@@ -233,9 +231,12 @@ def test_a_call_keeps_to_its_sms(n_sms: int, tmp_path: Path) -> None:
             torch.testing.assert_close(o.double(), expected, atol=1.6e-2, rtol=1.6e-2)
         if n_sms < count:
             assert family_of(last_kernel()).name == "hopper"
-            grids = _grids(lambda: attention(q, k, v, n_sms=n_sms, **options), tmp_path)  # noqa: B023
-            assert grids
-            assert max(grids) <= n_sms
+            kernels = launched(lambda: attention(q, k, v, n_sms=n_sms, **options))  # noqa: B023
+            text = f"{lengths}, {options}, {last_kernel().short_form()}: {kernels}"
+            parts = ["hopper_forward_kernel", *(["split_combine_rows"] if last_kernel().traits.split else [])]
+            assert len(kernels) == len(parts), text
+            assert all(any(part in name for name, _ in kernels) for part in parts), text
+            assert max(n_blocks for _, n_blocks in kernels) <= n_sms, text
 
 
 @needs_hopper

@@ -134,6 +134,10 @@ def test_sequences_of_different_lengths(kernel: ForwardKernel) -> None:
         used = (300, 1, 0, 129)
         Call(kernel, Case(5, 300, batch=4, heads=(4, 2), used=used, window=window, **sizes)).check()
         Call(kernel, Case(130, 300, batch=4, heads=(4, 2), used=used, window=window, **sizes)).check()
+        if kernel.traits.paged:  # a tile in other boxes, and in one
+            for page in (64, 256):
+                case = Case(70, 300, batch=4, heads=(4, 2), used=used, page=page, window=window, **sizes)
+                Call(kernel, case).check()
 
 
 @pytest.mark.parametrize("d_head", [64, 128, 256])

@@ -116,6 +116,15 @@ def in_pages(page: int, used: Sequence[int], *caches: Tensor) -> tuple[Tensor, l
     return table, paged
 
 
+def differing(x: Tensor, y: Tensor) -> str:
+    """Where two tensors differ, how often, and what each has there; empty: nowhere. NaN equals NaN."""
+    places = ((x != y) & ~(x.isnan() & y.isnan())).nonzero().tolist()
+    if not places:
+        return ""
+    shown = ", ".join(f"{at}: {x[tuple(at)].item()} and {y[tuple(at)].item()}" for at in places[:4])
+    return f"{len(places)} of {x.numel()} elements, {shown}{', ...' if len(places) > 4 else ''}"
+
+
 class Call:
     """The tensors of a case."""
 
@@ -231,8 +240,9 @@ class Call:
         """
         o, lse = self.launch()
         again, lse_again = self.launch()
-        assert torch.equal(o, again), f"{self.case}: two equal calls differ"
-        assert torch.equal(lse, lse_again), f"{self.case}: two equal calls differ in LSE"
+        for name, x, y in (("O", o, again), ("LSE", lse, lse_again)):
+            difference = differing(x, y)
+            assert not difference, f"{self.case}: two equal calls differ in {name}: {difference}"
         if self.q_seq.packed:
             behind = self.q_seq.offsets[-1]
             assert (o[:, behind:] == 0).all(), f"{self.case}: rows behind the last sequence are not 0"

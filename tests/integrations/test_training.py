@@ -25,6 +25,7 @@ from flash_attention.flash_attn_interface import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from flash_attention.torch_private import sleep
 
 Function = Callable[..., Any]
 
@@ -142,8 +143,8 @@ def test_opcheck_of_gradients() -> None:
     q, k, v = qkv(24)
     sinks = torch.tensor([0.5, -1.0, 0.0, 2.0]).requires_grad_()
     ops = torch.ops.flash_attention
-    plain = (None, True, None, None, None, 0.0, True, None, True)
-    everything = (sinks, False, 0.5, 4, 2, 3.0, False, None, True)
+    plain = (None, True, None, None, None, 0.0, True, None, None, None, True)
+    everything = (sinks, False, 0.5, 4, 2, 3.0, False, None, None, None, True)
     torch.library.opcheck(ops.attention.default, (q, k, v, *plain, True))
     torch.library.opcheck(ops.attention.default, (q, k, v, *everything, True))
     rows = [x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v)]
@@ -172,7 +173,7 @@ def test_a_second_derivative_of_a_compiled_call_is_refused() -> None:
 def test_a_second_derivative_of_an_operator_is_refused() -> None:
     q, k, v = qkv(8)
     out, _ = torch.ops.flash_attention.attention(
-        q, k, v, None, True, None, None, None, 0.0, True, None, False, False
+        q, k, v, None, True, None, None, None, 0.0, True, None, None, None, False, False
     )
     (grad,) = torch.autograd.grad(out.float().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="gradient of attention's gradients"):
@@ -347,6 +348,54 @@ def test_tensors_without_numbers_have_gradients() -> None:
             x.device,
             x.stride(),
         )
+
+
+# ---------------------------------------------------------------------- streams and graphs
+@pytest.mark.only_on("cuda")
+def test_a_cuda_graph_of_both_passes() -> None:
+    inputs = qkv()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            gradients(loss, inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients(loss, inputs)
+    for seed in range(10, 13):
+        with torch.no_grad():
+            for i, x in enumerate(inputs):
+                x.copy_(random(*x.shape, seed=seed + i))
+        graph.replay()
+        same(found, gradients(loss, inputs))
+
+
+@pytest.mark.only_on("cuda")
+def test_a_gradient_that_comes_late_is_waited_for() -> None:
+    """What makes the output's gradient ends long after the backward pass was queued behind it."""
+    q, k, v = qkv(300)
+    grad_out = random(2, 300, 4, 32)
+    out = attention(q, k, v, causal=True, deterministic=True)
+    expected = torch.autograd.grad(out, (q, k, v), grad_out, retain_graph=True)
+    for _ in range(20):
+        late = torch.full_like(grad_out, float("nan"))
+        torch.cuda.synchronize()
+        sleep(20_000_000)
+        late.copy_(grad_out)
+        same(torch.autograd.grad(out, (q, k, v), late, retain_graph=True), expected)
+
+
+@pytest.mark.only_on("cuda")
+def test_equal_gradients_beside_a_busy_stream() -> None:
+    inputs = qkv(700)
+    expected = gradients(loss, inputs)
+    busy, x = torch.cuda.Stream(), torch.randn(2048, 2048)
+    for _ in range(200):
+        with torch.cuda.stream(busy):
+            x = (x @ x).tanh()
+        same(gradients(loss, inputs), expected)
+    torch.cuda.synchronize()
 
 
 # ---------------------------------------------------------------------- other libraries' names

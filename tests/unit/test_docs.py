@@ -25,6 +25,7 @@ BASES = (
         "flash_attention",
         "flash_attention/backends",
         "flash_attention/compat/transformers",
+        "flash_attention/distributed",
         "py",
         "py/flash_helpers",
         "py/flash_helpers/tune",

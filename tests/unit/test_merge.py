@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import merge
+from flash_attention.merge import merge_into, merge_sinks_into
 
 INF = math.inf
 
@@ -145,3 +146,35 @@ def test_what_is_no_list_of_tensors_is_refused() -> None:
         merge([OUT], [1.0])  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"out_dtype is torch.int8"):
         merge([OUT], [LSE], out_dtype=torch.int8)
+
+
+def parts_of(number: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Random parts; some rows are in no part, some in one alone."""
+    outputs, lses = list(torch.randn(number, 2, 7, 3, 8)), list(torch.randn(number, 2, 3, 7) * 20)
+    for i, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
+        for row in (0, 1) if i else (0,):
+            output[:, row], lse[:, :, row] = 0.0, -INF
+    return outputs, lses
+
+
+@pytest.mark.parametrize("number", [2, 3, 50])
+def test_in_place_is_the_same_but_for_rounding(number: int) -> None:
+    outputs, lses = parts_of(number)
+    out, lse = outputs[0].clone(), lses[0].clone()
+    for output, part_lse in zip(outputs[1:], lses[1:], strict=True):
+        merge_into(out, lse, output, part_lse)
+    wanted, wanted_lse = merge(outputs, lses)
+    torch.testing.assert_close(out, wanted, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(lse, wanted_lse, atol=1e-5, rtol=1e-6)
+    assert (out[:, 0] == 0).all()
+    assert torch.equal(out[:, 1], outputs[0][:, 1])
+
+
+def test_sinks_in_place_are_a_part_without_a_value() -> None:
+    for sinks in (torch.randn(3) * 10, torch.full((3,), -INF)):
+        (out,), (lse,) = parts_of(1)
+        logits = sinks[None, :, None].expand_as(lse)
+        wanted, wanted_lse = merge([out, torch.zeros_like(out)], [lse, logits])
+        merge_sinks_into(out, lse, sinks)
+        torch.testing.assert_close(out, wanted)
+        torch.testing.assert_close(lse, wanted_lse)

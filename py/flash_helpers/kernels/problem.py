@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.mods.mod import Mod
 
 Window = tuple[int | None, int | None]
 UNLIMITED: Window = (None, None)
@@ -13,6 +14,7 @@ FORWARD = "forward"
 """The direction of kernels, rows and files that name none."""
 BACKWARD = "backward"
 """The direction of the kernels that compute gradients."""
+MODS = (("score_mod", "score"), ("mask_mod", "visible"))  # arguments of attention, and results of a mod
 HEAD_SIZES = range(8, 257, 8)
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
@@ -46,6 +48,7 @@ class AttentionProblem:
         tma_obstacle: why bulk copies (TMA) cannot reach a tensor, or None.
         direction: what is computed of it: ``forward``, or ``backward``, the gradients.
         deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
+        mod: what ``score_mod`` and ``mask_mod`` compute, or None.
     """
 
     dtype: DType
@@ -69,6 +72,7 @@ class AttentionProblem:
     n_sms: int | None = None
     direction: str = FORWARD
     deterministic: bool = False
+    mod: Mod | None = None
 
     def backward(self, deterministic: bool = False) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
@@ -167,6 +171,8 @@ class AttentionProblem:
         words = [] if self.direction == FORWARD else [self.direction]
         words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
         words += [name for name, on in self.features().items() if on]
+        if self.mod is not None:
+            words += [word for word, result in MODS if self.mod.result(result) is not None]
         words += ["deterministic"] * self.deterministic
         if self.out_float32:
             words.append("float32 output")

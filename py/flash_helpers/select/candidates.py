@@ -63,6 +63,8 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
     direction = direction_of(config)
     if direction.name != problem.direction:
         return f"it computes {direction.name}, and {problem.direction} is wanted"
+    if problem.mod is not None:
+        return "kernels take no score_mod and no mask_mod yet; CPU tensors do"
     kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
         return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"

@@ -49,6 +49,7 @@ def eager_gradients(
     window: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    diagonal_offset: int = 0,
 ) -> ReferenceGradients:
     """PyTorch's gradients, every product and P in the input type; arguments as ``reference_gradients``."""
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
@@ -57,6 +58,8 @@ def eager_gradients(
     left, right = window
     if causal:
         right = 0 if right is None else min(right, 0)
+    left = None if left is None else left - diagonal_offset
+    right = None if right is None else right + diagonal_offset
     scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     out, lse = _eager(inputs, scale, left, right, softcap)
     loss = (out.float() * dout.float()).sum()

@@ -7,6 +7,7 @@ mask cannot be wrong twice in the same way.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ def reference(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     diagonal_offset: int = 0,
+    score_mod: Callable[..., Tensor] | None = None,
+    mask_mod: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention and log-sum-exp in float64.
 
@@ -60,6 +63,8 @@ def reference(
         softcap: scores become softcap * tanh(score / softcap); 0: they stay.
         sinks: (n_heads,) logits that take part in the softmax and have no value.
         diagonal_offset: see causal.
+        score_mod: called as it is, with whole blocks of scores and indices that broadcast with them.
+        mask_mod: likewise.
 
     Returns:
         out (batch, seq_len_q, n_heads, d_head_v) and lse (batch, n_heads, seq_len_q). A query without
@@ -95,6 +100,8 @@ def reference(
             scores = scale * (rows @ k64[:, :, keys.start : keys.stop].mT)
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
+            if score_mod or mask_mod:
+                scores = _modified(scores, first, keys, score_mod, mask_mod)
             total = torch.logsumexp(scores, -1)
             nothing = total == -math.inf  # scores of -inf alone: as if no key were visible
             total = total.masked_fill(total == math.inf, math.nan)
@@ -105,6 +112,25 @@ def reference(
             lse[:, :, first:last] = total
         first = last
     return out, lse
+
+
+def _modified(
+    scores: Tensor,
+    first: int,
+    keys: range,
+    score_mod: Callable[..., Tensor] | None,
+    mask_mod: Callable[..., Tensor] | None,
+) -> Tensor:
+    """Scores (batch, heads, rows, keys) of the queries from ``first`` on, after functions of the user's."""
+    batch, n_heads, rows, _ = scores.shape
+    counts = (torch.arange(n, device=scores.device) for n in (batch, n_heads, rows))
+    b, h, q = (x.view(-1, *[1] * (3 - axis)) for axis, x in enumerate(counts))
+    k = torch.arange(keys.start, keys.stop, device=scores.device)
+    if score_mod is not None:
+        scores = torch.broadcast_to(score_mod(scores, b, h, q + first, k), scores.shape)
+    if mask_mod is not None:
+        scores = torch.where(mask_mod(b, h, q + first, k), scores, -math.inf)
+    return scores
 
 
 class ReferenceGradients(NamedTuple):

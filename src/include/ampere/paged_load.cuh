@@ -75,7 +75,7 @@ struct PagedTileLoader {
         const int n_panels = (matrix.chunks - chunk + Tile::row_chunks - 1) / Tile::row_chunks;
 #pragma unroll 1
         for (int row = thread / Tile::row_chunks; row < Tile::rows; row += Kernel::copy_rows) {
-            const PagePlace place = table.page_size.place(first_row + max_of(first, min_of(row, end - 1)));
+            const PagePlace place = table.page_size.place(first_row + min_of(max_of(first, row), end - 1));
             const int page = __ldg(table.entries + place.entry);
             const char *gmem = matrix.begin + page * table.page_bytes + place.row * matrix.row_bytes;
             const bool exists = static_cast<uint32_t>(page) < table.n_pages && row >= first && row < end;

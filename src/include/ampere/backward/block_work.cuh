@@ -9,6 +9,16 @@
 
 namespace flash::ampere {
 
+// In uniform registers: these numbers live through all products.
+FLASH_DEVICE Range same_for_all(Range range) { return {uniform(range.begin), uniform(range.end)}; }
+FLASH_DEVICE SequenceRows same_for_all(const SequenceRows &rows) {
+    return {uniform(rows.batch), uniform(rows.first_row), uniform(rows.n_rows)};
+}
+FLASH_DEVICE BackwardPlace same_for_all(const BackwardPlace &place) {
+    return {uniform(place.batch),      uniform(place.kv_head),    uniform(place.k_block),
+            same_for_all(place.q_seq), same_for_all(place.k_seq), uniform(place.owned_keys)};
+}
+
 template <typename Kernel>
 struct BlockWork {
     const BackwardKernelArgs &args;
@@ -26,14 +36,14 @@ struct BlockWork {
     FLASH_DEVICE BlockWork(const BackwardKernelArgs &args, const BackwardPlace &place, uint32_t smem,
                            int role_thread)
         : args(args),
-          place(place),
-          mask{.seq_len_q = place.q_seq.n_rows,
-               .seq_len_k = place.k_seq.n_rows,
+          place(same_for_all(place)),
+          mask{.seq_len_q = this->place.q_seq.n_rows,
+               .seq_len_k = this->place.k_seq.n_rows,
                .window_left = Kernel::traits.window ? args.window_left : 0,
                .window_right = Kernel::traits.window ? args.window_right : 0},
-          first_key(place.k_block * Kernel::B_c),
-          seeing_rows(mask.seeing_rows()),
-          seen_keys(mask.seen_keys()),
+          first_key(this->place.k_block * Kernel::B_c),
+          seeing_rows(same_for_all(mask.seeing_rows())),
+          seen_keys(same_for_all(mask.seen_keys())),
           smem(smem),
           barriers{smem + Kernel::smem_barriers},
           thread(role_thread),
@@ -42,8 +52,10 @@ struct BlockWork {
           group(warp / Kernel::warps_per_group),
           half(warp % Kernel::warps_per_group) {
         const Range rows = mask.rows_of({first_key, min_of(first_key + Kernel::B_c, mask.seq_len_k)});
-        visited = {rows.begin / Kernel::B_r, rows.begin < rows.end ? ceil_div(rows.end, Kernel::B_r) : 0};
-        if (rows.begin >= rows.end) visited = {0, 0};
+        visited = {0, 0};
+        if (rows.begin < rows.end) {
+            visited = same_for_all(Range{rows.begin / Kernel::B_r, ceil_div(rows.end, Kernel::B_r)});
+        }
     }
 
     FLASH_DEVICE QueryWalk walk() const { return {visited, args.heads_per_kv_head}; }

@@ -20,76 +20,10 @@
 #include "ampere/backward/block_work.cuh"
 #include "ampere/backward/epilogue.cuh"
 #include "ampere/backward/gradient_role.cuh"
-#include "ampere/backward/query_gradient.cuh"
+#include "ampere/backward/query_gradient_share.cuh"
 #include "ampere/backward/score_role.cuh"
 
 namespace flash::ampere {
-
-// A role's part in dQ.
-template <typename Kernel, DQWarps kRole>
-struct QueryGradientShare {
-    static constexpr DQWarps who = Kernel::cfg.dq_warps;
-    static constexpr bool takes_part =
-        Kernel::makes_dQ && (who == kRole || who == DQWarps::BOTH || who == DQWarps::ALTERNATE);
-
-    const BlockWork<Kernel> &work;
-    QueryGradient<Kernel> product;
-    RingPlace<Kernel::ds_slots> place;
-
-    FLASH_DEVICE explicit QueryGradientShare(const BlockWork<Kernel> &work)
-        : work(work),
-          product(work.smem,
-                  work.warp + (Kernel::both_roles && kRole == DQWarps::GRADIENT ? Kernel::role_warps : 0),
-                  work.lane) {}
-
-    // dQ of visit number `visit`, at `at`; visits come in order.
-    FLASH_DEVICE void make(const QueryWalk &at, int visit) {
-        if constexpr (takes_part) {
-            constexpr int own_parity = kRole == DQWarps::GRADIENT;
-            if (who != DQWarps::ALTERNATE || visit % 2 == own_parity) {
-                typename QueryGradient<Kernel>::Part dQ;
-                dQ.clear();
-                mbarrier_wait(work.barriers.full_dS(place.slot), place.parity);
-                product.multiply_into(dQ, place.slot);
-                work.barriers.arrive(work.barriers.empty_dS(place.slot), work.lane);
-                add(dQ, at);
-            }
-            place.advance();
-        }
-    }
-
-  private:
-    FLASH_DEVICE void add(typename QueryGradient<Kernel>::Part &dQ, const QueryWalk &at) const {
-        if (work.args.dQ == nullptr) return;
-        const typename QueryGradient<Kernel>::Sums sums{work.tile_sums(at), work.row_tiles_of(at),
-                                                        work.sum_columns()};
-        if constexpr (Kernel::cfg.dq_sum != DQSum::ORDERED) {
-            product.add(dQ, sums, work.lane);
-        } else {
-            const auto [number, last] = work.turn_number(at);
-            int *turn = work.turn(at, product.part);
-            if (number > 0) wait_for_turn(turn, number, work.lane);
-            if (last) {
-                if (number > 0) product.take(dQ, sums, work.lane);
-                const int first = at.tile * Kernel::B_r;
-                const Range rows{0, work.mask.seq_len_q - first};
-                const Range seeing{work.seeing_rows.begin - first, work.seeing_rows.end - first};
-                const int64_t row_bytes = work.args.dQ_strides.seq * kElementBytes;
-                const char *row_0 =
-                    work.row_0(work.args.dQ, work.args.dQ_strides, work.place.q_seq, work.query_head(at));
-                product.store(dQ, const_cast<char *>(row_0) + first * row_bytes, row_bytes, rows, seeing,
-                              work.args.d_head, work.args.softmax_scale, work.lane);
-                return;
-            }
-            if (number > 0) {
-                product.add(dQ, sums, work.lane);
-            } else {
-                product.begin(dQ, sums, work.lane);
-            }
-            end_turn(turn, work.lane);
-        }
-    }
-};
 
 template <typename Kernel>
 FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
@@ -101,7 +35,7 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
     const ScoreExchange<Kernel> exchange(work.smem, work.group, work.half, work.lane);
     QueryGradientShare<Kernel, DQWarps::SCORE> dQ(work);
 
-    QueryWalk at = work.walk(), ahead = at, before = at;
+    QueryWalk at = work.walk(), ahead = at, before = at, told = at;  // told: the one before `before`
     RingPlace<stages> stage, ahead_stage;
     uint32_t P_parity = 0;
     work.copy_K();
@@ -129,6 +63,7 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         typename ScoreRole<Kernel>::Fragments P, slopes;
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
         role.make_scores(S, stage.slot);
+        dQ.tell(told, visit - 2);
         if constexpr (stages > 1) copy_next(true);
         role.make_probabilities(P, slopes, S, at, stage.slot);
         barriers.arrive(barriers.empty_Q(stage.slot), work.lane);
@@ -144,10 +79,15 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         if (visit > 0) dQ.make(before, visit - 1);
         P_parity ^= 1;
         stage.advance();
+        told = before;
         before = at;
         at.advance();
     }
-    if (visit > 0) dQ.make(before, visit - 1);
+    if (visit > 0) {
+        dQ.tell(told, visit - 2);
+        dQ.make(before, visit - 1);
+        dQ.tell(before, visit - 1);
+    }
     store_key_gradients<Kernel, Kernel::warp_d_v>(dV, work, work.args.dV, work.args.dV_strides,
                                                   work.args.d_head_v, work.half * Kernel::warp_d_v, 1.0f);
 }
@@ -162,7 +102,7 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
     const ScoreExchange<Kernel> exchange(work.smem, work.group, work.half, work.lane);
     QueryGradientShare<Kernel, DQWarps::GRADIENT> dQ(work);
 
-    QueryWalk at = work.walk(), ahead = at;
+    QueryWalk at = work.walk(), ahead = at, before = at;
     RingPlace<stages> stage, ahead_stage;
     RingPlace<Kernel::ds_slots> ds;
     uint32_t P_parity = 0;
@@ -186,13 +126,15 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         if constexpr (Kernel::gradient_warps_make_dQ) mbarrier_wait(barriers.full_K(), 0);
     }
 
+    int visit = 0;
 #pragma unroll 1
-    for (int visit = 0; !at.ended(); ++visit) {
+    for (; !at.ended(); ++visit) {
         typename GradientRole<Kernel>::dPSums dP;
         typename GradientRole<Kernel>::Fragments dS;
         mbarrier_wait(barriers.full_dO(stage.slot), stage.parity);
         role.make_dP(dP, stage.slot);
         barriers.arrive(barriers.empty_dO(stage.slot), work.lane);
+        dQ.tell(before, visit - 1);
         if constexpr (stages > 1) copy_next(true);
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
         mbarrier_wait(barriers.full_P(work.group), P_parity);
@@ -213,8 +155,10 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         P_parity ^= 1;
         ds.advance();
         stage.advance();
+        before = at;
         at.advance();
     }
+    dQ.tell(before, visit - 1);
     store_key_gradients<Kernel, Kernel::warp_d>(dK, work, work.args.dK, work.args.dK_strides,
                                                 work.args.d_head, work.half * Kernel::warp_d,
                                                 work.args.softmax_scale);

@@ -9,27 +9,6 @@
 
 namespace flash::ampere {
 
-// Sums of a fixed order: the parts of a tile are added by one block of keys after the other, those with the
-// lower numbers first. Blocks with lower numbers have started before, so whoever waits is waited for by none
-// of those. The first writes its part, so that nothing needs to be cleared; the last takes the sum of the
-// others into its registers and leaves dQ rounded, so that nobody needs to convert it.
-FLASH_DEVICE void wait_for_turn(const int *turn, int number, int lane) {
-    if (lane == 0) {
-        int now;
-        do {
-            asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-        } while (now != number);
-    }
-    __syncwarp();
-}
-FLASH_DEVICE void end_turn(int *turn, int lane) {
-    __syncwarp();
-    if (lane == 0) {
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
-        asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn) : "memory");
-    }
-}
-
 template <typename Kernel>
 struct QueryGradient {
     using Part = ampere::Sums<Kernel::dq_m_tiles, Kernel::dq_columns / kMmaN>;

@@ -19,6 +19,7 @@
 #include "ampere/forward/epilogue.cuh"
 #include "ampere/forward/kernel_args.cuh"
 #include "ampere/forward/pipeline.cuh"
+#include "ampere/forward/score_mods.cuh"
 #include "ampere/forward/softmax.cuh"
 #include "ampere/forward/static_kernel_configuration.cuh"
 #include "ampere/gemm.cuh"
@@ -43,6 +44,7 @@ struct ForwardWarp {
     OnlineSoftmax<Kernel> softmax;
     Output<Kernel> O;             // (warp_rows, d_head), not yet divided by l
     const WarpPair<Kernel> pair;  // used with paired_warps only
+    [[no_unique_address]] const ScoreMods<Kernel> mods;
 
     // Q and the first K/V blocks are under way.
     FLASH_DEVICE void prepare_Q() {
@@ -100,6 +102,7 @@ struct ForwardWarp {
     template <bool kGeneral>
     FLASH_DEVICE void take_scores(Scores<Kernel> &S, int first_key, bool first) {
         softmax.scale_scores(S);
+        if constexpr (Kernel::has_mod) mods.apply(S, q_row + warp_row(), first_key, mask.seq_len_q);
         if constexpr (kGeneral) hide_invisible(S, first_key);
         softmax.template update<kGeneral>(S, O, first, [&](auto &maxima) {
             if constexpr (Kernel::paired_warps) {
@@ -179,10 +182,19 @@ struct ForwardWarp {
     }
 };
 
+template <typename Kernel>
+FLASH_DEVICE ScoreMods<Kernel> score_mods(const KernelArgs<typename Kernel::Mod> &args, int batch, int head) {
+    if constexpr (Kernel::has_mod) {
+        return {args.captured, batch, head};
+    } else {
+        return {};
+    }
+}
+
 // Computes the Q block of this thread block. Returns whether scores have outgrown an anchored reference, as
 // far as this thread sees; what was stored then is not right.
 template <typename Kernel>
-FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
+FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) {
     extern __shared__ __align__(128) char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
     const int warp = uniform(threadIdx.x / kWarpSize);
@@ -255,6 +267,7 @@ FLASH_DEVICE bool compute_q_block(const ForwardKernelArgs &args) {
         .softmax = OnlineSoftmax<Kernel>(args.scale),
         .O = {},
         .pair = {smem + Kernel::smem_boxes + group * (2 * Kernel::box_bytes), half},
+        .mods = score_mods<Kernel>(args, batch, head),
     };
     state.O.clear();
     if constexpr (begins_early) {
@@ -335,6 +348,19 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
         if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
     }
+}
+
+// The same with functions of the user's. Its reference is always the maximum: nothing is computed again.
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS, MOD>::n_threads,
+                                  StaticForwardKernelConfig<CFG, TRAITS, MOD>::min_blocks_per_sm)
+    flash_forward_mod_kernel(const __grid_constant__ ModKernelArgs<MOD> args) {
+    if constexpr (TRAITS.varlen && !TRAITS.split) {
+        const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
+        clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
+                           args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
+    }
+    compute_q_block<StaticForwardKernelConfig<CFG, TRAITS, MOD>>(args);
 }
 
 }  // namespace flash::ampere

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ampere/forward/block_coordinates.cuh"
+#include "common/mod.cuh"
 #include "common/page_table.cuh"
 #include "common/sequence_rows.cuh"
 #include "common/softmax_scale.cuh"
@@ -36,6 +37,22 @@ struct ForwardKernelArgs {
     int n_pages;             // paged: of K and V
     PageSize page_size;      // paged
 };
+
+// With a mod, what it captures too.
+template <typename Mod>
+struct ModKernelArgs : ForwardKernelArgs {
+    typename Mod::Captured captured;
+};
+template <typename Mod>
+struct KernelArgsOf {
+    using Type = ModKernelArgs<Mod>;
+};
+template <>
+struct KernelArgsOf<NoMod> {
+    using Type = ForwardKernelArgs;
+};
+template <typename Mod>
+using KernelArgs = typename KernelArgsOf<Mod>::Type;
 
 struct Place {
     int part;  // of the keys

@@ -12,11 +12,18 @@
 
 namespace flash::ampere {
 
-template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoMod>
 struct ForwardLauncher {
-    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+    using Kernel = StaticForwardKernelConfig<CFG, TRAITS, MOD>;
+    using Args = KernelArgs<MOD>;
 
-    static const void *kernel() { return reinterpret_cast<const void *>(&flash_forward_kernel<CFG, TRAITS>); }
+    static const void *kernel() {
+        if constexpr (is_mod<MOD>) {
+            return reinterpret_cast<const void *>(&flash_forward_mod_kernel<CFG, TRAITS, MOD>);
+        } else {
+            return reinterpret_cast<const void *>(&flash_forward_kernel<CFG, TRAITS>);
+        }
+    }
 
     static ForwardKernelArgs make_args(const ForwardProblem &problem) {
         const int total_heads = problem.batch * problem.n_heads;
@@ -40,8 +47,9 @@ struct ForwardLauncher {
             .heads_per_kv_head = heads_per_kv_head,
             .seq_len_q = problem.seq_len_q,
             .seq_len_k = problem.seq_len_k,
-            .scale = TRAITS.softcap ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
-                                    : make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax),
+            .scale = TRAITS.softcap
+                         ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
+                         : make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax && !is_mod<MOD>),
             .window_left = problem.window_left,
             .window_right = problem.window_right,
             .sinks = problem.sinks,
@@ -74,6 +82,17 @@ struct ForwardLauncher {
     // An empty output is no error and launches nothing.
     template <int kTarget>
     static int launch(const ForwardProblem &problem, void *stream) {
+        return launch_with<kTarget>(problem, make_args(problem), stream);
+    }
+
+    // A kernel with a mod: also with what the mod captures.
+    template <int kTarget, typename Captured>
+    static int launch_mod(const ForwardProblem &problem, const Captured &captured, void *stream) {
+        return launch_with<kTarget>(problem, Args{make_args(problem), captured}, stream);
+    }
+
+    template <int kTarget>
+    static int launch_with(const ForwardProblem &problem, Args args, void *stream) {
         const int64_t total_heads = int64_t(problem.batch) * problem.n_heads;
         int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
@@ -82,7 +101,6 @@ struct ForwardLauncher {
         // Sums of rounded P are good enough for O, not for the LSE.
         if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
         if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
-        ForwardKernelArgs args = make_args(problem);
         void *parameters[] = {&args};
         // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
         constexpr bool early = TRAITS.split && kTarget >= 90;
@@ -101,7 +119,8 @@ struct ForwardLauncher {
 
     // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
     static bool traits_allow(const ForwardProblem &problem) {
-        if (TRAITS.window &&
+        // Bounds of a mod's values count on shorter ones, too (flash_helpers/mods/intervals.py).
+        if ((TRAITS.window || is_mod<MOD>) &&
             (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
             return false;
         }

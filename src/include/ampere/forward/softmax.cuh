@@ -58,9 +58,10 @@ struct OnlineSoftmax {
         }
     }
 
-    // Before scores are masked. Without a soft cap the optimized softmax scales within the exponent.
+    // Before scores are masked. The optimized softmax scales within the exponent where nothing else takes
+    // scores.
     FLASH_DEVICE void scale_scores(Scores<Kernel> &S) const {
-        if constexpr (!optimized || Kernel::traits.softcap) {
+        if constexpr (!optimized || Kernel::traits.softcap || Kernel::has_mod) {
 #pragma unroll
             for (auto &row : S.rmem) {
 #pragma unroll

@@ -13,6 +13,7 @@
 #include "common/cuda_utils.cuh"
 #include "common/fragments.cuh"
 #include "common/mask.cuh"
+#include "common/mod.cuh"
 #include "common/swizzling.cuh"
 #include "flash_attention.cuh"
 
@@ -42,8 +43,10 @@ FLASH_HOST_DEVICE constexpr FlashForwardKernelConfig with_exact_softmax(FlashFor
     return config;
 }
 
-template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoMod>
 struct StaticForwardKernelConfig {
+    using Mod = MOD;  // functions of the user's
+    static constexpr bool has_mod = is_mod<MOD>;
     static constexpr FlashForwardKernelConfig cfg = CFG;
     static constexpr ForwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;
@@ -110,6 +113,10 @@ struct StaticForwardKernelConfig {
     static_assert(!(CFG.softmax_reference == SoftmaxReference::ANCHORED && TRAITS.split),
                   "an ANCHORED softmax_reference is recomputed in other blocks of keys, and with split keys "
                   "their bounds are those of the parts");
+    static_assert(!has_mod || !approximate_reference,
+                  "a mod may hide any key: no block is known to show each query one, as an approximate "
+                  "softmax_reference needs it");
+    static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static_assert(!(CFG.tensor_row_sums && TRAITS.split),
                   "tensor_row_sums sums rounded P, which spoils the LSE that split keys are combined by");
 

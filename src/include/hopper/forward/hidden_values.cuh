@@ -23,6 +23,10 @@ FLASH_DEVICE void clear_hidden_values(Consumer<Kernel> &wg, const WorkItem &item
         const auto mask = wg.args.template mask<Kernel::traits>(seq_len_q, seq_len_k);
         int n_hidden = mask.visible_begin(item.q_block * Kernel::B_r) - item.first_kv_block * Kernel::B_c;
         if constexpr (!Kernel::warp_loads) n_hidden = min(n_hidden, Kernel::B_c);
+        if constexpr (Kernel::traits.paged) {
+            // Rows behind the last key are copies of it (LoadThread::page_place), which here is hidden too.
+            if (n_hidden >= seq_len_k - item.first_kv_block * Kernel::B_c) n_hidden = Kernel::B_c;
+        }
         if (n_hidden <= 0) return;
         mbarrier_wait(wg.smem.v_full(position.v_slot()), position.v_phase());
         const uint32_t smem_V = wg.smem.v(position.v_slot());

@@ -70,13 +70,13 @@ _PAIRED = dict(paired_warps=True, dq_warps=DQWarps.BOTH)
 
 CHOICES = (
     # ------------------------------------------------------------------ H100: 227 KiB
-    BackwardChoice((9, 0), _config(64, 128, 128, 8), _D64),
+    BackwardChoice((9, 0), _config(64, 128, 128, 8, dq_warps=DQWarps.BOTH), _D64),
     BackwardChoice((9, 0), _config(128, 64, 128, 8, dq_warps=DQWarps.BOTH), _D128),
     BackwardChoice((9, 0), _config(192, 64, 64, 8, 128), _D192),
     BackwardChoice((9, 0), _config(192, 64, 64, 8), _D192),
     BackwardChoice((9, 0), _config(256, 64, 64, 8, **_PAIRED), _D256),
     # ------------------------------------------------------------------ A100: 163 KiB a block
-    BackwardChoice((8, 0), _config(64, 128, 128, 8, ds_slots=1), _D64),
+    BackwardChoice((8, 0), _config(64, 128, 128, 8, ds_slots=1, dq_warps=DQWarps.BOTH), _D64),
     BackwardChoice((8, 0), _config(128, 64, 128, 8, stages=1, dq_warps=DQWarps.BOTH), _D128 + _ONE_STAGE),
     BackwardChoice((8, 0), _config(192, 64, 64, 8, 128), _D192),
     BackwardChoice((8, 0), _config(192, 64, 64, 8, stages=1), _D192 + _ONE_STAGE),

@@ -1,0 +1,122 @@
+"""One tile by the library's own attention: output with LSE, and gradients, all in float32."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.attention import attention
+from flash_attention.backends import cpu, cpu_backward
+from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backward_call import BackwardCall
+from flash_attention.call import Mask, Scores
+from flash_attention.checks.calls import DTYPES
+from flash_attention.devices import backend
+from flash_attention.distributed.tiles import Tile
+from flash_attention.errors import NoKernelError
+from flash_attention.run.choices import choose
+from flash_attention.run.cpu_choice import CPU_B_C
+from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_helpers.kernels.dtype import DType
+
+# Of the configuration the CPU backend asks for the keys of a step alone.
+_ON_CPU = FlashForwardKernelConfig(DType.BF16, 128, 64, CPU_B_C, 4, False, False, False, 0, 0, 0, False, True)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What becomes of a product of a query and a key, and how kernels are to run.
+
+    Attributes:
+        scale: factor of the products.
+        softcap: 0: none.
+        deterministic: gradients of equal calls have equal bits.
+        n_sms: streaming multiprocessors that kernels may fill while messages travel; None: all.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    deterministic: bool = True
+    n_sms: int | None = None
+
+
+def limits_of(tile: Tile) -> tuple[int | None, int | None]:
+    """The band of a tile as (left, right) around the place i + keys - queries of query i."""
+    aligned = len(tile.k) - len(tile.q)
+    left = None if tile.low is None else aligned - tile.low
+    right = None if tile.high is None else tile.high - aligned
+    return left, right
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+    """The attention of a tile.
+
+    Args:
+        q: the queries of the tile, (batch, queries, heads, d).
+        k: its keys, (batch, keys, kv heads, d).
+        v: (batch, keys, kv heads, d_v).
+        tile: which keys a query sees.
+        arithmetic: see there.
+
+    Returns:
+        out (batch, queries, heads, d_v) and lse (batch, heads, queries), float32, without sinks.
+    """
+    window = left, right = limits_of(tile)
+    scale, softcap = arithmetic.scale, arithmetic.softcap
+    if q.dtype in DTYPES:
+        tensors = (q.detach(), k.detach(), v.detach())
+        options: dict[str, Any] = {
+            "softmax_scale": scale, "window": window, "softcap": softcap, "out_dtype": torch.float32,
+        }  # fmt: skip
+        if arithmetic.n_sms is not None:
+            # Not every kernel keeps to a number of SMs; messages and tiles then share all of them.
+            with contextlib.suppress(NoKernelError):
+                return attention(*tensors, return_lse=True, n_sms=arithmetic.n_sms, **options)
+        return attention(*tensors, return_lse=True, **options)
+    # float32, of which the public function knows nothing: the CPU backend computes it all the same.
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]))
+    cpu.attention(_ON_CPU, q, k, v, out, lse, scale, left=left, right=right, softcap=softcap)
+    return out, lse
+
+
+def gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    tile: Tile,
+    arithmetic: Arithmetic,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A tile's share of the gradients dq, dk and dv, float32.
+
+    Args:
+        dout, out, lse, dlse: of the tile's queries over all their keys, so that the shares of all tiles add
+            up to the gradients.
+        q, k, v, tile, arithmetic: as in ``attend``.
+    """
+    left, right = limits_of(tile)
+    scale, softcap = arithmetic.scale, arithmetic.softcap
+    if not q.is_cuda:
+        dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+        cpu_backward.backward(
+            _ON_CPU, dout, q, k, v, out, lse, dlse, scale, Gradients(dq, dk, dv),
+            left=left, right=right, softcap=softcap,
+        )  # fmt: skip
+        return dq, dk, dv
+    # Kernels write the type of the inputs: a share is rounded once, before the float32 sum.
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    scores = Scores(scale, softcap)
+    call = BackwardCall(
+        q, k, v, out, lse, dout, dlse, dq, dk, dv, None, Mask(left, right), scores,
+        deterministic=arithmetic.deterministic,
+    )  # fmt: skip
+    backend("cuda_backward").run_backward(call, choose(call.problem, q.device, None))
+    return dq.float(), dk.float(), dv.float()

@@ -1,0 +1,6 @@
+"""Functions of scores and masks: recorded by calling them once with symbols, and computed with PyTorch."""
+
+from flash_attention.mods.combine import and_masks, or_masks
+from flash_attention.mods.tracing import Traced, trace
+
+__all__ = ["Traced", "and_masks", "or_masks", "trace"]

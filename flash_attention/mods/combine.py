@@ -1,0 +1,59 @@
+"""Masks made of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MaskMod = Callable[..., Any]
+
+
+def and_masks(*mask_mods: MaskMod) -> MaskMod:
+    """A mask under which a query sees the keys that it sees under each of the masks.
+
+    Args:
+        mask_mods: functions ``mask_mod(b, h, q_idx, kv_idx)``, at least one.
+
+    Raises:
+        TypeError: one of them cannot be called.
+        ValueError: there is none.
+    """
+    _check("and_masks", mask_mods)
+
+    def and_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        visible = mask_mods[0](b, h, q_idx, kv_idx)
+        for mask_mod in mask_mods[1:]:
+            visible = visible & mask_mod(b, h, q_idx, kv_idx)
+        return visible
+
+    return and_mask
+
+
+def or_masks(*mask_mods: MaskMod) -> MaskMod:
+    """A mask under which a query sees the keys that it sees under at least one of the masks.
+
+    Args:
+        mask_mods: functions ``mask_mod(b, h, q_idx, kv_idx)``, at least one.
+
+    Raises:
+        as ``and_masks``.
+    """
+    _check("or_masks", mask_mods)
+
+    def or_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        visible = mask_mods[0](b, h, q_idx, kv_idx)
+        for mask_mod in mask_mods[1:]:
+            visible = visible | mask_mod(b, h, q_idx, kv_idx)
+        return visible
+
+    return or_mask
+
+
+def _check(name: str, mask_mods: tuple[object, ...]) -> None:
+    if not mask_mods:
+        raise ValueError(f"{name} was given no mask; pass at least one mask_mod(b, h, q_idx, kv_idx)")
+    for mask_mod in mask_mods:
+        if not callable(mask_mod):
+            raise TypeError(
+                f"{name} was given a {type(mask_mod).__name__}; pass functions mask_mod(b, h, q_idx, kv_idx)"
+            )

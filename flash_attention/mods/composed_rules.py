@@ -1,0 +1,153 @@
+"""Functions of PyTorch that are recorded as several operations, and reductions of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flash_attention.mods.operands import applied, converted, joined, operand, recording_of
+from flash_attention.mods.refusal import refused
+from flash_attention.mods.registry import RULES, rule
+from flash_attention.mods.symbols import Symbol
+from flash_helpers.mods.operations import Kind
+
+BOOL, INT, FLOAT = Kind
+
+
+@rule("where")
+def _where(condition: Any, input: Any, other: Any) -> Symbol:
+    if isinstance(condition, bool):
+        condition = torch.tensor(condition)
+    recording = recording_of(condition, input, other)
+    operands = [operand(recording, x) for x in (condition, input, other)]
+    if recording.builder.kind(operands[0][0]) is not BOOL:
+        raise refused("the condition of where is no bool", "Compare it with something, e.g. value != 0")
+    return Symbol(recording, recording.where(*(p for p, _ in operands)), joined(*(n for _, n in operands)))
+
+
+@rule("masked_fill")
+def _masked_fill(input: Any, mask: Any, value: Any) -> Symbol:
+    return _where(mask, value, input)
+
+
+@rule("clamp", "clip")
+def _clamp(input: Any, min: Any = None, max: Any = None) -> Symbol:
+    found = input if min is None else applied("maximum", input, min)
+    return found if max is None else applied("minimum", found, max)
+
+
+RULES["clamp_min"] = lambda input, min: _clamp(input, min)
+RULES["clamp_max"] = lambda input, max: _clamp(input, None, max)
+
+
+@rule("relu")
+def _relu(input: Any, inplace: bool = False) -> Symbol:
+    return applied("maximum", input, 0)
+
+
+@rule("gelu")
+def _gelu(input: Any, approximate: str = "none") -> Symbol:
+    x = converted(input, FLOAT)
+    if approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (applied("tanh", inner) + 1.0)
+    if approximate != "none":
+        raise refused(f"gelu with approximate={approximate!r} is not recorded", "It may be 'none' or 'tanh'")
+    return x * 0.5 * (applied("erf", x * math.sqrt(0.5)) + 1.0)
+
+
+@rule("silu")
+def _silu(input: Any, inplace: bool = False) -> Symbol:
+    return input * applied("sigmoid", input)
+
+
+@rule("softplus")
+def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
+    scaled = input * beta
+    return _where(scaled > threshold, input, applied("log1p", applied("exp", scaled)) / beta)
+
+
+@rule("leaky_relu")
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Symbol:
+    return _where(input > 0, input, input * negative_slope)
+
+
+@rule("elu")
+def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Symbol:
+    return _where(input > 0, input, applied("expm1", input) * alpha)
+
+
+@rule("logsigmoid", "log_sigmoid")
+def _logsigmoid(input: Any) -> Symbol:
+    return applied("minimum", input, 0.0) - applied("log1p", applied("exp", -applied("abs", input)))
+
+
+@rule("square")
+def _square(input: Any) -> Symbol:
+    return applied("mul", input, input)
+
+
+@rule("reciprocal")
+def _reciprocal(input: Any) -> Symbol:
+    return applied("divide", 1.0, input)
+
+
+@rule("sign", "sgn")
+def _sign(input: Any) -> Symbol:
+    return _where(input > 0, 1, _where(input < 0, -1, input))
+
+
+@rule("isnan")
+def _isnan(input: Any) -> Symbol:
+    return applied("ne", input, input)
+
+
+@rule("isinf")
+def _isinf(input: Any) -> Symbol:
+    return applied("eq", applied("abs", input), math.inf)
+
+
+@rule("isfinite")
+def _isfinite(input: Any) -> Symbol:
+    return applied("lt", applied("abs", input), math.inf)
+
+
+# ---------------------------------------------------------------------- rows
+def _reduced(op: str) -> Callable[..., Symbol]:
+    def reduced(input: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Symbol:
+        if kwargs or keepdim or dim not in (None, -1, 0, (0,), (-1,), [0], [-1]):
+            raise refused("a row is reduced with other arguments than dim=-1", "Write e.g. row.any(dim=-1)")
+        recording, (place, length) = input._recording, input.value()
+        if length is None:
+            return converted(input, BOOL) if op in ("any", "all") else input
+        if length == 0 and op in ("largest", "smallest"):
+            raise refused("a row without values has no largest one", "Give it at least one value")
+        if op in ("any", "all"):
+            place = recording.builder.convert(place, BOOL)
+        return Symbol(recording, recording.reduce(op, length, place))
+
+    return reduced
+
+
+for _name, _op in {"any": "any", "all": "all", "sum": "sum", "amax": "largest", "amin": "smallest"}.items():
+    RULES[_name] = _reduced(_op)
+
+
+@rule("mean")
+def _mean(input: Any, dim: Any = None) -> Symbol:
+    length = input.value()[1]
+    return RULES["sum"](input, dim) / (1 if length is None else length)
+
+
+@rule("dot", "inner", "vdot", "matmul")
+def _dot(input: Any, other: Any) -> Symbol:
+    recording = recording_of(input, other)
+    for x in (input, other):
+        if operand(recording, x)[1] is None:
+            raise refused(
+                "a product of rows has an operand that is no row", "A row is a tensor with one index less"
+            )
+    return RULES["sum"](applied("mul", input, other), -1)

@@ -1,0 +1,76 @@
+"""The functions of PyTorch that can be recorded, by name; ``rules`` fills the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from flash_attention.errors import ModError
+from flash_attention.mods.refusal import refused
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Puts a function into the table under some names."""
+
+    def added(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return added
+
+
+def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``__torch_function__`` was told of: the rule for a function of PyTorch."""
+    name = name_of(function)
+    if name is None or name not in RULES:
+        raise unknown(shown(function))
+    return call_named(name, args, kwargs)
+
+
+def call_named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A rule, by the name of the function."""
+    try:
+        return RULES[name](*args, **kwargs)
+    except ModError:
+        raise
+    except TypeError as error:
+        said = str(error).replace("()", "").partition(" ")[2]
+        raise refused(
+            f"{name} is called in a way that is not recorded ({said})",
+            "Call it with values and numbers alone",
+        ) from None
+
+
+def name_of(function: Any) -> str | None:
+    """The name of a function of PyTorch; of others None, whatever they are called."""
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        qualified = function._qualified_op_name if isinstance(function, OpOverloadPacket) else function.name()
+        if not qualified.startswith("aten::"):
+            return None
+        name = qualified.removeprefix("aten::").partition(".")[0]
+    else:
+        module = getattr(function, "__module__", None) or getattr(function, "__objclass__", torch).__module__
+        if module.partition(".")[0] != "torch":
+            return None
+        name = getattr(function, "__name__", None)
+    return name if not isinstance(name, str) or name.startswith("__") else name.rstrip("_")
+
+
+def shown(function: Any) -> str:
+    """A function in a message."""
+    if isinstance(function, OpOverload | OpOverloadPacket):
+        return f"the operator {function}"
+    return f"the function {getattr(function, '__name__', function)}"
+
+
+def unknown(what: str) -> ModError:
+    """The error for a function without a rule."""
+    known = ", ".join(sorted(name for name in RULES if not name.startswith("_")))
+    return refused(f"{what} has no rule by which it could be recorded", f"Functions that have one: {known}")

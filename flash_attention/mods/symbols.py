@@ -1,0 +1,226 @@
+"""What a user's function is called with: symbols, which record what is done with them.
+
+A ``Symbol`` stands for one value, or, with a length, for a row of values as ``table[b, h]`` gives one. A
+``Gathered`` is a captured tensor with some of its indices given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.mods.recording import Recording
+from flash_attention.mods.refusal import refused
+from flash_attention.mods.registry import RULES, call, call_named, unknown
+from flash_helpers.mods.operations import Kind
+
+_DTYPES = {Kind.BOOL: torch.bool, Kind.INT: torch.int64, Kind.FLOAT: torch.float32}
+WHERE = (
+    "Write torch.where(condition, a, b); in place of and, or, not write &, |, ~; in place of min, max "
+    "write torch.minimum, torch.maximum"
+)
+
+
+class Symbol:
+    """One value, or a row of values, of a recording."""
+
+    __array_ufunc__ = None  # NumPy's numbers leave their operators to us
+
+    def __init__(self, recording: Recording, place: int, length: int | None = None) -> None:
+        self._recording, self._place, self._length = recording, place, length
+
+    def value(self) -> tuple[int, int | None]:
+        """Its node, and its length; None: one value."""
+        return self._place, self._length
+
+    # ------------------------------------------------------------------ what a tensor says of itself
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self._recording.builder.kind(self.value()[0])]
+
+    @property
+    def shape(self) -> torch.Size:
+        length = self.value()[1]
+        return torch.Size(() if length is None else (length,))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def device(self) -> torch.device:
+        if self._recording.device is None:
+            raise refused("the device of a symbol is not known here", "Take that of a captured tensor")
+        return self._recording.device
+
+    # ------------------------------------------------------------------ what is refused
+    def __bool__(self) -> bool:
+        place, length = self.value()
+        node = self._recording.builder.nodes[place]
+        if node.op == "constant" and length is None:
+            return bool(node.data)
+        raise refused("the function branches on a value that differs from score to score", WHERE)
+
+    def __index__(self) -> int:
+        raise refused(
+            "Python needs a number where the function has a value that differs from score to score",
+            "Loops, sizes and indices of lists need numbers; a tensor is indexed by tensor[value]",
+        )
+
+    def _no_float(self, *_: Any) -> Any:
+        raise refused(
+            "a function of Python's takes a value that differs from score to score",
+            "Take the function of that name in torch, e.g. torch.exp; .long() and .float() convert",
+        )
+
+    __float__ = __int__ = __complex__ = __trunc__ = __floor__ = __ceil__ = __round__ = _no_float
+    item = tolist = numpy = __array__ = __format__ = _no_float
+
+    def __setitem__(self, *_: Any) -> None:
+        raise refused("the function writes to a value", "A mod writes nothing: it returns a new value")
+
+    def __contains__(self, _: Any) -> bool:
+        raise refused("`in` looks for a value in a row", "Write (row == value).any(-1)")
+
+    def __len__(self) -> int:
+        return len(self._row("the length of one value is asked for"))
+
+    def __iter__(self) -> Iterator[Any]:
+        row = self._row("one value is unpacked or looped over")
+        return (self[i] for i in row)
+
+    def _row(self, what: str) -> range:
+        if not self.shape:
+            raise refused(what, "Only rows, as table[b] gives one, have a length")
+        return range(self.shape[0])
+
+    def __repr__(self) -> str:
+        return f"<a value of a mod, {self.dtype}>"
+
+    def __hash__(self) -> int:
+        raise refused(
+            "a dictionary, a set or a cache looks up a value that differs from score to score",
+            "Capture a tensor and index it",
+        )
+
+    # ------------------------------------------------------------------ what is recorded
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call(function, args, kwargs or {})
+
+    def __getitem__(self, index: Any) -> Any:
+        place, length = self.value()
+        if index is None and length is None:
+            return Symbol(self._recording, place, 1)
+        if index is Ellipsis or index == ():
+            return self
+        raise refused(f"a value of {self.ndim} dimensions is indexed", "Index captured tensors")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in RULES:
+            raise unknown(f"the method .{name}")
+        return lambda *args, **kwargs: call_named(name, (self, *args), kwargs)
+
+
+class Gathered(Symbol):
+    """A captured tensor with indices for its first dimensions; None stands for a whole dimension."""
+
+    def __init__(self, recording: Recording, tensor: Tensor, indices: list[int | None]) -> None:
+        self._recording, self._tensor, self._indices = recording, tensor, indices
+
+    @property
+    def _open(self) -> list[int]:
+        return [axis for axis, index in enumerate(self._indices) if index is None]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._tensor.shape[axis] for axis in self._open)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._tensor.dtype
+
+    def value(self) -> tuple[int, int | None]:
+        if len(self._open) != 1:
+            raise refused(
+                f"{len(self._open)} dimensions of a captured tensor have no index where a value is needed",
+                "Give it an index for each dimension, or leave one open and reduce the row by .any(-1), "
+                ".sum(-1) or torch.dot",
+            )
+        (axis,) = self._open
+        builder, length = self._recording.builder, self._tensor.shape[axis]
+        step = builder.constant(0) if length == 1 else builder.leaf("loop")
+        indices = [step if index is None else index for index in self._indices]
+        return self._recording.load(self._recording.slot(self._tensor), indices), length
+
+    def __getitem__(self, index: Any) -> Any:
+        return gathered(self._recording, self._tensor, index, self._indices)
+
+
+def gathered(
+    recording: Recording, tensor: Tensor, index: Any, before: list[int | None] | None = None
+) -> Symbol:
+    """``tensor[index]``, where the index holds symbols.
+
+    Args:
+        before: the indices that it was given before.
+    """
+    indices: list[int | None] = [None] * tensor.ndim if before is None else list(before)
+    given = list(index) if isinstance(index, tuple | list) else [index]
+    axes = [axis for axis, old in enumerate(indices) if old is None]
+    if Ellipsis in [x for x in given if not isinstance(x, Symbol | Tensor)]:
+        at = next(i for i, x in enumerate(given) if x is Ellipsis)
+        given[at : at + 1] = [slice(None)] * (len(axes) - len(given) + 1)
+    if len(given) > len(axes):
+        raise refused(
+            f"{len(given)} indices for a captured tensor that has {len(axes)} dimensions left",
+            "Give it fewer",
+        )
+    length: int | None = None
+    for axis, x in zip(axes, given, strict=False):
+        if isinstance(x, slice) and x == slice(None):
+            continue
+        place, n = index_of(recording, x)
+        if n is not None and length not in (None, 1, n):
+            raise refused(
+                f"rows of {length} and of {n} values index one tensor", "Rows must be of one length"
+            )
+        length = n if n is not None else length
+        indices[axis] = place
+    if None in indices:
+        if length is not None:
+            raise refused(
+                "a row indexes a tensor that has more dimensions", "Give it an index for each dimension"
+            )
+        return Gathered(recording, tensor, indices)
+    return Symbol(
+        recording, recording.load(recording.slot(tensor), [i for i in indices if i is not None]), length
+    )
+
+
+def index_of(recording: Recording, x: Any) -> tuple[int, int | None]:
+    """An index as a node."""
+    if isinstance(x, Symbol):
+        place, length = x.value()
+    elif isinstance(x, Tensor):
+        place, length = recording.scalar_tensor(x), None
+    else:
+        found = None if isinstance(x, bool) else recording.python_number(x)
+        if found is None:
+            raise refused(
+                f"a captured tensor is indexed by {type(x).__name__} {x!r}",
+                "Indices are whole numbers, values made of b, h, q_idx and kv_idx, or `:`",
+            )
+        place, length = found, None
+    return place, length

@@ -1,0 +1,337 @@
+"""A mod as C++: a struct whose functions compute each value as seldom as what it depends on allows.
+
+Nothing but numbers, operations and numbered names goes into the text: none of it is the user's.
+
+    struct NAME {
+        static constexpr bool kChangesScores, kHidesKeys;  // whether there are score and visible
+        struct Captured { … };   // numbers, and pointers, sizes and strides of tensors: arguments of the
+        launch
+        struct Once { … };       // what depends on them alone
+        struct Head { … };       // … on the batch item or the head
+        struct Row { … };        // … on the query, not on the key
+        struct Column { … };     // … on the key, not on the query
+        static Once once(captured);
+        static Head head(captured, once, b, h);
+        static Row row(captured, once, head, b, h, q);
+        static Column column(captured, once, head, b, h, k);
+        static float score(captured, once, head, row, column, score, b, h, q, k);   // and each other result
+    };
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+
+from flash_helpers.mods.intervals import Interval, intervals
+from flash_helpers.mods.mod import Mod, Node
+from flash_helpers.mods.operations import COMPARISONS, INDICES, REDUCTIONS, Kind
+from flash_helpers.mods.stages import Stage, loops, needed, stages
+
+HEADER = "common/mod_values.cuh"
+_STRUCTS = {Stage.ONCE: "Once", Stage.HEAD: "Head", Stage.ROW: "Row", Stage.COLUMN: "Column"}
+_KNOWS = {  # the stages whose values each stage can read, and its indices
+    Stage.ONCE: ((), ()),
+    Stage.HEAD: ((Stage.ONCE,), ("b", "h")),
+    Stage.ROW: ((Stage.ONCE, Stage.HEAD), ("b", "h", "q")),
+    Stage.COLUMN: ((Stage.ONCE, Stage.HEAD), ("b", "h", "k")),
+    Stage.ELEMENT: (tuple(_STRUCTS), INDICES),
+}
+_LEAVES = (*INDICES, "score", "constant", "number", "loop")
+_VARIABLES = {**{name: f"{name}_index" for name in INDICES}, "score": "given_score", "loop": "step"}
+
+
+def mod_id(mod: Mod) -> str:
+    """A C++ name that is the same for equal mods in every process."""
+    text = repr((mod.nodes, mod.results, mod.numbers, mod.tensors))
+    return "Mod_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cpp_source(mod: Mod, name: str | None = None) -> str:
+    """The struct of a mod, as text for a unit that includes ``HEADER``.
+
+    Args:
+        mod: the mod.
+        name: of the struct; None: ``mod_id``.
+    """
+    return _Writer(mod).struct(mod_id(mod) if name is None else name)
+
+
+def float_literal(value: float) -> str:
+    """A float32 as C++ writes it, exactly."""
+    if math.isnan(value):
+        return "flash::mods::kNaN"
+    try:
+        (value,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        value = math.copysign(math.inf, value)
+    if math.isinf(value):
+        return "flash::mods::kInfinity" if value > 0 else "(-flash::mods::kInfinity)"
+    return f"({value.hex()}f)" if math.copysign(1.0, value) < 0 else f"{value.hex()}f"
+
+
+class _Writer:
+    def __init__(self, mod: Mod) -> None:
+        self.mod = mod
+        self.stages, self.loops = stages(mod), loops(mod)
+        self.bounds = intervals(mod)
+        self.used = needed(mod, *(name for name, _ in mod.results))
+        self.kept = self._kept()
+
+    # ------------------------------------------------------------------ the struct
+    def struct(self, name: str) -> str:
+        captured = [f"        {number.cpp} n{i};" for i, number in enumerate(self.mod.numbers)]
+        captured += [
+            f"        flash::mods::Tensor<{tensor.element.cpp}, {tensor.n_dims}> t{i};"
+            for i, tensor in enumerate(self.mod.tensors)
+        ]
+        lines = [f"struct {name} {{"]
+        for flag, result in (("kChangesScores", "score"), ("kHidesKeys", "visible")):
+            has = "true" if self.mod.result(result) is not None else "false"
+            lines.append(f"    static constexpr bool {flag} = {has};")
+        lines += ["    struct Captured {", *captured, "    };"]
+        for stage, title in _STRUCTS.items():
+            fields = [f"        {self._type(i)} v{i};" for i in self.kept[stage]]
+            lines += [f"    struct {title} {{", *fields, "    };"]
+        for stage, title in _STRUCTS.items():
+            lines += self._stage_function(stage, title)
+        for result, place in self.mod.results:
+            lines += self._result_function(result, place)
+        return "\n".join([*lines, "};", ""])
+
+    def _kept(self) -> dict[Stage, list[int]]:
+        """Of each stage the values that later ones read."""
+        read = set()
+        for place, node in enumerate(self.mod.nodes):
+            if self.used[place]:
+                own = self.stages[place]
+                inside = self.loops[place] or node.op in REDUCTIONS
+                read |= {a for a in node.args if self.stages[a] is not own or inside}
+        read |= {place for _, place in self.mod.results}
+        # What is within a loop is computed where the loop is.
+        for place in range(len(self.mod.nodes) - 1, -1, -1):
+            if self.loops[place] and self.used[place]:
+                read |= set(self.mod.nodes[place].args)
+        return {
+            stage: [i for i in sorted(read) if self.stages[i] is stage and not self._inline(i)]
+            for stage in _STRUCTS
+        }
+
+    def _inline(self, place: int) -> bool:
+        return self.mod.nodes[place].op in _LEAVES or self.loops[place]
+
+    def _signature(self, stage: Stage, score: bool = False) -> str:
+        before, indices = _KNOWS[stage]
+        parts = ["const Captured &captured"]
+        parts += [f"const {_STRUCTS[s]} &{_STRUCTS[s].lower()}" for s in before]
+        parts += ["float given_score"] * score + [f"int {_VARIABLES[name]}" for name in indices]
+        return ", ".join(parts)
+
+    def _stage_function(self, stage: Stage, title: str) -> list[str]:
+        places = [
+            i for i in range(len(self.mod.nodes))
+            if self.used[i] and self.stages[i] is stage and not self._inline(i)
+        ]  # fmt: skip
+        body = [line for i in places for line in self._statement(i, stage, "        ")]
+        values = ", ".join(f"v{i}" for i in self.kept[stage])
+        return [
+            f"    FLASH_HOST_DEVICE static {title} {title.lower()}({self._signature(stage)}) {{",
+            *body,
+            f"        return {title}{{{values}}};",
+            "    }",
+        ]
+
+    def _result_function(self, result: str, root: int) -> list[str]:
+        wanted = needed(self.mod, result)
+        places = [
+            i for i in range(root + 1)
+            if wanted[i] and self.stages[i] is Stage.ELEMENT and not self._inline(i)
+        ]  # fmt: skip
+        body = [line for i in places for line in self._statement(i, Stage.ELEMENT, "        ")]
+        signature = self._signature(Stage.ELEMENT, score=True)
+        value = self._value(root, Stage.ELEMENT)
+        if self.loops[root]:  # a value for each step of a sum: the caller says which
+            signature += ", int step"
+            inner = [i for i in range(root + 1) if wanted[i] and self.loops[i] and not self._is_leaf(i)]
+            body += [line for i in inner for line in self._statement(i, Stage.ELEMENT, "        ")]
+        return [
+            f"    FLASH_HOST_DEVICE static {self._type(root)} {result}({signature}) {{",
+            *body,
+            f"        return {value};",
+            "    }",
+        ]
+
+    # ------------------------------------------------------------------ statements
+    def _statement(self, place: int, stage: Stage, indent: str) -> list[str]:
+        node = self.mod.nodes[place]
+        if node.op in REDUCTIONS:
+            return self._loop(place, stage, indent)
+        return [f"{indent}const {self._type(place)} v{place} = {self._expression(place, stage)};"]
+
+    def _loop(self, place: int, stage: Stage, indent: str) -> list[str]:
+        node = self.mod.nodes[place]
+        (body,) = node.args
+        inside: set[int] = set()
+        waiting = [body]
+        while waiting:
+            i = waiting.pop()
+            if self.loops[i] and i not in inside and not self._is_leaf(i):
+                inside.add(i)
+                waiting.extend(self.mod.nodes[i].args)
+        kind, deeper = self._type(place), indent + "    "
+        value = self._value(body, stage)
+        start, step = {
+            "any": ("false", f"v{place} = v{place} | {value};"),
+            "all": ("true", f"v{place} = v{place} & {value};"),
+            "sum": (f"{kind}(0)", f"v{place} = {self._sum(place, value)};"),
+            "largest": (f"{kind}(0)", self._extreme(place, "maximum", value)),
+            "smallest": (f"{kind}(0)", self._extreme(place, "minimum", value)),
+        }[node.op]
+        return [
+            f"{indent}{kind} v{place} = {start};",
+            f"{indent}for (int step = 0; step < {node.data}; ++step) {{",
+            *(line for i in sorted(inside) for line in self._statement(i, stage, deeper)),
+            f"{deeper}{step}",
+            f"{indent}}}",
+        ]
+
+    def _sum(self, place: int, value: str) -> str:
+        if self.mod.nodes[place].kind is Kind.INT:
+            return f"flash::mods::add(v{place}, int64_t({value}))"
+        return f"v{place} + {value}"
+
+    def _extreme(self, place: int, function: str, value: str) -> str:
+        kind = self._type(place)
+        return f"v{place} = step == 0 ? {kind}({value}) : flash::mods::{function}(v{place}, {kind}({value}));"
+
+    def _is_leaf(self, place: int) -> bool:
+        return self.mod.nodes[place].op in _LEAVES
+
+    # ------------------------------------------------------------------ expressions
+    def _type(self, place: int) -> str:
+        node = self.mod.nodes[place]
+        if node.kind is not Kind.INT:
+            return "bool" if node.kind is Kind.BOOL else "float"
+        if node.op == "number":
+            return self.mod.numbers[node.data].cpp
+        if node.op == "sum":
+            return "int64_t"
+        return "int" if _small(self.bounds[place]) else "int64_t"
+
+    def _value(self, place: int, stage: Stage) -> str:
+        """A value as an operand."""
+        node = self.mod.nodes[place]
+        if node.op == "constant":
+            return _constant(node)
+        if node.op == "number":
+            return f"captured.n{node.data}"
+        if node.op in _VARIABLES:
+            return _VARIABLES[node.op]
+        own = self.stages[place]
+        if self.loops[place] or own is stage:
+            return f"v{place}"
+        return f"{_STRUCTS[own].lower()}.v{place}"
+
+    def _expression(self, place: int, stage: Stage) -> str:
+        node = self.mod.nodes[place]
+        values = [self._value(arg, stage) for arg in node.args]
+        kinds = [self.mod.nodes[arg].kind for arg in node.args]
+        if node.op == "load":
+            indices = [self._index(arg, value) for arg, value in zip(node.args, values, strict=True)]
+            return f"captured.t{node.data}.at({', '.join(indices)})"
+        if node.op == "where":
+            kind = self._type(place)
+            return f"{values[0]} ? {kind}({values[1]}) : {kind}({values[2]})"
+        if Kind.INT in kinds and (node.kind is Kind.INT or node.op in COMPARISONS):
+            return self._whole(place, values)
+        if node.op in _SIGNS:
+            return f"{values[0]} {_SIGNS[node.op]} {values[1]}"
+        if node.op == "not":
+            return f"!{values[0]}"
+        if node.op == "neg":
+            return f"-{values[0]}"
+        if node.op == "to_float":
+            return f"float({values[0]})"
+        if node.op == "to_bool":
+            return f"{values[0]} != 0"
+        if node.op == "to_int" and kinds[0] is Kind.BOOL:
+            return f"int({values[0]})"
+        return f"flash::mods::{_FUNCTIONS.get(node.op, node.op)}({', '.join(values)})"
+
+    def _index(self, place: int, value: str) -> str:
+        """An index, with what is known of its sign: one below 0 counts from the end."""
+        return f"flash::mods::not_negative({value})" if int(self.bounds[place].low) >= 0 else value
+
+    def _whole(self, place: int, values: list[str]) -> str:
+        """An operation of whole numbers: of 32 bits where they hold operands and result, else of 64."""
+        node = self.mod.nodes[place]
+        types = {self._type(arg) for arg in node.args} | {self._type(place)} - {"bool"}
+        wide = "int64_t" in types
+        kind = "int64_t" if wide else "int"
+        operands = [
+            value if not wide or self._type(arg) == "int64_t" else f"int64_t({value})"
+            for arg, value in zip(node.args, values, strict=True)
+        ]
+        text = self._short(node, operands, wide)
+        if text is None:
+            if node.op in ("and", "or", "xor") or node.op in COMPARISONS:
+                text = f"{operands[0]} {_SIGNS[node.op]} {operands[1]}"
+            elif node.op == "not":
+                text = f"~{operands[0]}"
+            elif node.op in ("add", "sub", "mul") and not wide:
+                text = f"{operands[0]} {_SIGNS[node.op]} {operands[1]}"
+            else:
+                text = f"flash::mods::{_FUNCTIONS.get(node.op, node.op)}({', '.join(operands)})"
+        return text if self._type(place) in ("bool", kind) else f"{self._type(place)}({text})"
+
+    def _short(self, node: Node, operands: list[str], wide: bool) -> str | None:
+        """The quick form of a division by a constant or of a shift by one."""
+        if len(node.args) != 2:
+            return None
+        second = self.mod.nodes[node.args[1]]
+        if second.op != "constant":
+            return None
+        by = second.data
+        if node.op in ("floor_divide", "remainder") and by > 0:
+            if by & (by - 1) == 0:
+                divides = node.op == "floor_divide"
+                tail = f">> {by.bit_length() - 1}" if divides else f"& {_integer(by - 1)}"
+                return f"{operands[0]} {tail}"
+            if not wide and int(self.bounds[node.args[0]].low) >= 0:
+                sign = "/" if node.op == "floor_divide" else "%"
+                return f"int(unsigned({operands[0]}) {sign} {by}u)"
+        if node.op == "shift_right" and 0 <= by < (64 if wide else 32):
+            return f"{operands[0]} >> {by}"
+        return None
+
+
+def _small(bounds: Interval) -> bool:
+    return int(bounds.low) >= -(2**31) and int(bounds.high) < 2**31
+
+
+def _constant(node: Node) -> str:
+    if node.kind is Kind.BOOL:
+        return "true" if node.data else "false"
+    return float_literal(node.data) if node.kind is Kind.FLOAT else _integer(node.data)
+
+
+def _integer(value: int) -> str:
+    if value == -(2**63):
+        return "INT64_MIN"
+    if not -(2**31) < value < 2**31:
+        return f"int64_t({value})"
+    return f"({value})" if value < 0 else str(value)
+
+
+_SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "divide": "/", "and": "&", "or": "|", "xor": "^",
+    "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+_FUNCTIONS = {
+    "abs": "absolute",
+    "neg": "negative",
+    "to_int": "to_int",
+    "pow": "power",
+    "round": "round_to_even",
+}

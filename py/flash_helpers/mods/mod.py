@@ -1,0 +1,139 @@
+"""A mod: what a user's functions of a score and its place compute, as a value.
+
+It is a list of nodes, each of which names earlier ones, so that equal sub-expressions stand once. Two
+functions that compute the same in the same way give equal mods, whatever numbers and tensors they capture:
+those are arguments of a launch, and a mod knows their types alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from flash_helpers.mods.formula import written
+from flash_helpers.mods.operations import INDICES, OPERATIONS, REDUCTIONS, Kind
+
+MAX_NODES = 2048
+MAX_DIMENSIONS = 5
+SMALL_NUMBER = 2**30 - 1  # of 32 bits, so that sums of a few of them have 32 bits, too
+
+
+class Element(Enum):
+    """Element types of captured tensors: name in messages, type in C++ (``cpp.HEADER``), kind when loaded."""
+
+    BOOL = ("bool", "flash::mods::Bool", Kind.BOOL)
+    UINT8 = ("uint8", "uint8_t", Kind.INT)
+    INT8 = ("int8", "int8_t", Kind.INT)
+    INT16 = ("int16", "int16_t", Kind.INT)
+    INT32 = ("int32", "int32_t", Kind.INT)
+    INT64 = ("int64", "int64_t", Kind.INT)
+    FP16 = ("float16", "flash::mods::Fp16", Kind.FLOAT)
+    BF16 = ("bfloat16", "flash::mods::Bf16", Kind.FLOAT)
+    FP32 = ("float32", "float", Kind.FLOAT)
+
+    def __init__(self, label: str, cpp: str, kind: Kind) -> None:
+        self.label, self.cpp, self.kind = label, cpp, kind
+
+
+class Number(Enum):
+    """The types of captured numbers. A whole number that is small needs 32 bits, as most do."""
+
+    SMALL = ("int32_t", Kind.INT)
+    LARGE = ("int64_t", Kind.INT)
+    REAL = ("float", Kind.FLOAT)
+
+    def __init__(self, cpp: str, kind: Kind) -> None:
+        self.cpp, self.kind = cpp, kind
+
+    @classmethod
+    def of(cls, value: int | float) -> Number:
+        """That of a value."""
+        if isinstance(value, float):
+            return cls.REAL
+        return cls.SMALL if abs(value) <= SMALL_NUMBER else cls.LARGE
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What a mod knows of a captured tensor."""
+
+    element: Element
+    n_dims: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of a mod.
+
+    Attributes:
+        op: a leaf (``score``, an index ``b``, ``h``, ``q``, ``k``, ``constant``, ``number``, ``loop``), or an
+            operation (``operations``).
+        kind: of the value.
+        args: the operands, as places in the mod's list.
+        data: of a constant its value; of a number or a load its place among those captured; of a reduction
+            its length.
+    """
+
+    op: str
+    kind: Kind
+    args: tuple[int, ...] = ()
+    data: Any = None
+
+    def key(self) -> tuple[Any, ...]:
+        """What makes it the same node: 0.0 and -0.0 are two constants, and each NaN is the same."""
+        data = repr(self.data) if isinstance(self.data, float) else self.data
+        return (self.op, int(self.kind), self.args, data)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+
+@dataclass(frozen=True)
+class Mod:
+    """The value of one or several functions.
+
+    Attributes:
+        nodes: operands before what takes them.
+        results: names and places of what is computed: ``score`` (FLOAT), ``visible`` (BOOL), or derivatives.
+        numbers: types of the captured numbers.
+        tensors: types of the captured tensors.
+    """
+
+    nodes: tuple[Node, ...]
+    results: tuple[tuple[str, int], ...]
+    numbers: tuple[Number, ...] = ()
+    tensors: tuple[TensorType, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for place, node in enumerate(self.nodes):
+            if any(not 0 <= arg < place for arg in node.args):
+                raise ValueError(f"node {place} is {node}; its operands must stand before it")
+            if node.op not in KNOWN:
+                raise ValueError(f"node {place} is {node.op!r}; known are {', '.join(sorted(KNOWN))}")
+        for name, place in self.results:
+            if not 0 <= place < len(self.nodes):
+                raise ValueError(f"result {name} is node {place} of {len(self.nodes)}")
+        object.__setattr__(self, "_hash", hash((self.nodes, self.results, self.numbers, self.tensors)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def result(self, name: str) -> int | None:
+        """The place of a result; None: the mod has none of this name."""
+        return dict(self.results).get(name)
+
+    def uses(self, op: str) -> bool:
+        """Whether a node is of this operation."""
+        return any(node.op == op for node in self.nodes)
+
+    def __str__(self) -> str:
+        return written(self.nodes, self.results)
+
+
+LEAVES = ("score", "constant", "number", "loop", *INDICES)
+KNOWN = frozenset((*LEAVES, "where", "load", *OPERATIONS, *REDUCTIONS))

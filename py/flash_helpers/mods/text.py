@@ -1,0 +1,86 @@
+"""A mod in words: its formulas, and what they cost at each stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flash_helpers.mods.mod import Mod, Node
+from flash_helpers.mods.operations import LOAD_COST, OPERATIONS, REDUCTIONS, WHERE_COST
+from flash_helpers.mods.stages import Stage, loops, needed, stages
+
+
+@dataclass(frozen=True)
+class Cost:
+    """About how many instructions a mod takes of a thread, by how often they run.
+
+    Attributes:
+        instructions: at each stage.
+        loads: elements of captured tensors read at each stage.
+    """
+
+    instructions: dict[Stage, float]
+    loads: dict[Stage, int]
+
+    def per_element(self, queries: int, keys: int) -> float:
+        """Instructions an element in a tile of so many queries and keys, of which each stage runs once."""
+        runs = {Stage.ROW: 1 / keys, Stage.COLUMN: 1 / queries, Stage.ELEMENT: 1.0}
+        return sum(cost * runs.get(stage, 1 / (queries * keys)) for stage, cost in self.instructions.items())
+
+
+def cost(mod: Mod) -> Cost:
+    """The cost of all results of a mod."""
+    found, loads = dict.fromkeys(Stage, 0.0), dict.fromkeys(Stage, 0)
+    inside = loops(mod)
+    wanted = needed(mod, *(name for name, _ in mod.results))
+    times, stage_of = _times(mod, inside)
+    for place, node in enumerate(mod.nodes):
+        if not wanted[place] or not (node.args or node.op == "load"):
+            continue
+        found[stage_of[place]] += times[place] * _cost_of(mod, node)
+        loads[stage_of[place]] += times[place] * (node.op == "load")
+    return Cost(found, loads)
+
+
+def _times(mod: Mod, inside: list[bool]) -> tuple[list[int], list[Stage]]:
+    """How often a node is computed in its stage; within a loop both are those of the loop."""
+    times, stage_of = [1] * len(mod.nodes), stages(mod)
+    for place in range(len(mod.nodes) - 1, -1, -1):
+        node = mod.nodes[place]
+        if node.op in REDUCTIONS or inside[place]:
+            for arg in node.args:
+                if inside[arg]:
+                    times[arg] = node.data if node.op in REDUCTIONS else times[place]
+                    stage_of[arg] = max(stage_of[arg], stage_of[place])
+    return times, stage_of
+
+
+def _cost_of(mod: Mod, node: Node) -> float:
+    if node.op == "load":
+        return LOAD_COST + 2 * len(node.args)
+    if node.op == "where":
+        return WHERE_COST
+    if node.op in REDUCTIONS:
+        return node.data * REDUCTIONS[node.op].cost
+    if node.op in ("floor_divide", "remainder"):
+        divisor = mod.nodes[node.args[1]]
+        if divisor.op == "constant" and isinstance(divisor.data, int) and divisor.data > 0:
+            return 1.0 if divisor.data & (divisor.data - 1) == 0 else 4.0
+    return OPERATIONS[node.op].cost
+
+
+def explained(mod: Mod) -> str:
+    """The formulas, then the cost by stage."""
+    names = {
+        Stage.ONCE: "once", Stage.HEAD: "a head", Stage.ROW: "a query", Stage.COLUMN: "a key",
+        Stage.ELEMENT: "an element",
+    }  # fmt: skip
+    found = cost(mod)
+    lines = [str(mod), ""]
+    for stage, name in names.items():
+        if found.instructions[stage]:
+            loads = found.loads[stage]
+            reads = f", {loads} loads" if loads > 1 else ", 1 load" if loads else ""
+            lines.append(f"{name}: about {found.instructions[stage]:.0f} instructions{reads}")
+    if len(lines) == 2:
+        lines.append("no instructions")
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+// What a warp does to its scores where the kernel has a mod: between scale and mask, element by element.
+//
+// A tile of 16 rows after the other: what the thread's two rows of it need is computed once a block of keys,
+// what a column needs once for both, so that little is held in registers beside S, and nothing from block to
+// block.
+#pragma once
+
+#include "ampere/gemm.cuh"
+#include "common/fragments.cuh"
+#include "common/mod.cuh"
+#include "common/ptx.cuh"
+
+namespace flash::ampere {
+
+template <typename Kernel, typename Mod = typename Kernel::Mod>
+struct ScoreMods {
+    const typename Mod::Captured &captured;  // arguments of the launch
+    int batch;
+    int head;
+
+    // `first_row`, `first_key`: of the warp's scores, counted within the sequence.
+    FLASH_DEVICE void apply(Scores<Kernel> &S, int first_row, int first_key, int size) const {
+        const auto once = Mod::once(captured);
+        const auto of_head = Mod::head(captured, once, batch, head);
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+            // Found out anew: else what follows from it for each column is held from tile to tile.
+            const int lane = computed_here(threadIdx.x % kWarpSize);
+            const int row = first_row + m * kMmaM + accumulator(lane, 0).row;  // and 8 rows further
+            const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
+                                               Mod::row(captured, once, of_head, batch, head, row + 8)};
+#pragma unroll
+            for (int n = 0; n < Kernel::warp_keys / kMmaN; ++n) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int key = first_key + n * kMmaN + accumulator(lane, c).column;
+                    const auto column = Mod::column(captured, once, of_head, batch, head, key);
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        float &s = S.rmem[m][n][2 * r + c];
+                        const float given = s;
+                        if constexpr (Mod::kChangesScores) {
+                            s = Mod::score(captured, once, of_head, rows[r], column, given, batch, head,
+                                           row + 8 * r, key);
+                        }
+                        if constexpr (Mod::kHidesKeys) {
+                            const bool seen = Mod::visible(captured, once, of_head, rows[r], column, given,
+                                                           batch, head, row + 8 * r, key);
+                            if (!seen) s = -INFINITY;
+                        }
+                    }
+                }
+                divide_schedule(size, kPlaces + m * (Kernel::warp_keys / kMmaN) + n);
+            }
+        }
+    }
+
+  private:
+    static constexpr int kPlaces = 1 << 16;  // of divide_schedule, behind those of the products
+};
+
+template <typename Kernel>
+struct ScoreMods<Kernel, NoMod> {};
+
+}  // namespace flash::ampere

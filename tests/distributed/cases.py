@@ -1,0 +1,230 @@
+"""Cases of context-parallel attention: what each rank computes, one process, and the float64 reference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import flash_attention
+from flash_attention import distributed as cp
+from flash_attention.backends import cpu_backward
+from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.call import Mask
+from flash_attention.distributed.engine import Plan
+from flash_attention.distributed.function import ContextParallel
+from flash_attention.distributed.pairs import _ON_CPU, Arithmetic
+from flash_attention.distributed.schedule import Heads, Schedule
+from flash_attention.distributed.transport import Transport
+from flash_helpers.test.reference import reference, reference_gradients
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call with gradients. ``layout`` is the name of a constructor, or ``uneven``."""
+
+    method: str = "ring"
+    layout: str = "zigzag"
+    causal: bool = True
+    window: tuple[int | None, int | None] = (None, None)
+    softcap: float = 0.0
+    sinks: bool = False
+    documents: tuple[int, ...] | None = None
+    total: int = 61
+    batch: int = 1
+    n_heads: int = 4
+    n_heads_kv: int = 2
+    d_head: int = 16
+    d_head_v: int = 8
+    scale: float | None = None
+    with_lse: bool = True
+
+    def make_layout(self, world: int) -> cp.Layout:
+        if self.layout == "per_document":
+            return cp.Layout.per_document(self.documents or (0, self.total), world)
+        if self.layout == "uneven":  # the last rank has nothing, the first most
+            cuts = [self.total - self.total // (1 << rank) for rank in range(world)] + [self.total]
+            cuts[-1 if world == 1 else -2] = self.total
+            pieces = [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
+            return cp.Layout.explicit(pieces, documents=self.documents)
+        make: Callable[..., cp.Layout] = getattr(cp.Layout, self.layout)
+        return make(self.total, world, documents=self.documents)
+
+
+class Tensors(NamedTuple):
+    """The tensors of a case: of all rows, or those of a rank."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    dlse: Tensor
+    sinks: Tensor | None
+
+
+class Results(NamedTuple):
+    out: Tensor
+    lse: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dsinks: Tensor | None
+
+
+def tensors(case: Case, dtype: torch.dtype) -> Tensors:
+    generator = torch.Generator().manual_seed(case.total * 31 + case.n_heads)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16().to(dtype)
+
+    rows = (case.batch, case.total)
+    return Tensors(
+        make(*rows, case.n_heads, case.d_head),
+        make(*rows, case.n_heads_kv, case.d_head),
+        make(*rows, case.n_heads_kv, case.d_head_v),
+        make(*rows, case.n_heads, case.d_head_v),
+        make(case.batch, case.n_heads, case.total).float() * case.with_lse,
+        make(case.n_heads).float() if case.sinks else None,
+    )
+
+
+# ---------------------------------------------------------------------- on a rank
+def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
+    """A rank's rows of the results, with the share of the sinks' gradient. float32 goes past the checks."""
+    layout, rank = case.make_layout(dist.get_world_size()), dist.get_rank()
+    whole = tensors(case, dtype)
+    q, k, v, dout = (layout.shard(x, rank).requires_grad_() for x in whole[:4])
+    sinks = None if whole.sinks is None else whole.sinks.requires_grad_()
+    if dtype is torch.float32:
+        mask = Mask.of(case.causal, case.window)
+        schedule = Schedule(case.method, layout, mask, Heads(case.n_heads, case.n_heads_kv))  # type: ignore[arg-type]
+        scale = case.d_head**-0.5 if case.scale is None else case.scale
+        arithmetic = Arithmetic(scale, case.softcap)
+        transport = Transport(dist.group.WORLD, timedelta(seconds=60), q.device)  # type: ignore[arg-type]
+        plan = Plan(schedule, transport, arithmetic, arithmetic, True)
+        out, lse = ContextParallel.apply(plan, q, k, v, sinks)  # type: ignore[no-untyped-call]
+    else:
+        out, lse = cp.attention(
+            q, k, v, layout=layout, causal=case.causal, window=case.window, softcap=case.softcap,
+            sinks=sinks, return_lse=True, method=case.method, softmax_scale=case.scale,  # type: ignore[arg-type]
+        )  # fmt: skip
+    inputs = [q, k, v, *([sinks] if sinks is not None else [])]
+    dlse = layout.shard(whole.dlse, rank, 2)
+    seen = lse != -torch.inf
+    given, cotangents = [out], [dout.detach()]
+    if case.with_lse:
+        given.append(lse)
+        cotangents.append(dlse.masked_fill(~seen, 0.0))
+    grads = torch.autograd.grad(given, inputs, cotangents)
+    return tuple(x.detach().float().numpy() for x in (out, lse, *grads))
+
+
+def on_gpu(case: Case) -> tuple[list[Any], list[Any]]:
+    """Output and LSE of a rank's rows by NCCL, then those of one GPU for all rows; gradients are zeros."""
+    rank = dist.get_rank()
+    layout = case.make_layout(dist.get_world_size())
+    whole = [None if x is None else x.cuda() for x in tensors(case, torch.bfloat16)]
+    sinks = whole[5]
+    q, k, v = (layout.shard(x, rank) for x in whole[:3] if x is not None)
+    with torch.no_grad():
+        found = cp.attention(
+            q, k, v, layout=layout, causal=case.causal, window=case.window, softcap=case.softcap,
+            sinks=sinks, return_lse=True, method=case.method,  # type: ignore[arg-type]
+        )  # fmt: skip
+        parts = []
+        ends = case.documents or (0, case.total)
+        for first, last in itertools.pairwise(ends):
+            one = [x[:, first:last] for x in whole[:3] if x is not None]
+            parts.append(flash_attention.attention(*one, sinks=sinks, return_lse=True, **options(case)))
+    single = torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
+    zeros = [torch.zeros_like(x) for x in (q, k, v, *([] if sinks is None else [sinks]))]
+    both = [[x.float().cpu().numpy() for x in results] for results in ((*found, *zeros), single)]
+    return both[0], both[1]
+
+
+# ---------------------------------------------------------------------- in one process
+def gathered(case: Case, answers: list[Any]) -> Results:
+    """The results of all ranks as of the whole sequence."""
+    layout = case.make_layout(len(answers))
+    by_rank = [[torch.from_numpy(x) for x in answer] for answer in answers]
+    out, dq, dk, dv = (layout.unshard([answer[i] for answer in by_rank]) for i in (0, 2, 3, 4))
+    lse = layout.unshard([answer[1] for answer in by_rank], 2)
+    dsinks = sum(answer[5] for answer in by_rank) if case.sinks else None
+    return Results(out, lse, dq, dk, dv, dsinks)  # type: ignore[arg-type]
+
+
+def by_document(case: Case, one: Callable[[Tensors], Results], dtype: torch.dtype) -> Results:
+    """A function of one document for all of them."""
+    whole = tensors(case, dtype)
+    ends = case.documents or (0, case.total)
+    found = []
+    for first, last in itertools.pairwise(ends):
+        rows = slice(first, last)
+        found.append(one(Tensors(*(x[:, rows] for x in whole[:4]), whole.dlse[:, :, rows], whole.sinks)))
+    parts = [torch.cat([getattr(r, name) for r in found], 1) for name in ("out", "dq", "dk", "dv")]
+    lse = torch.cat([r.lse for r in found], 2)
+    dsinks = sum(r.dsinks for r in found) if case.sinks else None
+    return Results(parts[0], lse, *parts[1:], dsinks)  # type: ignore[arg-type]
+
+
+def options(case: Case) -> dict[str, Any]:
+    return dict(causal=case.causal, window=case.window, softcap=case.softcap, softmax_scale=case.scale)
+
+
+def exact(case: Case) -> Results:
+    """In float64, independent of all backends."""
+    return _exact(replace(case, method="", layout=""))
+
+
+@cache
+def _exact(case: Case) -> Results:
+
+    def one(x: Tensors) -> Results:
+        out, lse = reference(x.q, x.k, x.v, sinks=x.sinks, **options(case))
+        if not x.q.shape[1]:  # there is nothing to differentiate
+            dsinks = None if x.sinks is None else torch.zeros_like(x.sinks)
+            return Results(out, lse, *(torch.zeros_like(y).double() for y in x[:3]), dsinks)
+        dlse = x.dlse if case.with_lse else None
+        grads = reference_gradients(x.q, x.k, x.v, x.dout, dlse, sinks=x.sinks, **options(case))
+        return Results(out, lse, *grads)
+
+    return by_document(case, one, torch.bfloat16)  # the numbers are those of bfloat16 in any type
+
+
+def alone(case: Case) -> Results:
+    """In bfloat16 by one process: what the library computes without ranks."""
+    return _alone(replace(case, method="", layout=""))
+
+
+@cache
+def _alone(case: Case) -> Results:
+
+    def one(x: Tensors) -> Results:
+        sinks = x.sinks
+        out, lse = flash_attention.attention(x.q, x.k, x.v, sinks=sinks, return_lse=True, **options(case))
+        dq, dk, dv = (torch.empty_like(y) for y in (x.q, x.k, x.v))
+        dsinks = None if sinks is None else torch.empty_like(sinks)
+        left, right = Mask.of(case.causal, case.window)
+        scale = case.d_head**-0.5 if case.scale is None else case.scale
+        cpu_backward.backward(
+            _ON_CPU, x.dout, x.q, x.k, x.v, out, lse, x.dlse if case.with_lse else None, scale,
+            Gradients(dq, dk, dv, dsinks), left=left, right=right, softcap=case.softcap, sinks=sinks,
+        )  # fmt: skip
+        return Results(out, lse, dq, dk, dv, dsinks)
+
+    return by_document(case, one, torch.bfloat16)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Root mean square of the differences; where both are -inf there is none."""
+    found, wanted = found.double(), wanted.double()
+    assert torch.equal(found == -torch.inf, wanted == -torch.inf)
+    difference = (found - wanted).masked_fill(wanted == -torch.inf, 0.0)
+    return float(difference.square().mean().sqrt()) if difference.numel() else 0.0

@@ -1,0 +1,97 @@
+"""Layouts: every position on one rank, shards that come back, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flash_attention.distributed import Layout
+
+ENDS = (0, 5, 5, 9, 21)
+
+
+def every(total: int, world: int) -> list[Layout]:
+    dealt = [list(range(rank, total, world))[::-1] for rank in range(world)]
+    return [
+        Layout.contiguous(total, world),
+        Layout.zigzag(total, world),
+        Layout.striped(total, world),
+        Layout.striped(total, world, block=4),
+        Layout.explicit(dealt),
+        *([Layout.per_document(ENDS, world)] if total == ENDS[-1] else []),
+    ]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 40])
+@pytest.mark.parametrize("total", [0, 1, 21, 64])
+def test_shards_come_back_in_their_order(total: int, world: int) -> None:
+    x = torch.arange(total * 2).view(1, total, 2)
+    for layout in every(total, world):
+        assert sum(layout.lengths) == total
+        shards = [layout.shard(x, rank) for rank in range(world)]
+        assert [s.shape[1] for s in shards] == list(layout.lengths)
+        assert torch.equal(layout.unshard(shards), x)
+        for rank, shard in enumerate(shards):
+            assert torch.equal(shard[0, :, 0], 2 * layout.positions(rank))
+
+
+def test_parts_are_as_equal_as_can_be() -> None:
+    assert Layout.zigzag(64, 4).ranks[1] == (range(8, 16), range(48, 56))
+    assert max(Layout.zigzag(61, 4).lengths) - min(Layout.zigzag(61, 4).lengths) <= 2
+    assert Layout.contiguous(5, 4).lengths == (2, 2, 1, 0)  # as torch.chunk and DTensor cut
+    assert Layout.striped(10, 4).lengths == (3, 3, 2, 2)
+    assert Layout.zigzag(64, 4).ranks[3] == (range(24, 40),)  # side by side
+
+
+def test_leftover_rows_of_documents_are_dealt_to_all_ranks() -> None:
+    layout = Layout.per_document(range(0, 41), 4)  # forty documents of one row
+    assert layout.lengths == (10, 10, 10, 10)
+
+
+def test_shard_and_unshard_have_gradients() -> None:
+    layout = Layout.zigzag(9, 2)
+    x = torch.randn(1, 9, 2, requires_grad=True)
+    (2 * layout.unshard([layout.shard(x, rank) for rank in range(2)])).sum().backward()
+    assert x.grad is not None
+    assert (x.grad == 2).all()
+
+
+def test_layouts_are_values() -> None:
+    assert Layout.zigzag(64, 4) == Layout.zigzag(64, 4)
+    assert hash(Layout.zigzag(64, 4)) == hash(Layout.zigzag(64, 4))
+    ends = torch.tensor([0, 30, 64], dtype=torch.int32)
+    assert Layout.zigzag(64, 4, documents=ends) != Layout.zigzag(64, 4)
+    assert Layout.zigzag(64, 4, documents=ends).documents == (0, 30, 64)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Layout.zigzag(8, 0), ValueError, r"^world is 0; it must be an int, at least 1"),
+        (lambda: Layout.zigzag(-1, 2), ValueError, r"^total is -1; it must be an int, at least 0"),
+        (lambda: Layout.zigzag(8.0, 2), TypeError, r"^total is 8.0; it must be an int"),  # type: ignore[arg-type]
+        (lambda: Layout.striped(8, 2, block=0), ValueError, r"^block is 0; it must be an int, at least 1"),
+        (lambda: Layout.explicit([[0, 1], [1, 2]]), ValueError, r"^position 1 belongs to two rows"),
+        (lambda: Layout.explicit([[0, 1], [3]]), ValueError, r"^position 3 is none of 0 to 2"),
+        (lambda: Layout.explicit([]), ValueError, r"^the layout has no rank"),
+        (lambda: Layout.explicit([["a"]]), TypeError, r"^positions has 'a'; it must hold integers"),  # type: ignore[list-item]
+        (lambda: Layout.zigzag(8, 2, documents=[0, 9]), ValueError, r"^documents is \(0, 9\); it must begin"),
+        (lambda: Layout.zigzag(8, 2, documents=[0, 5, 4, 8]), ValueError, r"never decrease"),
+        (lambda: Layout.per_document([], 2), ValueError, r"^documents is empty"),
+    ],
+)
+def test_what_is_no_layout_is_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_tensor_of_another_length_is_refused() -> None:
+    layout = Layout.zigzag(8, 2)
+    with pytest.raises(ValueError, match=r"^x has shape \(1, 7, 2\); dimension 1 must have 8 rows: this lay"):
+        layout.shard(torch.zeros(1, 7, 2), 0)
+    with pytest.raises(ValueError, match=r"^rank is 2; it must be an int from 0 to 1"):
+        layout.shard(torch.zeros(1, 8, 2), 2)
+    with pytest.raises(ValueError, match=r"^shards is 1 tensors; it must be 2 tensors"):
+        layout.unshard([torch.zeros(1, 4, 2)])

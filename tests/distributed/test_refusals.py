@@ -1,0 +1,184 @@
+"""What is refused, and that no rank waits for ever: ranks that disagree, refuse, come late or end."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Gone, Raised, Ranks
+from torch import Tensor
+
+from flash_attention import distributed as cp
+from flash_attention.distributed import Layout
+
+LIMIT = 5.0
+SLACK = 12.0  # what a slow machine may add to a time limit
+
+
+@pytest.fixture
+def pair() -> Iterator[Ranks]:
+    """Two processes for a test after which they may be of no use."""
+    group = Ranks(2)
+    yield group
+    group.close()
+
+
+def shards(layout: Layout, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    return [layout.shard(torch.randn(1, layout.total, 2, 16).to(dtype), rank) for _ in range(3)]
+
+
+# ---------------------------------------------------------------------- on a rank
+def with_options(options: list[dict[str, object]]) -> object:
+    layout = Layout.zigzag(32, 2)
+    return cp.attention(*shards(layout), layout=layout, timeout=LIMIT, **options[dist.get_rank()]).shape  # type: ignore[arg-type,union-attr]
+
+
+def with_layouts(layouts: list[Layout]) -> object:
+    layout = layouts[dist.get_rank()]
+    return cp.attention(*shards(layout), layout=layout, timeout=LIMIT).shape  # type: ignore[union-attr]
+
+
+def one_refuses() -> object:
+    layout = Layout.zigzag(32, 2)
+    q, k, v = shards(layout, torch.bfloat16 if dist.get_rank() == 0 else torch.float32)
+    return cp.attention(q, k, v, layout=layout, timeout=LIMIT).shape  # type: ignore[union-attr]
+
+
+def one_does_not_call(rank: int) -> object:
+    if dist.get_rank() == rank:
+        time.sleep(LIMIT + 2)
+        return "slept"
+    layout = Layout.zigzag(32, 2)
+    begin = time.monotonic()
+    try:
+        cp.attention(*shards(layout), layout=layout, timeout=LIMIT)
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "returned"
+
+
+def one_ends_between_passes(rank: int) -> object:
+    layout = Layout.zigzag(32, 2)
+    q, k, v = (x.requires_grad_() for x in shards(layout))
+    out = cp.attention(q, k, v, layout=layout, timeout=LIMIT, method="ring")
+    assert isinstance(out, Tensor)
+    if dist.get_rank() == rank:
+        os._exit(7)
+    begin = time.monotonic()
+    try:
+        out.sum().backward()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "returned"
+
+
+def usual() -> object:
+    layout = Layout.zigzag(32, 2)
+    return tuple(cp.attention(*shards(layout), layout=layout, timeout=LIMIT).shape)  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------------- ranks that differ
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ({"causal": True}, {}, r"causal is True on rank 0 and False on rank 1"),
+        ({"window": (4, 0)}, {"window": (5, 0)}, r"window is 4, 0 on rank 0 and 5, 0 on rank 1"),
+        ({"softcap": 2.0}, {}, r"softcap is 2.0 on rank 0 and 0.0 on rank 1"),
+        ({"method": "ring"}, {"method": "ulysses"}, r"method is ring on rank 0 and ulysses on rank 1"),
+        ({"return_lse": True}, {}, r"return_lse is True on rank 0"),
+    ],
+)
+def test_ranks_that_disagree_are_told_about_what(
+    ranks: Ranks, one: dict[str, object], other: dict[str, object], message: str
+) -> None:
+    assert ranks.run(usual) == [(1, 16, 2, 16)] * 2
+    begin = time.monotonic()
+    answers = ranks.run(with_options, [one, other])
+    assert all(isinstance(a, Raised) and a.name == "RanksDisagreeError" for a in answers), answers
+    assert all("all must pass the same" in answer.message for answer in answers)
+    assert re.search(message, answers[0].message), answers[0].message
+    assert time.monotonic() - begin < SLACK
+    assert ranks.run(usual) == [(1, 16, 2, 16)] * 2  # the group is as good as before
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_layouts_that_differ_are_seen(ranks: Ranks) -> None:
+    answers = ranks.run(with_layouts, [Layout.zigzag(32, 2), Layout.contiguous(32, 2)])
+    assert all(isinstance(a, Raised) and a.name == "RanksDisagreeError" for a in answers), answers
+    assert "layout is zigzag of 32, number" in answers[0].message
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks: Ranks) -> None:
+    zero, one = ranks.run(one_refuses)
+    assert (zero.name, one.name) == ("RanksDisagreeError", "TypeError")
+    assert "rank 1 of the context-parallel group refused its arguments" in zero.message
+    assert one.message in zero.message
+    assert ranks.run(usual) == [(1, 16, 2, 16)] * 2
+
+
+# ---------------------------------------------------------------------- ranks that are not there
+@pytest.mark.parametrize("asleep", [0, 1])
+def test_a_rank_that_does_not_call_ends_the_others_wait(pair: Ranks, asleep: int) -> None:
+    answers = pair.run(one_does_not_call, asleep)
+    assert answers[asleep] == "slept"
+    name, message, seconds = answers[1 - asleep]
+    assert name == "PeerLostError"
+    assert f"had no answer from every other rank within {LIMIT:g} s" in message
+    assert seconds < LIMIT + SLACK
+
+
+def test_a_rank_that_ends_between_the_passes_ends_the_others_wait(pair: Ranks) -> None:
+    answers = pair.run(one_ends_between_passes, 1)
+    assert isinstance(answers[1], Gone)
+    name, message, seconds = answers[0]
+    assert name == "PeerLostError"
+    assert "did not finish its exchange with rank 1" in message
+    assert seconds < LIMIT + SLACK
+
+
+# ---------------------------------------------------------------------- arguments, in one process
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def rows(n: int = 8, d: int = 16, heads: int = 2) -> Tensor:
+    return torch.ones(1, n, heads, d, dtype=torch.bfloat16)
+
+
+LAYOUT = Layout.zigzag(8, 1)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (TypeError, r"^layout is None; it must be a Layout, e.g. Layout.zigzag", {"layout": None}),
+        (ValueError, r"^layout has 2 ranks and the group 1; they must", {"layout": Layout.zigzag(8, 2)}),
+        (ValueError, r"^q has 8 rows; rank 0 of this layout .* has 9: use", {"layout": Layout.zigzag(9, 1)}),
+        (ValueError, r"^method is 'rings'; it must be one of auto, all_gather", {"method": "rings"}),
+        (TypeError, r"^window is 4; it must be two values", {"window": 4}),
+        (TypeError, r"^causal is 'yes'; it must be True or False", {"causal": "yes"}),
+        (ValueError, r"^timeout is 0.0; it must be a number of seconds above 0", {"timeout": 0}),
+        (ValueError, r"^reserved_sms is -1; it must be an int, at least 0", {"reserved_sms": -1}),
+        (TypeError, r"^group is 'world'; it must be a ProcessGroup, one dimension", {"group": "world"}),
+        (TypeError, r"dropout_p", {"dropout_p": 0.1}),
+        (ValueError, r"^sinks has shape \(3,\); it must be \(2,\)", {"sinks": torch.zeros(3)}),
+    ],
+)
+def test_a_bad_argument_is_named(error: type[Exception], message: str, options: dict[str, object]) -> None:
+    arguments: dict[str, object] = {"layout": LAYOUT, **options}
+    with pytest.raises(error, match=message):
+        cp.attention(rows(), rows(), rows(), **arguments)  # type: ignore[arg-type]

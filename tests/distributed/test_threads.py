@@ -1,0 +1,122 @@
+"""The whole path on one device, with ranks as threads: on the CPU, and once more on a GPU where there is one.
+
+On the GPU the tiles run by kernels, for several ranks on one card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from cases import error
+from threads import on_every_rank
+from torch import Tensor
+
+import flash_attention
+from flash_attention.call import Mask
+from flash_attention.distributed import Layout, engine, over_heads
+from flash_attention.distributed.engine import Plan
+from flash_attention.distributed.pairs import Arithmetic
+from flash_attention.distributed.schedule import METHODS, Heads, Schedule
+from flash_helpers.test.reference import reference, reference_gradients
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+MASKS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "full": {},
+    "window": {"causal": True, "window": (70, 0)},
+    "both sides, softcap": {"window": (33, 50), "softcap": 4.0},
+}
+
+
+TOTAL = 203
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
+
+
+def tensors() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(1, TOTAL, heads, 64) for heads in (4, 2, 2, 4)]
+    return [torch.randn(*shape, generator=generator).bfloat16() for shape in shapes]
+
+
+@cache
+def exact(mask: str) -> tuple[Tensor, Tensor]:
+    q, k, v, _ = tensors()
+    return reference(q, k, v, sinks=SINKS, **MASKS[mask])
+
+
+@cache
+def exact_gradients(mask: str) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, dout = tensors()
+    return reference_gradients(q, k, v, dout, **MASKS[mask])[:3]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_a_rank() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_are_as_exact_as_those_of_one_call(device: str, method: str, mask: str) -> None:
+    """The error does not grow with the ranks."""
+    options = MASKS[mask]
+    q, k, v, _ = (x.to(device) for x in tensors())
+    sinks = SINKS.to(device)
+    wanted, wanted_lse = (x.to(device) for x in exact(mask))
+    single, single_lse = flash_attention.attention(q, k, v, sinks=sinks, return_lse=True, **options)
+    limits = Mask.of(options.get("causal", False), options.get("window", (None, None)))
+    arithmetic = Arithmetic(64**-0.5, options.get("softcap", 0.0))
+    for world in (2, 8):
+        for layout in (Layout.zigzag(TOTAL, world), Layout.striped(TOTAL, world)):
+            schedule = Schedule(method, layout, limits, Heads(4, 2))  # type: ignore[arg-type]
+
+            def forward(plan: Plan, layout: Layout = layout) -> tuple[Tensor, Tensor]:
+                own = [layout.shard(x, plan.rank) for x in (q, k, v)]
+                if method == "ulysses":
+                    return over_heads.forward(plan, *own, sinks)[:2]
+                return engine.forward(plan, *own).finish(sinks, q.dtype)
+
+            answers = on_every_rank(schedule, arithmetic, forward)
+            out = layout.unshard([answer[0] for answer in answers])
+            lse = layout.unshard([answer[1] for answer in answers], 2)
+            assert error(out, wanted) <= 1.25 * error(single, wanted), (world, layout.name)
+            assert error(lse, wanted_lse) <= 1.25 * error(single_lse, wanted_lse) + 1e-6, (world, layout.name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_exact(device: str, method: str, mask: str) -> None:
+    options = MASKS[mask]
+    q, k, v, dout = (x.to(device) for x in tensors())
+    wanted = dict(zip(("dq", "dk", "dv"), exact_gradients(mask), strict=True))
+    limits = Mask.of(options.get("causal", False), options.get("window", (None, None)))
+    arithmetic = Arithmetic(64**-0.5, options.get("softcap", 0.0))
+    errors = {}
+    for world in (1, 2, 8):
+        layout = Layout.zigzag(TOTAL, world)
+        schedule = Schedule(method, layout, limits, Heads(4, 2))  # type: ignore[arg-type]
+
+        def both(plan: Plan, layout: Layout = layout) -> tuple[Tensor, ...]:
+            own = [layout.shard(x, plan.rank) for x in (q, k, v, dout)]
+            if method == "ulysses":
+                _, _, kept = over_heads.forward(plan, own[0], own[1], own[2], None)
+                return over_heads.backward(plan, own[3], None, kept, (4, 2))[:3]
+            out, lse = engine.forward(plan, own[0], own[1], own[2]).finish(None, q.dtype)
+            return engine.backward(plan, own[3], None, own[0], own[1], own[2], out, lse)
+
+        answers = on_every_rank(schedule, arithmetic, both)
+        for number, name in enumerate(("dq", "dk", "dv")):
+            grad = layout.unshard([answer[number] for answer in answers]).to(q.dtype)
+            errors[world, name] = error(grad.cpu(), wanted[name])
+    for name in ("dq", "dk", "dv"):
+        for world in (2, 8):
+            assert errors[world, name] <= 1.25 * errors[1, name], (errors, name)

@@ -1,0 +1,117 @@
+"""Compiles generated mods for the host and runs them over a grid of scores."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from random_functions import BATCH, HEADS, SEQ
+
+from flash_attention.mods.tracing import Traced
+from flash_helpers.build.sources import include_root
+from flash_helpers.mods.cpp import HEADER, cpp_source
+from flash_helpers.mods.mod import Mod
+from flash_helpers.mods.operations import Kind
+
+ONE = """
+extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *data, const int64_t *strides,
+                        const int *sizes, const float *score, double *out) {{
+    using M = {name};
+    const M::Captured captured{{{captured}}};
+    const auto once = M::once(captured);
+    for (int b = 0; b < {batch}; ++b) for (int h = 0; h < {heads}; ++h) {{
+        const auto head = M::head(captured, once, b, h);
+        for (int q = 0; q < {seq}; ++q) {{
+            const auto row = M::row(captured, once, head, b, h, q);
+            for (int k = 0; k < {seq}; ++k) {{
+                const auto column = M::column(captured, once, head, b, h, k);
+                const int at = ((b * {heads} + h) * {seq} + q) * {seq} + k;
+                out[at] = double(M::{result}(captured, once, head, row, column, score[at], b, h, q, k));
+            }}
+        }}
+    }}
+}}
+"""
+
+
+def captured_initializer(mod: Mod) -> str:
+    """The launch arguments of a mod from arrays of numbers, pointers, strides and sizes."""
+    parts = [
+        f"{number.cpp}({'real' if number.kind is Kind.FLOAT else 'whole'}[{i}])"
+        for i, number in enumerate(mod.numbers)
+    ]
+    at = 0
+    for i, tensor in enumerate(mod.tensors):
+        axes = range(at, at + tensor.n_dims)
+        strides = ", ".join(f"strides[{a}]" for a in axes)
+        sizes = ", ".join(f"sizes[{a}]" for a in axes)
+        parts.append(f"{{static_cast<const {tensor.element.cpp} *>(data[{i}]), {{{strides}}}, {{{sizes}}}}}")
+        at += tensor.n_dims
+    return ", ".join(parts)
+
+
+def source(mods: list[tuple[Mod, str]]) -> str:
+    """One unit with a function for each (mod, result)."""
+    parts = [f'#include "{HEADER}"\n']
+    for i, (mod, result) in enumerate(mods):
+        parts.append(cpp_source(mod, f"M{i}"))
+        parts.append(
+            ONE.format(
+                i=i,
+                name=f"M{i}",
+                captured=captured_initializer(mod),
+                result=result,
+                batch=BATCH,
+                heads=HEADS,
+                seq=SEQ,
+            )
+        )
+    return "\n".join(parts)
+
+
+def arguments(traced: Traced) -> list[ctypes.Array[Any]]:
+    """What ``captured_initializer`` reads: whole and real numbers, pointers, strides and sizes."""
+
+    def array(kind: Any, values: list[Any]) -> ctypes.Array[Any]:
+        return (kind * max(1, len(values)))(*values)
+
+    return [
+        array(ctypes.c_int64, [int(x) if isinstance(x, int) else 0 for x in traced.numbers]),
+        array(ctypes.c_double, [float(x) for x in traced.numbers]),
+        array(ctypes.c_void_p, [t.data_ptr() for t in traced.tensors]),
+        array(ctypes.c_int64, [s for t in traced.tensors for s in t.stride()]),
+        array(ctypes.c_int, [s for t in traced.tensors for s in t.shape]),
+    ]
+
+
+class Library:
+    """Generated mods, compiled by a C++ compiler."""
+
+    def __init__(self, folder: Path, compiler: list[str], mods: list[tuple[Mod, str]]) -> None:
+        text, library = folder / "mods.cpp", folder / "mods.so"
+        text.write_text(source(mods), encoding="utf-8")
+        command = [
+            *compiler,
+            "-std=c++20",
+            "-O1",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            f"-I{include_root()}",
+        ]
+        done = subprocess.run([*command, str(text), "-o", str(library)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+        self.library = ctypes.CDLL(str(library))
+
+    def run(self, i: int, traced: Traced, score: torch.Tensor) -> torch.Tensor:
+        """The result of function i for float32 scores (BATCH, HEADS, SEQ, SEQ), as float64."""
+        given = score.contiguous().numpy()
+        out = np.empty(score.shape, np.float64)
+        own = arguments(traced)  # ctypes passes their addresses
+        rest = [x.ctypes.data_as(ctypes.c_void_p) for x in (given, out)]
+        getattr(self.library, f"run_{i}")(*own, *rest)
+        return torch.from_numpy(out)

@@ -1,0 +1,185 @@
+"""Generated C++ computes what PyTorch computes of the same mod, on the host, and compiles for GPUs."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from generated import Library
+from random_functions import function, grid, tables
+
+from flash_attention.mods.evaluate import evaluate
+from flash_attention.mods.tracing import Traced, trace
+from flash_helpers.build.nvcc import find_nvcc
+from flash_helpers.build.sources import include_root
+from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal, mod_id
+
+pytestmark = pytest.mark.compile
+N_RANDOM = 240
+
+
+def compiler() -> list[str]:
+    found = shutil.which("g++") or shutil.which("clang++")
+    assert found, "no C++ compiler found: install g++"
+    return [found]
+
+
+def test_random_functions_on_the_host(tmp_path: Path) -> None:
+    captured = tables(torch.Generator().manual_seed(0))
+    made = [
+        (kind, function(seed, kind, captured, depth=3 + seed % 2, smooth=True))
+        for seed in range(N_RANDOM // 2)
+        for kind in ("score", "mask")
+    ]
+    names = {"score": "score", "mask": "visible"}
+    traced = [
+        trace(f.function if kind == "score" else None, f.function if kind == "mask" else None)
+        for kind, f in made
+    ]
+    library = Library(
+        tmp_path, compiler(), [(t.mod, names[kind]) for t, (kind, _) in zip(traced, made, strict=True)]
+    )
+    score, *indices = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (t, (kind, f)) in enumerate(zip(traced, made, strict=True)):
+        expected = evaluate(t, names[kind], score, *indices, dtype=torch.float32)
+        found = library.run(i, t, score)
+        expected = torch.broadcast_to(expected, found.shape).double()
+        tolerance = {"rtol": 1e-4, "atol": 1e-5} if kind == "score" else {"rtol": 0.0, "atol": 0.0}
+        torch.testing.assert_close(
+            found, expected, equal_nan=True, **tolerance, msg=lambda m, f=f: f"{f.text}\n{m}"
+        )
+
+
+SMALLEST = -(2**63)
+TABLE = torch.arange(1, 6)  # 5 values, beside which there is nothing
+HALVES = torch.tensor([1.0, -2.5, 6e-8, 65504.0, math.inf, -0.0, 1.0 / 3, math.nan, 3e-5, 0.0, 7.0])
+EDGES = {
+    "outside of a tensor": lambda s, b, h, q, k: TABLE[q - k - 1] + s,
+    "outside, by a product": lambda s, b, h, q, k: TABLE[(q - 5) * 2**40] + TABLE[q * 2**62] + s,
+    "of a row of two": lambda s, b, h, q, k: TABLE.view(5, 1)[q, k - 1] + s,
+    "no values": lambda s, b, h, q, k: TABLE[:0][q] + s,
+    "whole division by 0": lambda s, b, h, q, k: (q - 5) // (k - 4) + ((q - 5) % (k - 4)) * 0.5 + 0 * s,
+    "real division by 0": lambda s, b, h, q, k: (q - 5) / (k - 4) + 0 * s,
+    "shifts": lambda s, b, h, q, k: ((q - 5) << (k * 9 - 9)) + ((q - 5) >> (k * 9 - 9)) + 0 * s,
+    "wrapping sums": lambda s, b, h, q, k: ((q * 2**60 + k * 2**59 + 2**62) % 1000) + 0 * s,
+    "wrapping products": lambda s, b, h, q, k: ((q * 2**40 - 7) * (k * 2**39 + 3) * 5 % 1000) + 0 * s,
+    "the smallest number": lambda s, b, h, q, k: (
+        torch.where(q > 2, (SMALLEST + k * 0) // (k - 2), -(SMALLEST + k * 0) + torch.abs(SMALLEST + k * 0))
+        * 1e-18
+        + 0 * s
+    ),
+    "real to whole": lambda s, b, h, q, k: (
+        (torch.where(k > 4, (q - 5) * 1e18 / (k - 6), (q - 5) / 2.0)).long() * 1.0 + 0 * s
+    ),
+    "real floor": lambda s, b, h, q, k: ((q - 5) * 0.5) // (k - 4.5) + ((q - 5) * 0.5) % (k - 4.5) + 0 * s,
+    "real modulo 0": lambda s, b, h, q, k: ((q - 5) * 0.5) % ((k - 4) * 0.25) + 0 * s,
+    "rounding": lambda s, b, h, q, k: (
+        torch.round((q - 5) / 2.0)
+        + torch.floor((k - 5) / 2.0) * 100
+        + torch.trunc((k - 5) / 3.0) * 10
+        + 0 * s
+    ),
+    "maxima with NaN": lambda s, b, h, q, k: (
+        torch.maximum(HALVES[q], HALVES[k]) + torch.minimum(HALVES[k], HALVES[q]) + 0 * s
+    ),
+    "float16": lambda s, b, h, q, k: HALVES.half()[q] + 0 * s,
+    "bfloat16": lambda s, b, h, q, k: HALVES.bfloat16()[q] + 0 * s,
+    "infinite constants": lambda s, b, h, q, k: torch.where(
+        q > k, -math.inf, torch.where(q == k, math.nan, s)
+    ),
+    "a dot product": lambda s, b, h, q, k: (
+        s + torch.dot(HALVES[:6].float().view(2, 3)[q % 2], TABLE.float()[:3])
+    ),
+    "any of a row": lambda s, b, h, q, k: torch.where((TABLE[:4].view(2, 2)[k % 2] == q).any(-1), s, 0.0),
+    "the largest of a row": lambda s, b, h, q, k: (
+        s + (TABLE.view(1, 5)[b * 0] - q).abs().amax(-1) + (TABLE * 1.5).amin(-1) * k
+    ),
+    "powers": lambda s, b, h, q, k: (q - 5) ** 3 + 2**k + (q + 0.5) ** -1.5 + s**2 + 0 * s,
+    "a scalar": lambda s, b, h, q, k: s * torch.tensor(0.1) + torch.tensor(3),
+    "bools": lambda s, b, h, q, k: (
+        (q > 3) * s + ((q > 3) + (k > 3)) * 2.0 + (q > k).long() - ((q > 3) ^ (k > 2)) * 1.0
+    ),
+}
+
+
+def test_what_c_leaves_open(tmp_path: Path) -> None:
+    traced = {name: trace(f) for name, f in EDGES.items()}
+    library = Library(tmp_path, compiler(), [(t.mod, "score") for t in traced.values()])
+    score, *indices = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (name, t) in enumerate(traced.items()):
+        expected = torch.broadcast_to(evaluate(t, "score", score, *indices, dtype=torch.float32), score.shape)
+        found = library.run(i, t, score)
+        torch.testing.assert_close(
+            found,
+            expected.double(),
+            rtol=2e-6,
+            atol=1e-6,
+            equal_nan=True,
+            msg=lambda m, name=name: f"{name}\n{m}",
+        )
+
+
+KERNEL = """#include "{header}"
+{mod}
+__global__ void kernel({name}::Captured captured, const float *score, float *out, int n_keys) {{
+    const int b = blockIdx.z, h = blockIdx.y, q = blockIdx.x * blockDim.x + threadIdx.x;
+    const auto once = {name}::once(captured);
+    const auto head = {name}::head(captured, once, b, h);
+    const auto row = {name}::row(captured, once, head, b, h, q);
+    for (int k = 0; k < n_keys; ++k) {{
+        const auto column = {name}::column(captured, once, head, b, h, k);
+        const int64_t at = int64_t(q) * n_keys + k;
+        const float s = {name}::score(captured, once, head, row, column, score[at], b, h, q, k);
+        out[at] = {name}::visible(captured, once, head, row, column, score[at], b, h, q, k) ? s : -INFINITY;
+    }}
+}}
+"""
+
+
+def everything() -> Traced:
+    """One mod that uses every operation with a function of its own in the header."""
+    captured = tables(torch.Generator().manual_seed(0))
+    scores = [
+        *(f for f in EDGES.values()),
+        *(function(seed, "score", captured).function for seed in range(8)),
+    ]
+    masks = [function(seed, "mask", captured).function for seed in range(8)]
+
+    def score(s, b, h, q, k):
+        for f in scores:
+            s = f(s, b, h, q, k)
+        return torch.expm1(torch.log2(torch.abs(s)) ** 1.5)
+
+    def mask(b, h, q, k):
+        seen = q >= k
+        for f in masks:
+            seen = seen ^ f(b, h, q, k)
+        return seen
+
+    return trace(score, mask)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_gpu_compiler_takes_every_operation(tmp_path: Path, arch: str) -> None:
+    mod = everything().mod
+    name = mod_id(mod)
+    (tmp_path / "mod.cu").write_text(KERNEL.format(header=HEADER, mod=cpp_source(mod), name=name))
+    flags = ["-std=c++20", "-O3", "-Xptxas", "-v", f"-arch={arch}", "-cubin", "-o", "mod.cubin"]
+    command = [str(find_nvcc().path), *flags, f"-I{include_root()}", "mod.cu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    assert "warning" not in done.stderr
+    assert re.search(r"0 bytes spill stores", done.stderr), done.stderr[-600:]
+
+
+def test_literals_are_exact() -> None:
+    for value in (0.1, -2.5, 1e-42, 3.4e38, 1e39, -math.inf):
+        text = float_literal(value).strip("()").removesuffix("f")
+        near = torch.tensor(value, dtype=torch.float32).item()
+        assert ("kInfinity" in text) if math.isinf(near) else (float.fromhex(text) == near)
+    assert "kNaN" in float_literal(math.nan)

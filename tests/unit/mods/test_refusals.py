@@ -1,0 +1,325 @@
+"""What cannot be recorded is refused with the user's line and a way out, before anything is computed."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from flash_attention.errors import ModError
+from flash_attention.mods import and_masks, or_masks, trace
+from flash_helpers.mods.mod import MAX_NODES
+
+TABLE = torch.randn(8)
+MATRIX = torch.randn(4, 8)
+
+
+def branch(s, b, h, q, k):
+    if q > k:  # the branch
+        return s
+    return s * 2
+
+
+def both(s, b, h, q, k):
+    return torch.where(q > k and k > 2, s, 0.0)  # and
+
+
+def smallest(s, b, h, q, k):
+    return s + min(q, k)  # min
+
+
+def looped(s, b, h, q, k):
+    for i in range(q):  # range
+        s = s + i
+    return s
+
+
+def mathematical(s, b, h, q, k):
+    return s * math.exp(h)  # math
+
+
+def itemised(s, b, h, q, k):
+    return s + TABLE[q.item()]  # item
+
+
+def strange(s, b, h, q, k):
+    return torch.special.bessel_j0(s)  # bessel
+
+
+def method(s, b, h, q, k):
+    return s.cumsum(0)  # method
+
+
+def whole_table(s, b, h, q, k):
+    return s + MATRIX  # table
+
+
+def open_row(s, b, h, q, k):
+    return s + MATRIX[h, :] + MATRIX  # row and table
+
+
+def real_index(s, b, h, q, k):
+    return s + TABLE[q / 2]  # index
+
+
+def sliced(s, b, h, q, k):
+    return s + MATRIX[h, 1:].sum(-1)  # slice
+
+
+def many_indices(s, b, h, q, k):
+    return s + TABLE[q, k]  # indices
+
+
+def written(s, b, h, q, k):
+    s[0] = 1.0  # write
+    return s
+
+
+def half(s, b, h, q, k):
+    return s.half()  # half
+
+
+def rounded(s, b, h, q, k):
+    return s + (q - 3) ** k  # power
+
+
+def large(s, b, h, q, k):
+    for i in range(3000):
+        s = s * (1.0 + i * 1e-3) + i  # large
+    return s
+
+
+def wide(s, b, h, q, k):
+    return s + (q + 2**70)  # 64 bits
+
+
+def too_many(s, b, h, q, k):
+    return s + torch.zeros(1, 1, 1, 1, 1, 1)[b, b, b, b, b, q]  # dimensions
+
+
+def doubled(s, b, h, q, k):
+    return s + torch.zeros(4, dtype=torch.float64)[q]  # float64
+
+
+def sparse(s, b, h, q, k):
+    return s + TABLE.to_sparse()[q]  # sparse
+
+
+def text(s, b, h, q, k):
+    return s + "1"  # text
+
+
+def rows(s, b, h, q, k):
+    return s + torch.dot(MATRIX[h], TABLE[:5])  # rows
+
+
+def lesser_bools(s, b, h, q, k):
+    return s + ((q > k) - (k > q))  # bools
+
+
+def looked_up(s, b, h, q, k):
+    return s + {0: 1.0}.get(h, 2.0)  # dictionary
+
+
+def small_power(s, b, h, q, k):
+    return s + 2 ** (3 - q)  # power
+
+
+def by_zero(s, b, h, q, k):
+    return s + q // 0  # zero
+
+
+CASES = {
+    branch: "branches on a value",
+    both: "branches on a value",
+    smallest: "torch.minimum",
+    looped: "needs? a number",
+    mathematical: "torch.exp",
+    itemised: "Python",
+    strange: "bessel_j0 has no rule",
+    method: "method .cumsum has no rule",
+    whole_table: r"shape \(4, 8\).*index the tensor",
+    open_row: r"shape \(4, 8\)",
+    real_index: "no whole number",
+    sliced: "slice",
+    many_indices: "2 indices",
+    written: "writes",
+    half: "float32",
+    rounded: "power of whole numbers",
+    large: f"more than {MAX_NODES} operations",
+    wide: "64 bits",
+    too_many: "6 dimensions",
+    doubled: "float64",
+    sparse: "not dense",
+    text: "str",
+    rows: "rows of 5 and 8",
+    lesser_bools: "a bool",
+    looked_up: "dictionary",
+    small_power: "power of whole numbers",
+    by_zero: "divided by the number 0",
+}
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_the_line_and_the_way_out(function) -> None:
+    with pytest.raises(ModError) as caught:
+        trace(function)
+    message = str(caught.value)
+    assert message.startswith(f"score_mod {function.__name__} ")
+    assert re.search(CASES[function], message), message
+    (line,) = re.findall(rf"{re.escape(__file__)}:(\d+): ([^.]*)", message)
+    source = open(__file__, encoding="utf-8").read().splitlines()[int(line[0]) - 1]  # noqa: SIM115
+    assert "#" in source
+    assert source.strip().startswith(line[1][:12])
+
+
+def test_errors_of_the_function_itself_have_a_line() -> None:
+    def wrong(b, h, q, k):
+        return {}["missing"]
+
+    with pytest.raises(ModError, match=r"raised KeyError: 'missing'.*test_refusals.*called once") as caught:
+        trace(None, wrong)
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(ModError, match=r"raised TypeError.*mask_mod\(b, h, q_idx, kv_idx\)"):
+        trace(None, lambda q, k: q >= k)
+
+
+def test_what_a_function_returns() -> None:
+    for returned in (None, "text", [1]):
+        with pytest.raises(ModError, match="must return a number, the new score"):
+            trace(lambda *_, x=returned: x)
+    with pytest.raises(ModError, match=r"returns a number; it must return a bool.*compare it"):
+        trace(None, lambda b, h, q, k: q - k)
+    with pytest.raises(ModError, match=r"returns a bool; it must return a number.*where"):
+        trace(lambda s, b, h, q, k: q > k)
+    with pytest.raises(ModError, match="row of 8 values"):
+        trace(None, lambda b, h, q, k: MATRIX[h] > 0)
+    for wrong in (3, "causal", torch.ones(3)):
+        with pytest.raises(
+            TypeError, match=r"it must be a function mask_mod\(b, h, q_idx, kv_idx\), or None"
+        ):
+            trace(None, wrong)
+
+
+def test_a_tensor_elsewhere() -> None:
+    with pytest.raises(ModError, match=r"is on cpu, and the queries are on meta.*to\('meta'\)"):
+        trace(lambda s, b, h, q, k: s + TABLE[q], device="meta")
+
+
+def test_combinations_take_functions() -> None:
+    for combine in (and_masks, or_masks):
+        with pytest.raises(ValueError, match="at least one"):
+            combine()
+        with pytest.raises(TypeError, match="pass functions"):
+            combine(lambda b, h, q, k: q >= k, 3)
+
+
+# ---------------------------------------------------------------------- what is taken
+def mod_of(function, scored=True):
+    return trace(function if scored else None, None if scored else function)
+
+
+def test_control_flow_on_constants_vanishes() -> None:
+    def made(kind, n):
+        def mod(s, b, h, q, k):
+            if kind == "alibi" and n > 3:
+                for _ in range(2):
+                    s = s + 1.0
+            return s if n else s * 2
+
+        return mod
+
+    assert str(mod_of(made("alibi", 5)).mod) == "score = (score + 1.0) + 1.0"
+    assert str(mod_of(made("none", 5)).mod) == "score = score"
+
+
+def window(left):
+    return lambda b, h, q, k: q - k <= left
+
+
+def test_numbers_of_closures_are_arguments() -> None:
+    narrow, broad = mod_of(window(5), False), mod_of(window(900), False)
+    assert narrow.mod == broad.mod
+    assert hash(narrow.mod) == hash(broad.mod)
+    assert str(narrow.mod) == "visible = (q - k) <= n0"
+    assert (narrow.numbers, broad.numbers) == ((5,), (900,))
+    assert mod_of(window(2**40), False).mod != narrow.mod  # it has 64 bits
+    assert mod_of(window(5.5), False).mod != narrow.mod
+
+
+def test_what_is_computed_of_numbers_is_one_number() -> None:
+    def made(a, c):
+        stop = a + c
+        return lambda s, b, h, q, k: torch.where(k < stop, s * (a / c), s * (a // c - 1))
+
+    traced = mod_of(made(7, 2))
+    assert traced.numbers == (9, 3.5, 2)
+    assert {n: len(traced.mod.numbers) for n in "x"} == {"x": 3}
+
+
+def penalty(s, b, h, q, k, *, weight, start=4):
+    return torch.where(k >= start, s - weight, s)
+
+
+def nested(limit):
+    inner = window(limit)
+
+    def mask(b, h, q, k):
+        return inner(b, h, q, k) & inner(b, h, k, q)
+
+    return mask
+
+
+class Scaled:
+    factor = 3.0
+
+    def __call__(self, s, b, h, q, k):
+        return s * self.factor
+
+    def method(self, s, b, h, q, k):
+        return s + self.factor
+
+
+def test_functions_of_every_form() -> None:
+    assert mod_of(functools.partial(penalty, weight=0.5)).numbers == (4, 0.5)
+    assert mod_of(nested(6), False).numbers == (6,)
+    assert str(mod_of(Scaled()).mod) == "score = score * 3.0"
+    assert str(mod_of(Scaled().method).mod) == "score = score + 3.0"
+    both = mod_of(and_masks(window(3), or_masks(window(9), lambda b, h, q, k: k == 0)), False)
+    assert both.numbers == (3, 9)
+    assert str(mod_of(lambda b, h, q, k: True, False).mod) == "visible = True"
+    assert str(mod_of(lambda b, h, q, k: q.new_ones((), dtype=torch.bool), False).mod) == "visible = True"
+    assert mod_of(lambda s, b, h, q, k: s * np.float32(0.5) + np.int64(3)).mod.numbers == ()
+
+
+def test_a_function_that_counts_its_calls_is_called_once() -> None:
+    calls = 0
+
+    def counting(s, b, h, q, k):
+        nonlocal calls
+        calls += 1
+        return s
+
+    trace(counting)
+    assert calls == 1
+
+
+def test_equal_parts_stand_once_and_unused_ones_not_at_all() -> None:
+    def mod(s, b, h, q, k):
+        torch.exp(s)
+        return s + TABLE[q - k] * TABLE[q - k] + (q - k)
+
+    assert str(mod_of(mod).mod) == "x3 = (q - k)\nx4 = t0[x3]\nscore = (score + (x4 * x4)) + to_float(x3)"
+
+
+def test_tensors_come_by_pointer() -> None:
+    views = [TABLE[:4], TABLE[:4]]
+    traced = mod_of(lambda s, b, h, q, k: s + views[0][q] + views[1][k])
+    assert [t.data_ptr() for t in traced.tensors] == [TABLE.data_ptr()]  # one memory, one argument
+    other = mod_of(lambda s, b, h, q, k: s + MATRIX[0][q] + MATRIX[0][k])
+    assert other.mod == traced.mod
+    assert mod_of(lambda s, b, h, q, k: s + MATRIX.half()[0][q] + MATRIX.half()[0][k]).mod != traced.mod
