@@ -46,7 +46,7 @@ template <int D> __global__ void do_nothing(float scale) { if (scale > D) __trap
 
 
 def make_small_root(root: Path) -> Path:
-    """Writes an include root whose forward kernel of the Ampere family does nothing; other launchers are empty."""
+    """Writes an include root: Ampere's forward kernel does nothing, every other launcher is empty."""
     root.mkdir(parents=True)
     for header in include_root().glob("*.cuh"):
         shutil.copy(header, root)
