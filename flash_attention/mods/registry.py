@@ -50,6 +50,7 @@ def call_named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def name_of(function: Any) -> str | None:
     """The name of a function of PyTorch; of others None, whatever they are called."""
+    name: Any
     if isinstance(function, (OPERATOR, OVERLOAD)):
         library, _, rest = str(function).partition(".")  # "aten.add", of an overload "aten.add.Tensor"
         if library != "aten":
