@@ -97,6 +97,11 @@ without_functionalize: Callable[[], AbstractContextManager[Any]] = (
 )
 
 
+# Operators as functions: torch.ops.aten.add, and one of its overloads.
+OPERATOR: type = private("_ops.OpOverloadPacket", type(torch.ops.aten.add))
+OVERLOAD: type = private("_ops.OpOverload", type(torch.ops.aten.add.Tensor))
+
+
 # ---------------------------------------------------------------------- what tensors say
 def _assert(condition: Tensor, message: str) -> None:
     """Waits for the device, which the private one does not."""

@@ -8,14 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from flash_attention.checks.options import given
 from flash_attention.distributed.layout import Layout
-
-try:
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-except ImportError:  # before torch 2.5
-    from torch.distributed._tensor import DTensor, Partial, Replicate, Shard  # type: ignore[no-redef]
 
 Group = dist.ProcessGroup | DeviceMesh
 

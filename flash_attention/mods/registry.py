@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from flash_attention.errors import ModError
 from flash_attention.mods.refusal import refused
+from flash_attention.torch_private import OPERATOR, OVERLOAD
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -50,11 +50,12 @@ def call_named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def name_of(function: Any) -> str | None:
     """The name of a function of PyTorch; of others None, whatever they are called."""
-    if isinstance(function, OpOverload | OpOverloadPacket):
-        qualified = function._qualified_op_name if isinstance(function, OpOverloadPacket) else function.name()
-        if not qualified.startswith("aten::"):
+    name: Any
+    if isinstance(function, (OPERATOR, OVERLOAD)):
+        library, _, rest = str(function).partition(".")  # "aten.add", of an overload "aten.add.Tensor"
+        if library != "aten":
             return None
-        name = qualified.removeprefix("aten::").partition(".")[0]
+        name = rest.partition(".")[0]
     else:
         module = getattr(function, "__module__", None) or getattr(function, "__objclass__", torch).__module__
         if module.partition(".")[0] != "torch":
@@ -65,7 +66,7 @@ def name_of(function: Any) -> str | None:
 
 def shown(function: Any) -> str:
     """A function in a message."""
-    if isinstance(function, OpOverload | OpOverloadPacket):
+    if isinstance(function, (OPERATOR, OVERLOAD)):
         return f"the operator {function}"
     return f"the function {getattr(function, '__name__', function)}"
 

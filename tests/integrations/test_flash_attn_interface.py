@@ -394,24 +394,33 @@ def test_nothing_is_appended_to_a_page_that_is_not_there(page: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("place", "said"),
     [
-        {"cache_seqlens": torch.tensor([4, -1]).int()},
-        {"cache_batch_idx": torch.tensor([0, -1]).int()},
-        {"cache_batch_idx": torch.tensor([0, -1])},
-        {"cache_batch_idx": torch.tensor([0, 2**32])},
-        {"block_table": torch.tensor([[0, 1], [2, -1]]).int(), "cache_seqlens": torch.tensor([4, 70]).int()},
-        {"block_table": torch.tensor([[0, 1], [-1, 2]]).int()},
+        ({"cache_seqlens": torch.tensor([4, -1]).int()}, "cache_seqlens has a count below 0"),
+        ({"cache_batch_idx": torch.tensor([0, -1]).int()}, "names an item that k_cache does not have"),
+        ({"cache_batch_idx": torch.tensor([0, -1])}, "names an item that k_cache does not have"),
+        ({"cache_batch_idx": torch.tensor([0, 2**32])}, "names an item that k_cache does not have"),
+        (
+            {
+                "block_table": torch.tensor([[0, 1], [2, -1]]).int(),
+                "cache_seqlens": torch.tensor([4, 70]).int(),
+            },
+            "block_table names a page that k_cache and v_cache do not have",
+        ),
+        (
+            {"block_table": torch.tensor([[0, 1], [-1, 2]]).int()},
+            "block_table names a page that k_cache and v_cache do not have",
+        ),
     ],
     ids=str,
 )
 @pytest.mark.only_on("cpu")
-def test_compiled_calls_append_nothing_from_the_end(place: dict) -> None:
-    """They check no numbers; PyTorch takes -1 for the last one."""
+def test_compiled_calls_append_nothing_from_the_end(place: dict, said: str) -> None:
+    """They read no numbers, and assert: PyTorch takes -1 for the last one."""
     q, k_cache, v_cache, k, v = cache_call()
     before = k_cache.clone(), v_cache.clone()
     compiled = torch.compile(flash_attn.flash_attn_with_kvcache, backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="out of bounds"):
+    with pytest.raises(Exception, match=said):
         compiled(q, k_cache, v_cache, k, v, **{"cache_seqlens": torch.tensor([4, 5]).int()} | place)
     unchanged((k_cache, v_cache), before)
 

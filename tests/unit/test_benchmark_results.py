@@ -237,6 +237,16 @@ def test_result_files_round_trip(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["result.json"]
 
 
+def test_result_files_of_gradients_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    forward = row("a", 1.0)
+    gradients = replace(forward, problem=replace(forward.problem, direction="backward"))
+    for rows, direction in ([gradients], "backward"), ([forward, gradients], "forward"):
+        Results(rows).save(path)
+        assert Results.load(path).rows == rows
+        assert json.loads(path.read_text())["direction"] == direction
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"schema": 999, "rows": []}', '{"schema": 2, "rows": [{}]}']
 )

@@ -95,7 +95,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("build", "hopper", "--target", "80"), "none of the"),
         (("build", "ladder", "--target", "ninety"), "no list of GPU generations"),
         (("cache", "burn"), "valid: size, list, clear"),
-        (("ladder", "--family", "volta"), "valid: ampere, hopper, ampere_backward, all"),
+        (("ladder", "--family", "volta"), "valid: ampere, hopper, ampere_backward, hopper_backward, all"),
         (("tune", "1k"), "seq_lens is '1k'; it must be whole numbers joined by commas"),
         (("tune", "--jobs", "0"), "jobs is 0; allowed: a number of compilations from 1 on"),
         (("bench", "64", ""), "d_heads is ''; it must be whole numbers joined by commas"),

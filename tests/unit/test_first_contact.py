@@ -309,5 +309,5 @@ def test_bench_times_this_library_at_every_head_size() -> None:
         assert result.exit_code == 0, result.output
         row = next(line for line in result.output.splitlines() if "attention, which ran" in line)
         assert row.startswith("fp16 b128 h8 s32 d64")
-        said = "'ladder' has no kernel for fp16 and head size 64: attention() is timed"
+        said = "'ladder' has no forward kernel for fp16 and head size 64: attention() is timed"
         assert (said in result.output) == told

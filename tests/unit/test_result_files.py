@@ -88,6 +88,7 @@ def test_facts_that_rows_share_stand_in_the_header_alone(tmp_path: Path) -> None
     [((), "direction", None, "direction is None"), ((), "card", "x", "the header has an entry 'card'"),
      (("rows", 0), "us", {}, "row 1: the row has an entry 'us'"),
      (("rows", 1), "status", "slow", "row 2: status is 'slow'"),
+     (("rows", 1), "direction", "sideways", "row 2: direction is 'sideways'; allowed: forward, backward"),
      (("rows", 1), "error", float("nan"), "row 2: error: nan is no finite number"),
      (("rows", 1), "error", -1, "row 2: error: -1 is no finite number"),
      (("rows", 0, "problem"), "keys", 8, "row 1: its problem has an entry 'keys'"),

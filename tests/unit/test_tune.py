@@ -414,7 +414,7 @@ def sizes(problem: Problem, **changes: object) -> Any:
     values = {
         "dtype": problem.dtype, "batch": problem.batch, "n_heads": problem.heads, "causal": problem.causal,
         "seq_len_q": problem.seq_len, "seq_len_k": problem.seq_len_k,
-        "d_head": problem.d_head, "d_head_v": problem.d_head,
+        "d_head": problem.d_head, "d_head_v": problem.d_head, "direction": problem.direction,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 

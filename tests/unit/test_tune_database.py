@@ -155,7 +155,7 @@ def test_a_database_of_something_else_is_left_alone(
     results = TuningResults(path, driver="580.1")
     problem = type("Sizes", (), {
         "dtype": DType.BF16, "batch": 4, "n_heads": 16, "seq_len_q": 4096, "seq_len_k": 4096,
-        "d_head": 128, "d_head_v": 128, "causal": False,
+        "d_head": 128, "d_head_v": 128, "causal": False, "direction": "forward",
     })()  # fmt: skip
     for _ in range(2):
         ranked = results.ranked(problem, device_facts("H100"))

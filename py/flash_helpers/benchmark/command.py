@@ -142,10 +142,13 @@ def _without_kernel(problems: Sequence[Problem], configs: Sequence[KernelConfig]
     """A line for each type and head size that the named set has no kernel for."""
     if kernels in (CHOSEN, "none"):
         return []
-    missing = {(p.dtype, p.d_head) for p in problems if not any(p.fits(config) for config in configs)}
+    missing = {
+        (p.dtype, p.d_head, p.direction) for p in problems if not any(p.fits(config) for config in configs)
+    }
     return [
-        f"{kernels!r} has no kernel for {dtype.name.lower()} and head size {d_head}: attention() is timed"
-        for dtype, d_head in sorted(missing)
+        f"{kernels!r} has no {direction} kernel for {dtype.name.lower()} and head size {d_head}: "
+        "attention() is timed"
+        for dtype, d_head, direction in sorted(missing)
     ]
 
 

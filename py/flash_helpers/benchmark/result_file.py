@@ -44,11 +44,12 @@ ROW: dict[str, Kind] = {
 }  # fmt: skip
 MORE_ROW: dict[str, Kind] = {
     "status": str, "reason": str, "error": (int, float), "kernel": str, "n_splits": int, "variant": str,
-    "feature": str, "stage": str, "environment": dict, "gpu_state": dict,
+    "feature": str, "stage": str, "direction": str, "environment": dict, "gpu_state": dict,
 }  # fmt: skip
 TIMES = ("median", "p20", "p80", "rounds", "launch_hidden")
 KINDS = ("kernel", "peer")
 STATUSES = ("ok", "wrong", "failed", "unavailable")
+PASSES = (FORWARD, "backward")
 
 
 class ResultFileError(ValueError):
@@ -168,7 +169,7 @@ def check_document(document: Any) -> None:
 
 def _check_row(row: Any) -> None:
     _check_entries("the row", row, ROW, MORE_ROW)
-    for name, allowed in (("kind", KINDS), ("status", STATUSES)):
+    for name, allowed in (("kind", KINDS), ("status", STATUSES), ("direction", PASSES)):
         if row.get(name, allowed[0]) not in allowed:
             raise ContentError(f"{name} is {row[name]!r:.80}; allowed: {', '.join(allowed)}")
     if "error" in row:

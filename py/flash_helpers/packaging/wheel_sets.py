@@ -14,9 +14,9 @@ from itertools import chain, product
 
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.families import DIRECTIONS
+from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.select import select
 
@@ -94,10 +94,8 @@ def _problems(
 
 
 def _prompts(target: int) -> Iterator[AttentionProblem]:
-    directions = [direction for direction in DIRECTIONS if direction.family.runs_on(target)]
-    return _problems(
-        PROMPTS, sizes=sorted({sizes for direction in directions for sizes in direction.sizes()})
-    )
+    able = [direction for direction in directions(FORWARD) if direction.family.runs_on(target)]
+    return _problems(PROMPTS, sizes=sorted({sizes for direction in able for sizes in direction.sizes()}))
 
 
 SETS = (

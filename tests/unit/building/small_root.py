@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from flash_helpers.build.sources import include_root
+from flash_helpers.kernels.families import DIRECTIONS
 
 # Same record as the real launcher's, around a kernel that compiles in a second and writes nothing.
 _SMALL_LAUNCHER = """
@@ -45,12 +46,15 @@ template <int D> __global__ void do_nothing(float scale) { if (scale > D) __trap
 
 
 def make_small_root(root: Path) -> Path:
-    """Writes an include root whose ampere kernel does nothing."""
-    (root / "ampere" / "forward").mkdir(parents=True)
-    shutil.copy(include_root() / "flash_attention.cuh", root)
+    """Writes an include root: Ampere's forward kernel does nothing, every other launcher is empty."""
+    root.mkdir(parents=True)
+    for header in include_root().glob("*.cuh"):
+        shutil.copy(header, root)
     shutil.copytree(include_root() / "generated", root / "generated")
+    for direction in DIRECTIONS:
+        launcher = root / direction.launcher_header
+        launcher.parent.mkdir(parents=True)
+        launcher.write_text("#pragma once\n")
     (root / "ampere" / "forward" / "launcher.cuh").write_text(_SMALL_LAUNCHER)
     (root / "ampere" / "inner.cuh").write_text(_SMALL_KERNEL)
-    (root / "hopper" / "forward").mkdir(parents=True)
-    (root / "hopper" / "forward" / "launcher.cuh").write_text("#pragma once\n")
     return root

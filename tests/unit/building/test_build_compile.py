@@ -92,7 +92,7 @@ def test_progress_is_told_of_every_kernel(build, kernel):
 
 
 def test_bad_requests(build, kernel):
-    with pytest.raises(ValueError, match="exactly one family; given: none"):
+    with pytest.raises(ValueError, match="exactly one direction of one family; given: none"):
         build([])
     with pytest.raises(ValueError, match=r"target 75: .* run on sm_80 and newer"):
         build([kernel], target=75)

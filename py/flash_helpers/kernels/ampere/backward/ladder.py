@@ -24,19 +24,13 @@ _SHARED = Step(
     "2.5 products for either half instead of 2 and 3: each makes half of the columns",
     dict(dq_warps=DQWarps.BOTH),
 )
-_ALTERNATE = Step(
-    "in turn",
-    "each half makes all dQ of every second tile: a fragment of dS or K is read for twice as many products",
-    dict(dq_warps=DQWarps.ALTERNATE),
-)
-
 STEPS = {
     64: (
         _START,
         _SWIZZLED,
         _STAGES,
         _SLOTS,
-        _ALTERNATE,
+        _SHARED,
         Step(
             "tiles of 128 queries",
             "a fragment of dS or K is read for twice as many products, and the halves wait half as often",
