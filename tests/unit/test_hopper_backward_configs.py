@@ -21,6 +21,7 @@ from flash_helpers.kernels.hopper.backward.sets import (
 from flash_helpers.kernels.kernel import BackwardKernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import BackwardTraits
+from flash_helpers.select.select import select
 
 CFG = HopperBackwardKernelConfig(
     DType.BF16, 128, 128, 64, 128, 2, 2, 1, DqOutput.BULK_REDUCTION, True, True, True, True, True, True, True
@@ -75,6 +76,11 @@ def test_defaults_take_the_next_head_size_and_say_when_equal_bits_were_wanted() 
     assert "equal bits are wanted" in repeated.whole[1]
     assert defaults(problem, A100) is None
     assert defaults(replace(problem, d_head=256, d_head_v=320), H100) is None
+
+
+def test_gradients_of_a_float32_output_have_a_kernel() -> None:
+    problem = AttentionProblem(DType.BF16, 2, 130, 130, 2, 2, 64, 64, right=0, out_float32=True)
+    assert isinstance(select(problem.backward(), H100, explained=False).kernel, BackwardKernel)
 
 
 def test_choices_name_known_head_sizes() -> None:

@@ -184,7 +184,14 @@ class AttentionProblem:
 @lru_cache(1024)
 def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
-    return replace(problem, lse=False, tma_obstacle=None, direction=BACKWARD, deterministic=deterministic)
+    return replace(
+        problem,
+        lse=False,
+        tma_obstacle=None,
+        out_float32=False,  # it is rounded before products, as the others are
+        direction=BACKWARD,
+        deterministic=deterministic,
+    )
 
 
 def visible_limits(
