@@ -20,7 +20,9 @@ struct SequenceRows {
 };
 
 // The rows of a packed tensor that offsets of 32 bits can name.
-FLASH_HOST_DEVICE constexpr int nameable_rows(int64_t total) { return total < INT32_MAX ? static_cast<int>(total) : INT32_MAX; }
+FLASH_HOST_DEVICE constexpr int nameable_rows(int64_t total) {
+    return total < INT32_MAX ? static_cast<int>(total) : INT32_MAX;
+}
 
 // An offset as a number of rows that the tensor has: 0 … n_rows.
 FLASH_HOST_DEVICE constexpr int row_offset(int offset, int n_rows) {

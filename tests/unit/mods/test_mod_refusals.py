@@ -181,7 +181,9 @@ def test_errors_of_the_function_itself_have_a_line() -> None:
     def wrong(b, h, q, k):
         return {}["missing"]
 
-    with pytest.raises(ModError, match=r"raised KeyError: 'missing'.*test_mod_refusals.*called once") as caught:
+    with pytest.raises(
+        ModError, match=r"raised KeyError: 'missing'.*test_mod_refusals.*called once"
+    ) as caught:
         trace(None, wrong)
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(ModError, match=r"raised TypeError.*mask_mod\(b, h, q_idx, kv_idx\)"):
