@@ -94,9 +94,10 @@ def checked_offset(diagonal_offset: int) -> int:
     """A whole number of keys. Raises TypeError: anything else, True also."""
     if type(diagonal_offset) is int or isinstance(diagonal_offset, torch.SymInt):
         return diagonal_offset
+    # A tracer follows the text of a number, not that of anything.
+    text = repr(diagonal_offset) if isinstance(diagonal_offset, float) else given(diagonal_offset)
     raise TypeError(
-        f"diagonal_offset is {given(diagonal_offset)}; it must be an int: by so many keys each query's own "
-        "place moves"
+        f"diagonal_offset is {text}; it must be an int: by so many keys each query's own place moves"
     )
 
 
