@@ -24,6 +24,7 @@ from torch import Tensor
 import flash_attention
 from flash_attention import distributed as cp
 from flash_attention.distributed import cost, transport
+from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.result_file import ResultFile
 
 public = sys.modules["flash_attention.distributed.attention"]
@@ -110,7 +111,7 @@ def measure(options: argparse.Namespace) -> ResultFile:
     rank, world = dist.get_rank(), dist.get_world_size()
     file = ResultFile("context_parallel", f"context-parallel attention on {world} GPUs", method=METHOD)
     file.environment = {
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "world": world,
+        **environment(torch.device("cuda", torch.cuda.current_device())), "world": world,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
     }  # fmt: skip

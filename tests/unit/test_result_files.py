@@ -16,7 +16,7 @@ from flash_helpers.explain.measured_cells import RESULTS
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(RESULTS.glob("*"))
-QUOTED = re.compile(r"\b[a-z]\d{2,3}-[\w*-]+\.json\b")  # the card, then what was measured
+QUOTED = re.compile(r"\b[a-z]\d{2,3}(?:x\d+)?-[\w*-]+\.json\b")  # the card and how many, then what
 CARDS = ("gpu", "capability", "git_commit", "torch", "cuda")
 ROWS = [
     {
@@ -48,7 +48,7 @@ def test_each_committed_file_follows_the_schema(path: Path) -> None:
     file = ResultFile.load(path)
     assert path.read_text(encoding="utf-8") == file.text(), "a row a line, facts once: load it and save it"
     assert file.rows
-    assert file.direction == "forward"
+    assert file.direction in result_file.PASSES
     assert not [fact for fact in CARDS if not file.environment.get(fact)]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", file.date)
     assert all((file.benchmark, file.what, file.command, file.method))
