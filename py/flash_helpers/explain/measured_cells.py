@@ -13,8 +13,9 @@ from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.kernels.problem import AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem, visible_limits
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 """The files that are committed beside the sources; an installed package has none."""
@@ -94,7 +95,10 @@ def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
     if kernel.config.malformed_reason():
         raise ValueError("a kernel that is malformed now")
     traits = kernel.traits
-    problem = replace(problem, varlen=traits.varlen, paged=traits.paged).with_rows_packed()
+    if direction_of(kernel).name == BACKWARD:
+        problem = replace(problem, varlen=traits.varlen).backward()
+    else:
+        problem = replace(problem, varlen=traits.varlen, paged=traits.paged).with_rows_packed()
     return Cell(file, kernel, problem, facts, float(times[mode]["median"]), row.get("n_splits", 0))
 
 

@@ -17,7 +17,7 @@ from flash_helpers.console.output import console_for, write_json
 from flash_helpers.console.writable import check_file
 from flash_helpers.explain.measured_cells import RESULTS, Cell, read_cells
 from flash_helpers.kernel_selection import parse_kernel
-from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.families import direction_of, family_of
 from flash_helpers.model.recorded import all_recorded, compiler
 from flash_helpers.model.resources import predict_registers
 from flash_helpers.model.step_costs import predicted_instructions
@@ -71,7 +71,7 @@ def compiled_errors() -> list[ErrorRow]:
 
 
 def time_errors(cells: Iterable[Cell]) -> list[ErrorRow]:
-    """Predicted against measured times by family, card and kind of problem; all together first."""
+    """Predicted against measured times by family, direction, card and kind of problem; all together first."""
     groups: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for cell in cells:
         milliseconds = predicted_ms(cell)
@@ -80,8 +80,8 @@ def time_errors(cells: Iterable[Cell]) -> list[ErrorRow]:
         kind = "few queries" if cell.problem.seq_len_q <= FEW_QUERIES else "prompts"
         card = cell.device.name.split()[1]
         found = (milliseconds, cell.milliseconds, cell.label())
-        family = family_of(cell.kernel).name
-        for group in ("all", f"{family}, {kind}", f"{family}, {kind}, {card}"):
+        label = direction_of(cell.kernel).label
+        for group in ("all", f"{label}, {kind}", f"{label}, {kind}, {card}"):
             groups[group].append(found)
     return [_row("time", group, found) for group, found in sorted(groups.items())]
 
