@@ -38,7 +38,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Gathered]:
     """The output and the LSE of this rank's rows, and what the backward pass needs."""
     heads, heads_kv = (slice(*h) for h in _own_heads(plan))
-    exchange, compute, give_back = plan.schedule.forward(plan.rank)
+    exchange, compute, send_back = plan.schedule.forward(plan.rank)
     all_q, all_k, all_v = _empty(plan, q, heads), _empty(plan, k, heads_kv), _empty(plan, v, heads_kv)
     _exchange(plan, exchange, (q, k, v), (all_q, all_k, all_v), (1, 1, 1))
     result = Accumulator(all_q, v.shape[3])
@@ -51,7 +51,7 @@ def forward(
     out_heads, lse_heads = result.finish(None if sinks is None else sinks[heads], q.dtype)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    _return(plan, give_back, (out_heads, lse_heads), (out, lse), (1, 2))
+    _return(plan, send_back, (out_heads, lse_heads), (out, lse), (1, 2))
     return out, lse, Gathered(all_q, all_k, all_v, out_heads, lse_heads)
 
 
@@ -67,7 +67,7 @@ def backward(
         heads_of_call: query heads and kv heads of the call.
     """
     heads, _ = (slice(*h) for h in _own_heads(plan))
-    exchange, compute, give_back = plan.schedule.backward(plan.rank)
+    exchange, compute, send_back = plan.schedule.backward(plan.rank)
     given = (dout,) if dlse is None else (dout, dlse)
     whole = [_empty(plan, dout, heads)]
     if dlse is not None:
@@ -91,7 +91,7 @@ def backward(
     counts = (n_heads, n_heads_kv, n_heads_kv)
     grads = tuple(x.new_zeros((batch, rows, n, x.shape[3])) for x, n in zip(sums, counts, strict=True))
     # Of a key head that several ranks have, each has a share of the gradient: they add up.
-    _return(plan, give_back, sums, grads, (1, 1, 1), add=True)
+    _return(plan, send_back, sums, grads, (1, 1, 1), add=True)
     dq, dk, dv = grads
     return dq, dk, dv, dout_heads, dlse_heads
 

@@ -19,7 +19,6 @@ NAMES = ("dq", "dk", "dv", "dsinks")
 MAX_RATIO = 2.0  # of the largest error, to that of eager PyTorch in the same type
 MAX_RATIO_CAPPED = 3.0  # with a soft cap
 MAX_RMS_RATIO = 1.1
-ENOUGH_FOR_RMS = 1024  # numbers of a gradient
 TINY = 2e-5  # errors this small, beside the largest value, are none
 
 
@@ -135,12 +134,10 @@ def check_gradients(
                 f"{name} is off by {_largest(error):.3g} at most, eager PyTorch by {_largest(allowed):.3g}; "
                 f"allowed is {ratio} times that"
             )
-        # Of few numbers an RMS is chance: with O rounded, as it is, exact steps come to 1.5 times eager's.
-        of_rms = MAX_RMS_RATIO if gradient.numel() >= ENOUGH_FOR_RMS else ratio
-        if not _rms(error) <= of_rms * _rms(allowed) + tiny:
+        if not _rms(error) <= MAX_RMS_RATIO * _rms(allowed) + tiny:
             raise AssertionError(
                 f"{name} is off by {_rms(error):.3g} (RMS), eager PyTorch by {_rms(allowed):.3g}; allowed is "
-                f"{of_rms} times that"
+                f"{MAX_RMS_RATIO} times that"
             )
 
 
