@@ -1,4 +1,4 @@
-"""Predicts how far each method of context parallelism scales, from measured rates of one GPU and of links.
+"""Predicts how far each method of context parallelism scales, from rates of one GPU and of links, some of them assumed.
 
     python benchmarks/simulate_context_parallel.py
 
