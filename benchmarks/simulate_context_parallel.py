@@ -1,4 +1,4 @@
-"""Predicts how far each method of context parallelism scales, from rates of one GPU and of links, some of them assumed.
+"""Predicts how far each method of context parallelism scales, from rates that are in part assumed.
 
     python benchmarks/simulate_context_parallel.py
 

@@ -151,6 +151,8 @@ def explain_choice(
             f"deterministic=True with direction={FORWARD!r}: the forward pass always is. It is a question "
             f"about gradients: pass direction={BACKWARD!r} too"
         )
+    if n_sms is not None and direction != FORWARD:
+        raise ValueError("kernels of gradients keep to no limit of SMs: pass n_sms=None")
     if config is not None and direction != FORWARD:
         raise ValueError("config names a kernel of the forward pass; what computes gradients is chosen")
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")

@@ -45,7 +45,8 @@ def check_differentiable(layout: Layout, options: Options) -> None:
     """Refuses what has no gradient of a call whose gradients somebody wants.
 
     Raises:
-        NotImplementedError: keys in pages, an output that is given, functions of the user's.
+        NotImplementedError: keys in pages, an output that is given, a limit of SMs, functions of the
+            user's.
     """
     if options.has_mods:
         raise NotImplementedError(
@@ -56,6 +57,11 @@ def check_differentiable(layout: Layout, options: Options) -> None:
         raise NotImplementedError(
             "a gradient is wanted, and keys in pages (block_table) have none: call under torch.no_grad(), "
             "or pass the keys in one piece, without block_table"
+        )
+    if options.n_sms is not None:
+        raise NotImplementedError(
+            "a gradient is wanted, and kernels of gradients keep to no limit of SMs (n_sms): pass "
+            "n_sms=None, or call under torch.no_grad()"
         )
     if options.out is not None:
         raise NotImplementedError(

@@ -214,6 +214,10 @@ def test_c38_a_limit_of_sms(device):
     for bad in (1.0, True, "all"):
         with pytest.raises(TypeError, match=r"n_sms is .*; it must be an int"):
             attend(q, k, v, n_sms=bad)
+    with pytest.raises(NotImplementedError, match=r"keep to no limit of SMs \(n_sms\): pass n_sms=None"):
+        attend(q.requires_grad_(), k, v, n_sms=7)
+    with pytest.raises(ValueError, match="kernels of gradients keep to no limit of SMs"):
+        explain_choice(q.detach(), k, v, n_sms=7, direction="backward")
 
 
 def test_c38_what_keeps_to_it():
