@@ -10,8 +10,9 @@ from flash_helpers.kernels.gates import Instruction, MachineCode, common_violati
 
 # Instructions of the score warps' loop, the mask's among them: an ldmatrix for three products; of a score
 # the multiply-add, the exponential, half a conversion and what hides it; copies, waits, addresses and
-# additions to dQ.
+# additions to dQ. Ordered sums have three ways to go with a value of dQ, one of which rounds and stores it.
 PER_PRODUCT, PER_SCORE, OTHERS = 4 / 3, 5, 400
+PER_SUM = {DQSum.ATOMIC: 2, DQSum.ORDERED: 28, DQSum.OWN_KERNEL: 0}
 
 
 def violations(config: FlashBackwardKernelConfig, code: MachineCode) -> list[str]:
@@ -39,7 +40,9 @@ def _loop_violations(config: FlashBackwardKernelConfig, loop: Sequence[Instructi
         problems.append(
             "score warps' loop: no cp.async; the next dO must be under way while this one is used"
         )
+    sums = config.B_r * config.d_head // config.dq_tile_warps // WARP_SIZE
     allowed = round(PER_PRODUCT * config.products_per_block + PER_SCORE * scores + OTHERS)
+    allowed += PER_SUM[config.dq_sum] * sums
     if (found := sum(names.values()) - names["NOP"]) > allowed:
         problems.append(f"score warps' loop: {found} instructions; its products and scores take {allowed}")
     return problems
