@@ -60,16 +60,15 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
 #pragma unroll 1
     for (; !at.ended(); ++visit) {
         typename ScoreRole<Kernel>::Scores S;
-        typename ScoreRole<Kernel>::Fragments P, slopes;
+        typename ScoreRole<Kernel>::Fragments P;
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
         role.make_scores(S, stage.slot);
         dQ.tell(told, visit - 2);
         if constexpr (stages > 1) copy_next(true);
-        role.make_probabilities(P, slopes, S, at, stage.slot);
-        barriers.arrive(barriers.empty_Q(stage.slot), work.lane);
         mbarrier_wait(barriers.empty_P(work.group), P_parity ^ 1);
-        exchange.store_P(P, slopes);
+        role.make_probabilities(P, S, exchange, at, stage.slot);
         barriers.arrive(barriers.full_P(work.group), work.lane);
+        barriers.arrive(barriers.empty_Q(stage.slot), work.lane);
         mbarrier_wait(barriers.full_dO(stage.slot), stage.parity);
         if constexpr (Kernel::paired_warps) mbarrier_wait(barriers.full_P(work.group), P_parity);
         role.add_to_dV(dV, exchange, P, stage.slot);
@@ -89,7 +88,8 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         dQ.tell(before, visit - 1);
     }
     store_key_gradients<Kernel, Kernel::warp_d_v>(dV, work, work.args.dV, work.args.dV_strides,
-                                                  work.args.d_head_v, work.half * Kernel::warp_d_v, 1.0f);
+                                                  work.args.d_head_v, work.half * Kernel::warp_d_v,
+                                                  unshifted(Kernel::dtype));
 }
 
 template <typename Kernel>
@@ -161,7 +161,7 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
     dQ.tell(before, visit - 1);
     store_key_gradients<Kernel, Kernel::warp_d>(dK, work, work.args.dK, work.args.dK_strides,
                                                 work.args.d_head, work.half * Kernel::warp_d,
-                                                work.args.softmax_scale);
+                                                work.args.softmax_scale * unshifted(Kernel::dtype));
 }
 
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>

@@ -142,7 +142,8 @@ struct BackwardLauncher {
             launch_prepare_backward<Kernel::dtype, TRAITS>(problem,
                                                            {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
                                                             .turns_of_tile = turns_of_tile,
-                                                            .rows_per_tile = Kernel::B_r},
+                                                            .rows_per_tile = Kernel::B_r,
+                                                            .lse_shift = probability_shift(Kernel::dtype)},
                                                            stream);
         BackwardKernelArgs args = make_args(problem);
         const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
@@ -157,7 +158,8 @@ struct BackwardLauncher {
                                              args.query_grid.n_q_blocks, QueryKernel::n_threads,
                                              QueryKernel::smem_bytes, args, stream);
             } else if constexpr (!ordered) {
-                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream);
+                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream,
+                                                                                unshifted(Kernel::dtype));
             }
         }
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh

@@ -92,7 +92,7 @@ struct QueryGradientShare {
         const char *row_0 =
             work.row_0(work.args.dQ, work.args.dQ_strides, work.place.q_seq, work.query_head(at));
         product.store(dQ, const_cast<char *>(row_0) + first * row_bytes, row_bytes, rows, seeing,
-                      work.args.d_head, work.args.softmax_scale, work.lane);
+                      work.args.d_head, work.args.softmax_scale * unshifted(Kernel::dtype), work.lane);
     }
 };
 

@@ -1,7 +1,8 @@
 // Before the main kernel: of every row and head
 //
 //     delta    = rowsum(O * dO) - dLSE
-//     lse_log2 = LSE * log2(e); +inf for a row that sees no key, whose P = 2^(S - LSE) is then 0
+//     lse_log2 = LSE * log2(e), less a shift that the main kernel wants; +inf for a row that sees no key,
+//     whose P = 2^(S - LSE) is then 0
 //
 // and what the main kernel adds to begins as 0: the sums of dQ, or the turns of ordered sums. Of these the
 // main kernel leaves dQ itself, of tiles that some key is seen from; the rows of the others become 0 here.
@@ -29,6 +30,7 @@ struct PrepareWork {
     bool clears_sums;
     int turns_of_tile;  // counters of a tile of queries; 0: no order is kept, and another kernel leaves dQ
     int rows_per_tile;
+    int lse_shift;  // P comes out times 2^lse_shift
 };
 
 struct PrepareArgs {
@@ -41,6 +43,7 @@ struct PrepareArgs {
     RowTiles sum_tiles, turn_tiles;
     void *dQ;           // nullptr: others write all of it
     int rows_per_tile;  // a divisor of kGroupRows
+    float lse_shift;
     TensorStrides O_strides, dO_strides, dQ_strides;
     int n_heads, n_groups;  // groups of kGroupRows rows of the longest sequence
     int n_sequences;
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
             if (args.dlse != nullptr) sum -= args.dlse[numbers + row];
             args.delta[numbers + row] = sum;
             if (args.lse_log2 != nullptr) {
-                args.lse_log2[numbers + row] = lse == -INFINITY ? INFINITY : lse * kLog2e;
+                args.lse_log2[numbers + row] = lse == -INFINITY ? INFINITY : lse * kLog2e - args.lse_shift;
             }
         }
     }
@@ -181,6 +184,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .turn_tiles = row_tiles(problem, work.rows_per_tile),
         .dQ = work.turns_of_tile > 0 ? problem.dq : nullptr,
         .rows_per_tile = work.rows_per_tile,
+        .lse_shift = static_cast<float>(work.lse_shift),
         .O_strides = problem.o_strides,
         .dO_strides = problem.dout_strides,
         .dQ_strides = problem.dq_strides,
