@@ -10,7 +10,7 @@
 namespace flash::ampere {
 
 // Numbers that live through all products, the same in all threads. The compiler finds places for them; told
-// to keep them in uniform registers it spills less with ordered sums, and more without.
+// to keep them in uniform registers it spills less, but more where warps are paired.
 template <bool kUniform>
 struct BlockNumbers {
     static FLASH_DEVICE int kept(int x) {
@@ -29,7 +29,7 @@ struct BlockNumbers {
 
 template <typename Kernel>
 struct BlockWork {
-    using Numbers = BlockNumbers<Kernel::cfg.dq_sum == DQSum::ORDERED && !Kernel::paired_warps>;
+    using Numbers = BlockNumbers<!Kernel::paired_warps>;
 
     const BackwardKernelArgs &args;
     BackwardPlace place;
@@ -52,8 +52,8 @@ struct BlockWork {
                .window_left = Kernel::traits.window ? args.window_left : 0,
                .window_right = Kernel::traits.window ? args.window_right : 0},
           first_key(this->place.k_block * Kernel::B_c),
-          seeing_rows(mask.seeing_rows()),
-          seen_keys(mask.seen_keys()),
+          seeing_rows(Numbers::kept(mask.seeing_rows())),
+          seen_keys(Numbers::kept(mask.seen_keys())),
           smem(smem),
           barriers{smem + Kernel::smem_barriers},
           thread(role_thread),
