@@ -11,13 +11,13 @@ from flash_helpers.kernels.gates import Instruction, MachineCode
 # Instructions of the score warps' loop, the mask's among them: an ldmatrix for three products; of a score
 # the multiply-add, the exponential, half a conversion and what hides it; copies, waits, addresses and
 # additions to dQ. Ordered sums have three ways to go with a value of dQ, one of which rounds and stores it.
-PER_PRODUCT, PER_SCORE, OTHERS = 4 / 3, 5, 400
+PER_PRODUCT, PER_SCORE, OTHERS = 4 / 3, 6, 480
 PER_SUM = {DQSum.ATOMIC: 2, DQSum.ORDERED: 28, DQSum.OWN_KERNEL: 0}
 
 
 # Two sums of 128 registers and what is beside them leave none: a few numbers of the block, read once a tile,
-# may lie in local memory.
-MAX_SPILL_BYTES, MAX_LOCAL_ACCESSES = 96, 16
+# may lie in local memory. Bytes written and read, all kernels of the pass.
+MAX_SPILL_BYTES, MAX_LOCAL_ACCESSES = 320, 24
 
 
 def violations(config: FlashBackwardKernelConfig, code: MachineCode) -> list[str]:
