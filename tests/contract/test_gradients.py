@@ -617,13 +617,14 @@ def test_c46_only_inputs_output_and_lse_are_kept(device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n_heads_kv", [8, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_c46_memory(n_heads_kv: int, causal: bool) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_c46_memory(deterministic: bool, n_heads_kv: int, causal: bool) -> None:
     """Beyond gradients a float32 dQ and 8 bytes a row and head, and nothing stays."""
     batch, seq_len, n_heads, d = 2, 2048, 8, 128
     inputs = Inputs("cuda", BFLOAT, batch, seq_len, seq_len, n_heads, n_heads_kv, d, causal=causal)
     for _ in range(2):  # the first call builds and loads
         leaves = inputs.leaves()
-        out = inputs.results(leaves)
+        out = inputs.results(leaves, deterministic=deterministic)
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -129,10 +129,11 @@ struct BlockWork {
     }
     FLASH_DEVICE int sum_columns() const { return Kernel::traits.padded_head ? args.d_head : Kernel::d_head; }
 
-    // Ordered sums: the counter of a warp's part of a tile.
-    FLASH_DEVICE int *turn(const QueryWalk &at, int part) const {
-        const int64_t first = args.turn_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
-        return args.turns + (first + at.tile) * Kernel::dq_warps + part;
+    // Element (row, column) of a tile of dQ; row_0 has the rest.
+    FLASH_DEVICE char *in_dQ(const QueryWalk &at, int row, int column) const {
+        const int64_t element = (int64_t(at.tile) * Kernel::B_r + row) * args.dQ_strides.seq + column;
+        return const_cast<char *>(row_0(args.dQ, args.dQ_strides, place.q_seq, query_head(at))) +
+               element * kElementBytes;
     }
     // Blocks before this one that see the tile, and whether none comes behind it.
     struct Turn {

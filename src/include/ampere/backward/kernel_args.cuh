@@ -14,11 +14,10 @@ struct BackwardKernelArgs {
     void *dQ, *dK, *dV;             // nullptr: not wanted
     const float *lse_log2, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
     float *dQ_sums;                 // dq_sums.cuh
-    int *turns;                     // ordered sums: whose turn it is, for each part of each tile of dQ
     TensorStrides Q_strides, K_strides, V_strides, dO_strides, dQ_strides, dK_strides, dV_strides;
-    RowTiles sum_tiles, turn_tiles;  // of 16 rows, of B_r rows
-    GridShape grid;                  // of blocks of keys and heads of K and V
-    GridShape query_grid;            // of blocks of queries and their heads, likewise
+    RowTiles sum_tiles;    // of 16 rows
+    GridShape grid;        // of blocks of keys and heads of K and V
+    GridShape query_grid;  // of blocks of queries and their heads, likewise
     int n_heads;
     int heads_per_kv_head;
     int seq_len_q, seq_len_k;

@@ -29,9 +29,6 @@ template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
 struct BackwardLauncher {
     using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
 
-    // Counters of a tile of queries.
-    static constexpr int turns_of_tile = CFG.dq_sum == DQSum::ORDERED ? Kernel::dq_warps : 0;
-
     // Of the kernel that makes dQ by itself; without one any type that has B_r will do.
     static constexpr bool makes_dQ_itself = CFG.dq_sum == DQSum::OWN_KERNEL;
     using QueryKernel = typename QueryKernelOf<CFG, TRAITS, makes_dQ_itself>::type;
@@ -62,7 +59,6 @@ struct BackwardLauncher {
             .lse_log2 = problem.lse_log2,
             .delta = problem.delta,
             .dQ_sums = problem.dq_sums,
-            .turns = problem.counters,
             .Q_strides = problem.q_strides,
             .K_strides = problem.k_strides,
             .V_strides = problem.v_strides,
@@ -71,7 +67,6 @@ struct BackwardLauncher {
             .dK_strides = problem.dk_strides,
             .dV_strides = problem.dv_strides,
             .sum_tiles = row_tiles(problem, kMmaM),
-            .turn_tiles = row_tiles(problem, Kernel::B_r),
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_k, Kernel::B_c),
                      .n_heads = problem.n_heads_kv,
                      .total_heads = total_heads,
@@ -138,13 +133,15 @@ struct BackwardLauncher {
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
         constexpr bool ordered = CFG.dq_sum == DQSum::ORDERED;
-        cudaError_t error =
-            launch_prepare_backward<Kernel::dtype, TRAITS>(problem,
-                                                           {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
-                                                            .turns_of_tile = turns_of_tile,
-                                                            .rows_per_tile = Kernel::B_r,
-                                                            .lse_shift = probability_shift(Kernel::dtype)},
-                                                           stream);
+        cudaError_t error = launch_prepare_backward<Kernel::dtype, TRAITS>(
+            problem,
+            {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
+             .part_rows = Kernel::dq_rows,
+             .part_columns = kMmaTile,
+             .parts_per_row = ordered ? Kernel::dq_column_warps : 0,
+             .rows_per_tile = Kernel::B_r,
+             .lse_shift = probability_shift(Kernel::dtype)},
+            stream);
         BackwardKernelArgs args = make_args(problem);
         const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
         if (error == cudaSuccess && (wants_keys || (!makes_dQ_itself && problem.dq != nullptr))) {
@@ -182,10 +179,8 @@ struct BackwardLauncher {
         const int64_t rows =  // of all heads
             (packed ? problem.total_q : int64_t(problem.batch) * problem.seq_len_q) * problem.n_heads;
         if (makes_dQ_itself || problem.dq == nullptr) return {.lse_log2 = rows * int64_t(sizeof(float))};
-        const int64_t turns = row_tiles(problem, Kernel::B_r).of_all_heads(problem.n_heads) * turns_of_tile;
         return {.lse_log2 = rows * int64_t(sizeof(float)),
-                .dq_sums = dq_sum_floats(problem) * int64_t(sizeof(float)),
-                .counters = turns * int64_t(sizeof(int))};
+                .dq_sums = dq_sum_floats(problem) * int64_t(sizeof(float))};
     }
 
     // Of the kernel of dK and dV, which makes dQ or takes longer than the one that does.
