@@ -136,7 +136,7 @@ struct QueryGradientWarp {
                         low *= fmaxf(1 - scores[0] * scores[0], 0.0f);
                         high *= fmaxf(1 - scores[1] * scores[1], 0.0f);
                     }
-                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack<DType::FP16>(low, high);
+                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack_finite(low, high);
                 }
             }
         }

@@ -114,7 +114,7 @@ struct ScoreRole {
                     if constexpr (Kernel::traits.softcap) {
                         low *= slope(scores[0]), high *= slope(scores[1]);
                     }
-                    if constexpr (Kernel::hands_over_apart) handed[i] = pack<DType::FP16>(low, high);
+                    if constexpr (Kernel::hands_over_apart) handed[i] = pack_finite(low, high);
                 }
                 exchange.hand_over(P.steps[k].rmem[m], handed, k, m);
             }

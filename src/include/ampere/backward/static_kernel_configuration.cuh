@@ -27,8 +27,10 @@ namespace flash::ampere {
 inline constexpr int kMaxBackwardStages = 3;
 
 // dS is made of P in FP16, times 2^shift: 11 bits of every P above 2^-26, where the 8 bits of BF16 would be
-// half of the error of dQ and dK. The kernels carry the factor in all that follows, where BF16 and float32
-// have room for it, and take it out in the end.
+// half of the error of dQ and dK. P below 2^-37 counts as 0 there, beside a delta that the rounding of O has
+// moved by 2^-9. The kernels carry the factor in all that follows, where BF16 and float32 have room for it,
+// and take it out in the end. P is 1 at most, but for roundings, and an LSE that is not of these scores: from
+// 16 on it counts as 16.
 FLASH_HOST_DEVICE constexpr int probability_shift(DType dtype) { return dtype == DType::BF16 ? 12 : 0; }
 FLASH_HOST_DEVICE constexpr float unshifted(DType dtype) { return 1.0f / (1 << probability_shift(dtype)); }
 
