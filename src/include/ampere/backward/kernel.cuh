@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
     using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
     extern __shared__ char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
-    const BackwardPlace place = find_backward_place<TRAITS>(args, blockIdx.x);
+    const BackwardPlace place = find_backward_place<Kernel>(args, blockIdx.x);
     if constexpr (TRAITS.varlen) {
         wait_for_prerequisites();
         clear_keys_of_none(args);

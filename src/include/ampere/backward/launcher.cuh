@@ -70,7 +70,7 @@ struct BackwardLauncher {
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_k, Kernel::B_c),
                      .n_heads = problem.n_heads_kv,
                      .total_heads = total_heads,
-                     .section_heads = section_width(head_bytes, total_heads)},
+                     .section_heads = heads_in_turn(head_bytes, total_heads)},
             .query_grid = {.n_q_blocks = makes_dQ_itself ? ceil_div(problem.seq_len_q, QueryKernel::B_r) : 0,
                            .n_heads = problem.n_heads,
                            .total_heads = problem.batch * problem.n_heads,
@@ -97,6 +97,15 @@ struct BackwardLauncher {
             .d_head = problem.d_head,
             .d_head_v = problem.d_head_v,
         };
+    }
+
+    // Heads whose blocks start in turn. With ordered sums no more than the L2 cache holds: there blocks of
+    // one head that run at once are so few, and so far apart, that the order costs little.
+    static int heads_in_turn(int64_t head_bytes, int total_heads) {
+        if constexpr (CFG.dq_sum != DQSum::ORDERED) return section_width(head_bytes, total_heads);
+        constexpr int64_t l2_bytes = int64_t(32) << 20;
+        const int64_t heads = l2_bytes / max_of(head_bytes, int64_t(1));
+        return max_of(1, heads < total_heads ? static_cast<int>(heads) : total_heads);
     }
 
     // Times the factor of the exponents it is -inf; a factor of 0 would make NaN of that, so it is not 0.
