@@ -1,7 +1,7 @@
 """Small launches of the Ampere family's backward kernels, for NVIDIA's compute-sanitizer.
 
-``python tests/gpu/sanitizer_backward_cases.py --build`` compiles the kernels first, outside the sanitizer;
-then::
+``python tests/gpu/sanitizer_backward_cases.py --build`` compiles all kernels first and launches them once, outside
+the sanitizer; then::
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         python tests/gpu/sanitizer_backward_cases.py
@@ -52,14 +52,13 @@ def launches() -> list[tuple[Case, BackwardKernel]]:
 
 
 def main() -> None:
-    """Builds, or launches every kernel once."""
+    """Launches every kernel once; builds them at first, if told to."""
     every = launches()
     if sys.argv[-1].isdigit():
         every = every[: int(sys.argv[-1])]
     major, minor = torch.cuda.get_device_capability()
     if "--build" in sys.argv:
         build.build_kernels([kernel for _, kernel in every], [10 * major + minor])
-        return
     for case, kernel in every:
         config = kernel.config
         call = Call(case, config.dtype, case.sizes(config.d_head, config.d_head_v))
