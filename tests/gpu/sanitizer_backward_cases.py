@@ -1,7 +1,7 @@
 """Small launches of the Ampere family's backward kernels, for NVIDIA's compute-sanitizer.
 
-``python tests/gpu/sanitizer_backward_cases.py --build`` compiles all kernels first and launches them once, outside
-the sanitizer; then::
+``python tests/gpu/sanitizer_backward_cases.py --build`` compiles all kernels first and launches them once,
+outside the sanitizer; then::
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         python tests/gpu/sanitizer_backward_cases.py
