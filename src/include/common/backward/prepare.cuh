@@ -27,7 +27,8 @@ namespace flash {
 // What a configuration wants of the pre-pass.
 struct PrepareWork {
     bool clears_sums;
-    int turns_of_tile;  // counters of a tile of queries; 0: no order is kept, and another kernel leaves dQ
+    bool clears_unvisited_rows;  // the main kernel leaves dQ of the tiles that it visits
+    int turns_of_tile;           // counters of a tile of queries; 0: no order is kept. With an order likewise
     int rows_per_tile;
 };
 
@@ -166,6 +167,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
     if (blocks == 0) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
     constexpr int kUnboundedSide = (1 << 30) - 1;
+    constexpr bool kSomeUnvisited = TRAITS.causal || TRAITS.window || TRAITS.varlen;
     const int right = TRAITS.window ? problem.window_right : kUnboundedSide;
     PrepareArgs args{
         .O = problem.o,
@@ -179,7 +181,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .turns_of_tile = work.turns_of_tile,
         .sum_tiles = row_tiles(problem, kMmaM),
         .turn_tiles = row_tiles(problem, work.rows_per_tile),
-        .dQ = work.turns_of_tile > 0 ? problem.dq : nullptr,
+        .dQ = work.turns_of_tile > 0 || (work.clears_unvisited_rows && kSomeUnvisited) ? problem.dq : nullptr,
         .rows_per_tile = work.rows_per_tile,
         .O_strides = problem.o_strides,
         .dO_strides = problem.dout_strides,

@@ -5,6 +5,7 @@
 #include "common/backward/element.cuh"
 #include "hopper/backward/capped_scores.cuh"
 #include "hopper/backward/epilogue.cuh"
+#include "hopper/backward/kept_sums.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/unseen_rows.cuh"
 #include "hopper/mask_tile.cuh"
@@ -29,6 +30,7 @@ struct BackwardConsumer {
                          kVStages = Kernel::v_stages;
     static constexpr int kPairs = B_r / 8;  // pairs of neighbouring queries, of one key row of a thread
     static constexpr int kDqRegisters = Kernel::dq_part_floats / Kernel::warpgroup_threads;
+    static constexpr int kDqTiles = kDqRegisters / 4;  // of 8 columns
     static constexpr bool kLseAhead = Kernel::cfg.lse_ahead;
 
     const BackwardKernelArgs &args;
@@ -43,8 +45,10 @@ struct BackwardConsumer {
     uint32_t blocks = 0, items = 0;  // passed
     BackwardItem item;
     int q_block;
-    int dq_tile;                 // of the block in hand: its first of 16 rows
-    int late_dq_tile = kNoTile;  // of the warp, of the block before, whose dQ is still to come
+    int dq_tile;  // of the block in hand: its first of 16 rows
+    // Of the block whose dQ leaves next, with late_dq the one before: the warp's tile, or with keeps_dq more.
+    int noted_dq_tile = kNoTile;
+    KeptPart kept{};
 
     FLASH_DEVICE BackwardConsumer(const BackwardKernelArgs &kernel_args,
                                   const BackwardSharedMemory<Kernel> &shared, int index)
@@ -90,8 +94,7 @@ struct BackwardConsumer {
         item = read_item(smem.item(slot(items, kKStages)));
         item.n_steps = uniform_word(item.n_steps);
         q_block = item.first_block;
-        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile +
-                  item.first_block * Kernel::dq_row_tiles;
+        dq_tile = first_dq_tile<Kernel>(args, item) + item.first_block * Kernel::dq_row_tiles;
     }
 
     FLASH_DEVICE void go_to_next_block() {
@@ -243,30 +246,38 @@ struct BackwardConsumer {
         return q_block * B_r + row_tile * kMmaM < item.seq_len_q ? dq_tile + row_tile : kNoTile;
     }
 
+    // For the reducing warp, when the part before has been read.
+    FLASH_DEVICE void stage_dq(const float (&rmem_dQ)[kDqRegisters]) const {
+        const uint32_t address = smem.dq(warpgroup) + (warp * kDqTiles * kWarpSize + lane) * 16;
+#pragma unroll
+        for (int c = 0; c < kDqTiles; ++c) {
+            store_shared(address + c * kWarpSize * 16,
+                         make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
+                                   __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
+        }
+        fence_async_proxy();  // the bulk reduction must see what was staged
+    }
+    FLASH_DEVICE void await_stage() const {
+        named_barrier_sync(named_barrier::kStageFree + warpgroup, Kernel::warpgroup_threads + kWarpSize);
+    }
+    FLASH_DEVICE void pass_stage() const {
+        named_barrier_arrive(named_barrier::kStaged + warpgroup, Kernel::warpgroup_threads + kWarpSize);
+    }
+
     // A warp holds 16 rows and 64 columns: eight tiles of 8 columns, of which only the tensor's have sums.
     FLASH_DEVICE void send_dq(const float (&rmem_dQ)[kDqRegisters], int tile) const {
-        constexpr int kTiles = kDqRegisters / 4;
         if constexpr (Kernel::stages_dq) {
-            constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
-            named_barrier_sync(named_barrier::kStageFree + warpgroup, kThreads);
-            const uint32_t address = smem.dq(warpgroup) + (warp * kTiles * kWarpSize + lane) * 16;
-#pragma unroll
-            for (int c = 0; c < kTiles; ++c) {
-                store_shared(
-                    address + c * kWarpSize * 16,
-                    make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
-                              __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
-            }
-            fence_async_proxy();  // the bulk reduction must see what was staged
-            named_barrier_arrive(named_barrier::kStaged + warpgroup, kThreads);
+            await_stage();
+            stage_dq(rmem_dQ);
+            pass_stage();
         } else {
             if (tile == kNoTile) return;
-            const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kTiles;
+            const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kDqTiles;
             const int columns = Kernel::traits.padded_head ? args.d_head : Kernel::d_head;
             float *sums =
                 args.dq_sums + int64_t{tile} * (kMmaM * columns) + column_tile * kSumTileFloats + lane * 4;
 #pragma unroll
-            for (int c = 0; c < kTiles; ++c) {
+            for (int c = 0; c < kDqTiles; ++c) {
                 if (Kernel::traits.padded_head && (column_tile + c) * kMmaN >= columns) break;
                 add_global_floats(sums + c * kSumTileFloats, rmem_dQ[4 * c], rmem_dQ[4 * c + 1],
                                   rmem_dQ[4 * c + 2], rmem_dQ[4 * c + 3]);

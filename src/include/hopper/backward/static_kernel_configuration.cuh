@@ -34,7 +34,9 @@ struct StaticBackwardKernelConfig {
     static constexpr int q_stages = CFG.q_stages, k_stages = CFG.k_stages, v_stages = CFG.v_stages;
 
     static constexpr bool sums_dq = CFG.dq_output != DqOutput::OWN_KERNEL;
-    static constexpr bool stages_dq = CFG.dq_output == DqOutput::BULK_REDUCTION;
+    // A block takes all keys of a head, and its sums of dQ are its own.
+    static constexpr bool keeps_dq = CFG.dq_output == DqOutput::BLOCK_SUMS;
+    static constexpr bool stages_dq = CFG.dq_output == DqOutput::BULK_REDUCTION || keeps_dq;
     static constexpr bool late_dq = CFG.late_dq && sums_dq;
     // The derivative of the cap takes the registers in which P would stay float32.
     static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
@@ -60,7 +62,9 @@ struct StaticBackwardKernelConfig {
     static constexpr bool dq_parts_are_rows = B_r == n_consumers * kWarpgroupRows;
     static constexpr int dq_columns = dq_parts_are_rows ? d_head : d_head / n_consumers;
     static constexpr int dq_part_floats = kWarpgroupRows * dq_columns;
-    static constexpr int dq_row_tiles = B_r / kMmaM;  // of 16 rows, of a query block
+    // What dq_sums is counted in: tiles of 16 rows; sums that a block keeps in query blocks.
+    static constexpr int dq_tile_rows = keeps_dq ? B_r : kMmaM;
+    static constexpr int dq_row_tiles = B_r / dq_tile_rows;  // of a query block
 
     static constexpr int k_bytes = tile_bytes(B_c, d_head), v_bytes = tile_bytes(B_c, d_head_v);
     static constexpr int q_bytes = tile_bytes(B_r, d_head), do_bytes = tile_bytes(B_r, d_head_v);

@@ -99,7 +99,7 @@ class HopperBackwardModel(CostModel):
         if config.sums_dq:
             ds, part = config.B_c * config.B_r, config.B_c * 2 * WARPGROUP_ROWS
             moved += config.dtype.itemsize * (ds + config.n_consumers * part)
-            if config.dq_output == DqOutput.BULK_REDUCTION:
+            if config.dq_output.is_staged:
                 moved += 2 * FLOAT_BYTES * config.B_r * config.d_head
         else:
             moved += _dq_kernel_bytes(config)
