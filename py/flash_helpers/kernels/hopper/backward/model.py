@@ -18,7 +18,6 @@ from flash_helpers.kernels.hopper.backward.resources import (
     REGISTER_OVERHEAD,
     WARPGROUP_ROWS,
     WARPGROUP_SIZE,
-    DqOutput,
     consumer_registers,
 )
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset
