@@ -57,7 +57,7 @@ FLASH_DEVICE void leave_dq(const BackwardConsumer<Kernel> &wg, float (&rmem_dQ)[
             wg.args.d_head - (Kernel::dq_parts_are_rows ? 0 : wg.warpgroup * Kernel::dq_columns);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            store_gradient_row<Kernel, Kernel::dq_columns>(rmem_dQ, r, wg.args.softmax_scale,
+            store_gradient_row<Kernel, Kernel::dq_columns>(rmem_dQ, r, wg.args.softmax_scale * Kernel::p_unit,
                                                            wg.kept.gmem + 8 * r * wg.args.dq_strides.seq,
                                                            wg.lane & 3, 8 * r < wg.kept.n_rows, columns);
         }

@@ -78,7 +78,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
         float rmem_dP[Kernel::B_r / 2];
         uint32_t rmem_P[Kernel::B_r / 4];
         wg.products.issue_dp(rmem_dP, uniform_v, uniform_q);
-        wg.probabilities(rmem_P);
+        wg.probabilities(rmem_P, rmem_dS);
         wg.products.issue_dv(wg.rmem_dV, rmem_P, uniform_q);
         wgmma_wait<1>();  // dP is there
         pin_registers(rmem_dP);

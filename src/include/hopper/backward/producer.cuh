@@ -167,7 +167,7 @@ struct RowWarp {
         for (int r = 0; r < kRows; ++r) {
             const int row = q_block * Kernel::B_r + r * kWarpSize + lane;
             const bool exists = row < item.seq_len_q;
-            const float x = exists ? args.lse[begin + row] * kLog2e : INFINITY;
+            const float x = exists ? args.lse[begin + row] * kLog2e - Kernel::p_shift : INFINITY;
             lse[r] = x == -INFINITY ? INFINITY : x;
             delta[r] = exists ? args.delta[begin + row] : 0.f;
         }

@@ -38,14 +38,19 @@ struct StaticBackwardKernelConfig {
     static constexpr bool keeps_dq = CFG.dq_output == DqOutput::BLOCK_SUMS;
     static constexpr bool stages_dq = CFG.dq_output == DqOutput::BULK_REDUCTION || keeps_dq;
     static constexpr bool late_dq = CFG.late_dq && sums_dq;
-    // The derivative of the cap takes the registers in which P would stay float32.
-    static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
+    // dS is made of P in float32, with softcap of its product with the derivative of the cap, where that fits
+    // the registers; else of P in FP16, while P of dV is of the inputs' type. For BF16 P is 2^p_shift times
+    // what it is, so that small ones are not lost in FP16; gradients are divided by that when they leave.
+    static constexpr bool float_p = CFG.float_p || TRAITS.softcap;
+    static constexpr int p_shift = !CFG.float_p && CFG.dtype == DType::BF16 ? 12 : 0;
+    static constexpr float p_unit = 1.f / (1 << p_shift);
 
     static constexpr bool trimmed = CFG.trimmed;
 
     static constexpr int warpgroup_threads = 128;
     // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
     static constexpr bool split = CFG.split_gradients;
+    static constexpr bool half_p = !float_p && !split && CFG.dtype == DType::BF16;  // P twice, in both types
     static constexpr int n_consumers = 2;
     static constexpr int n_consumer_warps = n_consumers * 4;
     static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;
