@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import unwritten
 from torch import Tensor
 
 import flash_attention
@@ -96,12 +97,19 @@ class Inputs:
     def gradients(self, dlse: Tensor | None = None, **more: Any) -> dict[str, Tensor]:
         """With an LSE only where it has a gradient."""
         leaves = self.leaves()
+        self.fill_unwritten()
         results = self.results(leaves, return_lse=dlse is not None, **more)
+        self.fill_unwritten()
         if dlse is None:
             found = torch.autograd.grad(results, leaves, self.dout)
         else:
             found = torch.autograd.grad(results, leaves, (self.dout, dlse))
         return dict(zip(NAMES, found, strict=False))
+
+    def fill_unwritten(self) -> None:
+        """What a kernel reads without writing it is NaN."""
+        if self.q.is_cuda:
+            unwritten.fill_with_nan()
 
     def expected(self, dlse: Tensor | None = None) -> dict[str, Tensor]:
         grads = reference_gradients(self.q, self.k, self.v, self.dout, dlse, sinks=self.sinks, **self.options)

@@ -29,6 +29,7 @@ namespace flash {
 // What a configuration wants of the pre-pass.
 struct PrepareWork {
     bool clears_sums;
+    bool clears_unvisited_rows;  // the main kernel leaves dQ of the tiles that it visits
     // Ordered sums: a tile's parts of dQ, each a counter in its first element, and their sizes. 0: no order
     // is kept, and another kernel leaves dQ.
     int part_rows, part_columns, parts_per_row;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
         clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ,
                                     args.dQ_strides, args.n_heads, args.d_head);
         clear_unvisited_rows(args, rows, sequence, head, first);
-        begin_turns(args, rows, head, first);
+        if (args.parts_per_row > 0) begin_turns(args, rows, head, first);
     }
     if (first >= rows.n_rows) return;
 
@@ -175,6 +176,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
     if (blocks == 0) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
     constexpr int kUnboundedSide = (1 << 30) - 1;
+    constexpr bool kSomeUnvisited = TRAITS.causal || TRAITS.window || TRAITS.varlen;
     const int right = TRAITS.window ? problem.window_right : kUnboundedSide;
     PrepareArgs args{
         .O = problem.o,
@@ -185,7 +187,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .lse_log2 = problem.lse_log2,
         .dQ_sums = work.clears_sums && problem.dq != nullptr ? problem.dq_sums : nullptr,
         .sum_tiles = row_tiles(problem, kMmaM),
-        .dQ = work.parts_per_row > 0 ? problem.dq : nullptr,
+        .dQ = work.parts_per_row > 0 || (work.clears_unvisited_rows && kSomeUnvisited) ? problem.dq : nullptr,
         .part_rows = work.part_rows,
         .part_columns = work.part_columns,
         .parts_per_row = work.parts_per_row,

@@ -21,6 +21,7 @@ DQ_WORDS = {
     DqOutput.BULK_REDUCTION: "bulk",
     DqOutput.REGISTER_REDUCTION: "red",
     DqOutput.OWN_KERNEL: "own_dq",
+    DqOutput.BLOCK_SUMS: "block_sums",
 }
 
 
@@ -94,7 +95,7 @@ class HopperBackwardKernelConfig:
     @property
     def deterministic(self) -> bool:
         """Whether equal calls give equal bits: parts of dQ that are added come in any order."""
-        return self.dq_output == DqOutput.OWN_KERNEL
+        return self.dq_output in (DqOutput.OWN_KERNEL, DqOutput.BLOCK_SUMS)
 
     @property
     def sums_dq(self) -> bool:
