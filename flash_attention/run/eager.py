@@ -24,6 +24,8 @@ def attend(
     Returns:
         The result; None: these tensors are not for eager work (``not_for_eager``).
     """
+    if key is not None and (again := gradients.repeat(q, k, v, layout, options, key)) is not None:
+        return again
     if not_for_eager(q, k, v, options.sinks, options.out, *layout):
         return None
     if gradients.wanted(q, k, v, options.sinks):

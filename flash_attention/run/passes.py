@@ -21,6 +21,7 @@ from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
+from flash_helpers.kernels.problem import BACKWARD
 
 
 # ---------------------------------------------------------------------- forward
@@ -144,7 +145,13 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  #
 
 
 def backward_pass(
-    saved: Saved, layout: Layout, options: Options, wanted: Wanted, dout: Tensor | None, dlse: Tensor | None
+    saved: Saved,
+    layout: Layout,
+    options: Options,
+    wanted: Wanted,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    key: Key | None = None,
 ) -> Gradients:
     """The gradients that are wanted of q, k, v and the sinks; the others are None.
 
@@ -155,8 +162,10 @@ def backward_pass(
         wanted: which gradients.
         dout: gradient of the output, any strides; None: the loss does not use it.
         dlse: gradient of the LSE; None: likewise.
+        key: by which the pass is to be remembered (``launch_cache``); None: it is not.
     """
     q, k, v, sinks, out, lse = saved
+    given = (q, k, v, out, lse, dout, dlse, *layout.slots())
     dq = room_for(q) if wanted.q else None
     dk = room_for(k) if wanted.k else None
     dv = room_for(v) if wanted.v else None
@@ -164,7 +173,7 @@ def backward_pass(
     made = (dq, dk, dv, dsinks)
     to_compute = made
     if dout is None:  # the LSE does not depend on v
-        dout = torch.zeros_like(out)
+        dout, key = torch.zeros_like(out), None
         if dv is not None:
             dv.zero_()
             to_compute = (dq, dk, None, dsinks)
@@ -187,8 +196,12 @@ def backward_pass(
     call = BackwardCall(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
     )
+    chosen_in = generation.number()
     choice = choose(call.problem, q.device, None)
-    backend(backward_backend(q.device.type)).run_backward(call, choice)
+    launched = backend(backward_backend(q.device.type)).run_backward(call, choice)
+    if key is not None and launched is not None:
+        fresh = (dq, dk, dv, launched.workspace)
+        launch_cache.remember(key, given, options.config, choice.kernel, launched, fresh, chosen_in, BACKWARD)
     return made
 
 
