@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.call import Layout
-from flash_attention.checks.tensors import no_derivative
+from flash_attention.checks.tensors import no_derivative, records_gradients
 from flash_attention.devices import backend
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
@@ -42,13 +42,6 @@ class Passes(NamedTuple):
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., Gradients]
-
-
-def wanted(*inputs: Tensor | None) -> bool:
-    """Whether autograd records what is done with these."""
-    if not torch.is_grad_enabled():
-        return False
-    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 def check_differentiable(layout: Layout, options: Options) -> None:
@@ -137,7 +130,7 @@ def repeat(
     """The same for a call that was made before; None: it has to go the long way, which checks it first."""
     if key is None or layout.paged or options.out is not None or options.n_sms is not None:
         return None
-    if is_transforming() or not wanted(q, k, v, options.sinks):
+    if is_transforming() or not records_gradients(q, k, v, options.sinks):
         return None
     return _apply_repeated(q, k, v, options.sinks, layout, options, key)
 

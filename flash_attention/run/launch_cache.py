@@ -36,8 +36,8 @@ _CONSTANTS = (
 Key = tuple[Any, ...]  # a call's name and options
 
 # With each table its function `call`, which the binding makes anew whenever it is asked for, and the
-# configuration whose id is in its key: while the key is known, no other can have that id.
-_tables: dict[Key, tuple[Any, Any, KernelConfig | None]] = {}
+# configurations whose ids are in its key: while the key is known, no others can have these ids.
+_tables: dict[Key, tuple[Any, Any, tuple[KernelConfig | None, ...]]] = {}
 _latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
 
 
@@ -109,7 +109,7 @@ def repeat_forward(kernel_cfg: KernelConfig, q: Tensor, k: Tensor, v: Tensor, o:
 def remember(
     key: Key,
     given: tuple[Any, ...],
-    config: KernelConfig | None,
+    configs: tuple[KernelConfig | None, ...],
     kernel: Kernel,
     launched: Launched,
     made: tuple[Tensor | None, ...],
@@ -120,7 +120,7 @@ def remember(
 
     Args:
         key, given: as ``repeat`` will be asked.
-        config: the configuration whose ``id`` is in the key, or None.
+        configs: those whose ``id`` may be in the key.
         kernel: what ran.
         launched: its launch.
         made: out, lse and workspace, as far as they were made for the call; of a backward pass dq, dk, dv and
@@ -140,7 +140,7 @@ def remember(
             if len(_tables) >= MAX_TABLES:
                 forget()
             table = cuda.call_table(direction)
-            found = _tables[key] = (table, table.call, config)
+            found = _tables[key] = (table, table.call, configs)
         device = given[0].get_device()
         found[0].remember(given, made, makers, launched.launch, launched.arguments, device, kernel)
 

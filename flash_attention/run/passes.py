@@ -55,9 +55,12 @@ def forward_pass(
             # That of PyTorch's own attention is exact enough for gradients alone.
             problem = replace(problem, lse=False) if problem.lse else problem
         if q.is_cuda and keep_lse:  # gradients are wanted, whose kernel is compiled beside this one's
-            choice, _ = choose_with_gradients(problem, q.device, options.config, is_deterministic(options))
+            configs = options.config, options.backward_config
+            choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options))
         else:
             choice = choose(problem, q.device, options.config)
+            if keep_lse and options.backward_config is not None:  # which is refused before anything runs
+                choose(problem.backward(is_deterministic(options)), q.device, options.backward_config)
         ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
@@ -117,7 +120,8 @@ def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in
     if key is not None and ran.launched is not None:
         given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
         made = (call.out if options.out is None else None, call.lse, ran.workspace)
-        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made, chosen_in)
+        held = options.config, options.backward_config
+        launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in)
 
 
 # ---------------------------------------------------------------------- backward
@@ -197,11 +201,12 @@ def backward_pass(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
     )
     chosen_in = generation.number()
-    choice = choose(call.problem, q.device, None)
+    choice = choose(call.problem, q.device, options.backward_config)
     launched = backend(backward_backend(q.device.type)).run_backward(call, choice)
     if key is not None and launched is not None:
         fresh = (dq, dk, dv, launched.workspace)
-        launch_cache.remember(key, given, options.config, choice.kernel, launched, fresh, chosen_in, BACKWARD)
+        held = options.config, options.backward_config
+        launch_cache.remember(key, given, held, choice.kernel, launched, fresh, chosen_in, BACKWARD)
     return made
 
 

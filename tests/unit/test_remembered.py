@@ -41,7 +41,7 @@ def tables(monkeypatch):
 
 
 def remember(q, key=KEY, config=None, kernel=KERNEL):
-    launch_cache.remember(key, (q, q, q, None, None), config, kernel, LAUNCHED, (q, None, None))
+    launch_cache.remember(key, (q, q, q, None, None), (config,), kernel, LAUNCHED, (q, None, None))
 
 
 def test_a_call_like_an_earlier_one_is_repeated():
@@ -77,7 +77,7 @@ def test_tables_are_bounded_and_hold_their_configurations():
     for n in range(3 * launch_cache.MAX_TABLES):
         remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
         assert len(launch_cache._tables) <= launch_cache.MAX_TABLES
-    assert all(config is CONFIG for *_, config in launch_cache._tables.values())
+    assert all(configs == (CONFIG,) for *_, configs in launch_cache._tables.values())
 
 
 def test_no_other_configuration_gets_the_id_of_a_remembered_one():
@@ -168,9 +168,9 @@ def test_what_an_earlier_generation_chose_is_not_remembered():
     q, chosen_in = torch.zeros(1, 8, 2, 64), generation.number()
     generation.begin()
     given = (q, q, q, None, None)
-    launch_cache.remember(KEY, given, None, KERNEL, LAUNCHED, (q, None, None), chosen_in)
+    launch_cache.remember(KEY, given, (), KERNEL, LAUNCHED, (q, None, None), chosen_in)
     assert launch_cache.repeat(KEY, q, q, q) is None
-    launch_cache.remember(KEY, given, None, KERNEL, LAUNCHED, (q, None, None), generation.number())
+    launch_cache.remember(KEY, given, (), KERNEL, LAUNCHED, (q, None, None), generation.number())
     assert launch_cache.repeat(KEY, q, q, q) is not None
 
 
@@ -237,7 +237,7 @@ def both_tables(monkeypatch):
 def remember_gradients(x, *wanted, deterministic=False, **options):
     key = launch_cache.of_gradients(("attention", True, *KEY[2:]), *wanted, deterministic)
     given = (x, x, x, x, x, x, None)
-    launch_cache.remember(key, given, None, KERNEL, LAUNCHED, (x,) * 4, direction="backward", **options)
+    launch_cache.remember(key, given, (), KERNEL, LAUNCHED, (x,) * 4, direction="backward", **options)
 
 
 def leaf():
