@@ -241,6 +241,9 @@ def compare(task: Task, seeds: int, device: str) -> dict[str, Any]:
     for seed in range(seeds):  # all ways see the batches of one seed one after the other
         for name, attend in ways.items():
             losses, ms = train(task, attend, seed, device)
+            print(
+                f"{task.name}, seed {seed}: {name} ends at {losses[-1]:.3f}, {ms:.1f} ms a step", flush=True
+            )
             curves.setdefault(name, []).append(losses)
             milliseconds[name] = min(ms, milliseconds.get(name, ms))
     over = max(1, task.steps // 20)
@@ -265,7 +268,8 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.2))
-    for axis, (name, result) in zip(figure.subplots(1, 2), results.items(), strict=True):
+    axes = figure.subplots(1, len(results), squeeze=False)[0]
+    for axis, (name, result) in zip(axes, results.items(), strict=True):
         over = max(1, len(result["losses"]["eager"][0]) // 20)
         band = [smoothed(losses, over) for losses in result["losses"]["eager"]]
         steps = range(len(band[0]))
@@ -292,13 +296,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tasks", nargs="+", choices=("gpt", "encoder"), default=["gpt", "encoder"])
     parser.add_argument("--json", type=Path, help="a result file to write")
     parser.add_argument("--figure", type=Path, help="a drawing of the curves to write")
     given = parser.parse_args(arguments)
     if given.seeds < 2:
         parser.error(f"--seeds is {given.seeds}; the spread of eager attention takes at least 2")
     results, right = {}, True
-    for name in ("gpt", "encoder"):
+    for name in given.tasks:
         task = Task(
             name, given.layers, given.width, steps=given.steps, length=given.length, batch=given.batch
         )
