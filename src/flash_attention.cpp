@@ -187,7 +187,8 @@ Reference make_module() {
     Reference kernel = make_kernel_type();
     add("CudaError", cuda_error);
     add("Kernel", kernel);
-    add("CallTable", make_call_table_type());
+    add(ForwardPass::kTable, make_call_table_type<ForwardPass>());
+    add(BackwardPass::kTable, make_call_table_type<BackwardPass>());
     cuda_error_type = cuda_error.release();
     kernel_type = reinterpret_cast<PyTypeObject *>(kernel.release());
     return module;

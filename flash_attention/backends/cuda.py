@@ -32,6 +32,7 @@ from flash_attention.torch_private import (
 )
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.select.chosen import Choice
 
 __all__ = [
@@ -147,13 +148,14 @@ def _first_launch(kernel: Kernel, index: int) -> Launch:
 
 
 # ---------------------------------------------------------------- calls made before
-def call_table() -> Any:
-    """A new, empty ``flash_attention_kernels.CallTable``."""
-    return _call_table_type()()
+def call_table(direction: str = FORWARD) -> Any:
+    """A new, empty ``flash_attention_kernels.CallTable``, or the ``BackwardCallTable`` of gradients."""
+    forward_type, backward_type = _call_table_types()
+    return forward_type() if direction == FORWARD else backward_type()
 
 
 @functools.cache
-def _call_table_type() -> Any:
+def _call_table_types() -> tuple[Any, Any]:
     kernels = extension()
     kernels.read_tensors(
         type=torch.Tensor,
@@ -162,7 +164,7 @@ def _call_table_type() -> Any:
         exchange_device=exchange_device,
         current_stream=current_stream,
     )
-    return kernels.CallTable
+    return kernels.CallTable, kernels.BackwardCallTable
 
 
 def maker_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:

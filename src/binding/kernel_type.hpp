@@ -119,10 +119,10 @@ inline PyObject *kernel_attributes(PyObject *self, PyObject *) {
     });
 }
 
-// The kernel whose `launch` a Python function is; nullptr where it is another function.
-inline const Kernel *kernel_of_launch(PyObject *function) {
+// The kernel whose bound method a Python function is; nullptr where it is another function.
+inline const Kernel *kernel_of_method(PyObject *function, PyCFunction method) {
     if (!PyCFunction_Check(function)) return nullptr;
-    if (PyCFunction_GetFunction(function) != as_method(&kernel_launch)) return nullptr;
+    if (PyCFunction_GetFunction(function) != method) return nullptr;
     return &kernel_of(PyCFunction_GetSelf(function));
 }
 

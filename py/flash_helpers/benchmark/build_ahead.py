@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from flash_helpers.benchmark.cases import DTYPE, Case
+from flash_helpers.benchmark.cases import DTYPE, GRADIENTS, Case
 from flash_helpers.kernels.families import kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import FORWARD
@@ -21,7 +21,7 @@ def build_ahead(
     device: torch.device,
     further: Callable[[Kernel], Kernel] | None = None,
 ) -> float:
-    """Builds the kernel that the library chooses for each case, in parallel.
+    """Builds the kernels that the library chooses for each case, in parallel.
 
     Args:
         cases: what will be measured.
@@ -41,12 +41,12 @@ def build_ahead(
     begin, problems = time.perf_counter(), []
     for case in cases:
         left, right = visible_limits(case.causal, case.limits, case.seq_q, case.seq_k)
-        problems.append(
-            AttentionProblem(
-                DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv,
-                case.d_head, case.d_head, left, right, varlen=bool(case.lengths),
-            )
+        problem = AttentionProblem(
+            DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv,
+            case.d_head, case.d_head, left, right, varlen=bool(case.lengths),
+            lse=case.feature == GRADIENTS,
         )  # fmt: skip
+        problems += [problem, problem.backward()] if case.feature == GRADIENTS else [problem]
     chosen = prepare(problems, device)
     if further is not None:
         build_kernels([further(chosen[0].kernel)], [device_facts_of(device).target])
