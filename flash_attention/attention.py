@@ -106,8 +106,8 @@ def attention(
         deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
             the time of the backward pass asks for the same.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
-            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md). On CPU
-            tensors only, without gradients; None: scores stay.
+            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and becomes
+            a part of the kernel. Without gradients; None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
             ``window``; likewise.
 

@@ -8,6 +8,7 @@
 #include "ampere/gemm.cuh"
 #include "common/fragments.cuh"
 #include "common/mod.cuh"
+#include "common/mod_values.cuh"
 #include "common/ptx.cuh"
 
 namespace flash::ampere {
