@@ -34,7 +34,7 @@ class CapturedValues {
         }
     }
 
-    ModArguments arguments() const { return {numbers_.data(), tensors_.data()}; }
+    ModArguments arguments() const { return {numbers_.data(), tensors_.data(), {}}; }
     const std::vector<CapturedTensor> &tensors() const { return tensors_; }
 
     // The same with the tensors at other addresses, which is as long as they are many.

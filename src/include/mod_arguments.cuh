@@ -23,10 +23,21 @@ struct CapturedTensor {
     int sizes[kMaxCapturedDims];
 };
 
+inline constexpr int kTilesAWord = 16;
+
+// What is known of the mask's tiles before a launch: 2 bits a tile (flash_helpers.mods.tiles.Tile), of a row
+// of tiles kTilesAWord in a word. words: nullptr where it is not known. Strides are in words; 0: the mask
+// does not depend on it.
+struct ModTiles {
+    const uint32_t *words;
+    int64_t batch_stride, head_stride, row_stride;
+};
+
 // As many of each as the kernel's ModSignature says.
 struct ModArguments {
     const CapturedNumber *numbers;
     const CapturedTensor *tensors;
+    ModTiles tiles;
 };
 
 // By what a kernel makes known which mod it was compiled with. A digest of 0: with none.

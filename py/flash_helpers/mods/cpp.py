@@ -16,6 +16,7 @@ Nothing but numbers, operations and numbered names goes into the text: none of i
         static Row row(captured, once, head, b, h, q);
         static Column column(captured, once, head, b, h, k);
         static float score(captured, once, head, row, column, score, b, h, q, k);   // and each other result
+        …                        // what the mask tells of tiles: cpp_tiles
     };
 """
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 import math
 import struct
 
+from flash_helpers.mods.cpp_tiles import tile_lines
 from flash_helpers.mods.intervals import Interval, intervals
 from flash_helpers.mods.mod import Mod, Node
 from flash_helpers.mods.operations import COMPARISONS, INDICES, REDUCTIONS, Kind
@@ -97,6 +99,7 @@ class _Writer:
             lines += self._stage_function(stage, title)
         for result, place in self.mod.results:
             lines += self._result_function(result, place)
+        lines += tile_lines(self.mod)
         return "\n".join([*lines, "};", ""])
 
     def _captured_function(self) -> list[str]:
