@@ -95,12 +95,18 @@ struct LoadThread {
 
     // As the consumers go from tile to tile of the same item.
     FLASH_DEVICE int leading_tile(const WorkItem &item, int first) const {
-        if constexpr (!Kernel::mod_hides_keys) return item.end_kv_block - 1;
-        return visited_tiles(item).first_of(item.end_kv_block, first).kv_block;
+        if constexpr (Kernel::mod_hides_keys) {
+            return visited_tiles(item).first_of(item.end_kv_block, first).kv_block;
+        } else {
+            return item.end_kv_block - 1;
+        }
     }
     FLASH_DEVICE int tile_behind(const WorkItem &item, int kv_block, int first) const {
-        if constexpr (!Kernel::mod_hides_keys) return kv_block - 1;
-        return next_tile<Kernel>(visited_tiles(item), kv_block, first).kv_block;
+        if constexpr (Kernel::mod_hides_keys) {
+            return next_tile<Kernel>(visited_tiles(item), kv_block, first).kv_block;
+        } else {
+            return kv_block - 1;
+        }
     }
     FLASH_DEVICE auto visited_tiles(const WorkItem &item) const {
         const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : args.work.seq_len_q;
