@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/cuda_utils.cuh"
 #include "common/mod.cuh"
@@ -42,6 +43,14 @@ struct VisitedTiles {
         return found.kv_block < first ? Visited{end - 1, TileKind::PARTIAL} : found;
     }
 
+    // The tile behind kv_block; first - 1: there is none. keeps_first: the first one is visited, whatever its
+    // mask leaves of it.
+    FLASH_DEVICE Visited behind(int kv_block, int first, bool keeps_first) const {
+        const Visited found = last_visited(kv_block - 1, first);
+        if (keeps_first && found.kv_block < first && kv_block > first) return {first, TileKind::PARTIAL};
+        return found;
+    }
+
     // The last tile that is not empty of first … kv_block; first - 1: there is none.
     FLASH_DEVICE Visited last_visited(int kv_block, int first) const {
         if constexpr (!Mod::kHidesKeys) return {kv_block, TileKind::FULL};
@@ -77,5 +86,12 @@ struct VisitedTiles {
         return {max_of(kv_block - passed, first - 1), static_cast<TileKind>(up_to << 2 * passed >> 30)};
     }
 };
+
+// The same for a kernel that may have no mod.
+template <typename Kernel>
+struct NoTiles {};
+template <typename Kernel>
+using BlockTiles = std::conditional_t<Kernel::mod_hides_keys, VisitedTiles<typename Kernel::Mod, Kernel::B_c>,
+                                      NoTiles<Kernel>>;
 
 }  // namespace flash

@@ -24,7 +24,7 @@ def _moved(value: Any, device: str, seen: dict[int, Any]) -> Any:
         inner = _moved(value.func, device, seen)
         keywords = {name: _moved(x, device, seen) for name, x in value.keywords.items()}
         return functools.partial(inner, *_moved(value.args, device, seen), **keywords)
-    if not isinstance(value, types.FunctionType) or value.__module__.startswith("torch"):
+    if not isinstance(value, types.FunctionType) or (value.__module__ or "").startswith("torch"):
         return value
     if id(value) in seen:
         return seen[id(value)]

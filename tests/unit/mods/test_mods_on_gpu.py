@@ -18,6 +18,7 @@ from random_functions import function, tables
 
 import flash_attention
 from flash_attention.backends import cuda_kernels
+from flash_attention.cached import attention_cached
 from flash_attention.mods.tracing import trace
 from flash_helpers import build
 from flash_helpers.kernels.dtype import DType
@@ -211,7 +212,7 @@ def test_packed_sequences_and_caches_count_their_own_places() -> None:
     for there in ({}, {"block_table": table}):
         keys = [pages, values] if there else [x[:8].view(2, 128, 2, D) for x in (pages, values)]
         call = [q, *keys, used]
-        found = flash_attention.attention_cached(
+        found = attention_cached(
             *(x.cuda() for x in call), return_lse=True, **{n: x.cuda() for n, x in there.items()}, **MASKED
         )
-        close(found, flash_attention.attention_cached(*call, return_lse=True, **there, **MASKED), 4e-3)
+        close(found, attention_cached(*call, return_lse=True, **there, **MASKED), 4e-3)

@@ -49,7 +49,8 @@ struct ForwardLauncher {
             .seq_len_k = problem.seq_len_k,
             .scale = TRAITS.softcap
                          ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
-                         : make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax && !is_mod<MOD>),
+                         : make_softmax_scale(problem.softmax_scale,
+                                              CFG.optimized_softmax && !Kernel::mod_changes_scores),
             .window_left = problem.window_left,
             .window_right = problem.window_right,
             .sinks = problem.sinks,
@@ -84,7 +85,7 @@ struct ForwardLauncher {
     static int launch(const ForwardProblem &problem, void *stream) {
         if constexpr (is_mod<MOD>) {
             if (problem.mod == nullptr) return cudaErrorInvalidValue;
-            return launch_with<kTarget>(problem, Args{make_args(problem), MOD::captured(*problem.mod)},
+            return launch_with<kTarget>(problem, Args{make_args(problem), mod_of_launch<MOD>(*problem.mod)},
                                         stream);
         } else {
             return launch_with<kTarget>(problem, make_args(problem), stream);

@@ -175,7 +175,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // To the tile behind the one in hand.
     FLASH_DEVICE void go_to_next_tile() {
         if constexpr (Kernel::mod_hides_keys) {
-            take(next_tile<Kernel>(this->visited_tiles(), kv_block, this->end_of_loops()));
+            take(this->visited_tiles().behind(kv_block, this->end_of_loops(), Kernel::traits.window));
         } else {
             --kv_block;
         }

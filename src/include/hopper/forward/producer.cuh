@@ -103,7 +103,7 @@ struct LoadThread {
     }
     FLASH_DEVICE int tile_behind(const WorkItem &item, int kv_block, int first) const {
         if constexpr (Kernel::mod_hides_keys) {
-            return next_tile<Kernel>(visited_tiles(item), kv_block, first).kv_block;
+            return visited_tiles(item).behind(kv_block, first, Kernel::traits.window).kv_block;
         } else {
             return kv_block - 1;
         }

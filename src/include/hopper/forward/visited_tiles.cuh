@@ -1,5 +1,6 @@
 // Which tiles of an item a mod's mask leaves something of: the load thread and the consumers go through the
-// same ones, from the last to the first.
+// same ones, from the last to the first. Under a window the first one is always visited: what
+// hidden_values.cuh clears is in it.
 #pragma once
 
 #include "common/mod_tiles.cuh"
@@ -19,17 +20,6 @@ FLASH_DEVICE auto visited_tiles_of(const Args &args, const WorkItem &item, int s
                                                            first_row,
                                                            min(first_row + Kernel::B_r, seq_len_q) - 1,
                                                            seq_len_k};
-}
-
-// The tile behind kv_block; first - 1: there is none. Under a window tile `first` is never left out: what
-// hidden_values.cuh clears is in it.
-template <typename Kernel, typename Tiles>
-FLASH_DEVICE Visited next_tile(const Tiles &tiles, int kv_block, int first) {
-    const Visited found = tiles.last_visited(kv_block - 1, first);
-    if (Kernel::traits.window && found.kv_block < first && kv_block > first) {
-        return {first, TileKind::PARTIAL};
-    }
-    return found;
 }
 
 }  // namespace flash::hopper
