@@ -30,6 +30,7 @@ from flash_attention.torch_private import (
     empty_strided_cuda,
     exchange_device,
 )
+from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
 from flash_helpers.kernels.problem import FORWARD
@@ -69,7 +70,7 @@ def run(call: Call, choice: Choice) -> Ran:
     """Launches the chosen kernel on a call's tensors, brought into the form that it takes."""
     form = prepared(call, choice)
     launched = forward(
-        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features
+        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features, form.mod
     )
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
@@ -85,6 +86,7 @@ def forward(
     lse: torch.Tensor | None,
     softmax_scale: float,
     features: Features | None = None,
+    mod: ModArguments | None = None,
 ) -> Launched:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
@@ -99,6 +101,7 @@ def forward(
         softmax_scale: factor of the scores.
         features: what the kernel's traits need beside that; None for plain and for causal kernels whose
             head sizes are the tensors'.
+        mod: what the kernel's mod captured, beside features; None for a kernel without one.
 
     Returns:
         The launch, for a ``call_table`` to make it again.
@@ -133,6 +136,7 @@ def forward(
         o.stride(),
         softmax_scale,
         *(() if features is None else (features,)),
+        *(() if mod is None else (mod,)),
     )
     try:
         launch(*arguments)

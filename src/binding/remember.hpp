@@ -59,6 +59,7 @@ std::shared_ptr<const RememberedLaunch<Pass>> launch_to_remember(PyObject *args)
     }
     const Kernel *const kernel = Pass::kernel_of_launch(function);
     if (kernel == nullptr) raise_error(PyExc_TypeError, "remember: launch is not the launch of a Kernel");
+    if (kernel->mod.digest != 0) return nullptr;
     const auto arguments = items_of(launch_args);
 
     const auto launch = std::make_shared<RememberedLaunch<Pass>>();

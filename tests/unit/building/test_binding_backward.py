@@ -67,6 +67,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in OFFSETS),
         ("total_q", ctypes.c_int64),
         ("total_k", ctypes.c_int64),
+        ("mod", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in WORKSPACES),
         ("stream", ctypes.c_void_p),
     )
