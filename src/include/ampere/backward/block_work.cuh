@@ -120,7 +120,8 @@ struct BlockWork {
 
     // The sums of dQ of a tile, and how many of its rows, in tiles of 16, there are.
     FLASH_DEVICE float *tile_sums(const QueryWalk &at) const {
-        const int64_t first = args.sum_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        const int64_t first = args.sum_tiles.template first<Kernel::traits.varlen>(
+            place.q_seq, args.n_heads, query_head(at), place.batch);
         const int64_t tile = first + at.tile * (Kernel::B_r / kMmaM);
         return args.dQ_sums + tile * (kMmaM * sum_columns());
     }
