@@ -64,7 +64,7 @@ struct BlockWork {
         const Range rows = mask.rows_of({first_key, min_of(first_key + Kernel::B_c, mask.seq_len_k)});
         visited = {0, 0};
         if (rows.begin < rows.end) {
-            visited = Numbers::kept(Range{rows.begin / Kernel::B_r, ceil_div(rows.end, Kernel::B_r)});
+            visited = {rows.begin / Kernel::B_r, ceil_div(rows.end, Kernel::B_r)};
         }
     }
 
@@ -120,7 +120,8 @@ struct BlockWork {
 
     // The sums of dQ of a tile, and how many of its rows, in tiles of 16, there are.
     FLASH_DEVICE float *tile_sums(const QueryWalk &at) const {
-        const int64_t first = args.sum_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        const int64_t first = args.sum_tiles.template first<Kernel::traits.varlen>(
+            place.q_seq, args.n_heads, query_head(at), place.batch);
         const int64_t tile = first + at.tile * (Kernel::B_r / kMmaM);
         return args.dQ_sums + tile * (kMmaM * sum_columns());
     }
@@ -131,7 +132,9 @@ struct BlockWork {
 
     // Element (row, column) of a tile of dQ; row_0 has the rest.
     FLASH_DEVICE char *in_dQ(const QueryWalk &at, int row, int column) const {
-        const int64_t element = (int64_t(at.tile) * Kernel::B_r + row) * args.dQ_strides.seq + column;
+        int tile = at.tile;
+        asm volatile("" : "+r"(tile));  // worked out each time: kept from one use to the next it is spilled
+        const int64_t element = (int64_t(tile) * Kernel::B_r + row) * args.dQ_strides.seq + column;
         return const_cast<char *>(row_0(args.dQ, args.dQ_strides, place.q_seq, query_head(at))) +
                element * kElementBytes;
     }

@@ -15,7 +15,7 @@ struct BackwardKernelArgs {
     const float *lse_log2, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
     float *dQ_sums;                 // dq_sums.cuh
     TensorStrides Q_strides, K_strides, V_strides, dO_strides, dQ_strides, dK_strides, dV_strides;
-    RowTiles sum_tiles;    // of 16 rows
+    RowTiles sum_tiles;
     GridShape grid;        // of blocks of keys and heads of K and V
     GridShape query_grid;  // of blocks of queries and their heads, likewise
     int n_heads;

@@ -66,7 +66,7 @@ struct BackwardLauncher {
             .dQ_strides = problem.dq_strides,
             .dK_strides = problem.dk_strides,
             .dV_strides = problem.dv_strides,
-            .sum_tiles = row_tiles(problem, kMmaM),
+            .sum_tiles = row_tiles(problem),
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_k, Kernel::B_c),
                      .n_heads = problem.n_heads_kv,
                      .total_heads = total_heads,

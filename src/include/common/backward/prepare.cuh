@@ -186,7 +186,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .delta = problem.delta,
         .lse_log2 = problem.lse_log2,
         .dQ_sums = work.clears_sums && problem.dq != nullptr ? problem.dq_sums : nullptr,
-        .sum_tiles = row_tiles(problem, kMmaM),
+        .sum_tiles = row_tiles(problem),
         .dQ = work.parts_per_row > 0 || (work.clears_unvisited_rows && kSomeUnvisited) ? problem.dq : nullptr,
         .part_rows = work.part_rows,
         .part_columns = work.part_columns,
