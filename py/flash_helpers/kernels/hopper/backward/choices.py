@@ -108,7 +108,7 @@ _D64_RED = replace(_D64_FULL, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2,
 _D64_OWN = _two_kernels(64, 64, 128, B_r=128, float_p=False)
 _D64_CAPPED = _two_kernels(64, 64, 128)
 _D64_BLOCK = _summed(64, 128, dq_output=DqOutput.BLOCK_SUMS, lse_ahead=False, head_sections=False)
-_D128_BLOCK = _summed(128, 64, dq_output=DqOutput.BLOCK_SUMS, float_p=True, head_sections=False)
+_D128_BLOCK = _summed(128, 64, dq_output=DqOutput.BLOCK_SUMS, head_sections=False)
 _D128 = _summed(128, 64, float_p=True)
 _D128_OWN = _two_kernels(128, 128, 96)
 _TWO_KERNELS = "dK, dV and dQ fit no block together"
@@ -124,7 +124,7 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         "with 128 rows the derivative of the cap has no registers; not measured",
         softcap=True,
     ),
-    HopperBackwardChoice(64, 64, _D64_BLOCK, f"{_WHOLE_HEADS}: not measured", min_fill=_FILL),
+    HopperBackwardChoice(64, 64, _D64_BLOCK, f"{_WHOLE_HEADS}: not measured", softcap=False, min_fill=_FILL),
     HopperBackwardChoice(
         64,
         64,
@@ -172,7 +172,9 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         "519 and 571",
         masked=True,
     ),
-    HopperBackwardChoice(128, 128, _D128_BLOCK, f"{_WHOLE_HEADS}: not measured", min_fill=_FILL),
+    HopperBackwardChoice(
+        128, 128, _D128_BLOCK, f"{_WHOLE_HEADS}: not measured", softcap=False, min_fill=_FILL
+    ),
     HopperBackwardChoice(
         128,
         128,
