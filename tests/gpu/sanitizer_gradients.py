@@ -2,7 +2,7 @@
 
 ``python tests/gpu/sanitizer_gradients.py --build`` compiles the kernels first, outside the sanitizer. Forward
 pass and comparison run on the CPU, so that the backward kernels are the only ones. A word among the arguments
-that is part of a kernel's short form picks those kernels.
+that is part of a kernel's short form picks those kernels, ``2/12`` the third twelfth of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from flash_helpers.test.gradients import NAMES, check_gradients, run_gradients
 KINDS = ("causal", "window", "softcap", "varlen causal", "causal padded_head")
 WINDOW = (40, 7)
 SOFTCAP = 20.0
-FEW_HEADS, MANY_HEADS = 1, 60  # of keys; the latter give persistent blocks several items
-GROUP = 2
+MANY_HEADS = 140  # of keys, of plain kernels: persistent blocks get several items
 
 
 def kernels() -> Iterator[BackwardKernel]:
@@ -55,8 +54,11 @@ class Sequences:
         self.traits = kernel.traits
         # One query block and several, and under a causal mask keys that nobody sees.
         self.q, self.k = ((70, 1, 133), (130, 65, 40)) if self.traits.varlen else ((150,), (300,))
+        self.heads, self.heads_kv = 2, 1
+        if kernel.traits == PLAIN_BACKWARD:
+            self.q, self.k = (70,), (130,)
+            self.heads = self.heads_kv = MANY_HEADS
         cut = 24 if self.traits.padded_head else 0
-        self.heads = MANY_HEADS if kernel.traits == PLAIN_BACKWARD else FEW_HEADS
         self.d, self.d_v = kernel.config.d_head - cut, kernel.config.d_head_v - cut
 
     def options(self) -> dict[str, Any]:
@@ -72,7 +74,6 @@ class Sequences:
 def run(kernel: BackwardKernel) -> None:
     """Computes the gradients once and compares them with float64, on the CPU."""
     of = Sequences(kernel)
-    heads = GROUP * of.heads
     generator = torch.Generator().manual_seed(0)
 
     def rows(n: int, heads: int, d: int) -> Tensor:
@@ -80,9 +81,9 @@ def run(kernel: BackwardKernel) -> None:
 
     parts = []  # of each sequence: q, k, v, dout, out, lse
     for n, m in zip(of.q, of.k, strict=True):
-        q, k, v = rows(n, heads, of.d), rows(m, of.heads, of.d), rows(m, of.heads, of.d_v)
+        q, k, v = rows(n, of.heads, of.d), rows(m, of.heads_kv, of.d), rows(m, of.heads_kv, of.d_v)
         out, lse = attention(q, k, v, return_lse=True, **of.options())
-        parts.append((q, k, v, rows(n, heads, of.d_v), out, lse))
+        parts.append((q, k, v, rows(n, of.heads, of.d_v), out, lse))
     q, k, v, dout, out = (torch.cat(x, 1) for x in list(zip(*parts, strict=True))[:5])
     lse = torch.cat([part[5] for part in parts], 2)
     packed = of.traits.varlen
@@ -110,7 +111,11 @@ def run(kernel: BackwardKernel) -> None:
 def main() -> None:
     """Builds, or runs every kernel once."""
     words = [word for word in sys.argv[1:] if word != "--build"]
+    parts = [tuple(map(int, word.split("/"))) for word in words if word.replace("/", "").isdigit()]
+    words = [word for word in words if not word.replace("/", "").isdigit()]
     every = [kernel for kernel in kernels() if all(word in kernel.short_form() for word in words)]
+    for part, parts_in_all in parts:
+        every = every[part::parts_in_all]
     if "--build" in sys.argv:
         capability = torch.cuda.get_device_capability()
         build.build_kernels(every, [10 * capability[0] + capability[1]])

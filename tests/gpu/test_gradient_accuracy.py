@@ -46,7 +46,7 @@ def _relative_errors(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> li
     return [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, right, strict=True)]
 
 
-# At head size 64 dS of FP16 inputs is made of P in FP16, which costs more than a tenth: see the limits in docs.
+# At head size 64 dS of FP16 inputs is made of P in FP16, which costs more than a tenth.
 @pytest.mark.parametrize(
     ("dtype", "d_head"),
     [(BFLOAT, 64), (BFLOAT, 96), (BFLOAT, 128), (BFLOAT, 192), (BFLOAT, 256), (HALF, 128), (HALF, 256)],

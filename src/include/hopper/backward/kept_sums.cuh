@@ -23,12 +23,9 @@ struct PartOfSum {
 
 template <typename Kernel>
 FLASH_DEVICE PartOfSum part_of_sum(const BackwardKernelArgs &args, const BackwardItem &item, int q_block) {
-    const VisibleRows<Kernel::traits> visible = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k);
-    const Range seeing = visible.seeing_rows();
-    const int first_row = max(q_block * Kernel::B_r, seeing.begin);
-    const int last_row = min(q_block * Kernel::B_r + Kernel::B_r, seeing.end) - 1;
-    return {item.tile == visible.keys_of(first_row).begin / Kernel::B_c,
-            item.tile == (visible.keys_of(last_row).end - 1) / Kernel::B_c};
+    const Range keys = args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
+                           .keys_of_rows({q_block * Kernel::B_r, q_block * Kernel::B_r + Kernel::B_r});
+    return {item.tile == keys.begin / Kernel::B_c, item.tile == (keys.end - 1) / Kernel::B_c};
 }
 
 // The first tile of dq_sums of the item's first query head.

@@ -6,9 +6,9 @@
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/empty_items.cuh"
 #include "hopper/backward/kept_sums.cuh"
+#include "hopper/backward/load_warp.cuh"
 #include "hopper/backward/maps.cuh"
 #include "hopper/backward/shared_memory.cuh"
-#include "tma/scheduler.cuh"
 
 namespace flash::hopper {
 
@@ -27,28 +27,21 @@ struct BackwardLoadWarp {
     RingPosition<Kernel::q_stages> q_position{1};
 
     FLASH_DEVICE void run() {
-        const bool issues = threadIdx.x % kWarpSize == 0;
-        Items scheduler(args, smem);
-        while (scheduler.has_item()) {
-            BackwardItem item = scheduler.item();
-            scheduler.advance();
-            hand_out(item, issues);
-            if constexpr (Kernel::keeps_dq) {
-                while (++item.tile < ceil_div(item.owned_rows, Kernel::B_c)) {
-                    set_query_blocks<Kernel>(args, item);
-                    hand_out(item, issues);
+        hand_out_items<Items>(
+            args, smem,
+            [&](BackwardItem item, bool issues) {
+                hand_out(item, issues);
+                if constexpr (Kernel::keeps_dq) {
+                    while (++item.tile < ceil_div(item.owned_rows, Kernel::B_c)) {
+                        set_query_blocks<Kernel>(args, item);
+                        hand_out(item, issues);
+                    }
                 }
-            }
-            __syncwarp();
-            scheduler.prefetch();
-        }
-        if (!issues) return;
-        mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
-        BackwardItem end{};
-        end.n_steps = kEndOfItems;
-        write_item(smem.item(k_position.slot()), end);
-        mbarrier_arrive(smem.k_full(k_position.slot()));
-        scheduler.finish();
+            },
+            [&] {
+                const uint32_t slot = k_position.slot();
+                return ItemSlot{smem.item(slot), smem.k_full(slot), smem.k_empty(slot), k_position.phase()};
+            });
     }
 
   private:

@@ -142,9 +142,9 @@ def _dq_smem_bytes(config: Fields, q_stages: int, v_stages: int, elem_size: int 
 def resident_registers(config: Fields) -> int:
     """Of a consumer thread of the main kernel, where most are in use.
 
-    dK and dV stay. While dS is made: dP, dS, P in 16 bits and, with float_p, in float32. Later the next
-    scores, with their LSE, and dQ; without dQ P and dS, but for 128 rows. With ``split_gradients`` a
-    warpgroup has one of the gradients.
+    dK and dV stay. While dS is made: dP, P of dV, dS in the place of its P in FP16, and, with float_p, P in
+    float32. Later the next scores, with their LSE, and dQ; without dQ P and dS, but for 128 rows. With
+    ``split_gradients`` a warpgroup has one of the gradients.
     """
     tile, packed = config.B_r // 2, config.B_r // 4
     if config.split_gradients:
