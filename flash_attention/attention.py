@@ -109,8 +109,8 @@ def attention(
         backward_config: the configuration that computes the gradients of q, k and v, where they are wanted;
             None: the library chooses.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
-            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and becomes
-            a part of the kernel. Without gradients; None: scores stay.
+            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and
+            becomes a part of the kernel. Without gradients; None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
             ``window``; likewise.
 

@@ -13,7 +13,6 @@ from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.expected import expected_of
 from flash_helpers.benchmark.gradients import implementation_of, in_direction
 from flash_helpers.benchmark.implementations import (
-    AttentionImplementation,
     Implementation,
     Prepared,
     UnavailableError,
@@ -80,7 +79,6 @@ def bench(
 
     for problem in problems:
         problem.check_memory(device, outputs=len(everyone_on(problem)))
-    chooses = any(isinstance(i, AttentionImplementation) for i in (*implementations, fallback))
     facts = environment(device)
     # A processor's rate of a matrix product is no ceiling: it depends on size and type in ways of its own.
     for dtype in sorted({p.dtype for p in problems}) if device.type == "cuda" else ():

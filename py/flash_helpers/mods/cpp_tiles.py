@@ -1,9 +1,9 @@
 """What a generated mod tells of tiles: bounds of its mask over a tile, as C++ (``common/mod_ranges.cuh``).
 
-    static constexpr bool kBoundsTell;    // the bounds can tell that a tile is empty or full
-    static constexpr bool kBoundsDecide;  // they tell it of all tiles but a few at the edge
-    static constexpr bool kMaskHasBatch, kMaskHasHead;  // the mask depends on the batch item, on the head
-    static flash::mods::Truth tile(captured, batch, head, first_q, last_q, first_k, last_k);
+static constexpr bool kBoundsTell;    // the bounds can tell that a tile is empty or full
+static constexpr bool kBoundsDecide;  // they tell it of all tiles but a few at the edge
+static constexpr bool kMaskHasBatch, kMaskHasHead;  // the mask depends on the batch item, on the head
+static flash::mods::Truth tile(captured, batch, head, first_q, last_q, first_k, last_k);
 """
 
 from __future__ import annotations
