@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced
-from flash_helpers.mods.derivative import TensorGradient, derivative
+from flash_helpers.mods.derivative import derivative
+from flash_helpers.mods.mod import TensorGradient
 
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]  # b, h, q, k
 
