@@ -58,11 +58,13 @@ class BackwardCall:
         q, k, v, (_, softcap, sinks, traced) = self.q, self.k, self.v, self.scores
         asked = (
             (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
-            (self.mask, softcap > 0, sinks is None, self.deterministic, traced and traced.mod),
+            (self.mask, softcap > 0, sinks is None, self.deterministic),
+            (None if traced is None else traced.mod, *self.dcaptured),
         )
         problem = _problems.get(asked)
         if problem is None:
-            problem = problem_of(q, k, v, self.mask, self.scores, self.layout).backward(self.deterministic)
+            problem = problem_of(q, k, v, self.mask, self.scores, self.layout)
+            problem = problem.backward(self.deterministic, tuple(sorted(self.dcaptured)))
             if len(_problems) >= PROBLEMS_KEPT:
                 _problems.clear()
             _problems[asked] = problem

@@ -58,7 +58,11 @@ def forward_pass(
             problem = replace(problem, lse=False) if problem.lse else problem
         if q.is_cuda and keep_lse:  # gradients are wanted, whose kernel is compiled beside this one's
             configs = options.config, options.backward_config
-            choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options))
+            captured = () if traced is None else enumerate(traced.tensors)
+            learnt = tuple(place for place, x in captured if x.requires_grad)
+            choice, _ = choose_with_gradients(
+                problem, q.device, *configs, is_deterministic(options), learnt
+            )
         else:
             choice = choose(problem, q.device, options.config)
             if keep_lse and options.backward_config is not None:  # which is refused before anything runs

@@ -77,13 +77,16 @@ class AttentionProblem:
     mod: Mod | None = None
     captured_gradients: tuple[int, ...] = ()
 
-    def backward(self, deterministic: bool = False) -> AttentionProblem:
+    def backward(
+        self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
+    ) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
 
         Args:
             deterministic: see ``AttentionProblem``.
+            captured_gradients: see ``AttentionProblem``.
         """
-        return _backward_of(self, deterministic)
+        return _backward_of(self, deterministic, captured_gradients)
 
     @property
     def masked(self) -> bool:
@@ -200,7 +203,9 @@ class AttentionProblem:
 
 
 @lru_cache(1024)
-def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
+def _backward_of(
+    problem: AttentionProblem, deterministic: bool, captured_gradients: tuple[int, ...]
+) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
     return replace(
         problem,
@@ -209,6 +214,7 @@ def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionPro
         out_float32=False,  # it is rounded before products, as the others are
         direction=BACKWARD,
         deterministic=deterministic,
+        captured_gradients=captured_gradients,
     )
 
 

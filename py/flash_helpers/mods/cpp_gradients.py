@@ -1,12 +1,12 @@
 """The part of a mod's struct that is about gradients (``backward``), as C++.
 
-    static constexpr bool kScalesGradients;     // whether there is d_score
-    static constexpr int kGathered, kLoads;     // captured tensors whose gradients are wanted; loads of them
-    static constexpr bool kAlongKeys;           // neighbouring threads had better take neighbouring keys
-    static constexpr flash::mods::Gathered gathered[];                        // one for each of them
-    static void gradients(captured, …, score, b, h, q, k, add);
-        // add(load, tensor, sums, value, indices…) for each element that was loaded; the first two are types
-    static flash::mods::Tensor<int32_t, 1> scales(captured);
+static constexpr bool kScalesGradients;     // whether there is d_score
+static constexpr int kGathered, kLoads;     // captured tensors whose gradients are wanted; loads of them
+static constexpr bool kAlongKeys;           // neighbouring threads had better take neighbouring keys
+static constexpr flash::mods::Gathered gathered[];                        // one for each of them
+static void gradients(captured, …, score, b, h, q, k, add);
+    // add(load, tensor, sums, value, indices…) for each element that was loaded; the first two are types
+static flash::mods::Tensor<int32_t, 1> scales(captured);
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ def _load(mod: Mod, number: int, first: int) -> list[str]:
     )
     if not inside:
         return [f"        {call}"]
-    return [f"        for (int step = 0; step < {gradient.length}; ++step) {{", f"            {call}", "        }"]
+    return [
+        f"        for (int step = 0; step < {gradient.length}; ++step) {{",
+        f"            {call}",
+        "        }",
+    ]
 
 
 def _looped(mod: Mod) -> set[str]:

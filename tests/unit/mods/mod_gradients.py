@@ -68,7 +68,13 @@ def float64_gradients(
 
 
 def dense_gradients(
-    inputs: Any, given: tuple[Tensor, Tensor], learnt: Any = (), score_mod: Any = None, mask_mod: Any = None
+    inputs: Any,
+    given: tuple[Tensor, Tensor],
+    learnt: Any = (),
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    window: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
 ) -> tuple[Tensor, ...]:
     """Those of q, k and v, and of what ``learnt`` has (float64), with all scores at once."""
     device = inputs[0].device
@@ -78,10 +84,20 @@ def dense_gradients(
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[3] ** -0.5
     b, h, i, j = (torch.arange(n, device=device) for n in scores.shape)
     grid = (b[:, None, None, None], h[:, None, None], i[:, None], j)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     if score_mod is not None:
         scores = score_mod(scores, *grid)
     if mask_mod is not None:
         scores = torch.where(mask_mod(*grid), scores, -math.inf)
+    place = grid[2] + scores.shape[3] - scores.shape[2]
+    left, right = window
+    outside = torch.zeros((), dtype=torch.bool, device=device)
+    if left is not None:
+        outside = outside | (grid[3] < place - left)
+    if right is not None:
+        outside = outside | (grid[3] > place + right)
+    scores = scores.masked_fill(outside, -math.inf)
     hidden = scores == -math.inf
     nothing = hidden.all(-1, keepdim=True)
     scores = scores.masked_fill(nothing, 0.0)  # whose softmax is taken away below
