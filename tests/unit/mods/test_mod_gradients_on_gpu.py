@@ -189,7 +189,7 @@ def kernels(request: pytest.FixtureRequest) -> dict[tuple[str, str, str], Kernel
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: ", ".join(cell))
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell).replace(" ", "_"))
 def test_gradients(kernels, cell: tuple[str, str], family: str) -> None:
     if (*cell, family) not in kernels:
         pytest.skip(f"kernels of the {family} family take no mods on this device")
