@@ -67,32 +67,29 @@ def float64_gradients(
     return [*inputs_too, *found[3:]]
 
 
-def dense_gradients(
+def dense_attention(
     inputs: Any,
-    given: tuple[Tensor, Tensor],
-    learnt: Any = (),
     score_mod: Any = None,
     mask_mod: Any = None,
     window: tuple[int | None, int | None] = (None, None),
     softcap: float = 0.0,
-) -> tuple[Tensor, ...]:
-    """Those of q, k and v, and of what ``learnt`` has (float64), with all scores at once."""
-    device = inputs[0].device
-    q, k, v = wide = [x.detach().double().requires_grad_() for x in inputs]
+) -> tuple[Tensor, Tensor]:
+    """Output and LSE of float64 tensors, with all scores at once; rows without a key are 0 and -inf."""
+    q, k, v = inputs
     group = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[3] ** -0.5
-    b, h, i, j = (torch.arange(n, device=device) for n in scores.shape)
+    b, h, i, j = (torch.arange(n, device=q.device) for n in scores.shape)
     grid = (b[:, None, None, None], h[:, None, None], i[:, None], j)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if score_mod is not None:
-        scores = score_mod(scores, *grid)
+        scores = torch.broadcast_to(score_mod(scores, *grid), scores.shape)
     if mask_mod is not None:
         scores = torch.where(mask_mod(*grid), scores, -math.inf)
     place = grid[2] + scores.shape[3] - scores.shape[2]
     left, right = window
-    outside = torch.zeros((), dtype=torch.bool, device=device)
+    outside = torch.zeros((), dtype=torch.bool, device=q.device)
     if left is not None:
         outside = outside | (grid[3] < place - left)
     if right is not None:
@@ -101,11 +98,19 @@ def dense_gradients(
     hidden = scores == -math.inf
     nothing = hidden.all(-1, keepdim=True)
     scores = scores.masked_fill(nothing, 0.0)  # whose softmax is taken away below
-    lse = torch.logsumexp(scores, -1)
+    lse = torch.logsumexp(scores, -1).masked_fill(nothing[..., 0], -math.inf)
     p = torch.softmax(scores, -1).masked_fill(hidden, 0.0)
-    out = torch.einsum("bhqk,bkhd->bqhd", p, v)
-    dlse = given[1].double().masked_fill(nothing[..., 0], 0.0)
-    loss = (out * given[0].double()).sum() + (lse * dlse).sum()
+    return torch.einsum("bhqk,bkhd->bqhd", p, v), lse
+
+
+def dense_gradients(
+    inputs: Any, given: tuple[Tensor, Tensor], learnt: Any = (), **options: Any
+) -> tuple[Tensor, ...]:
+    """Those of q, k and v, and of what ``learnt`` has (float64)."""
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out, lse = dense_attention(wide, **options)
+    seen = lse != -math.inf
+    loss = (out * given[0].double()).sum() + (lse[seen] * given[1].double()[seen]).sum()
     own = (*wide, *learnt)
     found = torch.autograd.grad(loss, own, allow_unused=True)
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(own, found, strict=True))

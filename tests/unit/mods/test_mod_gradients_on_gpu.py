@@ -1,7 +1,7 @@
 """Backward kernels of each family with functions of the user's, against gradients in float64.
 
 The kernels of all selected tests are compiled at the same time before the first one. Each is launched by
-itself, on what the CPU computed forward; what ``attention`` does with both passes comes last.
+itself, on what float64 gives forward; what ``attention`` does with both passes comes last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gallery import GALLERY, causal
-from mod_gradients import SCORES, dense_gradients, for_each_score, mask, random_case, tables
+from mod_gradients import SCORES, dense_attention, dense_gradients, for_each_score, mask, random_case, tables
 from moved import moved
 from torch import Tensor
 
@@ -88,15 +88,12 @@ CASES |= {f"random {seed}": functools.partial(of_random, seed) for seed in range
 
 
 def forward(case: Case, mask: Mask, softcap: float) -> tuple[Any, Tensor, Tensor]:
-    """What is traced, and output and LSE, by the CPU, which computes what kernels do."""
+    """What is traced, and output and LSE, as the forward pass rounds them."""
     traced = trace(**case.mods, device="cuda:0")
-    on_cpu = {name: moved(function, "cpu") for name, function in case.mods.items()}
     with torch.no_grad():
-        out, lse = flash_attention.attention(
-            *(x.detach().cpu() for x in case.inputs), return_lse=True, window=tuple(mask), softcap=softcap,
-            **on_cpu,
-        )  # fmt: skip
-    return traced, out.cuda(), lse.cuda()
+        wide = [x.double() for x in case.inputs]
+        out, lse = dense_attention(wide, window=tuple(mask), softcap=softcap, **case.wide_mods)
+    return traced, out.to(case.inputs[0].dtype), lse.float()
 
 
 class Run:
