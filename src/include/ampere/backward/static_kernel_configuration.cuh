@@ -35,13 +35,6 @@ inline constexpr int kMaxBackwardStages = 3;
 FLASH_HOST_DEVICE constexpr int probability_shift(DType dtype) { return dtype == DType::BF16 ? 12 : 0; }
 FLASH_HOST_DEVICE constexpr float unshifted(DType dtype) { return 1.0f / (1 << probability_shift(dtype)); }
 
-// Whether dS is made of something else than P: P times the derivative of the score.
-template <typename Mod>
-constexpr bool scales_gradients() {
-    if constexpr (is_mod<Mod>) return Mod::kScalesGradients;
-    return false;
-}
-
 // The type in which P is handed on to dS. Derivatives of users' functions need the range of BF16.
 template <typename Mod>
 constexpr DType handed_dtype(DType dtype) {
