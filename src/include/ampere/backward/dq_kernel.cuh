@@ -13,6 +13,7 @@
 #include "common/backward/element.cuh"
 #include "common/backward/row_store.cuh"
 #include "common/backward/rows_of_none.cuh"
+#include "common/backward/trimmed_tiles.cuh"
 #include "common/softcap.cuh"
 
 namespace flash::ampere {
@@ -263,6 +264,12 @@ FLASH_DEVICE void compute_query_gradient(const BackwardKernelArgs &args) {
     if (rows.begin < rows.end) {
         blocks = {mask.keys_of(rows.begin).begin / Kernel::B_c,
                   ceil_div(mask.keys_of(rows.end - 1).end, Kernel::B_c)};
+    }
+    if constexpr (trims_tiles<typename Kernel::Mod, true>()) {
+        if (rows.begin < rows.end) {
+            blocks = trimmed_key_tiles<typename Kernel::Mod, Kernel::B_c>(
+                captured_of<typename Kernel::Mod>(args), blocks, rows, k_seq.n_rows, batch, head);
+        }
     }
 
     const auto row_0 = [&](const void *tensor, const TensorStrides &strides, const SequenceRows &sequence,

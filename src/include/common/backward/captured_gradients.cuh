@@ -12,6 +12,7 @@
 
 #include "backward.cuh"
 #include "common/backward/captured_sums.cuh"
+#include "common/backward/trimmed_tiles.cuh"
 #include "common/backward/visible_rows.cuh"
 #include "common/early_launch.cuh"
 #include "common/fragments.cuh"
@@ -203,6 +204,10 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const Range rows{max_of(first_row, seeing.begin), min_of(first_row + Kernel::kRows, seeing.end)};
     if (rows.begin >= rows.end) return;
     const Range keys{mask.keys_of(rows.begin).begin, mask.keys_of(rows.end - 1).end};
+    Range tiles{keys.begin / Kernel::kKeys, ceil_div(keys.end, Kernel::kKeys)};
+    if constexpr (trims_tiles<Mod, true>()) {
+        tiles = trimmed_key_tiles<Mod, Kernel::kKeys>(args.captured, tiles, rows, k_seq.n_rows, batch, head);
+    }
 
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize, warp_row = warp * kMmaM;
     const int kv_head = head / args.heads_per_kv_head;
@@ -235,8 +240,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
         .of_head = Mod::head(args.captured, once, batch, head),
     };
 #pragma unroll 1
-    for (int first_key = keys.begin / Kernel::kKeys * Kernel::kKeys; first_key < keys.end;
-         first_key += Kernel::kKeys) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+        const int first_key = tile * Kernel::kKeys;
         __syncthreads();  // scores of the tile before, which lie where K and V do, have been read
         copy(typename Kernel::KTile{}, Kernel::smem_K, args.K, args.K_strides, k_seq, kv_head, first_key,
              seen, args.d_head);
