@@ -172,7 +172,7 @@ struct QueryGradientWarp {
                             mod.probability(of_row, mod.column(key), given, row, key, row_lse).handed_on;
                         if (!seen.has(key)) handed[c] = 0.0f;
                     }
-                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack<Kernel::handed>(handed[0], handed[1]);
+                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack_handed<Kernel::handed>(handed[0], handed[1]);
                 }
             }
         }

@@ -168,7 +168,7 @@ struct ScoreRole {
                         P.steps[k].rmem[m][2 * n + r] =
                             pack<Kernel::dtype>(p[m][r][0].value, p[m][r][1].value);
                         handed[m][2 * n + r] =
-                            pack<Kernel::handed>(p[m][r][0].handed_on, p[m][r][1].handed_on);
+                            pack_handed<Kernel::handed>(p[m][r][0].handed_on, p[m][r][1].handed_on);
                     }
                 }
             }

@@ -41,6 +41,11 @@ constexpr DType handed_dtype(DType dtype) {
     return scales_gradients<Mod>() ? dtype : DType::FP16;
 }
 
+template <DType kHanded>
+FLASH_DEVICE uint32_t pack_handed(float low, float high) {
+    return kHanded == DType::FP16 ? pack_finite(low, high) : pack<kHanded>(low, high);
+}
+
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct StaticBackwardKernelConfig {
     using Mod = MOD;  // functions of the user's
