@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from flash_attention.backends.captured_sums import CapturedSums
 from flash_attention.backends.cuda_form import cap_of_mod, window_side
+from flash_attention.backends.cuda_tiles import LEAST_TILES, TILES_A_WORD
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Cached, Packed
@@ -18,6 +19,11 @@ from flash_attention.checks.tma import stride_obstacle
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import BackwardArguments, ModArguments
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.mods.cpp_tiles import bounds_decide
+from flash_helpers.mods.mask_inputs import MASK, mask_inputs
+from flash_helpers.mods.mod import Mod
+
+FOUND_ROWS = FOUND_KEYS = 64  # of a tile of which bits tell (trimmed_tiles.cuh)
 
 Strides = tuple[int, ...]
 NO_STRIDES: Strides = (0, 0, 0, 1)
@@ -102,12 +108,29 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
         0 if packed is None else q.shape[0],
         0 if packed is None else k.shape[0],
     )
-    mod = sums = None
+    mod = sums = words = None
     if traced is not None:
         assert kernel.mod is not None
         sums = CapturedSums.of(kernel.mod, traced.tensors)
         mod = mod_arguments(traced, *cap_of_mod(softcap), sums=() if sums is None else sums.tensors())
-    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv), mod, sums)
+        words, mod = _with_tiles(mod, kernel.mod, call)
+    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv, words), mod, sums)
+
+
+def _with_tiles(arguments: ModArguments, mod: Mod, call: BackwardCall) -> tuple[Tensor | None, ModArguments]:
+    """Room for the bits of the mask's tiles that the launch finds, where bounds do not tell of them."""
+    if mod.result(MASK) is None or bounds_decide(mod):
+        return None, arguments
+    problem, inputs = call.problem, mask_inputs(mod)
+    n_rows, n_tiles = -(-problem.seq_len_q // FOUND_ROWS), -(-problem.seq_len_k // FOUND_KEYS)
+    if n_rows * n_tiles < LEAST_TILES:
+        return None, arguments
+    row = -(-n_tiles // TILES_A_WORD)
+    n_heads = problem.n_heads if inputs.head else 1
+    head, batch = n_rows * row if inputs.head else 0, n_heads * n_rows * row if inputs.batch else 0
+    n_words = (problem.batch if inputs.batch else 1) * n_heads * n_rows * row
+    words = torch.empty(n_words, dtype=torch.int32, device=call.q.device)
+    return words, arguments._replace(tiles=(words.data_ptr(), batch, head, row))
 
 
 def _fitted(x: Tensor, d_head: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The part of a mod's struct that is about gradients (``backward``), as C++.
 
 static constexpr bool kScalesGradients;     // whether there is d_score
+static constexpr bool kMaskHasHead;         // whether what a query sees depends on the head
 static constexpr int kGathered, kLoads;     // captured tensors whose gradients are wanted; loads of them
 static constexpr bool kAlongKeys;           // neighbouring threads had better take neighbouring keys
 static constexpr flash::mods::Gathered gathered[];                        // one for each of them
@@ -11,6 +12,7 @@ static flash::mods::Tensor<int32_t, 1> scales(captured);
 
 from __future__ import annotations
 
+from flash_helpers.mods.mask_inputs import mask_inputs
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.operations import INDICES
 from flash_helpers.mods.stages import Stage, loops, stages
@@ -28,6 +30,7 @@ def gradient_lines(mod: Mod, signature: str) -> list[str]:
     scales = "true" if mod.result("d_score") is not None else "false"
     lines = [
         f"    static constexpr bool kScalesGradients = {scales};",
+        f"    static constexpr bool kMaskHasHead = {str(mask_inputs(mod).head).lower()};",
         f"    static constexpr int kGathered = {len(mod.gathered)}, kLoads = {len(mod.gradients)};",
     ]
     if not mod.gathered:

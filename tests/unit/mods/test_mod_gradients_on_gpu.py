@@ -81,9 +81,41 @@ def of_random(seed: int) -> Case:
     return Case(made.inputs, made.learnt, made.mods, made.wide, made.wide_mods)
 
 
+def of_long_mask(name: str) -> Case:
+    """More than a few tiles, of which bits tell whether a mask leaves them empty."""
+    generator = torch.Generator().manual_seed(5)
+    documents = torch.repeat_interleave(torch.arange(6), torch.tensor([10, 300, 70, 1, 400, 219]))
+    document = documents.cuda()
+    shuffled = documents[torch.randperm(1000, generator=generator)].cuda()
+    of_head = torch.stack([document.roll(90 * h) for h in range(HEADS)])
+    slopes = torch.linspace(0.1, 1, HEADS).cuda().requires_grad_()
+    wide = slopes.detach().double().requires_grad_()
+    masks = {
+        "documents": lambda b, h, q, k: document[q] == document[k],
+        "causal documents": lambda b, h, q, k: (document[q] == document[k]) & (q >= k),
+        "documents in disorder": lambda b, h, q, k: shuffled[q] == shuffled[k],
+        "documents of each head": lambda b, h, q, k: of_head[h, q] == of_head[h, k],
+        "documents of each item": lambda b, h, q, k: document[torch.clamp(q - 40 * b, 0)] == document[k],
+        "the first keys": lambda b, h, q, k: k < 100 + q * 0,
+    }
+    score = lambda slopes: lambda s, b, h, q, k: s + slopes[h] * (k - q) * 0.01  # noqa: E731
+    return Case(
+        inputs(1000, 1000, D, torch.bfloat16),
+        (slopes,),
+        {"score_mod": score(slopes), "mask_mod": masks[name]},
+        (wide,),
+        {"score_mod": score(wide), "mask_mod": masks[name]},
+    )
+
+
+LONG = (
+    "documents", "causal documents", "documents in disorder", "documents of each head",
+    "documents of each item", "the first keys",
+)  # fmt: skip
 CASES: dict[str, Any] = {f"{name} of tables": functools.partial(of_tables, name) for name in SCORES}
 CASES |= {f"{name} of tables, masked": functools.partial(of_tables, name, True) for name in SCORES}
 CASES |= {f"{name} of the gallery": functools.partial(of_gallery, name) for name in GALLERY}
+CASES |= {f"{name}, long": functools.partial(of_long_mask, name) for name in LONG}
 CASES |= {f"random {seed}": functools.partial(of_random, seed) for seed in range(N_RANDOM)}
 
 
@@ -161,7 +193,14 @@ SIZES = {
     "causal": ((260, 300), (None, 0), 0.0),
     "window, soft cap": ((200, 200), (70, 5), 2.0),
 }
-DETERMINISTIC = ("dense bias of tables", "nonlinear of tables, masked", "random 0", "random 3")
+DETERMINISTIC = (
+    "causal documents, long",
+    "documents of each head, long",
+    "dense bias of tables",
+    "nonlinear of tables, masked",
+    "random 0",
+    "random 3",
+)
 CELLS = [(name, "as chosen") for name in CASES] + [(name, "deterministic") for name in DETERMINISTIC]
 CELLS += [(f"d {d}", way) for d in (40, 128, 192, 256) for way in SIZES]
 

@@ -71,7 +71,7 @@ struct BlockWork {
         if constexpr (trims_tiles<typename Kernel::Mod, false>() && Kernel::cfg.dq_sum != DQSum::ORDERED) {
             const Range keys{first_key, min_of(first_key + Kernel::B_c, mask.seq_len_k)};
             visited = Numbers::kept(trimmed_query_tiles<typename Kernel::Mod, Kernel::B_r>(
-                captured_of<typename Kernel::Mod>(args), visited, keys, mask.seq_len_q, this->place.batch));
+                mod_of<typename Kernel::Mod>(args), visited, keys, mask.seq_len_q, this->place.batch));
         }
     }
 

@@ -148,7 +148,7 @@ struct QueryGradientWarp {
     // The same with functions of the user's, element by element. Rows that see nothing may be no rows.
     FLASH_DEVICE void make_modified_probabilities(Fragments &P, const Scores &S, int first_key) const {
         using Mod = HeadMod<typename Kernel::Mod>;
-        const Mod mod(captured_of<typename Kernel::Mod>(args), batch, head);
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, batch, head);
         const Range seeing = mask.seeing_rows();
         // Found out anew, so that nothing is held from block to block.
         const int lane = computed_here(this->lane);
@@ -268,7 +268,7 @@ FLASH_DEVICE void compute_query_gradient(const BackwardKernelArgs &args) {
     if constexpr (trims_tiles<typename Kernel::Mod, true>()) {
         if (rows.begin < rows.end) {
             blocks = trimmed_key_tiles<typename Kernel::Mod, Kernel::B_c>(
-                captured_of<typename Kernel::Mod>(args), blocks, rows, k_seq.n_rows, batch, head);
+                mod_of<typename Kernel::Mod>(args), blocks, rows, k_seq.n_rows, batch, head);
         }
     }
 

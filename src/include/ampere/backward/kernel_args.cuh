@@ -36,11 +36,11 @@ struct BackwardKernelArgs {
 // With a mod, what it captures too: kernels of this family pass on the base, and find the rest behind it.
 template <typename Mod>
 struct ModBackwardArgs : BackwardKernelArgs {
-    typename Mod::Captured captured;
+    ModOfLaunch<Mod> mod;
 };
 template <typename Mod>
-FLASH_DEVICE const typename Mod::Captured &captured_of(const BackwardKernelArgs &args) {
-    return static_cast<const ModBackwardArgs<Mod> &>(args).captured;
+FLASH_DEVICE const ModOfLaunch<Mod> &mod_of(const BackwardKernelArgs &args) {
+    return static_cast<const ModBackwardArgs<Mod> &>(args).mod;
 }
 
 struct BackwardPlace {

@@ -162,7 +162,9 @@ struct BackwardLauncher {
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
         constexpr bool ordered = CFG.dq_sum == DQSum::ORDERED;
-        cudaError_t error = launch_prepare_backward<Kernel::dtype, TRAITS>(
+        cudaError_t error = launch_find_tiles<MOD>(problem, stream);
+        if (error != cudaSuccess) return error;
+        error = launch_prepare_backward<Kernel::dtype, TRAITS>(
             problem,
             {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
              .part_rows = Kernel::dq_rows,
@@ -195,7 +197,7 @@ struct BackwardLauncher {
 
     static Args all_args(const BackwardProblem &problem) {
         if constexpr (is_mod<MOD>) {
-            return {make_args(problem), MOD::captured(*problem.mod)};
+            return {make_args(problem), mod_of_launch<MOD>(*problem.mod)};
         } else {
             return make_args(problem);
         }

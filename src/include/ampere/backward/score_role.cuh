@@ -127,7 +127,8 @@ struct ScoreRole {
                                                   const ScoreExchange<Kernel> &exchange, const QueryWalk &at,
                                                   int stage) const {
         using Mod = HeadMod<typename Kernel::Mod>;
-        const Mod mod(captured_of<typename Kernel::Mod>(work.args), work.place.batch, work.query_head(at));
+        const Mod mod(mod_of<typename Kernel::Mod>(work.args).captured, work.place.batch,
+                      work.query_head(at));
         const int query = lane_query(at), key = first_key + accumulator(work.lane, 0).row;
         const uint32_t lse =
             work.smem_lse(stage) + 4 * (work.half * Kernel::warp_queries + accumulator(work.lane, 0).column);

@@ -38,6 +38,7 @@ struct CapturedGradientArgs {
     int rows_q, rows_k;
     int d_head, d_head_v;
     typename Mod::Captured captured;
+    ModTiles tiles;
     int bits_of_terms[Mod::kGathered];
 };
 
@@ -206,7 +207,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const Range keys{mask.keys_of(rows.begin).begin, mask.keys_of(rows.end - 1).end};
     Range tiles{keys.begin / Kernel::kKeys, ceil_div(keys.end, Kernel::kKeys)};
     if constexpr (trims_tiles<Mod, true>()) {
-        tiles = trimmed_key_tiles<Mod, Kernel::kKeys>(args.captured, tiles, rows, k_seq.n_rows, batch, head);
+        tiles = trimmed_key_tiles<Mod, Kernel::kKeys>({args.captured, args.tiles}, tiles, rows, k_seq.n_rows,
+                                                      batch, head);
     }
 
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize, warp_row = warp * kMmaM;
@@ -320,6 +322,7 @@ cudaError_t launch_captured_gradients(const BackwardProblem &problem, cudaStream
         .d_head = problem.d_head,
         .d_head_v = problem.d_head_v,
         .captured = Mod::captured(*problem.mod),
+        .tiles = problem.mod->tiles,
     };
     for (int i = 0; i < Mod::kGathered; ++i) {
         args.bits_of_terms[i] = bits_of_terms(Mod::gathered[i], problem.batch, problem.n_heads,

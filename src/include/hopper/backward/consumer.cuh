@@ -202,7 +202,7 @@ struct BackwardConsumer {
     // The same with functions of the user's, element by element: dS is made of P times the derivative.
     FLASH_DEVICE void modified_probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
         using Mod = HeadMod<typename Kernel::Mod>;
-        const Mod mod(captured_of<typename Kernel::Mod>(args), item.batch, query_head);
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, query_head);
         const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
         const typename Mod::Column keys[2] = {mod.column(first_key()), mod.column(first_key() + 8)};
         const Range seeing[2] = {visible_columns(0), visible_columns(1)};

@@ -174,7 +174,7 @@ struct DqConsumer {
     // With functions of the user's: P times the derivative, element by element.
     FLASH_DEVICE void modified_probabilities() {
         using Mod = HeadMod<typename Kernel::Mod>;
-        const Mod mod(captured_of<typename Kernel::Mod>(args), item.batch, item.head);
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, item.head);
         const typename Mod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
 #pragma unroll
         for (int j = 0; j < B_c / 8; ++j) {

@@ -54,11 +54,11 @@ struct BackwardKernelArgs {
 // With a mod, what it captures too: what is passed on is the base, and the rest is found behind it.
 template <typename Mod>
 struct ModBackwardArgs : BackwardKernelArgs {
-    typename Mod::Captured captured;
+    ModOfLaunch<Mod> mod;
 };
 template <typename Mod>
-FLASH_DEVICE const typename Mod::Captured &captured_of(const BackwardKernelArgs &args) {
-    return static_cast<const ModBackwardArgs<Mod> &>(args).captured;
+FLASH_DEVICE const ModOfLaunch<Mod> &mod_of(const BackwardKernelArgs &args) {
+    return static_cast<const ModBackwardArgs<Mod> &>(args).mod;
 }
 template <typename Mod>
 struct BackwardArgsOf {

@@ -72,7 +72,7 @@ cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, Backwar
 template <typename Kernel>
 cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardArgs<Kernel> &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
-    if constexpr (Kernel::has_mod) args.captured = Kernel::Mod::captured(*p.mod);
+    if constexpr (Kernel::has_mod) args.mod = mod_of_launch<typename Kernel::Mod>(*p.mod);
     const RowTiles dq_tiles = row_tiles(p);
     if (dq_tiles.of_all_heads(p.n_heads) > INT32_MAX) return cudaErrorInvalidValue;
     args.lse = p.lse;
@@ -207,6 +207,7 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
     const BackwardProblem p = plain_problem<Kernel>(given);
     BackwardArgs<Kernel> args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
+    if (error == cudaSuccess) error = launch_find_tiles<typename Kernel::Mod>(p, stream);
     if constexpr (Kernel::sums_dq) {
         const PrepareWork work{.clears_sums = !Kernel::keeps_dq,
                                .clears_unvisited_rows = Kernel::keeps_dq,

@@ -47,7 +47,7 @@ struct DqItems {
         if constexpr (trims_tiles<typename Kernel::Mod, true>()) {
             const int first = item.tile * Kernel::B_r;
             const Range blocks = trimmed_key_tiles<typename Kernel::Mod, Kernel::B_c>(
-                captured_of<typename Kernel::Mod>(args), {item.first_block, item.end_block},
+                mod_of<typename Kernel::Mod>(args), {item.first_block, item.end_block},
                 {first, min(first + Kernel::B_r, item.seq_len_q)}, item.seq_len_k, item.batch, item.head);
             item.first_block = blocks.begin;
             item.end_block = blocks.end;
