@@ -110,7 +110,7 @@ def attention(
             None: the library chooses.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
             and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and
-            becomes a part of the kernel. Without gradients; None: scores stay.
+            becomes a part of the kernel. Tensors that it captures get gradients. None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
             ``window``; likewise.
 

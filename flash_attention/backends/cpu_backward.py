@@ -39,7 +39,8 @@ class Gradients:
         dk: (batch, seq_len_k, n_heads_kv, d_head).
         dv: (batch, seq_len_k, n_heads_kv, d_head_v).
         dsinks: (n_heads,).
-        captured: by the places of captured tensors of real numbers, each like its tensor.
+        captured: by the places of captured tensors of real numbers: float64, contiguous, of their shapes.
+            What is computed is added to them, so that a call of several parts is rounded once.
     """
 
     dq: Tensor | None = None
@@ -55,6 +56,7 @@ class Gradients:
             None if self.dk is None else self.dk[items, :, heads_kv],
             None if self.dv is None else self.dv[items, :, heads_kv],
             None if self.dsinks is None else self.dsinks[heads],
+            self.captured,
         )
 
 
@@ -106,12 +108,7 @@ def backward(
     for wanted in (gradients.dq, gradients.dk, gradients.dv):
         if wanted is not None:
             wanted.zero_()
-    sums = {
-        slot: torch.zeros(x.shape, dtype=torch.float64, device="cpu")
-        for slot, x in gradients.captured.items()
-    }
-    for x in gradients.captured.values():
-        x.zero_()
+    sums = gradients.captured
     if gradients.dq is None and gradients.dk is None and gradients.dv is None and not sums:
         return
     # Keys and queries that take part: what lies outside may hold anything.
@@ -150,8 +147,6 @@ def backward(
         gradients.dk[:, keys].copy_(dk.mul_(softmax_scale))
     if gradients.dv is not None and dv is not None:
         gradients.dv[:, keys].copy_(dv)
-    for slot, x in gradients.captured.items():
-        x.copy_(sums[slot])
 
 
 def delta_of(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
@@ -179,7 +174,7 @@ class _Chunk:
         delta: Tensor,
         mods: BlockMods | None,
         origin: tuple[int, int],
-        sums: dict[int, Tensor],
+        sums: Mapping[int, Tensor],
     ) -> None:
         # The mods count queries and keys from the begin of the sequence: ours are that many further.
         self.mods, self.origin, self.sums = mods, origin, sums

@@ -65,6 +65,7 @@ def choose_with_gradients(
     config: KernelConfig | None = None,
     backward_config: KernelConfig | None = None,
     deterministic: bool = False,
+    captured_gradients: tuple[int, ...] = (),
 ) -> tuple[Choice, Choice]:
     """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
 
@@ -74,6 +75,7 @@ def choose_with_gradients(
         config: of the forward pass, as of ``choose``.
         backward_config: of the backward pass, likewise.
         deterministic: the gradients have to be the same bits in every run.
+        captured_gradients: places of captured tensors whose gradients will be wanted.
 
     Returns:
         the choice for the forward pass, and that for the backward pass.
@@ -81,7 +83,7 @@ def choose_with_gradients(
     Raises:
         as ``choose``.
     """
-    gradients = problem.backward(deterministic)
+    gradients = problem.backward(deterministic, captured_gradients)
     known = (problem, device, config) in _choices and (gradients, device, backward_config) in _choices
     if device.type == "cuda" and not known:
         cuda = backend("cuda")

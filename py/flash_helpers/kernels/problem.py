@@ -49,6 +49,8 @@ class AttentionProblem:
         direction: what is computed of it: ``forward``, or ``backward``, the gradients.
         deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
         mod: what ``score_mod`` and ``mask_mod`` compute, or None.
+        captured_gradients: of the gradients: places of the tensors that the mod captures and of which
+            gradients are wanted.
     """
 
     dtype: DType
@@ -73,14 +75,18 @@ class AttentionProblem:
     direction: str = FORWARD
     deterministic: bool = False
     mod: Mod | None = None
+    captured_gradients: tuple[int, ...] = ()
 
-    def backward(self, deterministic: bool = False) -> AttentionProblem:
+    def backward(
+        self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
+    ) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
 
         Args:
             deterministic: see ``AttentionProblem``.
+            captured_gradients: see ``AttentionProblem``.
         """
-        return _backward_of(self, deterministic)
+        return _backward_of(self, deterministic, captured_gradients)
 
     @property
     def masked(self) -> bool:
@@ -167,12 +173,15 @@ class AttentionProblem:
 
     @property
     def compiled_mod(self) -> Mod | None:
-        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none."""
-        if self.mod is None or not self.softcap:
-            return self.mod
+        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none, and of
+        gradients with its derivatives."""
+        if self.mod is None:
+            return None
+        from flash_helpers.mods.backward import backward_mod
         from flash_helpers.mods.capped import capped
 
-        return capped(self.mod)
+        mod = capped(self.mod) if self.softcap else self.mod
+        return mod if self.direction == FORWARD else backward_mod(mod, self.captured_gradients)
 
     def label(self) -> str:
         """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
@@ -194,7 +203,9 @@ class AttentionProblem:
 
 
 @lru_cache(1024)
-def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
+def _backward_of(
+    problem: AttentionProblem, deterministic: bool, captured_gradients: tuple[int, ...]
+) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
     return replace(
         problem,
@@ -203,6 +214,7 @@ def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionPro
         out_float32=False,  # it is rounded before products, as the others are
         direction=BACKWARD,
         deterministic=deterministic,
+        captured_gradients=captured_gradients,
     )
 
 

@@ -94,6 +94,17 @@ struct Tensor {
         return inside ? value_of(data[offset]) : Value{};
     }
 
+    // Where that element lies; -1: outside of the tensor.
+    template <typename... Index>
+    FLASH_HOST_DEVICE int64_t place(Index... index) const {
+        static_assert(sizeof...(Index) == kDims);
+        int64_t offset = 0;
+        bool inside = true;
+        [[maybe_unused]] int axis = 0;
+        (add(offset, inside, axis++, index), ...);
+        return inside ? offset : -1;
+    }
+
   private:
     template <typename Index>
     FLASH_HOST_DEVICE void add(int64_t &offset, bool &inside, int axis, Index index) const {
@@ -119,6 +130,20 @@ Tensor<Element, kDims> tensor(const CapturedTensor &given) {
     }
     return made;
 }
+
+// ---------------------------------------------------------------------- gradients
+// A number as a type.
+template <int kNumber>
+struct Place {
+    static constexpr int number = kNumber;
+};
+
+// Of a captured tensor whose gradient is wanted: how often one score loads elements of it, and which of the
+// score's indices are indices of it, so that scores which differ in them load different elements.
+struct Gathered {
+    int loads;
+    bool by_b, by_h, by_q, by_k;
+};
 
 // ---------------------------------------------------------------------- whole numbers
 FLASH_HOST_DEVICE int64_t add(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }

@@ -7,6 +7,7 @@
 
 #include "ampere/forward/kernel.cuh"
 #include "common/early_launch.cuh"
+#include "common/find_tiles.cuh"
 #include "common/split_combine.cuh"
 #include "flash_attention.cuh"
 
@@ -168,6 +169,7 @@ constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
         .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
         .mod = signature_of<MOD>(),
+        .find_tiles = tile_finder<typename Launcher::Kernel>(),
     };
 }
 

@@ -17,6 +17,7 @@
 #include <numeric>
 
 #include "common/early_launch.cuh"
+#include "common/find_tiles.cuh"
 #include "common/split_combine.cuh"
 #include "hopper/forward/encode_maps.cuh"
 #include "hopper/forward/kernel.cuh"
@@ -252,6 +253,7 @@ constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
             },
         .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<Kernel>(out)); },
         .mod = signature_of<MOD>(),
+        .find_tiles = tile_finder<Kernel>(),
     };
 }
 
