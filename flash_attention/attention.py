@@ -112,7 +112,7 @@ def attention(
             and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and
             becomes a part of the kernel. Tensors that it captures get gradients. None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
-            ``window``; likewise.
+            ``window``; likewise. Or a ``BlockMask`` of PyTorch, made for these lengths.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A

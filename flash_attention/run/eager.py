@@ -39,7 +39,7 @@ def attend(
 
 def _with_mods(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> Result | None:
     """The same with functions of the user's, which are called here, once each."""
-    traced = traced_functions(options, q)
+    traced = traced_functions(options, q, k, layout)
     captured = () if traced is None else traced.tensors
     if any(stands_for_another(x) for x in captured):
         return None

@@ -252,7 +252,7 @@ def test_head_sizes_are_compared_before_they_are_padded(function: str, compiled:
         ("scale", "its name here is softmax_scale"),
         ("window", "its name here is window_size"),
         ("query", "its name here is q"),
-        ("attn_mask", "take no mask tensor"),
+        ("attn_mask", "flash_attention.mods.dense_mask"),
         ("return_lse", "its name here is return_"),
         ("out", "writes into a tensor"),
         ("s_aux", "attention(…, sinks=…)"),
