@@ -142,7 +142,7 @@ def by_pytorch(
         sizes = (BATCH, HEADS, SEQ, SEQ)
         options = {"block_mask": create_block_mask(function, *sizes, device=q.device)}
     with torch.no_grad():
-        out, lse = flex_attention(*wide, return_lse=True, **options)
+        out, lse = flex_attention(*(x.detach() for x in wide), return_lse=True, **options)
     found = {"out": out.transpose(1, 2), "lse": lse}
     if gradients:
         own = through_autograd(kind, function, *wide)
