@@ -3,7 +3,7 @@
     python benchmarks/mods.py --json FILE [--direction backward] [--lengths 1024,4096] [--masks causal,alibi]
 
 Contestants of a cell: ``mod``, this library with the function; ``twin``, this library with what says the same
-without one, such as ``causal=True``; ``plain``, neither mask nor score function; ``flex``, PyTorch's, compiled
+without one, such as ``causal=True``; ``plain``, neither mask nor score; ``flex``, PyTorch's, compiled
 for these lengths. All kernels are built first, in parallel, and other processes compile PyTorch's into its
 cache meanwhile. Who is wrong is not timed. A cell begins only within ``--seconds``.
 """
