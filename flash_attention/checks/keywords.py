@@ -30,6 +30,7 @@ MEANINGS = (
     ("cu_seqlens_q", "cu_seqlens"),
     ("max_seqlen_q", "max_seqlen"),
     ("enable_gqa",),
+    ("dropout_p", "dropout"),
     ("attn_mask", "mask"),
     ("attention_mask", "key_padding_mask"),
     ("alibi_slopes", "attn_bias", "bias", "position_bias"),
@@ -42,8 +43,8 @@ MEANINGS = (
 
 # What a function may lack, and what to do then. ``{names}`` are those that the call has.
 ADVICE = {
-    "dropout_p": "there is no dropout: leave it out",
-    "dropout": "there is no dropout: leave it out",
+    "dropout_p": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
+    "dropout": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
     "alibi_slopes": "there is no such bias of scores; a score_mod adds one (flash_attention.mods.dense_bias)",
     "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function, on CPU tensors",
     "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function, on CPU tensors",

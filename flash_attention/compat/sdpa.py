@@ -10,7 +10,7 @@ from torch import Tensor
 from flash_attention.attention import attention
 from flash_attention.checks.calls import check_head_sizes, check_heads, check_kinds
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, checked_number, checked_scale, given, refuse
+from flash_attention.checks.options import checked_dropout, checked_flag, checked_number, checked_scale, given
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.mods.dense import dense_bias, dense_mask
 from flash_attention.run.tracing import wants_autocast
@@ -42,7 +42,8 @@ def sdpa(
             scaled scores. It is read where it is, element by element. Or ``causal_upper_left(seq_len_q,
             seq_len_k)`` or ``causal_lower_right`` of ``torch.nn.attention.bias``, which are no tensors to a
             kernel. Queries without a visible key give 0. None: no mask.
-        dropout_p: 0.0.
+        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device: other bits
+            than PyTorch's own, as many of them.
         is_causal: key j is visible to query i when j <= i: aligned top-left, unlike ``attention``.
         scale: factor of the scores; None: d_head ** -0.5.
         enable_gqa: query heads may be a multiple of the heads of key and value.
@@ -51,12 +52,11 @@ def sdpa(
         (…, n_heads, seq_len_q, d_head_v), a view of a contiguous (batch, seq_len_q, n_heads, d_head_v).
 
     Raises:
-        NotImplementedError: dropout_p.
-        NoKernelError: attn_mask is a tensor on a CUDA device, as long as no kernel reads such masks.
+        NoKernelError: attn_mask is a tensor on a CUDA device, or dropout_p is above 0 there, as long as no
+            kernel has them.
         ValueError, TypeError: arguments that do not fit; head counts that differ without enable_gqa;
             attn_mask together with is_causal, as in PyTorch.
     """
-    refuse(dropout_p=dropout_p)
     check_heads_first(query, key, value, checked_flag("enable_gqa", enable_gqa))
     top_left, bottom_right, mods = _mask(query, key, attn_mask, checked_flag("is_causal", is_causal))
     if scale is not None:  # a tracer's number is looked at when the call runs
@@ -68,7 +68,16 @@ def sdpa(
     window: Window = UNLIMITED
     if top_left:
         k, v, window = _top_left(q, k, v)
-    result = attention(q, k, v, causal=bottom_right, softmax_scale=scale, window=window, **mods)
+    result = attention(
+        q,
+        k,
+        v,
+        causal=bottom_right,
+        softmax_scale=scale,
+        window=window,
+        dropout_p=checked_dropout(dropout_p),
+        **mods,
+    )
     assert isinstance(result, Tensor)  # without return_lse
     out = result.transpose(1, 2)
     if query.ndim == 4:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flash_attention.backends.without_keys import fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Dense, Layout, Mask, Packed, Ran, Scores
+from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
@@ -102,7 +102,15 @@ def _checked(
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
     scores = Scores(scale, options.softcap, sinks, traced)
-    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms)
+    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms, dropout_of(options))
+
+
+def dropout_of(options: Options) -> Dropout | None:
+    """What is dropped of the softmax. Whoever runs a call at once has drawn the seed."""
+    if not options.dropout_p:
+        return None
+    assert options.dropout_seed is not None
+    return Dropout(options.dropout_p, options.dropout_seed)
 
 
 def traced_functions(options: Options, q: object, k: object, layout: Layout) -> Traced | None:
@@ -228,8 +236,9 @@ def backward_pass(
             gradient.zero_()
         return made
     call = BackwardCall(
-        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options), dcaptured
-    )
+        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options),
+        dcaptured, dropout_of(options),
+    )  # fmt: skip
     chosen_in = generation.number()
     choice = choose(call.problem, q.device, options.backward_config)
     launched = backend(backward_backend(q.device.type)).run_backward(call, choice)

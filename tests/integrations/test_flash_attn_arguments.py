@@ -192,7 +192,7 @@ REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
     "qkv": [*TENSOR[:4], *TENSOR[5:]],  # all tensors may be on meta
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens"), OFFSETS),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), LONGEST),
-    "dropout_p": [value(x) for x in (0.1, True, "0", torch.nan, torch.zeros(2))],
+    "dropout_p": [value(x) for x in (-0.1, 1.0, True, "0", torch.nan, torch.zeros(2))],
     "softmax_scale": [
         value(x) for x in (True, False, "1", torch.inf, torch.nan, 1j, torch.tensor(True), [1.0])
     ],

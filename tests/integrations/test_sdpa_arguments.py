@@ -81,7 +81,7 @@ REFUSED: list[tuple[str, Callable[[], Arguments]]] = [
     ("attn_mask", lambda: {"attn_mask": "causal"}),
     ("attn_mask", lambda: {"attn_mask": causal_lower_right(20, 21)}),
     ("attn_mask", lambda: {"attn_mask": causal_upper_left(20, 20), "is_causal": True}),
-    ("dropout_p", lambda: {"dropout_p": 0.1}),
+    ("dropout_p", lambda: {"dropout_p": -0.1}),
     ("dropout_p", lambda: {"dropout_p": True}),
     ("dropout_p", lambda: {"dropout_p": torch.nan}),
     ("is_causal", lambda: {"is_causal": "yes"}),

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from flash_attention import sdpa
+
 transformers = pytest.importorskip("transformers")
 kernels = pytest.importorskip("flash_attention.integrations.transformers")
 
@@ -105,10 +107,14 @@ def test_what_means_nothing_to_attention_changes_nothing(name: str) -> None:
     assert torch.equal(out, plain)
 
 
-def test_dropout_is_refused_in_training_and_nothing_in_evaluation() -> None:
+@pytest.mark.only_on("cpu")
+def test_dropout_is_that_of_training_and_nothing_in_evaluation() -> None:
     x = heads()
-    with pytest.raises(NotImplementedError, match=r"^dropout is 0.1"):
-        kernels.attention_forward(Layer().train(), x, x, x, None, dropout=0.1)
+    torch.manual_seed(4)
+    out, _ = kernels.attention_forward(Layer().train(), x, x, x, None, dropout=0.1)
+    torch.manual_seed(4)
+    by_name = sdpa(x, x, x, dropout_p=0.1, is_causal=True).transpose(1, 2)
+    assert torch.equal(out, by_name)
     out, _ = kernels.attention_forward(Layer().eval(), x, x, x, None, dropout=0.1)
     assert torch.equal(out, kernels.attention_forward(Layer().eval(), x, x, x, None)[0])
 

@@ -44,7 +44,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ("is_causal", "its name here is causal"),
         ("scale", "its name here is softmax_scale"),
         ("attn_mask", "flash_attention.mods.dense_mask"),
-        ("dropout_p", "there is no dropout"),
+        ("dropout", "its name here is dropout_p"),
         ("window_size", "its name here is window"),
         ("return_softmax_lse", "its name here is return_lse"),
         ("return_attn_probs", "its name here is return_lse"),

@@ -44,7 +44,7 @@ def attention_forward(
         value: like key.
         attention_mask: of ``padding_mask``, which says what a query sees. Without one, or with a model's own
             (batch, tokens), is_causal and sliding_window say it.
-        dropout: applied by no kernel: 0, or a module in evaluation.
+        dropout: the probability that a weight is dropped, of a module in training; in evaluation none is.
         sliding_window: a query sees this many tokens, itself among them.
         is_causal: None: what the module's ``is_causal`` says.
         s_aux: (n_heads,) sinks.
@@ -62,8 +62,6 @@ def attention_forward(
         ValueError: arguments that contradict one another.
     """
     check_keywords(keywords)
-    if dropout and module.training:
-        raise NotImplementedError(f"dropout is {dropout}; no kernel drops weights: call model.eval()")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     meaning = meaning_of(attention_mask)
     if meaning is None:
@@ -77,6 +75,7 @@ def attention_forward(
         "softmax_scale": scaling,
         "window": (band.left, None if band.right == 0 else band.right),
         "softcap": softcap or 0.0,
+        "dropout_p": dropout if module.training else 0.0,
         "deterministic": deterministic is not None and deterministic,
         "sinks": s_aux if s_aux is None or s_aux.dtype is q.dtype else s_aux.float(),
     }
