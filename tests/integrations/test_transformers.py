@@ -236,4 +236,4 @@ def test_what_is_refused_is_named() -> None:
     with pytest.raises(NotImplementedError, match=r"^output_attentions is"):
         kernels.attention_forward(Layer(), q, k, v, None, output_attentions=True)
     with pytest.raises(NotImplementedError, match=r"^attention_mask has shape"):
-        kernels.attention_forward(Layer(), q, k, v, torch.ones(1, 1, 9, 9))
+        kernels.attention_forward(Layer(), q, k, v, torch.ones(1, 1, 9, 8))

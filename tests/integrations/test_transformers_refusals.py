@@ -23,7 +23,6 @@ BY_PLACE = {"module", "query", "key", "value", "query_states", "key_states", "va
 
 # Keywords that have a meaning, and a model that passes each: what a Transformers without it does not pass.
 PASSED_BY = {
-    "position_bias": "inkling",
     "sinks": "inkling2",
     "indices": "deepseek_v32",
     "block_indices": "minimax_m3_vl",
@@ -82,7 +81,6 @@ def test_each_keyword_of_a_model_is_taken_or_refused_by_its_name(keywords: list[
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("position_bias", torch.zeros(1, 2, 9, 9, device="cpu")),
         ("sinks", torch.zeros(2, device="cpu")),
         ("indices", torch.zeros(1, 9, 4, dtype=torch.int64, device="cpu")),
         ("head_mask", torch.ones(2, device="cpu")),
@@ -126,7 +124,7 @@ def test_a_layer_that_says_nothing_of_causality_is_refused() -> None:
     kernels.attention_forward(torch.nn.Module(), x, x, x, None, is_causal=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 9, 9), (9,), (2, 9), (1, 10)])
+@pytest.mark.parametrize("shape", [(1, 1, 9, 8), (1, 3, 9, 9), (9,), (2, 9), (1, 10)])
 def test_masks_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     x = heads()
     with pytest.raises(NotImplementedError, match=r"^attention_mask has shape"):
