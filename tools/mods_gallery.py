@@ -144,8 +144,7 @@ def speed(entry: Entry, times: dict[tuple[str, str], float]) -> str:
 def measured(path: Path) -> tuple[dict[tuple[str, str], float], str]:
     """Milliseconds by feature and variant, and what they were measured on."""
     if not path.exists():
-        command = f"python benchmarks/mods.py --json {RESULTS.relative_to(ROOT)}"
-        return {}, f"Speeds were not measured yet: `{command}` does."
+        return {}, "Speeds were not measured yet: `python benchmarks/mods.py --json FILE` does."
     rows: list[dict[str, Any]] = [
         row
         for row in ResultFile.load(path).rows
