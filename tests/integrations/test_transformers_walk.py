@@ -60,6 +60,7 @@ SERVED = {
 NOT_SERVED = {
     "recurrent_gemma": "padding before a token",
     "gpt_neo": OWN_CLASSES,
+    "sam_vision_model": OWN_CLASSES,
     "mpt": NO_OTHER,  # ALiBi
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import transformers
@@ -130,8 +131,14 @@ def check_supported(model_class: type[PreTrainedModel]) -> None:
         )
     if not any(getattr(model_class, flag, False) for flag in flags[:2]):
         masks.LOOK_INTO_MASKS.add(model_class.config_class)
-    if not model_class._can_set_attn_implementation():
+    if not model_class._can_set_attn_implementation() or _has_own_classes(model_class):
         raise ValueError(
             f"{model_class.__name__} of Transformers {transformers.__version__} takes its attention from "
             f'classes of its own, which know no "{NAME}": {instead}'
         )
+
+
+def _has_own_classes(model_class: type[PreTrainedModel]) -> bool:
+    """Whether a table of a model's module names a class of attention for each implementation, as of SAM."""
+    tables = (x for x in vars(sys.modules[model_class.__module__]).values() if isinstance(x, dict))
+    return any({"eager", "sdpa"} <= table.keys() for table in tables)
