@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flash_attention.call import DENSE, Layout, Mask, Scores, problem_of
+from flash_attention.call import DENSE, Dropout, Layout, Mask, Scores, problem_of
 from flash_helpers.kernels.problem import AttentionProblem
 
 
@@ -33,6 +33,7 @@ class BackwardCall:
         scores: what becomes of a product.
         layout: how rows form sequences; pages have no gradient.
         deterministic: equal calls give equal bits.
+        dropout: what the forward pass dropped of the softmax; None: nothing.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -52,6 +53,7 @@ class BackwardCall:
     layout: Layout = DENSE
     deterministic: bool = False
     dcaptured: Mapping[int, Tensor] = field(default_factory=dict)
+    dropout: Dropout | None = None
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,10 +62,12 @@ class BackwardCall:
             (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
             (self.mask, softcap > 0, sinks is None, self.deterministic),
             (None if traced is None else traced.mod, *self.dcaptured),
+            self.dropout is None,
         )
         problem = _problems.get(asked)
         if problem is None:
-            problem = problem_of(q, k, v, self.mask, self.scores, self.layout)
+            dropout = self.dropout is not None
+            problem = problem_of(q, k, v, self.mask, self.scores, self.layout, dropout=dropout)
             problem = problem.backward(self.deterministic, tuple(sorted(self.dcaptured)))
             if len(_problems) >= PROBLEMS_KEPT:
                 _problems.clear()

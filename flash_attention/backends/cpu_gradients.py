@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flash_attention.backends import cpu_backward, cpu_fused_backward
 from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backends.cpu_dropout import BlockDropout
 from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
@@ -69,8 +70,10 @@ def _run_item(call: BackwardCall, choice: Choice, item: Item, left: int | None, 
     group = q.shape[2] // k.shape[2] if k.shape[2] else 1
     everything = (slice(0, q.shape[0]), slice(0, k.shape[2]))
     mods = None
+    places = range(first, first + q.shape[0]), range(q.shape[2]), group
     if traced is not None:
-        mods = BlockMods(traced, range(first, first + q.shape[0]), range(q.shape[2]), group)
+        mods = BlockMods(traced, *places)
+    dropout = None if call.dropout is None else BlockDropout(call.dropout, *places)
     left_over: list[tuple[slice, slice]] = [everything]
     if choice.fused:
         left_over = list(
@@ -94,6 +97,7 @@ def _run_item(call: BackwardCall, choice: Choice, item: Item, left: int | None, 
             softcap=softcap,
             sinks=None if sinks is None else sinks[heads],
             mods=None if mods is None else mods.part(parts, heads),
+            dropout=None if dropout is None else dropout.part(parts, heads),
         )
 
 

@@ -20,7 +20,7 @@ from flash_attention.attention import attention, attention_varlen
 from flash_attention.call import BATCHES
 from flash_attention.checks.calls import check_head_sizes, check_kinds
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, given, refuse
+from flash_attention.checks.options import checked_dropout, checked_flag, given, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.kv_cache import attend_with_cache
 from flash_attention.compat.padding import check_unpadded, cut, missing_columns, padded
@@ -62,7 +62,8 @@ def flash_attn_func(
         q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
         k: (batch, seq_len_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
         v: (batch, seq_len_k, n_heads_kv, d_head_v), likewise.
-        dropout_p: 0.0.
+        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device; on CPU
+            tensors.
         softmax_scale: factor of the scores; None: d_head ** -0.5.
         causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
         window_size: (left, right), keys that are visible before and after that place; -1: all.
@@ -76,12 +77,13 @@ def flash_attn_func(
         n_heads, seq_len_q) float32, an empty tensor).
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes.
+        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs.
         and what ``flash_attention.attention`` raises.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
     options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, BATCHES)
     return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
@@ -191,12 +193,13 @@ def flash_attn_varlen_func(
         float32, an empty tensor).
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes, block_table.
+        NotImplementedError: alibi_slopes, block_table; dropout_p together with return_attn_probs.
         and what ``flash_attention.attention_varlen`` raises.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    refuse(alibi_slopes=alibi_slopes, block_table=block_table)
     lse = ("return_attn_probs", return_attn_probs)
     options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, "(total, heads, d)")
     longest_q = _host_number("max_seqlen_q", max_seqlen_q)
@@ -380,6 +383,17 @@ def _options(
         "softcap": softcap,
         "return_lse": checked_flag(*lse),
     }
+
+
+def _dropout(dropout_p: float, return_attn_probs: bool) -> float:
+    """The probability, checked."""
+    p = checked_dropout(dropout_p)
+    if p and return_attn_probs:
+        raise NotImplementedError(
+            f"dropout_p is {p}, and return_attn_probs is True: which weights are dropped would be the third "
+            "result, and nobody writes them: pass return_attn_probs=False"
+        )
+    return p
 
 
 def _window(window_size: tuple[int, int]) -> Window:

@@ -131,6 +131,7 @@ def explain_choice(
     direction: str = FORWARD,
     deterministic: bool = False,
     backward_config: BackwardConfig | None = None,
+    dropout_p: float = 0.0,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
@@ -162,6 +163,7 @@ def explain_choice(
         n_sms,
         deterministic,
         backward_config,
+        dropout_p=dropout_p,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
@@ -200,6 +202,7 @@ def explain_choice(
         lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
+        dropout=options.dropout_p > 0,
     )
     generation.follow_environment()
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from flash_attention.backends.without_keys import fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores
+from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
+from flash_attention.mods.block_mask import check_block_mask, is_block_mask, mask_of_blocks
 from flash_attention.mods.tracing import Traced, trace
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
@@ -99,17 +100,36 @@ def _checked(
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
     scores = Scores(scale, options.softcap, sinks, traced)
-    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms)
+    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms, dropout_of(options))
 
 
-def traced_functions(options: Options, q: object) -> Traced | None:
+def dropout_of(options: Options) -> Dropout | None:
+    """What is dropped of the softmax. Whoever runs a call at once has drawn the seed."""
+    if not options.dropout_p:
+        return None
+    assert options.dropout_seed is not None
+    return Dropout(options.dropout_p, options.dropout_seed)
+
+
+def traced_functions(options: Options, q: object, k: object, layout: Layout) -> Traced | None:
     """What the user's functions do; they are called here, once each. None: there are none.
 
     Also None where q is no tensor, which the checks refuse.
     """
     if not (options.has_mods and isinstance(q, Tensor)):
         return None
-    return trace(options.score_mod, options.mask_mod, q.device)
+    mask_mod = options.mask_mod
+    if is_block_mask(mask_mod):
+        if not isinstance(layout, Dense):
+            raise NotImplementedError(
+                "mask_mod is a BlockMask, which lists blocks of batch items of one length; packed sequences "
+                "and caches count places within each: pass its mask_mod"
+            )
+        if isinstance(k, Tensor) and q.ndim == k.ndim == 4:  # the checks refuse others
+            batch, seq_len_q, seq_len_k = layout.sizes(q, k)
+            check_block_mask(mask_mod, batch, q.shape[2], seq_len_q, seq_len_k)
+        mask_mod = mask_of_blocks(mask_mod)
+    return trace(options.score_mod, mask_mod, q.device)
 
 
 def _captured(traced: Traced | None) -> dict[str, Tensor]:
@@ -214,8 +234,9 @@ def backward_pass(
             gradient.zero_()
         return made
     call = BackwardCall(
-        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options), dcaptured
-    )
+        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options),
+        dcaptured, dropout_of(options),
+    )  # fmt: skip
     chosen_in = generation.number()
     choice = choose(call.problem, q.device, options.backward_config)
     launched = backend(backward_backend(q.device.type)).run_backward(call, choice)

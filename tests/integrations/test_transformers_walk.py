@@ -17,7 +17,7 @@ from flash_attention.compat import transformers as kernels  # noqa: E402
 
 NEWEST = "5.24"  # the tables say what comes of this version; an older one may build a type otherwise
 IS_OLDER = tuple(map(int, transformers.__version__.split(".")[:2])) < tuple(map(int, NEWEST.split(".")))
-NO_FLASH, OWN_CLASSES = "supports no flash attention", "classes of its own"
+NO_OTHER, OWN_CLASSES = "supports no other attention than its own", "classes of its own"
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +53,23 @@ SERVED = {
     "llava": "a decoder that takes images",
     "qwen2_vl": "rotations in three dimensions",
     "qwen3_vl_vision": "packed images of an encoder",
+    "t5": "biases of positions, where mods run",
+    "paligemma": "a prefix that sees itself, where mods run",
+    "llama4_text": "chunks, where mods run",
 }
 NOT_SERVED = {
-    "t5": NO_FLASH,  # position_bias
     "recurrent_gemma": "padding before a token",
     "gpt_neo": OWN_CLASSES,
-    "mpt": NO_FLASH,  # ALiBi
-    "paligemma": NO_FLASH,  # a prefix that sees itself
+    "sam_vision_model": OWN_CLASSES,
+    "mpt": NO_OTHER,  # ALiBi
 }
 
 
 def says_of(model_type: str) -> str | None:
     """What the installed Transformers itself says against another attention of a type; None: nothing."""
     model_class = model_class_of(model_type)
-    if not model_class._supports_flash_attn:
-        return NO_FLASH
+    if not (model_class._supports_flash_attn or model_class._supports_sdpa):
+        return NO_OTHER
     if not model_class._can_set_attn_implementation():
         return OWN_CLASSES
     try:
@@ -104,7 +106,7 @@ def test_refused_by_name(model_type: str, device: str) -> None:
     findings = [finding for finding in findings_of(model_type, device) if finding.kind != EQUAL]
     expected: str | None = NOT_SERVED[model_type]
     if IS_OLDER:
-        expected = says_of(model_type) or (None if expected in (NO_FLASH, OWN_CLASSES) else expected)
+        expected = says_of(model_type) or (None if expected in (NO_OTHER, OWN_CLASSES) else expected)
     assert bool(findings) == (expected is not None), findings
     for finding in findings:
         assert finding.kind == REFUSED, finding

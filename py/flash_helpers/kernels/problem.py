@@ -51,6 +51,7 @@ class AttentionProblem:
         mod: what ``score_mod`` and ``mask_mod`` compute, or None.
         captured_gradients: of the gradients: places of the tensors that the mod captures and of which
             gradients are wanted.
+        dropout: weights are dropped behind the softmax.
     """
 
     dtype: DType
@@ -76,6 +77,7 @@ class AttentionProblem:
     deterministic: bool = False
     mod: Mod | None = None
     captured_gradients: tuple[int, ...] = ()
+    dropout: bool = False
 
     def backward(
         self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
@@ -194,6 +196,7 @@ class AttentionProblem:
         if self.mod is not None:
             words += ["softcap"] * self.softcap
             words += [word for word, result in MODS if self.mod.result(result) is not None]
+        words += ["dropout"] * self.dropout
         words += ["deterministic"] * self.deterministic
         if self.out_float32:
             words.append("float32 output")

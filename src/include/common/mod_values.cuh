@@ -17,6 +17,7 @@
 
 #include "common/cuda_utils.cuh"
 #include "common/mod_ranges.cuh"
+#include "common/philox.cuh"
 #include "common/softcap.cuh"
 #include "mod_arguments.cuh"
 
@@ -234,5 +235,8 @@ FLASH_HOST_DEVICE float ceil(float x) { return ceilf(x); }
 FLASH_HOST_DEVICE float trunc(float x) { return truncf(x); }
 FLASH_HOST_DEVICE float round_to_even(float x) { return rintf(x); }
 FLASH_HOST_DEVICE float power(float a, float b) { return powf(a, b); }
+FLASH_HOST_DEVICE float random(int64_t seed, int64_t b, int64_t h, int64_t q, int64_t k) {
+    return random_real(uint64_t(seed), uint32_t(b), uint32_t(h), uint32_t(q), uint32_t(k));
+}
 
 }  // namespace flash::mods
