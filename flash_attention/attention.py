@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
-from flash_attention.call import DENSE, Packed, shifted
+from flash_attention.call import DENSE, Packed, PackedCached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import checked_factors, checked_sms, checked_window
 from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
@@ -160,12 +160,15 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
     **options: Unpack[Keywords],
 ) -> Tensor: ...
 
@@ -176,12 +179,15 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: Literal[True],
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -192,12 +198,15 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: bool,
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
     **options: Unpack[Keywords],
 ) -> Result: ...
 
@@ -207,7 +216,7 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -227,19 +236,26 @@ def attention_varlen(
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
     **unknown: Never,
 ) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
 
     Each sequence is computed as ``attention`` computes it alone; masks are aligned within the sequence.
+    Prompts, chunks of prompts, decoding and the verification of drafts over a cache of keys are one call:
+    a sequence has as many queries as its offsets say, and as many keys as ``seqused_k`` says. These numbers
+    stay on the device, where the work is divided, so that one CUDA graph serves all lengths.
 
     Args:
         q: (total_q, n_heads, d_head).
-        k: (total_k, n_heads_kv, d_head).
-        v: (total_k, n_heads_kv, d_head_v).
+        k: (total_k, n_heads_kv, d_head); without ``cu_seqlens_k`` (batch, capacity, n_heads_kv, d_head), with
+            ``block_table`` (n_pages, page_size, n_heads_kv, d_head).
+        v: (total_k, n_heads_kv, d_head_v), or as k.
         cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q. Rows
             behind the last end are padding: their output is 0, their LSE -inf.
-        cu_seqlens_k: likewise in k and v.
+        cu_seqlens_k: likewise in k and v; None: keys are a cache, and ``seqused_k`` says how many count.
         max_seqlen_q: the most queries of one sequence.
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
@@ -248,6 +264,14 @@ def attention_varlen(
             n_sms, deterministic: as in ``attention``.
         score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
             it.
+        seqused_q: (batch,) int32 on the device of q: of a sequence's queries only the first so many count.
+            The others are padding, as the rows behind the last end. None: all.
+        seqused_k: (batch,) int32 on the device of q: of a sequence's keys only the first so many count;
+            more than there is room for are cut down to it. None: all.
+        block_table: (batch, max_pages) int32 on the device of q: key j of sequence b is row
+            ``j % page_size`` of page ``block_table[b, j // page_size]``. See ``attention_cached``.
+
+    With one of the last three a call has no gradient.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -274,13 +298,18 @@ def attention_varlen(
             if not (plain and n_sms is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
-            packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-            result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
+            rows = cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k)
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
-    layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    layout: Packed | PackedCached
+    if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is None:
+        layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    else:
+        counts = seqused_q, seqused_k, block_table
+        layout = PackedCached(cu_seqlens_q, cu_seqlens_k, *counts, max_seqlen_q, max_seqlen_k, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)
         if result is not None:

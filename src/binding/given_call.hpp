@@ -23,6 +23,7 @@ enum Slot {
     kCuSeqlensK,
     kSequsedK,
     kBlockTable,
+    kSequsedQ,
     kLse,
     kWorkspace,
     kSlots

@@ -21,12 +21,13 @@ void for_each_pointer(ForwardProblem &problem, F f) {
     f(problem.sinks, kSinks);
     f(problem.cu_seqlens_q, kCuSeqlensQ);
     f(problem.cu_seqlens_k, kCuSeqlensK);
+    f(problem.seqused_q, kSequsedQ);
     f(problem.seqused_k, kSequsedK);
     f(problem.block_table, kBlockTable);
     f(problem.partial_o, kWorkspace);
     f(problem.partial_lse, kWorkspace);
 }
-inline constexpr int kPointers = 12;
+inline constexpr int kPointers = 13;
 inline constexpr int64_t kNoPointer = INT64_MIN;
 
 struct RememberedLaunch {

@@ -65,6 +65,13 @@ struct ForwardProblem {
     // which seqused_k cuts down; cu_seqlens_k is nullptr.
     const int *block_table;
     int n_pages, max_pages, page_size;
+    // planned: cu_seqlens_q is given, and of each sequence's queries only the first seqused_q, (batch), count,
+    // if that is given; the others are padding. How many parts the keys of a sequence are cut into follows
+    // from its lengths and from plan_* (part_plan.cuh). partial_o and partial_lse have partial_rows rows;
+    // n_splits is not used.
+    const int *seqused_q;
+    int plan_slots, plan_shortest, plan_longest, plan_few_queries;
+    int64_t partial_rows;
     // Multiprocessors that the launch may use, by kernels whose blocks are persistent; 0: all.
     int n_sms;
 };
@@ -104,7 +111,7 @@ struct KernelLibrary {
 
 // Raised by hand when what stands in this file or in backward.cuh changes; the digest sees the structs of
 // configurations and traits.
-inline constexpr int kInterfaceVersion = 10;
+inline constexpr int kInterfaceVersion = 11;
 inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 

@@ -15,6 +15,18 @@ namespace flash::hopper {
 
 extern __shared__ __align__(1024) uint8_t dynamic_smem[];
 
+// Rows of the Q slots that no copy fills, because a block has room for more heads than those of its queries.
+// What they hold is computed with, and must not say when references move.
+template <typename Kernel>
+FLASH_DEVICE void clear_idle_rows(const SharedMemory<Kernel> &smem, const ForwardKernelArgs &args) {
+    if (args.planned.block_queries * args.planned.group == Kernel::B_r) return;
+    for (int i = threadIdx.x * kChunkBytes; i < Kernel::q_stages * Kernel::q_bytes;
+         i += Kernel::n_threads * kChunkBytes) {
+        store_shared(smem.q(0) + i, make_int4(0, 0, 0, 0));
+    }
+    fence_async_proxy();  // wgmma must see it
+}
+
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads, 1)
     hopper_forward_kernel(const __grid_constant__ CUtensorMap q_map,
@@ -31,8 +43,9 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         prefetch_tensor_map(&k_map);
         prefetch_tensor_map(&v_map);
     }
+    if constexpr (TRAITS.planned) clear_idle_rows<Kernel>(smem, args);
     smem.initialise();
-    if (TRAITS.split) wait_for_prerequisites();
+    if (TRAITS.split || TRAITS.planned) wait_for_prerequisites();
 
     if (warpgroup == 0) {
         release_registers<Kernel::registers.producer>();

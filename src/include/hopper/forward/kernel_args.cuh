@@ -1,7 +1,10 @@
 // The kernel's arguments beside the tensor maps. Strides are in elements.
 #pragma once
 
+#include <type_traits>
+
 #include "common/page_table.cuh"
+#include "common/planned_output.cuh"
 #include "common/sequence_rows.cuh"
 #include "flash_attention.cuh"
 #include "tma/scheduler_counter.cuh"
@@ -39,6 +42,8 @@ struct ForwardKernelArgs {
     int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes
     PageSize page_size;      // paged
+    PlannedLaunch planned;   // planned
+    PlannedOutput output;    // planned
 
     // The mask of a launch; of one sequence of it, where lengths differ.
     template <ForwardTraits TRAITS>
@@ -46,6 +51,10 @@ struct ForwardKernelArgs {
         return {seq_len_q, seq_len_k, window_left, window_right};
     }
 };
+
+// What is known of an item.
+template <typename Kernel>
+using ItemOf = std::conditional_t<Kernel::traits.planned, PlannedItem, WorkItem>;
 
 // Where an item's queries are in q, o and lse, and how many its sequence has.
 template <ForwardTraits TRAITS>

@@ -30,7 +30,10 @@ struct SharedMemory {
     static constexpr int kFirstMail = kFirstV + 2 * Kernel::v_stages;
     static_assert((kFirstMail + Kernel::mail_slots) * kBarrierBytes <= kItemsOffset);
     static_assert(kMailOffset + Kernel::mail_slots * 4 <= kControlBytes);
-    static constexpr int kItemBytes = Kernel::traits.split ? 48 : Kernel::long_items ? 32 : 16;
+    static constexpr int kItemBytes = Kernel::traits.planned ? 64
+                                      : Kernel::traits.split ? 48
+                                      : Kernel::long_items   ? 32
+                                                             : 16;
     static_assert(kItemsOffset + Kernel::q_stages * kItemBytes <= kSinkOffset);
 
     uint32_t base;  // a multiple of 1024

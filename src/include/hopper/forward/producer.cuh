@@ -18,6 +18,12 @@ struct TilePlace {
     int row, end;
 };
 
+// Of a planned item the row is that of a map whose rows have the heads of a group before them.
+template <typename Kernel>
+FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const PlannedItem &item) {
+    return {item.head, 0, args.planned.longest_q - item.seq_len_q, item.q_row + item.seq_len_q};
+}
+
 template <typename Kernel>
 FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem &item) {
     if constexpr (!Kernel::traits.varlen) return {item.head, item.batch, 0, 0};
@@ -25,12 +31,16 @@ FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem
     return {item.head, rows.batch, args.work.seq_len_q - rows.n_rows, rows.first_row + rows.n_rows};
 }
 
+template <typename Kernel>
+using NumberedItems = std::conditional_t<Kernel::traits.planned, PlannedItems<Kernel, ForwardKernelArgs>,
+                                         QueryItems<Kernel, ForwardKernelArgs>>;
+
 // The load thread. Tiles of an item go from last to first: ragged and diagonal tiles, which need masks,
 // come first, and the steady loop of the consumers has none. K of tile j - 1 is requested before V of tile
 // j, the order in which the consumers use them.
 template <typename Kernel>
 struct LoadThread {
-    using Items = Scheduler<Kernel, ForwardKernelArgs, SharedMemory<Kernel>>;
+    using Items = Scheduler<Kernel, ForwardKernelArgs, SharedMemory<Kernel>, NumberedItems<Kernel>>;
 
     const SharedMemory<Kernel> smem;
     const TensorMaps &maps;
@@ -52,8 +62,9 @@ struct LoadThread {
     FLASH_DEVICE void run() {
         const bool loads = !Kernel::warp_loads || threadIdx.x % 32 == 0;
         Items scheduler(args, smem);
+        if constexpr (Kernel::traits.planned) scheduler.items.start(args);
         while (scheduler.has_item()) {
-            const WorkItem item = scheduler.item();
+            const ItemOf<Kernel> item = scheduler.item();
             scheduler.advance();
             if (Kernel::warp_loads && !item.has_tiles()) {
                 fill_item_without_keys<Kernel>(args, item);
@@ -64,13 +75,14 @@ struct LoadThread {
         }
         if (!loads) return;
         load_pending_v();
-        if (Kernel::traits.split) launch_dependents();  // the kernel that combines the parts
+        // the kernel that combines the parts
+        if (Kernel::traits.split || Kernel::traits.planned) launch_dependents();
         announce_end();
         scheduler.finish();
     }
 
   private:
-    FLASH_DEVICE void load_item(const WorkItem &item, Items &scheduler) {
+    FLASH_DEVICE void load_item(const ItemOf<Kernel> &item, Items &scheduler) {
         const TilePlace keys = key_place(item);
         // With one slot Q waits for the whole item before it: the first K goes first.
         if (Kernel::q_stages > 1) load_q(item);
@@ -93,7 +105,7 @@ struct LoadThread {
 
     // Asks for the first tiles of an item that is yet to come. Until then memory would often stand idle:
     // shared memory has no room for them.
-    FLASH_DEVICE void prefetch_item(const WorkItem &item) const {
+    FLASH_DEVICE void prefetch_item(const ItemOf<Kernel> &item) const {
 #pragma unroll 1
         for (int column = 0; column < Kernel::d_head; column += kPanelColumns) {
             tma_prefetch(&maps.q, column, item.q_block * Kernel::B_r, item.head, item.batch);
@@ -113,7 +125,7 @@ struct LoadThread {
         }
     }
 
-    FLASH_DEVICE TilePlace key_place(const WorkItem &item) const {
+    FLASH_DEVICE TilePlace key_place(const ItemOf<Kernel> &item) const {
         const int head = item.head / args.heads_per_kv_head;
         if constexpr (!Kernel::traits.varlen) return {head, item.batch, 0, 0};
         if constexpr (Kernel::traits.paged) return {head, item.batch, 0, item.seq_len_k};
@@ -122,13 +134,26 @@ struct LoadThread {
                 item.k_row + item.seq_len_k};
     }
 
-    FLASH_DEVICE void load_q(const WorkItem &item) {
+    FLASH_DEVICE void load_q(const ItemOf<Kernel> &item) {
         const uint32_t slot = q_position.slot();
         mbarrier_wait(smem.q_empty(slot),
                       q_position.phase());  // Q, the item, and O staged there, are done with
         write_item(smem, slot, item);
-        mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
         const TilePlace place = query_place<Kernel>(args, item);
+        if constexpr (Kernel::traits.planned) {
+            const PlannedLaunch &planned = args.planned;
+            const int box_bytes = planned.block_queries * planned.group * kPanelRowBytes;
+            mbarrier_arrive_expect(smem.q_full(slot), panel_count(Kernel::d_head) * box_bytes);
+#pragma unroll
+            for (int panel = 0; panel < panel_count(Kernel::d_head); ++panel) {
+                tma_load(smem.q(slot) + panel * Kernel::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
+                         panel * kPanelColumns, 0, place.row + item.q_block * planned.block_queries,
+                         place.end, place.head, q_policy);
+            }
+            q_position.advance();
+            return;
+        }
+        mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Kernel::d_head); ++panel) {
             load_box(smem.q(slot) + panel * Kernel::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
@@ -220,7 +245,7 @@ struct LoadThread {
 
     FLASH_DEVICE void announce_end() {
         mbarrier_wait(smem.q_empty(q_position.slot()), q_position.phase());
-        WorkItem end{};
+        ItemOf<Kernel> end{};
         end.end_kv_block = kNoMoreItems;
         write_item(smem, q_position.slot(), end);
         mbarrier_arrive(smem.q_full(q_position.slot()));

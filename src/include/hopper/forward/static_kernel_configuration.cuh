@@ -28,11 +28,13 @@ struct RegisterBudget {
 };
 // warp_loads: finding sequences and parts takes the load warp more. Three and four consumers have none to
 // give: their load warp spills, outside of its loop over tiles.
-constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads) {
+// planned: to plan takes it still more.
+constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads, bool planned) {
     switch (n_consumers) {
         case 1:
-            return {warp_loads ? 56 : 40, 240};
+            return {planned ? 128 : warp_loads ? 56 : 40, 240};
         case 2:
+            if (planned) return {88, 208};
             return warp_loads ? RegisterBudget{72, 216} : RegisterBudget{40, 232};
         case 3:
             return {32, 160};
@@ -78,18 +80,18 @@ struct StaticForwardKernelConfig {
     static constexpr int smem_control = smem_v + v_stages * v_bytes;
     static constexpr int smem_bytes = smem_control + kControlBytes;
 
-    // O's parts are float32, for which a Q slot has no room.
-    static constexpr bool direct_store = CFG.direct_store || TRAITS.split;
+    // O's parts are float32, for which a Q slot has no room; planned work has parts among its items.
+    static constexpr bool direct_store = CFG.direct_store || TRAITS.split || TRAITS.planned;
     // A mask may hide columns at the right edge of other tiles than the last.
     static constexpr bool masks_diagonal = TRAITS.causal || TRAITS.window;
     // An item's first tile may be another than tile 0.
-    static constexpr bool tiles_begin = TRAITS.window || TRAITS.split;
+    static constexpr bool tiles_begin = TRAITS.window || TRAITS.split || TRAITS.planned;
     // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
     // all write the rows of items without.
     static constexpr bool warp_loads = TRAITS.varlen || TRAITS.split;
     // Causal: of an item's first tile a warpgroup may see only the first half.
     static constexpr bool half_tiles = CFG.half_tiles && TRAITS.causal && !tiles_begin;
-    static constexpr RegisterBudget registers = register_budget(n_consumers, warp_loads);
+    static constexpr RegisterBudget registers = register_budget(n_consumers, warp_loads, TRAITS.planned);
     static constexpr int prefetch_next = warp_loads ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool long_items = tiles_begin || TRAITS.varlen;
@@ -120,6 +122,8 @@ struct StaticForwardKernelConfig {
     static constexpr int item_rows =
         paired_blocks ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
 
+    static_assert(!TRAITS.planned || (TRAITS.varlen && !TRAITS.split),
+                  "planned: it needs varlen, and has parts of its own");
     static_assert(!TRAITS.paged || TRAITS.varlen,
                   "paged: rows behind a sequence's last one are cut off as with varlen");
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),
