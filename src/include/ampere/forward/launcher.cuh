@@ -9,10 +9,10 @@
 #include "ampere/forward/planned_blocks.cuh"
 #include "common/early_launch.cuh"
 #include "common/planned_combine.cuh"
+#include "common/scheduler_counters.cuh"
+#include "common/sm_count.cuh"
 #include "common/split_combine.cuh"
 #include "flash_attention.cuh"
-#include "tma/scheduler_counters.cuh"
-#include "tma/sm_count.cuh"
 
 namespace flash::ampere {
 
@@ -81,9 +81,9 @@ struct ForwardLauncher {
             cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         if constexpr (TRAITS.planned) {
-            tma::SchedulerCounters *counters = nullptr;
+            SchedulerCounters *counters = nullptr;
             if (error != cudaSuccess) return error;
-            const cudaError_t device_error = tma::SchedulerCounters::of_current_device(counters);
+            const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
             return device_error == cudaSuccess ? counters->prepare() : device_error;
         }
         return error;
@@ -134,15 +134,15 @@ struct ForwardLauncher {
     template <int kTarget>
     static cudaError_t launch_planned(const ForwardProblem &problem, Args args, cudaStream_t stream) {
         int n_sms = 0, per_sm = 0;
-        cudaError_t error = tma::sm_count(n_sms);
+        cudaError_t error = sm_count(n_sms);
         if (error != cudaSuccess) return error;
         error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel(), Kernel::n_threads,
                                                               Kernel::smem_bytes);
         if (error != cudaSuccess) return error;
         args.planned = planned_launch(problem, Kernel::B_r, 2 * Kernel::d_head * kElementBytes);
         args.output = planned_output(problem, TRAITS.sinks);
-        tma::SchedulerCounters *counters = nullptr;
-        error = tma::SchedulerCounters::of_current_device(counters);
+        SchedulerCounters *counters = nullptr;
+        error = SchedulerCounters::of_current_device(counters);
         if (error != cudaSuccess) return error;
         error = counters->acquire(stream, args.counter);
         if (error != cudaSuccess) return error;

@@ -4,8 +4,8 @@
 #include "backward.cuh"
 #include "common/backward/dq_sums.cuh"
 #include "common/backward/visible_rows.cuh"
+#include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
-#include "tma/scheduler_counter.cuh"
 
 namespace flash::hopper {
 

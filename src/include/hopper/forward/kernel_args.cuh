@@ -5,9 +5,9 @@
 
 #include "common/page_table.cuh"
 #include "common/planned_output.cuh"
+#include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
 #include "flash_attention.cuh"
-#include "tma/scheduler_counter.cuh"
 #include "tma/work_items.cuh"
 
 namespace flash::hopper {

@@ -18,12 +18,12 @@
 
 #include "common/early_launch.cuh"
 #include "common/planned_combine.cuh"
+#include "common/scheduler_counters.cuh"
+#include "common/sm_count.cuh"
 #include "common/split_combine.cuh"
 #include "hopper/forward/encode_maps.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/section_width.cuh"
-#include "tma/scheduler_counters.cuh"
-#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 

@@ -1,7 +1,7 @@
 // What the blocks of a launch share to take their items (scheduler.cuh, scheduler_counters.cuh).
 #pragma once
 
-namespace flash::tma {
+namespace flash {
 
 // Items handed out, and blocks that have seen the end. Both are zero before and after a launch.
 struct SchedulerCounter {
@@ -9,4 +9,4 @@ struct SchedulerCounter {
     int finished_blocks;
 };
 
-}  // namespace flash::tma
+}  // namespace flash
