@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flash_attention.call import DENSE, Packed, PackedCached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_sms, checked_window
+from flash_attention.checks.options import checked_factors, checked_sms, checked_splits, checked_window
 from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
@@ -169,6 +169,7 @@ def attention_varlen(
     seqused_q: Tensor | None = ...,
     seqused_k: Tensor | None = ...,
     block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> Tensor: ...
 
@@ -188,6 +189,7 @@ def attention_varlen(
     seqused_q: Tensor | None = ...,
     seqused_k: Tensor | None = ...,
     block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -207,6 +209,7 @@ def attention_varlen(
     seqused_q: Tensor | None = ...,
     seqused_k: Tensor | None = ...,
     block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> Result: ...
 
@@ -239,6 +242,7 @@ def attention_varlen(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
+    n_splits: int | None = None,
     **unknown: Never,
 ) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
@@ -270,8 +274,10 @@ def attention_varlen(
             more than there is room for are cut down to it. None: all.
         block_table: (batch, max_pages) int32 on the device of q: key j of sequence b is row
             ``j % page_size`` of page ``block_table[b, j // page_size]``. See ``attention_cached``.
+        n_splits: parts that the keys of each sequence are cut into, 1 … 256; None: the device finds the
+            number for each, by its lengths. It is visible in time, and in rounding, alone.
 
-    With one of the last three a call has no gradient.
+    With one of the last four a call has no gradient.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -298,6 +304,8 @@ def attention_varlen(
             if not (plain and n_sms is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
+            if n_splits is not None:
+                key += (checked_splits(n_splits),)
             rows = cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q
             result = launch_cache.repeat(key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k)
             if result is not None:
@@ -305,11 +313,12 @@ def attention_varlen(
     rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout: Packed | PackedCached
-    if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is None:
+    if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is n_splits is None:
         layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     else:
         counts = seqused_q, seqused_k, block_table
-        layout = PackedCached(cu_seqlens_q, cu_seqlens_k, *counts, max_seqlen_q, max_seqlen_k, validate)
+        longest = max_seqlen_q, max_seqlen_k
+        layout = PackedCached(cu_seqlens_q, cu_seqlens_k, *counts, *longest, n_splits, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)
         if result is not None:

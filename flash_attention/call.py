@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
-from flash_attention.checks.options import checked_flag, checked_offset, checked_window
+from flash_attention.checks.options import checked_flag, checked_offset, checked_splits, checked_window
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
 from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.kernel import Kernel
@@ -189,6 +189,7 @@ class PackedCached(NamedTuple):
     block_table: Tensor | None
     max_seqlen_q: int
     max_seqlen_k: int
+    n_splits: int | None = None
     validate: bool = False
 
     @property
@@ -217,10 +218,12 @@ class PackedCached(NamedTuple):
     def check_numbers(self) -> None:
         checks.check_max_seqlen("max_seqlen_q", self.max_seqlen_q)
         checks.check_max_seqlen("max_seqlen_k", self.max_seqlen_k)
+        checked_splits(self.n_splits)
         checked_flag("validate", self.validate)
 
     def check(self, q: Tensor, k: Tensor) -> None:
         checks.check_packed_cache(q, k, *self[:7])
+        checked_splits(self.n_splits)
 
     def check_values(self, q: Tensor, k: Tensor) -> None:
         if checked_flag("validate", self.validate) or not q.is_cuda:

@@ -76,7 +76,7 @@ def prepared(call: Call, choice: Choice) -> Prepared:
         table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
         planned: dict[str, int] = {}
         if isinstance(layout, PackedCached):
-            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0])
+            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0], layout.n_splits)
             if n_rows := plan.rows:
                 workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
             planned = {
@@ -85,6 +85,7 @@ def prepared(call: Call, choice: Choice) -> Prepared:
                 "plan_shortest": plan.shortest,
                 "plan_longest": plan.longest,
                 "plan_few_queries": plan.few_queries,
+                "plan_fixed": plan.fixed,
                 "partial_rows": plan.rows,
             }
         features = Features(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
-from flash_helpers.kernels.problem import Window
+from flash_helpers.kernels.problem import MAX_SPLITS, Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
@@ -110,6 +110,19 @@ def checked_sms(n_sms: int | None) -> int | None:
     if n_sms < 1:
         raise ValueError(f"n_sms is {n_sms}; it must be at least 1, or None for all SMs of the device")
     return n_sms
+
+
+def checked_splits(n_splits: int | None) -> int | None:
+    """Parts that keys are to be cut into; None: the library decides. TypeError, ValueError: anything else."""
+    if n_splits is None or isinstance(n_splits, torch.SymInt):
+        return n_splits
+    if type(n_splits) is not int:
+        raise TypeError(f"n_splits is {given(n_splits)}; it must be an int, or None: the library decides")
+    if not 1 <= n_splits <= MAX_SPLITS:
+        raise ValueError(
+            f"n_splits is {n_splits}; it must be 1 to {MAX_SPLITS}, or None: the library decides"
+        )
+    return n_splits
 
 
 def checked_out_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:

@@ -70,7 +70,7 @@ struct ForwardProblem {
     // from its lengths and from plan_* (part_plan.cuh). partial_o and partial_lse have partial_rows rows;
     // n_splits is not used.
     const int *seqused_q;
-    int plan_slots, plan_shortest, plan_longest, plan_few_queries;
+    int plan_slots, plan_shortest, plan_longest, plan_few_queries, plan_fixed;
     int64_t partial_rows;
     // Multiprocessors that the launch may use, by kernels whose blocks are persistent; 0: all.
     int n_sms;

@@ -151,7 +151,7 @@ class PackedCall:
         n_heads, total = self.heads[0], self.q.shape[0]
         out = torch.zeros(total, n_heads, self.v.shape[-1], dtype=torch.float64, device="cuda")
         lse = torch.full((n_heads, total), -math.inf, dtype=torch.float64, device="cuda")
-        options = {k: v for k, v in self.options.items() if k not in ("config", "out_dtype", "n_sms")}
+        options = {k: v for k, v in self.options.items() if k not in ("out_dtype", "n_sms", "n_splits")}
         begin = 0
         for i, n in enumerate(self.queries):
             used = n if self.used is None else min(n, self.used[i])

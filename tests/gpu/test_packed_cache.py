@@ -109,6 +109,13 @@ def test_float32_outputs(page_size: int) -> None:
         _call(lengths, page_size=page_size, options=FLOAT32).check()
 
 
+@pytest.mark.parametrize("page_size", [16, 5], ids=["tma", "cp_async"])
+@pytest.mark.parametrize("n_splits", [1, 2, 7, 256])
+def test_parts_that_the_caller_wants(n_splits: int, page_size: int) -> None:
+    for lengths in (MIXED, DRAFTS):
+        _call(lengths, page_size=page_size, options={**CAUSAL, "n_splits": n_splits}).check()
+
+
 def test_both_families_run() -> None:
     call = _call(MIXED, page_size=16, options=CAUSAL)
     call.run()

@@ -34,6 +34,7 @@ class Features(NamedTuple):
         plan_shortest: tiles of keys of a part, at least.
         plan_longest: tiles of a part of a sequence with few queries, at most.
         plan_few_queries: these are so many.
+        plan_fixed: parts that the keys of every sequence are cut into; 0: the device finds each one's number.
         partial_rows: rows of partial_o, (partial_rows, d_head_v), and of partial_lse.
         n_sms: SMs that the launch may use; 0: all.
     """
@@ -60,5 +61,6 @@ class Features(NamedTuple):
     plan_shortest: int = 1
     plan_longest: int = 1
     plan_few_queries: int = 0
+    plan_fixed: int = 0
     partial_rows: int = 0
     n_sms: int = 0

@@ -17,6 +17,7 @@ BACKWARD = "backward"
 MODS = (("score_mod", "score"), ("mask_mod", "visible"))  # arguments of attention, and results of a mod
 HEAD_SIZES = range(8, 257, 8)
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+MAX_SPLITS = 256  # ``kMaxSplits`` of ``split_combine.cuh``: the parts that can be combined
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
 
 

@@ -33,6 +33,7 @@ class PartPlan:
         longest: tiles of a part of a sequence with few queries, at most.
         few_queries: these are so many.
         rows: of the workspace.
+        fixed: parts of every sequence's keys; 0: the device finds the number.
     """
 
     slots: int
@@ -40,9 +41,12 @@ class PartPlan:
     longest: int
     few_queries: int
     rows: int
+    fixed: int = 0
 
 
-def part_plan(problem: AttentionProblem, kernel: Kernel, slots: int, total_q: int) -> PartPlan:
+def part_plan(
+    problem: AttentionProblem, kernel: Kernel, slots: int, total_q: int, n_splits: int | None = None
+) -> PartPlan:
     """The plan of a launch. All but ``rows`` are the same for all lengths of the sequences.
 
     Args:
@@ -50,11 +54,16 @@ def part_plan(problem: AttentionProblem, kernel: Kernel, slots: int, total_q: in
         kernel: a kernel with the trait ``planned``.
         slots: thread blocks that run at a time; 0: keys are not to be cut.
         total_q: rows of q.
+        n_splits: parts that the caller wants; None: the device decides.
     """
     config = kernel.config
     shortest, tiles = max(1, SHORTEST_KEYS // config.B_c), -(-problem.seq_len_k // config.B_c)
     every_row = total_q * problem.n_heads if problem.out_float32 else 0  # sequences in one part, too
     most = WORKSPACE_BYTES // workspace_bytes(1, 1, problem.d_head_v)
+    if n_splits is not None:
+        parts = max(1, min(n_splits, tiles))
+        rows = total_q * problem.n_heads * parts if parts > 1 else every_row
+        return PartPlan(0, shortest, max(tiles, 1), 0, rows, parts)
     # Parts that fill waves of thread blocks, each with as many rows as a block has.
     group = problem.n_heads // max(problem.n_heads_kv, 1)
     waves = MOST_WAVES * slots * min(config.B_r, problem.seq_len_q * group)

@@ -4,7 +4,7 @@
 // sequences: what they hold changes no bit of its result. It is the number that would be best if all
 // sequences were like this one. One that is much longer than the others would then be worked on by few thread
 // blocks, long after the others are done: of sequences with few queries, whose parts cost little memory, no
-// part is longer than `longest`.
+// part is longer than `longest`. Or the caller has said how many parts there are to be.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,12 @@ struct PartPlan {
     int shortest;     // tiles of a part, at least, 1 and up
     int longest;      // tiles of a part of a sequence with few queries, at most
     int few_queries;  // these are so many
+    int fixed;        // so many parts, as far as there are tiles; 0: the number is found as said above
 
     // `items`: that there would be with one part each, if all sequences were like this one. `n_tiles`: of
     // keys, that a block of its queries visits.
     FLASH_HOST_DEVICE constexpr int parts(int64_t items, int n_tiles, int n_queries) const {
+        if (fixed > 0) return max_of(1, min_of(fixed, n_tiles));
         if (slots == 0) return 1;
         const int most = max_of(1, min_of(kMostParts, n_tiles / shortest));
         int best = 1;

@@ -104,7 +104,8 @@ inline PlannedOutput planned_output(const ForwardProblem &problem, bool has_sink
 template <DType kDType, ForwardTraits TRAITS, int B_c, int kTarget>
 cudaError_t launch_planned_combine(const ForwardProblem &problem, const PlannedLaunch &planned, int n_sms,
                                    cudaStream_t stream) {
-    if (planned.plan.slots == 0 && !planned.all_parts) return cudaSuccess;  // no keys are cut
+    const bool cuts = planned.plan.fixed > 1 || (planned.plan.fixed == 0 && planned.plan.slots > 0);
+    if (!cuts && !planned.all_parts) return cudaSuccess;
     PlannedCombineArgs args{planned, planned_output(problem, TRAITS.sinks), problem.window_left,
                             problem.window_right};
     void *parameters[] = {&args};

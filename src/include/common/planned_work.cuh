@@ -83,7 +83,7 @@ inline PlannedLaunch planned_launch(const ForwardProblem &problem, int B_r, int 
         .has_prompts = problem.seq_len_q > block_queries,
         .all_parts = problem.o_float32,
         .plan = {problem.plan_slots, max_of(problem.plan_shortest, 1), max_of(problem.plan_longest, 1),
-                 min_of(problem.plan_few_queries, block_queries)},
+                 min_of(problem.plan_few_queries, block_queries), problem.plan_fixed},
         .partial_o = problem.partial_o,
         .partial_lse = problem.partial_lse,
         .partial_rows = problem.partial_rows,
@@ -94,10 +94,11 @@ inline PlannedLaunch planned_launch(const ForwardProblem &problem, int B_r, int 
 inline bool plan_allows(const ForwardProblem &problem, int block_queries) {
     if (problem.cu_seqlens_q == nullptr) return false;
     if (problem.plan_slots < 0 || problem.plan_slots > kMostSlots || problem.partial_rows < 0) return false;
+    if (problem.plan_fixed < 0 || problem.plan_fixed > kMostParts) return false;
     // The numbers of items, of sequences that are all as long as the longest, stay in 32 bits.
     const int64_t blocks = max_of(ceil_div(problem.seq_len_q, block_queries), kMostParts);
     if (int64_t(problem.batch) * problem.n_heads * blocks > kMostPlannedItems) return false;
-    const bool parts = problem.plan_slots > 0 || problem.o_float32;
+    const bool parts = problem.plan_slots > 0 || problem.plan_fixed > 1 || problem.o_float32;
     return !parts || (problem.partial_o != nullptr && problem.partial_lse != nullptr);
 }
 

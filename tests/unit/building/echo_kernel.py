@@ -41,7 +41,10 @@ class Problem(ctypes.Structure):
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size")),
         ("seqused_q", ctypes.c_void_p),
-        *((f"plan_{name}", ctypes.c_int) for name in ("slots", "shortest", "longest", "few_queries")),
+        *(
+            (f"plan_{name}", ctypes.c_int)
+            for name in ("slots", "shortest", "longest", "few_queries", "fixed")
+        ),
         ("partial_rows", ctypes.c_int64),
         ("n_sms", ctypes.c_int),
         ("stream", ctypes.c_void_p),

@@ -179,9 +179,26 @@ struct StoredGroups {
     }
 };
 
+// Looks for item `number`, by one warp. Returns the number of the next. A function of its own, so that what
+// it takes costs the others no registers.
+template <typename Kernel>
+__device__ __noinline__ int find_planned_item(const ForwardKernelArgs &args, StoredGroups &found,
+                                              PlannedItem &item, int number) {
+    PlannedItems<Kernel, ForwardKernelArgs, Kernel::approximate_reference> items{found.load()};
+    PlannedItem next{};
+    next.end_kv_block = kNoItem;
+    if (items.has(args, number)) next = items.item(args, number);
+    found.store(items.groups);
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane == 0) item = next;
+    if (args.counter == nullptr) return number + gridDim.x;
+    int taken = 0;
+    if (lane == 0 && next.end_kv_block != kNoItem) taken = atomicAdd(&args.counter->next, 1);
+    return __shfl_sync(kAllLanes, taken, 0) + gridDim.x;
+}
+
 template <typename Kernel>
 FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
-    using Items = PlannedItems<Kernel, ForwardKernelArgs, Kernel::approximate_reference>;
     __shared__ PlannedItem item;
     __shared__ StoredGroups found;  // of the warp that looks for items
     const int thread = threadIdx.x;
@@ -195,28 +212,14 @@ FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
                                   2 * n_chunks, thread, Kernel::n_threads);
     }
     if (thread < kWarpSize) {
-        Items items;
-        items.start(args);
-        found.store(items.groups);
+        PlannedGroups groups;
+        groups.start(args.planned.has_prompts);
+        found.store(groups);
     }
     int number = blockIdx.x;
 #pragma unroll 1
     for (;;) {
-        if (thread < kWarpSize) {
-            Items items{found.load()};
-            PlannedItem next{};
-            next.end_kv_block = kNoItem;
-            if (items.has(args, number)) next = items.item(args, number);
-            found.store(items.groups);
-            if (thread == 0) item = next;
-            if (args.counter == nullptr) {
-                number += gridDim.x;
-            } else if (next.end_kv_block != kNoItem) {
-                int taken = 0;
-                if (thread == 0) taken = atomicAdd(&args.counter->next, 1) + static_cast<int>(gridDim.x);
-                number = __shfl_sync(kAllLanes, taken, 0);
-            }
-        }
+        if (thread < kWarpSize) number = find_planned_item<Kernel>(args, found, item, number);
         __syncthreads();  // the item is there
         if (item.end_kv_block == kNoItem) break;
         if (item.has_tiles()) {

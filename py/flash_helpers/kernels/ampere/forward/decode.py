@@ -45,14 +45,15 @@ def choose_ampere_planned_config(dtype: DType, d_head: int, facts: DeviceFacts) 
         facts: the GPU.
     """
     tall = replace(_smallest(dtype, d_head), B_r=128, n_warps=8, B_c=32)
-    return _with_room(tall, facts, 1) or choose_ampere_decode_config(dtype, d_head, facts)
+    widest = 32 if d_head > 128 else 64  # O and S of more do not fit the registers
+    return _with_room(tall, facts, 1, widest) or choose_ampere_decode_config(dtype, d_head, facts)
 
 
 def _with_room(
-    config: FlashForwardKernelConfig, facts: DeviceFacts, blocks_per_sm: int
+    config: FlashForwardKernelConfig, facts: DeviceFacts, blocks_per_sm: int, widest: int = 64
 ) -> FlashForwardKernelConfig | None:
     """The configuration with the largest tile, and the most stages of it, that leave room for so many."""
-    for B_c in (64, 32, 16):
+    for B_c in (B_c for B_c in (64, 32, 16) if B_c <= widest):
         for kv_stages in range(MAX_STAGES, 1, -1):
             wider = replace(config, B_c=B_c, kv_stages=kv_stages, mbarrier=True)
             block_bytes = wider.smem_bytes() + facts.smem_reserved_per_block
