@@ -12,6 +12,7 @@
 #include "common/ptx.cuh"
 #include "common/quad.cuh"
 #include "common/row_end.cuh"
+#include "common/rows_of_none.cuh"
 
 namespace flash {
 
@@ -129,6 +130,20 @@ FLASH_DEVICE void fill_planned_item(const PlannedLaunch &launch, const PlannedOu
                 out.lse[row.lse_index(out, item)] = out.sinks[row.head];
             }
         }
+    }
+}
+
+// Rows of no sequence (rows_of_none.cuh), whatever the type of the output is. `args`: the kernel's.
+template <typename Args>
+FLASH_DEVICE void clear_planned_rows_of_none(const Args &args, const PlannedOutput &out, int n_heads,
+                                             int thread, int n_threads) {
+    const int n_chunks = out.d_head_v * out.element_bytes / kChunkBytes;
+    if (out.element_bytes == kElementBytes) {
+        clear_rows_of_none(args, out.O, out.strides, args.planned.batch, n_heads, n_chunks, thread,
+                           n_threads);
+    } else {
+        clear_rows_of_none<float>(args, out.O, out.strides, args.planned.batch, n_heads, n_chunks, thread,
+                                  n_threads);
     }
 }
 

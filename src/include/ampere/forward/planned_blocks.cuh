@@ -203,14 +203,7 @@ FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
     __shared__ StoredGroups found;  // of the warp that looks for items
     const int thread = threadIdx.x;
     wait_for_prerequisites();
-    const int n_chunks = (Kernel::traits.padded_head ? args.d_head_v : Kernel::d_head) / kChunkElements;
-    if (args.output.element_bytes == kElementBytes) {
-        clear_rows_of_none(args, args.O, args.O_strides, args.planned.batch, args.grid.n_heads, n_chunks,
-                           thread, Kernel::n_threads);
-    } else {
-        clear_rows_of_none<float>(args, args.O, args.O_strides, args.planned.batch, args.grid.n_heads,
-                                  2 * n_chunks, thread, Kernel::n_threads);
-    }
+    clear_planned_rows_of_none(args, args.output, args.grid.n_heads, thread, Kernel::n_threads);
     if (thread < kWarpSize) {
         PlannedGroups groups;
         groups.start(args.planned.has_prompts);

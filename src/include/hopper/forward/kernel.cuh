@@ -58,6 +58,8 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         } else if (warp >= 2) {  // these have nothing else to do
             if constexpr (!Kernel::warp_loads) {
                 fill_rows_without_keys<Kernel>(args, threadIdx.x - 64, 64);
+            } else if constexpr (TRAITS.planned) {
+                clear_planned_rows_of_none(args, args.output, args.work.n_heads, threadIdx.x - 64, 64);
             } else if constexpr (TRAITS.varlen && !TRAITS.split) {
                 clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
                                    chunks_of_row<Kernel>(args), threadIdx.x - 64, 64);
