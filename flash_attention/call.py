@@ -233,7 +233,15 @@ class PackedCached(NamedTuple):
         return {name: getattr(self, name) for name in self._fields[:5]}
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> PackedCached:
-        return self._replace(**dict(zip(self._fields[:5], tensors, strict=True)))
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table = tensors
+        assert cu_seqlens_q is not None
+        return self._replace(
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            block_table=block_table,
+        )
 
     def slots(self) -> tuple[Any, ...]:
         tensors = self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k, self.block_table, self.seqused_q

@@ -240,32 +240,32 @@ def check_offsets(name: str, offsets: Tensor, q: Tensor) -> None:
         raise ValueError(
             f"{name} has shape {tuple(offsets.shape)}; it must be (batch + 1,): 0, then each sequence's end"
         )
-    check_int32_row(name, offsets, q)
+    check_int32_row(name, offsets, q.device)
 
 
-def check_int32_row(name: str, row: Tensor, q: Tensor) -> None:
+def check_int32_row(name: str, row: Tensor, device: torch.device) -> None:
     """Numbers that a kernel reads: int32, on the device of q, one behind the other."""
     if row.dtype is not torch.int32:
         raise TypeError(f"{name} is {row.dtype}; it must be torch.int32: use {name}.int()")
-    if row.device != q.device:
-        raise ValueError(f"{name} is on {row.device}, q on {q.device}: move it with .to(q.device)")
+    if row.device != device:
+        raise ValueError(f"{name} is on {row.device}, q on {device}: move it with .to(q.device)")
     if not row.is_contiguous():
         raise ValueError(f"{name} has stride {row.stride(0)}; it must be 1: pass {name}.contiguous()")
 
 
 def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
     """How many keys of each batch item there are: (batch,) int32 on the device of q, contiguous."""
-    check_counts_row(name, seqused, q.shape[0], q)
+    check_counts_row(name, seqused, q.shape[0], q.device)
 
 
-def check_counts_row(name: str, counts: Tensor, batch: int, q: Tensor) -> None:
+def check_counts_row(name: str, counts: Tensor, batch: int, device: torch.device) -> None:
     """A count for each of ``batch`` items: int32 on the device of q, contiguous."""
     check_tensors({name: counts})
     if tuple(counts.shape) != (batch,):
         raise ValueError(
             f"{name} has shape {tuple(counts.shape)}; it must be ({batch},): a count a batch item"
         )
-    check_int32_row(name, counts, q)
+    check_int32_row(name, counts, device)
 
 
 def check_counts(name: str, seqused: Tensor, of: str = "keys") -> None:
@@ -367,7 +367,7 @@ def check_packed_cache(
         )
     for name, counts in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
         if counts is not None:
-            check_counts_row(name, counts, batch, q)
+            check_counts_row(name, counts, batch, q.device)
     if block_table is not None:
         check_block_table(block_table, q, batch)
 

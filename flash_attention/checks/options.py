@@ -159,10 +159,14 @@ def checked_number(name: str, value: object) -> float:
     )
 
 
+# What asks for nothing, beside None.
+NEUTRAL: dict[str, object] = {"dropout_p": 0, "return_debug_mask": False, "sm_margin": 0, "cp_rank": 0}
+
+
 def refuse(**arguments: object) -> None:
     """Raises NotImplementedError for the first argument that asks for something; None never does."""
     for name, value in arguments.items():
-        neutral = {"dropout_p": 0, "num_splits": 0, "return_debug_mask": False}.get(name)
+        neutral = NEUTRAL.get(name)
         if value is None or (
             neutral is not None
             and isinstance(value, Real)
