@@ -11,7 +11,7 @@ from torch import SymInt, Tensor
 from flash_attention.checks.options import checked_flag, given
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.padding import missing_columns
-from flash_helpers.kernels.problem import Window
+from flash_helpers.kernels.problem import MAX_SPLITS, Window
 
 WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
@@ -70,7 +70,10 @@ def host_number(name: str, x: Any) -> Any:
 
 def parts_of(num_splits: int) -> int | None:
     """How many parts a caller wants; 0 is for the library to decide."""
-    if type(num_splits) is not int or num_splits < 0:
-        error = ValueError if type(num_splits) is int else TypeError
-        raise error(f"num_splits is {given(num_splits)}; it must be an int, at least 0")
+    if type(num_splits) is not int:
+        raise TypeError(f"num_splits is {given(num_splits)}; it must be an int, 0 for the library to decide")
+    if not 0 <= num_splits <= MAX_SPLITS:
+        raise ValueError(
+            f"num_splits is {num_splits}; it must be 0 to {MAX_SPLITS}, 0 for the library to decide"
+        )
     return num_splits or None
