@@ -61,7 +61,7 @@ def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, option
     check_inputs(q, k_cache, v_cache, None, BATCHES, shared, padded=True, any_dtype=any_dtype, names=names)
     if not compiling:
         Options(**options).checked(q)
-        checked_scale(options["softmax_scale"], q.shape[3])
+        checked_scale(options["softmax_scale"], q.shape[-1])
 
 
 def _in_memory(tensors: dict[str, Any]) -> dict[str, Tensor]:
@@ -106,10 +106,10 @@ def check_rotary(cos: Tensor | None, sin: Tensor | None, q: Tensor, k: Tensor | 
             raise TypeError(
                 f"{name} is {table.dtype}; it must be one of {', '.join(map(str, ROTARY_TYPES))}: convert it"
             )
-    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
+    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
             f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}; both must be "
-            f"(seq_len_rotary, d_rotary / 2) with d_rotary at most the head size {q.shape[3]}"
+            f"(seq_len_rotary, d_rotary / 2) with d_rotary at most the head size {q.shape[-1]}"
         )
 
 

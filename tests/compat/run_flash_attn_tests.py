@@ -1,9 +1,12 @@
-"""Runs FlashAttention's own tests on this library: the path of its test file is the argument.
+"""Runs other libraries' own tests on this library: the path of a test file is the argument.
 
     python tests/compat/run_flash_attn_tests.py .../flash_attn-2.8.3/tests/test_flash_attn.py
+    python tests/compat/run_flash_attn_tests.py --library flash_attn_3 .../hopper/test_flash_attn.py
+    python tests/compat/run_flash_attn_tests.py --library vllm .../tests/kernels/attention/test_flash_attn.py
 
-The file comes with flash-attn's sources (PyPI's source distribution has it) and is run as it is, with its own
-inputs, references and tolerances. ``flash_attn`` is this library there. What is done to it while it runs:
+The file comes with the sources of the library (of flash-attn 2, PyPI's source distribution has it) and is run
+as it is, with its own inputs, references and tolerances. The names that it imports are this library's there
+(``libraries.py``). What is done to it while it runs:
 
 - Without ``--gradients`` gradients are off, and ``torch.autograd.grad`` gives zeros. What the tests assert of
   gradients then compares zero with zero and says nothing; what they assert of outputs is untouched. Functions
@@ -36,33 +39,13 @@ from unittest import mock
 
 import pytest
 import torch
-from flash_attn_module import install
+from libraries import LIBRARIES, Library
 from parameter_grid import Case, Sample, sample
 from torch.overrides import TorchFunctionMode
 
 from flash_attention.backends import backend
 from flash_helpers.build import build_kernels
 from flash_helpers.kernels.kernel import ForwardKernel
-
-# Functions that assert nothing but gradients.
-BACKWARD_ONLY = (
-    "test_flash_attn_bwd_overflow",
-    "test_flash_attn_bwd_transpose",
-    "test_flash_attn_bwd_varlen_overflow",
-    "test_flash_attn_deterministic",
-    "test_flash_attn_varlen_deterministic",
-)
-# By parameter of the tests: the argument that is refused, and for which values.
-OUTSIDE: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "dropout_p": ("dropout_p", lambda p: p > 0),
-    "alibi": ("alibi_slopes", bool),
-    "has_leftpad": ("cache_leftpad", bool),
-    "num_splits": ("num_splits", lambda n: n != 0),
-}
-# The same, of single functions.
-OUTSIDE_IN: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "test_flash_attn_varlen_causal": {"paged_kv_block_size": ("block_table", lambda size: size is not None)},
-}
 
 
 # ---------------------------------------------------------------------- loading
@@ -97,19 +80,25 @@ def surroundings(device: str, gradients: bool) -> Iterator[None]:
         yield
 
 
-def load(path: Path) -> ModuleType:
-    """Imports the test file, with ``flash_attn`` being this library."""
-    install()
+def load(path: Path, library: Library) -> ModuleType:
+    """Imports the test file, with the names of its library being this one's."""
+    library.install(path)
     spec = importlib.util.spec_from_file_location("flash_attn_tests", path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    library.prepare(module)
     return module
 
 
 def samples(
-    module: ModuleType, n_cases: int, n_refused: int, longest: int, left_out: tuple[str, ...]
+    module: ModuleType,
+    library: Library,
+    n_cases: int,
+    n_refused: int,
+    longest: int,
+    left_out: tuple[str, ...],
 ) -> list[Sample]:
     """What is run of the file's test functions, in its order.
 
@@ -118,12 +107,14 @@ def samples(
     """
 
     def short(case: Case) -> bool:
-        return all(n <= longest for name, n in case.items() if name.startswith("seqlen") and type(n) is int)
+        return library.wanted(case) and all(
+            n <= longest for name, n in case.items() if name.startswith("seqlen") and type(n) is int
+        )
 
     found = []
     for name, function in vars(module).items():
         if name.startswith("test_") and callable(function) and name not in left_out:
-            rules = OUTSIDE | OUTSIDE_IN.get(name, {})
+            rules = {**library.outside, **library.outside_in.get(name, {})}
 
             def outside(case: Case, rules: dict[str, Any] = rules) -> str | None:
                 hits = (rules[p] for p in case if p in rules and rules[p][1](case[p]))
@@ -208,7 +199,7 @@ def _run_refused(one: Sample, argument: str, case: Case, outcome: Outcome) -> No
         )
     else:
         outcome.failures.append(
-            f"{one.name}({_text(case)})\n  {argument} is taken now: it is no more outside, see OUTSIDE"
+            f"{one.name}({_text(case)})\n  {argument} is taken now: it is no more outside, see libraries.py"
         )
 
 
@@ -218,7 +209,8 @@ def _text(case: Case) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("tests", type=Path, help="flash-attn's tests/test_flash_attn.py")
+    parser.add_argument("tests", type=Path, help="the library's test file")
+    parser.add_argument("--library", choices=LIBRARIES, default="flash_attn", help="whose it is")
     parser.add_argument("--cases", type=int, default=24, help="of each function, at most")
     parser.add_argument(
         "--refused", type=int, default=3, help="of each refused argument and function, at most"
@@ -230,9 +222,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
-    left_out = () if options.gradients else BACKWARD_ONLY
+    library = LIBRARIES[options.library]
+    left_out = library.left_out + (() if options.gradients else library.backward_only)
     with surroundings(options.device, options.gradients):
-        found = samples(load(options.tests), options.cases, options.refused, options.longest, left_out)
+        found = samples(
+            load(options.tests, library), library, options.cases, options.refused, options.longest, left_out
+        )
         if options.device == "cuda" and not options.gradients:
             kernels = needed_kernels(found)
             major, minor = torch.cuda.get_device_capability()
@@ -273,7 +268,7 @@ def _print(found: list[Sample], outcomes: dict[str, Outcome], left_out: tuple[st
         for failure in outcome.failures[:5]:
             print(f"  FAILED {failure}")
     if left_out:
-        print(f"left out, since they assert nothing but gradients: {', '.join(left_out)}")
+        print(f"left out: {', '.join(left_out)}")
 
 
 if __name__ == "__main__":
