@@ -35,13 +35,12 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
         return planned_sequence<TRAITS, B_c>(launch, args.window_left, args.window_right, b);
     };
     PlannedGroups groups;
-    groups.start(launch.has_prompts);
+    groups.start();
     const int n_warps = static_cast<int>(gridDim.x) * kPlannedCombineWarps;
 #pragma unroll 1
     for (int number = static_cast<int>(blockIdx.x) * kPlannedCombineWarps + warp;; number += n_warps) {
-        const bool found = groups.advance_to(launch.batch, number, [&](int b, bool prompts) -> PlannedCount {
+        const bool found = groups.advance_to(launch.batch, number, [&](int b) -> PlannedCount {
             const PlannedSequence s = sequence(b);
-            if ((s.blocks > 1) != prompts) return {0, 0};
             const int64_t partial_rows = partial_rows_of(launch, s);
             return {partial_rows == 0 ? 0 : s.used * launch.group * launch.row_heads, partial_rows};
         });

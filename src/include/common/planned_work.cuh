@@ -5,8 +5,8 @@
 // head r % group of query r / group.
 //
 // Items. An item is one block of queries of one head (of rows), and one part of the keys (part_plan.cuh).
-// Sequences of several blocks, prompts, come before the others, decoding, so that the long items start first.
-// Within a sequence
+// Those of sequences of several blocks, prompts, are numbered for themselves, and so are the others',
+// decoding (planned_scheduler.cuh). Within a sequence
 //   - heads go in sections, whose keys stay in the L2 cache while all blocks of queries pass over them;
 //   - blocks of queries go from last to first: under a causal mask the longest items start first;
 //   - of one block the heads of the section come one after another, each with all its parts.
@@ -148,12 +148,11 @@ struct PlannedCount {
     int64_t partial_rows;
 };
 
-// The sequences of a launch in the order of their items; all functions are called by a whole warp.
+// The sequences of a launch, one behind the other; all functions are called by a whole warp.
 struct PlannedGroups {
     static constexpr int kGroup = kWarpSize;
 
     // The same on all lanes.
-    int prompts;                // 1: sequences of several blocks are gone through, 0: the others
     int first_sequence;         // of the group in hand
     int group_end;              // one past the number of its last item
     int64_t group_partial_end;  // the rows of the workspace behind it
@@ -161,31 +160,23 @@ struct PlannedGroups {
     int own_begin;        // the number of its first item
     int64_t own_partial;  // its first row in the workspace
 
-    FLASH_DEVICE void start(bool has_prompts) {
-        prompts = has_prompts;
+    FLASH_DEVICE void start() {
         first_sequence = -kGroup;
         group_end = own_begin = 0;
         group_partial_end = own_partial = 0;
     }
 
     // Takes the group that `number` is in. False: there is no such number. `count(b)`: the PlannedCount of
-    // sequence b, all zero if it is not of those that are gone through (`prompts`).
+    // sequence b.
     template <typename Count>
     FLASH_DEVICE bool advance_to(int batch, int number, const Count &count) {
         const int lane = threadIdx.x % kGroup;
         while (number >= group_end) {
             first_sequence += kGroup;
-            if (first_sequence >= batch) {
-                if (prompts == 0) {
-                    first_sequence -= kGroup;  // may be asked again
-                    return false;
-                }
-                prompts = 0;
-                first_sequence = 0;
-            }
+            if (first_sequence >= batch) return false;
             const int sequence = first_sequence + lane;
             PlannedCount own{0, 0};
-            if (sequence < batch) own = count(sequence, prompts != 0);
+            if (sequence < batch) own = count(sequence);
             int end = own.n;  // of this and all lanes before it
             int64_t partial_end = own.partial_rows;
 #pragma unroll
@@ -234,15 +225,19 @@ FLASH_DEVICE bool partial_fits(const PlannedLaunch &launch, const PlannedSequenc
 template <typename Kernel, typename Args, bool kSeenBefore = false>
 struct PlannedItems {
     PlannedGroups groups;
+    int prompts;  // whose items these are: 1: prompts', 0: the others'
 
-    FLASH_DEVICE void start(const Args &args) { groups.start(args.planned.has_prompts); }
+    FLASH_DEVICE void start(bool of_prompts) {
+        groups.start();
+        prompts = of_prompts;
+    }
 
     FLASH_DEVICE bool has(const Args &args, int number) {
-        return groups.advance_to(args.planned.batch, number, [&](int b, bool prompts) -> PlannedCount {
+        return groups.advance_to(args.planned.batch, number, [&](int b) -> PlannedCount {
             const PlannedSequence s = sequence(args, b);
-            if ((s.blocks > 1) != prompts) return {0, 0};
             // One that has no room in the workspace is not cut, and its numbers behind the last are idle.
-            return {s.blocks * args.planned.row_heads * s.parts, partial_rows_of(args.planned, s)};
+            const int n = s.blocks * args.planned.row_heads * s.parts;
+            return {(s.blocks > 1) == (prompts != 0) ? n : 0, partial_rows_of(args.planned, s)};
         });
     }
 

@@ -3,10 +3,11 @@
 
 namespace flash {
 
-// Items handed out, and blocks that have seen the end. Both are zero before and after a launch.
+// Items handed out, and blocks that have seen the end. All are zero before and after a launch.
 struct SchedulerCounter {
     int next;
     int finished_blocks;
+    int next_of_class;  // planned work has two classes of items
 };
 
 }  // namespace flash

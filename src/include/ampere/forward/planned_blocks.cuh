@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ampere/forward/kernel.cuh"
+#include "common/planned_scheduler.cuh"
 
 namespace flash::ampere {
 
@@ -147,72 +148,74 @@ FLASH_DEVICE void compute_planned_item(const ForwardKernelArgs &args, const Plan
     store_planned_rows<Kernel>(args, shared_item, state.O, state.softmax, warp_row);
 }
 
-// PlannedGroups of a warp, in as little shared memory as will do: two blocks share an SM's.
-struct StoredGroups {
-    int64_t own_partial[kWarpSize], group_partial_end;
-    int own_begin[kWarpSize], prompts, first_sequence, group_end;
+template <typename Kernel>
+using PlannedSchedulerOf = PlannedScheduler<Kernel, ForwardKernelArgs, Kernel::approximate_reference>;
 
-    FLASH_DEVICE PlannedGroups load() const {
+// The scheduler of a warp, in as little shared memory as will do: two blocks share an SM's.
+struct StoredScheduler {
+    int64_t own_partial[kWarpSize], group_partial_end;
+    int own_begin[kWarpSize], first_sequence, group_end, prompts, classes_left, number;
+
+    template <typename Scheduler>
+    FLASH_DEVICE Scheduler load() const {
         const int lane = threadIdx.x % kWarpSize;
-        PlannedGroups groups;
-        groups.prompts = prompts;
-        groups.first_sequence = first_sequence;
-        groups.group_end = group_end;
-        groups.group_partial_end = group_partial_end;
-        groups.own_begin = own_begin[lane];
-        groups.own_partial = own_partial[lane];
-        return groups;
+        Scheduler scheduler;
+        scheduler.items.prompts = prompts;
+        scheduler.items.groups.first_sequence = first_sequence;
+        scheduler.items.groups.group_end = group_end;
+        scheduler.items.groups.group_partial_end = group_partial_end;
+        scheduler.items.groups.own_begin = own_begin[lane];
+        scheduler.items.groups.own_partial = own_partial[lane];
+        scheduler.classes_left = classes_left;
+        scheduler.number = number;
+        return scheduler;
     }
 
-    FLASH_DEVICE void store(const PlannedGroups &groups) {
+    template <typename Scheduler>
+    FLASH_DEVICE void store(const Scheduler &scheduler) {
         const int lane = threadIdx.x % kWarpSize;
         __syncwarp();  // all lanes have loaded
-        own_begin[lane] = groups.own_begin;
-        own_partial[lane] = groups.own_partial;
+        own_begin[lane] = scheduler.items.groups.own_begin;
+        own_partial[lane] = scheduler.items.groups.own_partial;
         if (lane == 0) {
-            prompts = groups.prompts;
-            first_sequence = groups.first_sequence;
-            group_end = groups.group_end;
-            group_partial_end = groups.group_partial_end;
+            prompts = scheduler.items.prompts;
+            first_sequence = scheduler.items.groups.first_sequence;
+            group_end = scheduler.items.groups.group_end;
+            group_partial_end = scheduler.items.groups.group_partial_end;
+            classes_left = scheduler.classes_left;
+            number = scheduler.number;
         }
         __syncwarp();  // all lanes see it
     }
 };
 
-// Looks for item `number`, by one warp. Returns the number of the next. A function of its own, so that what
+// Looks for the next item, by one warp; `first`: there was none before. A function of its own, so that what
 // it takes costs the others no registers.
 template <typename Kernel>
-__device__ __noinline__ int find_planned_item(const ForwardKernelArgs &args, StoredGroups &found,
-                                              PlannedItem &item, int number) {
-    PlannedItems<Kernel, ForwardKernelArgs, Kernel::approximate_reference> items{found.load()};
+__device__ __noinline__ void find_planned_item(const ForwardKernelArgs &args, StoredScheduler &stored,
+                                               PlannedItem &item, bool first) {
+    PlannedSchedulerOf<Kernel> scheduler;
+    if (first) {
+        scheduler.start(args);
+    } else {
+        scheduler = stored.load<PlannedSchedulerOf<Kernel>>();
+    }
     PlannedItem next{};
-    next.end_kv_block = kNoItem;
-    if (items.has(args, number)) next = items.item(args, number);
-    found.store(items.groups);
-    const int lane = threadIdx.x % kWarpSize;
-    if (lane == 0) item = next;
-    if (args.counter == nullptr) return number + gridDim.x;
-    int taken = 0;
-    if (lane == 0 && next.end_kv_block != kNoItem) taken = atomicAdd(&args.counter->next, 1);
-    return __shfl_sync(kAllLanes, taken, 0) + gridDim.x;
+    if (!scheduler.next(args, next)) next.end_kv_block = kNoItem;
+    stored.store(scheduler);
+    if (threadIdx.x % kWarpSize == 0) item = next;
 }
 
 template <typename Kernel>
 FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
     __shared__ PlannedItem item;
-    __shared__ StoredGroups found;  // of the warp that looks for items
+    __shared__ StoredScheduler stored;  // of the warp that looks for items
     const int thread = threadIdx.x;
     wait_for_prerequisites();
     clear_planned_rows_of_none(args, args.output, args.grid.n_heads, thread, Kernel::n_threads);
-    if (thread < kWarpSize) {
-        PlannedGroups groups;
-        groups.start(args.planned.has_prompts);
-        found.store(groups);
-    }
-    int number = blockIdx.x;
 #pragma unroll 1
-    for (;;) {
-        if (thread < kWarpSize) number = find_planned_item<Kernel>(args, found, item, number);
+    for (bool first = true;; first = false) {
+        if (thread < kWarpSize) find_planned_item<Kernel>(args, stored, item, first);
         __syncthreads();  // the item is there
         if (item.end_kv_block == kNoItem) break;
         if (item.has_tiles()) {
@@ -223,12 +226,7 @@ FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
         __syncthreads();  // nobody reads the item, or shared memory, any more
     }
     launch_dependents();  // the kernel that combines the parts
-    if (args.counter == nullptr || thread != 0) return;
-    __threadfence();  // this block's numbers are taken before it counts as finished
-    if (atomicAdd(&args.counter->finished_blocks, 1) == static_cast<int>(gridDim.x) - 1) {
-        args.counter->next = 0;
-        args.counter->finished_blocks = 0;
-    }
+    if (thread == 0) PlannedSchedulerOf<Kernel>::finish(args);
 }
 
 }  // namespace flash::ampere

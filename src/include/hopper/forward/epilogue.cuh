@@ -197,9 +197,4 @@ FLASH_DEVICE void fill_item_without_keys(const ForwardKernelArgs &args, const Wo
     }
 }
 
-template <typename Kernel>
-FLASH_DEVICE void fill_item_without_keys(const ForwardKernelArgs &args, const PlannedItem &item) {
-    fill_planned_item(args.planned, args.output, item, threadIdx.x % 32, 32);
-}
-
 }  // namespace flash::hopper

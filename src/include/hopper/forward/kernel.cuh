@@ -8,6 +8,7 @@
 
 #include "common/ptx.cuh"
 #include "common/rows_of_none.cuh"
+#include "hopper/forward/planner.cuh"
 #include "hopper/forward/producer.cuh"
 #include "hopper/forward/work_loop.cuh"
 
@@ -51,15 +52,19 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         release_registers<Kernel::registers.producer>();
         const TensorMaps maps{q_map, k_map, v_map, o_map};
         const int warp = threadIdx.x / 32;
-        if (Kernel::warp_loads ? warp == 0 : threadIdx.x == 0) {
+        if constexpr (TRAITS.planned) {
+            if (threadIdx.x == 0) LoadThread<Kernel>{smem, maps, args}.run_planned();
+            if (warp == 1) run_planner(smem, args);
+            if (warp >= 2) {
+                clear_planned_rows_of_none(args, args.output, args.work.n_heads, threadIdx.x - 64, 64);
+            }
+        } else if (Kernel::warp_loads ? warp == 0 : threadIdx.x == 0) {
             LoadThread<Kernel>{smem, maps, args}.run();
         } else if (!Kernel::direct_store && threadIdx.x == 32) {
             run_store_thread<Kernel>(smem, maps, args);
         } else if (warp >= 2) {  // these have nothing else to do
             if constexpr (!Kernel::warp_loads) {
                 fill_rows_without_keys<Kernel>(args, threadIdx.x - 64, 64);
-            } else if constexpr (TRAITS.planned) {
-                clear_planned_rows_of_none(args, args.output, args.work.n_heads, threadIdx.x - 64, 64);
             } else if constexpr (TRAITS.varlen && !TRAITS.split) {
                 clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
                                    chunks_of_row<Kernel>(args), threadIdx.x - 64, 64);

@@ -31,16 +31,12 @@ FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem
     return {item.head, rows.batch, args.work.seq_len_q - rows.n_rows, rows.first_row + rows.n_rows};
 }
 
-template <typename Kernel>
-using NumberedItems = std::conditional_t<Kernel::traits.planned, PlannedItems<Kernel, ForwardKernelArgs>,
-                                         QueryItems<Kernel, ForwardKernelArgs>>;
-
 // The load thread. Tiles of an item go from last to first: ragged and diagonal tiles, which need masks,
 // come first, and the steady loop of the consumers has none. K of tile j - 1 is requested before V of tile
 // j, the order in which the consumers use them.
 template <typename Kernel>
 struct LoadThread {
-    using Items = Scheduler<Kernel, ForwardKernelArgs, SharedMemory<Kernel>, NumberedItems<Kernel>>;
+    using Items = Scheduler<Kernel, ForwardKernelArgs, SharedMemory<Kernel>>;
 
     const SharedMemory<Kernel> smem;
     const TensorMaps &maps;
@@ -62,9 +58,8 @@ struct LoadThread {
     FLASH_DEVICE void run() {
         const bool loads = !Kernel::warp_loads || threadIdx.x % 32 == 0;
         Items scheduler(args, smem);
-        if constexpr (Kernel::traits.planned) scheduler.items.start(args);
         while (scheduler.has_item()) {
-            const ItemOf<Kernel> item = scheduler.item();
+            const WorkItem item = scheduler.item();
             scheduler.advance();
             if (Kernel::warp_loads && !item.has_tiles()) {
                 fill_item_without_keys<Kernel>(args, item);
@@ -75,14 +70,46 @@ struct LoadThread {
         }
         if (!loads) return;
         load_pending_v();
-        // the kernel that combines the parts
-        if (Kernel::traits.split || Kernel::traits.planned) launch_dependents();
+        if (Kernel::traits.split) launch_dependents();  // the kernel that combines the parts
         announce_end();
         scheduler.finish();
     }
 
+    // Planned items come from another warp (planner.cuh). Called by one thread.
+    FLASH_DEVICE void run_planned() {
+        RingPosition<kFoundSlots> position{0};
+        for (;; position.advance()) {
+            const uint32_t slot = position.slot();
+            mbarrier_wait(smem.found_full(slot), position.phase());  // an item is there
+            const PlannedItem item = read_planned_item(smem.found(slot));
+            mbarrier_arrive(smem.found_empty(slot));
+            if (item.end_kv_block == kNoItem) break;
+            load_tiles(item, [](int) {});
+        }
+        load_pending_v();
+        launch_dependents();  // the kernel that combines the parts
+        announce_end();
+    }
+
   private:
-    FLASH_DEVICE void load_item(const ItemOf<Kernel> &item, Items &scheduler) {
+    static constexpr int kFoundSlots = max_of(SharedMemory<Kernel>::kFoundSlots, 1);
+
+    FLASH_DEVICE void load_item(const WorkItem &item, Items &scheduler) {
+        const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
+        load_tiles(item, [&](int kv_block) {
+            // Behind the second tile: this item's own first tiles come first.
+            if (Kernel::prefetch_next + Kernel::mail_slots > 0 &&
+                kv_block == max(item.end_kv_block - 2, first)) {
+                scheduler.deliver();
+                if (Kernel::prefetch_next > 0 && !scheduler.receives() && scheduler.has_item())
+                    prefetch_item(scheduler.item());
+            }
+        });
+    }
+
+    // `behind_tile` is called when a tile's loads have been issued.
+    template <typename BehindTile>
+    FLASH_DEVICE void load_tiles(const ItemOf<Kernel> &item, const BehindTile &behind_tile) {
         const TilePlace keys = key_place(item);
         // With one slot Q waits for the whole item before it: the first K goes first.
         if (Kernel::q_stages > 1) load_q(item);
@@ -93,19 +120,13 @@ struct LoadThread {
             if (Kernel::q_stages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
             pending_v = {kv_block, keys};
             k_position.advance();
-            // Behind the second tile: this item's own first tiles come first.
-            if (Kernel::prefetch_next + Kernel::mail_slots > 0 &&
-                kv_block == max(item.end_kv_block - 2, first)) {
-                scheduler.deliver();
-                if (Kernel::prefetch_next > 0 && !scheduler.receives() && scheduler.has_item())
-                    prefetch_item(scheduler.item());
-            }
+            behind_tile(kv_block);
         }
     }
 
     // Asks for the first tiles of an item that is yet to come. Until then memory would often stand idle:
     // shared memory has no room for them.
-    FLASH_DEVICE void prefetch_item(const ItemOf<Kernel> &item) const {
+    FLASH_DEVICE void prefetch_item(const WorkItem &item) const {
 #pragma unroll 1
         for (int column = 0; column < Kernel::d_head; column += kPanelColumns) {
             tma_prefetch(&maps.q, column, item.q_block * Kernel::B_r, item.head, item.batch);
@@ -125,7 +146,8 @@ struct LoadThread {
         }
     }
 
-    FLASH_DEVICE TilePlace key_place(const ItemOf<Kernel> &item) const {
+    template <typename Item>
+    FLASH_DEVICE TilePlace key_place(const Item &item) const {
         const int head = item.head / args.heads_per_kv_head;
         if constexpr (!Kernel::traits.varlen) return {head, item.batch, 0, 0};
         if constexpr (Kernel::traits.paged) return {head, item.batch, 0, item.seq_len_k};
