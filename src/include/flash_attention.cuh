@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "generated/structs.cuh"
+#include "mod_arguments.cuh"
 
 namespace flash {
 
@@ -74,6 +75,8 @@ struct ForwardProblem {
     int64_t partial_rows;
     // Multiprocessors that the launch may use, by kernels whose blocks are persistent; 0: all.
     int n_sms;
+    // What a kernel with a mod is told; nullptr for one without. Read while `launch` runs, and not later.
+    const ModArguments *mod;
 };
 
 // Resources of a compiled kernel as the driver reports them for the current device.
@@ -97,6 +100,7 @@ struct ForwardKernelRecord {
     int (*load)();
     int (*launch)(const ForwardProblem &problem, void *stream);
     int (*attributes)(KernelAttributes &out);
+    ModSignature mod{};  // what problem.mod has to hold; by default it is not read
 };
 
 // What a kernel library exports. `abi` is kAbiVersion of the headers it was compiled from.

@@ -34,6 +34,7 @@ class Choice:
         slots: of a planned kernel, thread blocks that run at a time, by which the device cuts keys into
             parts; 0: it does not.
         wanted: the kernel that would run if it were built; None: it is the one that runs.
+        gradients: of a forward pass whose gradients are wanted: what computes these; None: else.
     """
 
     kernel: Kernel
@@ -43,6 +44,7 @@ class Choice:
     problem: AttentionProblem | None = None
     wanted: Kernel | None = None
     slots: int = 0
+    gradients: Choice | None = None
 
     @property
     def fused(self) -> bool:
@@ -63,4 +65,6 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
         lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
+        if self.gradients is not None:
+            lines.append(f"gradients by {self.gradients}")
         return "\n".join(lines)

@@ -47,6 +47,7 @@ class Problem(ctypes.Structure):
         ),
         ("partial_rows", ctypes.c_int64),
         ("n_sms", ctypes.c_int),
+        ("mod", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
     ]
 

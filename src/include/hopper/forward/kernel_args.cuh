@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "common/mod.cuh"
 #include "common/page_table.cuh"
 #include "common/planned_output.cuh"
 #include "common/scheduler_counter.cuh"
@@ -55,6 +56,22 @@ struct ForwardKernelArgs {
 // What is known of an item.
 template <typename Kernel>
 using ItemOf = std::conditional_t<Kernel::traits.planned, PlannedItem, WorkItem>;
+
+// With a mod, what it captures too.
+template <typename Mod>
+struct ModKernelArgs : ForwardKernelArgs {
+    ModOfLaunch<Mod> mod;
+};
+template <typename Mod>
+struct KernelArgsOf {
+    using Type = ModKernelArgs<Mod>;
+};
+template <>
+struct KernelArgsOf<NoMod> {
+    using Type = ForwardKernelArgs;
+};
+template <typename Mod>
+using KernelArgs = typename KernelArgsOf<Mod>::Type;
 
 // Where an item's queries are in q, o and lse, and how many its sequence has.
 template <ForwardTraits TRAITS>

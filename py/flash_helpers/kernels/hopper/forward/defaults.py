@@ -36,8 +36,10 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             found[0],
             problem.causal,
             rows,
+            exact=problem.mod is not None,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split and not problem.planned}),
+            mod=problem.mod is not None,
         )
         return kernel.config, reason
 
