@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
-from flash_attention.call import DENSE, Packed, shifted
+from flash_attention.call import DENSE, Packed, PackedCached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_dropout, checked_factors, checked_sms, checked_window
+from flash_attention.checks.options import (
+    checked_dropout,
+    checked_factors,
+    checked_sms,
+    checked_splits,
+    checked_window,
+)
 from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
@@ -172,12 +178,16 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> Tensor: ...
 
@@ -188,12 +198,16 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: Literal[True],
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -204,12 +218,16 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: bool,
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> Result: ...
 
@@ -219,7 +237,7 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -242,19 +260,27 @@ def attention_varlen(
     mask_mod: MaskMod | None = None,
     dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    n_splits: int | None = None,
     **unknown: Never,
 ) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
 
     Each sequence is computed as ``attention`` computes it alone; masks are aligned within the sequence.
+    Prompts, chunks of prompts, decoding and the verification of drafts over a cache of keys are one call:
+    a sequence has as many queries as its offsets say, and as many keys as ``seqused_k`` says. These numbers
+    stay on the device, where the work is divided, so that one CUDA graph serves all lengths.
 
     Args:
         q: (total_q, n_heads, d_head).
-        k: (total_k, n_heads_kv, d_head).
-        v: (total_k, n_heads_kv, d_head_v).
+        k: (total_k, n_heads_kv, d_head); without ``cu_seqlens_k`` (batch, capacity, n_heads_kv, d_head), with
+            ``block_table`` (n_pages, page_size, n_heads_kv, d_head).
+        v: (total_k, n_heads_kv, d_head_v), or as k.
         cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q. Rows
             behind the last end are padding: their output is 0, their LSE -inf.
-        cu_seqlens_k: likewise in k and v.
+        cu_seqlens_k: likewise in k and v; None: keys are a cache, and ``seqused_k`` says how many count.
         max_seqlen_q: the most queries of one sequence.
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
@@ -263,6 +289,16 @@ def attention_varlen(
             n_sms, deterministic, backward_config, dropout_p, dropout_seed: as in ``attention``.
         score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
             it.
+        seqused_q: (batch,) int32 on the device of q: of a sequence's queries only the first so many count.
+            The others are padding, as the rows behind the last end. None: all.
+        seqused_k: (batch,) int32 on the device of q: of a sequence's keys only the first so many count;
+            more than there is room for are cut down to it. None: all.
+        block_table: (batch, max_pages) int32 on the device of q: key j of sequence b is row
+            ``j % page_size`` of page ``block_table[b, j // page_size]``. See ``attention_cached``.
+        n_splits: parts that the keys of each sequence are cut into, 1 … 256; None: the device finds the
+            number for each, by its lengths. It is visible in time, and in rounding, alone.
+
+    With one of the last four a call has no gradient.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -292,13 +328,21 @@ def attention_varlen(
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
                 key += (None if backward_config is None else id(backward_config),)
-            packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-            result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
+            if n_splits is not None:
+                key += (checked_splits(n_splits),)
+            rows = cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k)
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
-    layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    layout: Packed | PackedCached
+    if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is n_splits is None:
+        layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    else:
+        counts = seqused_q, seqused_k, block_table
+        longest = max_seqlen_q, max_seqlen_k
+        layout = PackedCached(cu_seqlens_q, cu_seqlens_k, *counts, *longest, n_splits, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)
         if result is not None:

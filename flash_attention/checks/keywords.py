@@ -63,8 +63,11 @@ ADVICE = {
     "num_splits": "leave it out: the library chooses how many parts the keys are cut into",
     "cu_seqlens_q": "flash_attention.attention_varlen takes packed sequences",
     "cu_seqlens_k": "flash_attention.attention_varlen takes packed sequences",
-    "seqused_k": "flash_attention.cached.attention_cached takes a cache of keys",
-    "block_table": "flash_attention.cached.attention_cached takes a cache of keys in pages",
+    "seqused_q": "flash_attention.attention_varlen(…, seqused_q=…) takes packed queries",
+    "seqused_k": "flash_attention.attention_varlen takes a cache of keys, for packed queries; "
+    "flash_attention.cached.attention_cached for batches",
+    "block_table": "flash_attention.attention_varlen takes a cache of keys in pages, for packed queries; "
+    "flash_attention.cached.attention_cached for batches",
     "config": "flash_attention.attention(…, config=…) takes a configuration",
     "backward_config": "flash_attention.attention(…, backward_config=…) takes one of the gradients",
     "sinks": "flash_attention.attention(…, sinks=…) takes sinks",

@@ -3,6 +3,7 @@
     flash_attention::attention_backward         -> (dq, dk, dv, dsinks)
     flash_attention::attention_varlen_backward  -> likewise
     flash_attention::attention_cached_backward  -> likewise
+    flash_attention::attention_packed_cached_backward  -> likewise; never called, for it has no gradient
 
 Gradients that are not wanted have shape (0,).
 """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from flash_attention.call import Layout
+from flash_attention.call import Layout, PackedCached
 from flash_attention.checks.tensors import no_derivative, records_gradients
 from flash_attention.devices import backend
 from flash_attention.mods.tracing import Traced
@@ -55,6 +55,12 @@ def check_differentiable(layout: Layout, options: Options) -> None:
         raise NotImplementedError(
             "a gradient is wanted, and keys in pages (block_table) have none: call under torch.no_grad(), "
             "or pass the keys in one piece, without block_table"
+        )
+    if isinstance(layout, PackedCached):
+        raise NotImplementedError(
+            "a gradient is wanted, and packed queries with seqused_q, seqused_k or keys in a cache have "
+            "none: call under torch.no_grad(), or pack the queries and keys that count, with cu_seqlens_q "
+            "and cu_seqlens_k alone"
         )
     if options.n_sms is not None:
         raise NotImplementedError(

@@ -46,8 +46,8 @@ def repeat(key: Key, *given: Any) -> Any:
 
     Args:
         key: the call's name and options, a configuration by its ``id``.
-        given: (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, numbers …), the last
-            may lack.
+        given: (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q,
+            numbers …), the last may lack.
 
     Returns:
         The call's result, or None: it has to go the long way.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attention.backends.without_keys import fill_without_keys
+from flash_attention.backends.without_keys import fill_packed_without_keys, fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, Ran, Scores
+from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, PackedCached, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
@@ -51,7 +51,11 @@ def forward_pass(
     elif not isinstance(layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
-        fill_without_keys(call.out, call.lse, options.sinks)
+        if isinstance(layout, PackedCached):
+            rows = layout.cu_seqlens_q, layout.seqused_q
+            fill_packed_without_keys(call.out, call.lse, options.sinks, *rows)
+        else:
+            fill_without_keys(call.out, call.lse, options.sinks)
     else:
         chosen_in = generation.number()
         if not (q.is_cuda or options.return_lse):
@@ -82,7 +86,7 @@ def _checked(
 ) -> Call:
     """The call with its results. Whatever can be known is refused before one number of a tensor is read."""
     sinks, out = options.sinks, options.out
-    checks.check_inputs(q, k, v, sinks, layout.axes, layout.paged)
+    checks.check_inputs(q, k, v, sinks, layout.axes, layout.paged, layout_kv=layout.axes_kv)
     scale = checked_scale(options.softmax_scale, q.shape[-1])
     layout.check(q, k)
     inputs = {"q": q, "k": k, "v": v, "sinks": sinks, **layout.tensors(), **_captured(traced)}

@@ -22,7 +22,7 @@
 
 namespace flash::binding {
 
-inline constexpr int kMostGivenSlots = 11;  // of any pass
+inline constexpr int kMostGivenSlots = 12;  // of any pass
 inline constexpr int kMaxNumbers = 2;
 
 // ---------------------------------------------------------------- forward
@@ -39,6 +39,7 @@ struct ForwardPass {
         kCuSeqlensK,
         kSequsedK,
         kBlockTable,
+        kSequsedQ,
         kLse,
         kWorkspace,
         kSlots
@@ -48,7 +49,8 @@ struct ForwardPass {
     static constexpr const char *kMadeNames = "out, lse, workspace";
     static constexpr const char *kTable = "CallTable";
     static constexpr const char *kCall =
-        "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)\n\n"
+        "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
+        "*numbers)\n\n"
         "The result of a call that is known here, or None. The same as calling the table, which takes "
         "longer.";
 
@@ -68,10 +70,11 @@ struct ForwardPass {
         f(problem.cu_seqlens_k, kCuSeqlensK);
         f(problem.seqused_k, kSequsedK);
         f(problem.block_table, kBlockTable);
+        f(problem.seqused_q, kSequsedQ);
         f(problem.partial_o, kWorkspace);
         f(problem.partial_lse, kWorkspace);
     }
-    static constexpr int kPointers = 12;
+    static constexpr int kPointers = 13;
 
     static const Kernel *kernel_of_launch(PyObject *function) {
         return binding::kernel_of_method(function, as_method(&kernel_launch));
@@ -108,6 +111,7 @@ struct BackwardPass {
         kCuSeqlensK,
         kSequsedK,
         kBlockTable,
+        kSequsedQ,
         kDq,
         kDk,
         kDv,
@@ -119,7 +123,8 @@ struct BackwardPass {
     static constexpr const char *kMadeNames = "dq, dk, dv, workspace";
     static constexpr const char *kTable = "BackwardCallTable";
     static constexpr const char *kCall =
-        "call(q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)"
+        "call(q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
+        "*numbers)"
         "\n\n(dq, dk, dv, workspace) of a call that is known here, each None where it is not made; or None. "
         "The same as calling the table, which takes longer.";
 
@@ -139,7 +144,7 @@ struct BackwardPass {
         f(problem.dv, kDv);
         f(problem.cu_seqlens_q, kCuSeqlensQ);
         f(problem.cu_seqlens_k, kCuSeqlensK);
-        f(problem.seqused_q, kSequsedK);  // is of no launch that is remembered
+        f(problem.seqused_q, kSequsedQ);  // is of no launch that is remembered
         f(problem.seqused_k, kSequsedK);
         f(problem.delta, kWorkspace);
         f(problem.lse_log2, kWorkspace);

@@ -331,8 +331,10 @@ CACHE_REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
             torch.zeros(2, 3).long(),
         )
     ],
-    "cache_leftpad": [value(torch.zeros(2).int()), value(0)],
-    "num_splits": [value(x) for x in (1, 4, False, "0", -1)],
+    "cache_leftpad": [
+        value(x) for x in (0, torch.zeros(3).int(), torch.zeros(2), torch.zeros(2).int() - 1)
+    ],
+    "num_splits": [value(x) for x in (257, 1.0, False, "0", -1)],
     "rotary_interleaved": [value(x) for x in ("no", 2, None)],
     "return_softmax_lse": [value(x) for x in ("no", 2, None)],
     **{name: REFUSED[name] for name in ("softmax_scale", "causal", "window_size", "softcap", "alibi_slopes")},

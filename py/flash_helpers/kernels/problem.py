@@ -17,6 +17,7 @@ BACKWARD = "backward"
 MODS = (("score_mod", "score"), ("mask_mod", "visible"))  # arguments of attention, and results of a mod
 HEAD_SIZES = range(8, 257, 8)
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+MAX_SPLITS = 256  # ``kMaxSplits`` of ``split_combine.cuh``: the parts that can be combined
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
 
 
@@ -42,6 +43,9 @@ class AttentionProblem:
         cached: not packed, but of each batch item only so many keys exist as a tensor on the device says;
             seq_len_k is the capacity. ``varlen`` is on.
         paged: keys lie in pages, which a table on the device names; ``cached`` is on.
+        planned: queries are packed, and a tensor on the device says how many of a sequence's keys, or
+            queries, count: the kernel finds its work, and the parts of the keys, on the device. ``cached``
+            is on.
         lse: the log-sum-exp is wanted.
         out_float32: the output is float32 and is not rounded.
         n_sms: SMs that the call may use; None: all of the device.
@@ -69,6 +73,7 @@ class AttentionProblem:
     varlen: bool = False
     cached: bool = False
     paged: bool = False
+    planned: bool = False
     lse: bool = False
     tma_obstacle: str | None = None
     out_float32: bool = False
@@ -106,6 +111,13 @@ class AttentionProblem:
         return self.seq_len_q <= MAX_DECODE_ROWS and self.seq_len_k >= MIN_DECODE_KEYS
 
     @property
+    def rows_of_sequence(self) -> int:
+        """The most rows that the queries of a sequence are for a kernel: planned ones have grouped heads as
+        rows."""
+        group = self.n_heads // self.n_heads_kv if self.planned and self.n_heads_kv else 1
+        return self.seq_len_q * group
+
+    @property
     def sees_nothing(self) -> bool:
         """No query sees any key, whatever the lengths of the sequences are."""
         if self.left is not None and self.right is not None and self.left + self.right < 0:
@@ -124,7 +136,9 @@ class AttentionProblem:
         and packed sequences have offsets of their own: they stay as they are. So does a window over a cache,
         whose last key only the device knows.
         """
-        if self.direction != FORWARD or (self.varlen and not self.cached) or self.sees_nothing:
+        if self.direction != FORWARD or self.planned or self.sees_nothing:
+            return self
+        if self.varlen and not self.cached:
             return self
         if self.mod is not None:  # its places are those of the call
             return self
@@ -168,9 +182,10 @@ class AttentionProblem:
             "sinks": self.sinks,
             "varlen": self.varlen,
             "paged": self.paged,
+            "planned": self.planned,
         }
         if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
-            del features["sinks"], features["paged"]
+            del features["sinks"], features["paged"], features["planned"]
         return features
 
     @property

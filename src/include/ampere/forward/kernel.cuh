@@ -31,6 +31,19 @@
 
 namespace flash::ampere {
 
+// Which queries the rows of a thread block are. Planned work has the heads of a group as rows of one query.
+template <typename Kernel>
+struct BlockRows {
+    FLASH_DEVICE static int query(int row) { return row; }
+};
+template <typename Kernel>
+    requires(Kernel::traits.planned)
+struct BlockRows<Kernel> {
+    RowDivisor by_group;
+    int n_rows;  // that exist
+    FLASH_DEVICE int query(int row) const { return by_group.divide(row); }
+};
+
 // What a warp holds while its thread block works on one Q block.
 template <typename Kernel>
 struct ForwardWarp {
@@ -46,6 +59,7 @@ struct ForwardWarp {
     const WarpPair<Kernel> pair;  // used with paired_warps only
     [[no_unique_address]] const ScoreMods<Kernel> mods;
     [[no_unique_address]] TileWalk<Kernel> walk;  // over the K/V blocks that a mod leaves something of
+    [[no_unique_address]] const BlockRows<Kernel> rows{};
 
     // Q and the first K/V blocks are under way.
     FLASH_DEVICE void prepare_Q() {
@@ -95,6 +109,7 @@ struct ForwardWarp {
     // Whether any of the warp's queries exists. With split keys a Q block may be a single query: warps that
     // have none only copy. Elsewhere that is not worth a branch.
     FLASH_DEVICE bool has_rows() const {
+        if constexpr (Kernel::traits.planned) return warp_row() < rows.n_rows;
         return !Kernel::traits.split || q_row + warp_row() < mask.seq_len_q;
     }
 
@@ -141,10 +156,19 @@ struct ForwardWarp {
         int row;
     };
     FLASH_DEVICE BlockView view_from(int first_key) const {
-        BlockView view{mask, q_row - first_key + warp_row()};
+        BlockView view{mask, q_row - first_key + rows.query(warp_row())};
         view.mask.seq_len_q -= first_key;
         view.mask.seq_len_k -= first_key;
         return view;
+    }
+
+    // By how many queries the warp's last row is behind its first.
+    FLASH_DEVICE int last_row_behind() const {
+        if constexpr (Kernel::traits.planned) {
+            const int first = warp_row();
+            return rows.query(first + Kernel::warp_rows - 1) - rows.query(first);
+        }
+        return Kernel::warp_rows - 1;
     }
 
     // Under a causal mask or a window the rows of some warps end before a block that others see, or begin
@@ -152,7 +176,7 @@ struct ForwardWarp {
     FLASH_DEVICE bool may_see(int first_key) const {
         if constexpr (!Kernel::traits.causal && !Kernel::traits.window) return true;
         const auto [mask, row] = view_from(first_key);
-        const bool ends_behind = mask.visible_end(row + Kernel::warp_rows - 1) > 0;
+        const bool ends_behind = mask.visible_end(row + last_row_behind()) > 0;
         const bool begins_before = mask.visible_begin(row) < Kernel::B_c;
         return __any_sync(kAllLanes, ends_behind && begins_before);  // tells the compiler: all lanes agree
     }
@@ -162,7 +186,7 @@ struct ForwardWarp {
         const auto [mask, first_row] = view_from(first_key);
         bool all_visible = mask.visible_end(first_row) >= Kernel::warp_keys;
         if constexpr (Kernel::traits.window) {
-            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= 0;
+            all_visible = all_visible && mask.visible_begin(first_row + last_row_behind()) <= 0;
         }
         if (__all_sync(kAllLanes, all_visible)) return;  // no row of the warp ends or begins here
         const int lane = computed_here(threadIdx.x % kWarpSize);
@@ -171,7 +195,10 @@ struct ForwardWarp {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const MatrixCoordinate at = accumulator(lane, i);
-                const int row = first_row + m * kMmaM + at.row;
+                int row = first_row + m * kMmaM + at.row;
+                if constexpr (Kernel::traits.planned) {
+                    row = q_row - first_key + rows.query(warp_row() + m * kMmaM + at.row);
+                }
                 const int end = mask.visible_end(row) - at.column;
                 const int begin = mask.visible_begin(row) - at.column;
 #pragma unroll
@@ -368,19 +395,27 @@ __device__ __noinline__ void recompute_q_block(const ForwardKernelArgs &args) {
     compute_q_block<Exact>(args);
 }
 
+// Planned work (planned_blocks.cuh).
+template <typename Kernel>
+FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args);
+
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
-    if constexpr (TRAITS.varlen && !TRAITS.split) {
-        const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
-        clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
-                           args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
-    }
-    const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
-    if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
-        // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
-        if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+    if constexpr (TRAITS.planned) {
+        run_planned_items<StaticForwardKernelConfig<CFG, TRAITS>>(args);
+    } else {
+        if constexpr (TRAITS.varlen && !TRAITS.split) {
+            const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
+            clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
+                               args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
+        }
+        const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
+        if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
+            // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
+            if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+        }
     }
 }
 

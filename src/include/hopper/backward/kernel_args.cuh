@@ -5,8 +5,8 @@
 #include "common/backward/dq_sums.cuh"
 #include "common/backward/modified_score.cuh"
 #include "common/backward/visible_rows.cuh"
+#include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
-#include "tma/scheduler_counter.cuh"
 
 namespace flash::hopper {
 

@@ -17,12 +17,12 @@
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
 #include "common/early_launch.cuh"
+#include "common/scheduler_counters.cuh"
+#include "common/sm_count.cuh"
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/dq_kernel.cuh"
 #include "hopper/backward/encode_maps.cuh"
 #include "hopper/backward/kernel.cuh"
-#include "tma/scheduler_counters.cuh"
-#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 

@@ -36,7 +36,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
-    WorkItem item;
+    ItemOf<Kernel> item;
     int kv_block;                    // tile in hand
     TileKind kind = TileKind::FULL;  // what a mod's mask leaves of it
 
@@ -116,7 +116,11 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         const int first_column = kv_block * B_c;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int row = row0 + 8 * r;
+            int row = row0 + 8 * r;
+            if constexpr (Kernel::traits.planned && Kernel::masks_diagonal) {
+                row =
+                    this->query_of(warpgroup * kWarpgroupRows + warp * 16 + accumulator(lane, 0).row + 8 * r);
+            }
             if constexpr (Kernel::traits.window) {
                 keep_columns<B_c, true>(rmem_S, r, lane, this->mask().visible_end(row) - first_column,
                                         this->mask().visible_begin(row) - first_column);
@@ -143,10 +147,10 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         return {{softmax.sum[0], softmax.sum[1]}, {softmax.reference[0], softmax.reference[1]}};
     }
 
-    FLASH_DEVICE void finish(const WorkItem &ended, const RowState &state, uint32_t q_slot) {
+    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const RowState &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
-        const WorkItem done = Kernel::direct_store ? ended : read_item(smem, q_slot);
+        const ItemOf<Kernel> done = Kernel::direct_store ? ended : read_item_of(smem, q_slot);
         finish_item<Kernel>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
     }
 
@@ -225,7 +229,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     FLASH_DEVICE void fetch_item() {
         mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
-        item = read_item(smem, q.slot());
+        item = read_item_of(smem, q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kAllLanes, item.q_block, 0);
         item.end_kv_block = __shfl_sync(kAllLanes, item.end_kv_block, 0);

@@ -85,7 +85,7 @@ FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
 
 // The last P V of `item`, alone. With AFTER_LAST_PV it opens a turn that goes on with the next item.
 template <typename Kernel>
-FLASH_DEVICE void last_pv(Consumer<Kernel> &wg, const WorkItem &item) {
+FLASH_DEVICE void last_pv(Consumer<Kernel> &wg, const ItemOf<Kernel> &item) {
     clear_hidden_values(wg, item, wg.kv);
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());

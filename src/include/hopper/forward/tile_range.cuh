@@ -30,19 +30,40 @@ struct TileRange {
         return self().item.q_block * B_r + self().warpgroup * kWarpgroupRows;
     }
 
+    // The query of row `row` of the item's block.
+    FLASH_DEVICE int query_of(int row) const {
+        if constexpr (Kernel::traits.planned) {
+            const PlannedLaunch &planned = self().args.planned;
+            return self().item.q_block * planned.block_queries + planned.by_group.divide(row);
+        } else {
+            return self().item.q_block * B_r + row;
+        }
+    }
+    // That of the warpgroup's first row.
+    FLASH_DEVICE int first_query() const {
+        if constexpr (Kernel::traits.planned) {
+            return query_of(self().warpgroup * kWarpgroupRows);
+        } else {
+            return first_row();
+        }
+    }
+
     // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
     // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
     // reference is one of its scores.
     FLASH_DEVICE int last_masked_block() const {
         int right = Kernel::traits.window ? self().args.window_right : 0;
         if constexpr (Kernel::traits.causal) right = min(right, 0);
-        return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
+        return max(end_of_loops(), (first_query() + seq_len_k() - seq_len_q() + right) / B_c);
     }
 
     // Masks of the left edge begin before this tile.
     FLASH_DEVICE int first_whole_block() const {
         if constexpr (!Kernel::traits.window) return end_of_loops();
-        const int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        if constexpr (Kernel::traits.planned) {
+            last_row = min(query_of(self().warpgroup * kWarpgroupRows + kWarpgroupRows - 1), seq_len_q() - 1);
+        }
         return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
     }
 

@@ -32,7 +32,7 @@ template <typename Kernel>
 FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
     overlapped_tiles(wg);
     const uint32_t q_slot = wg.q.slot();
-    const WorkItem done = wg.item;
+    const ItemOf<Kernel> done = wg.item;
     wg.q.advance();
     if constexpr (Kernel::cfg.next_item == NextItem::AFTER_LAST_PV) {
         last_pv(wg, done);

@@ -43,7 +43,8 @@ def choose_hopper_kernel(
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen or mod else CHOICES
+    has_parts = traits.split or traits.planned
+    choices = SPLIT_CHOICES if has_parts else VARLEN_CHOICES if traits.varlen or mod else CHOICES
     for choice in choices:
         if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len):
             return _kernel(choice.config, dtype, traits, exact), choice.reason
