@@ -61,9 +61,7 @@ def forward_pass(
             configs = options.config, options.backward_config
             captured = () if traced is None else enumerate(traced.tensors)
             learnt = tuple(place for place, x in captured if x.requires_grad)
-            choice, _ = choose_with_gradients(
-                problem, q.device, *configs, is_deterministic(options), learnt
-            )
+            choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options), learnt)
         else:
             choice = choose(problem, q.device, options.config)
             if keep_lse and options.backward_config is not None:  # which is refused before anything runs
