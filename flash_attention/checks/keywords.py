@@ -46,8 +46,8 @@ ADVICE = {
     "dropout_p": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
     "dropout": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
     "alibi_slopes": "there is no such bias of scores; a score_mod adds one (flash_attention.mods.dense_bias)",
-    "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function, on CPU tensors",
-    "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function, on CPU tensors",
+    "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function",
+    "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function",
     "attn_mask": "causal and window say which keys are visible, attention_varlen takes padded batches "
     "without their padding, and flash_attention.mods.dense_mask makes a mask_mod of a tensor",
     "attention_mask": "attention_varlen takes batches without padding, and flash_attention.mods.dense_mask "

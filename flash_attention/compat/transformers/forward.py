@@ -62,8 +62,7 @@ def attention_forward(
 
     Raises:
         NotImplementedError: what no kernel computes; the message names it.
-        NoKernelError: on a CUDA device a mask that is no band, position_bias or dropout, as long as no kernel
-            has them.
+        NoKernelError: dropout on a CUDA device.
         TypeError: not float16 or bfloat16: load the model with ``dtype="bfloat16"``.
         ValueError: arguments that contradict one another.
     """
