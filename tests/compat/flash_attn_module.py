@@ -20,7 +20,12 @@ def install() -> None:
     """Makes ``import flash_attn`` find this library, whether that package is installed or not."""
     functions = {name: getattr(flash_attn_interface, name) for name in flash_attn_interface.__all__}
     module_of("flash_attn", **functions)
-    module_of("flash_attn.flash_attn_interface", **functions, _get_block_size_n=_get_block_size_n)
+    module_of(
+        "flash_attn.flash_attn_interface",
+        **functions,
+        _get_block_size_n=_get_block_size_n,
+        USE_TRITON_ROCM=False,  # of later releases
+    )
     module_of("flash_attn.bert_padding", pad_input=pad_input, unpad_input=unpad_input)
     module_of("flash_attn.layers")
     module_of("flash_attn.layers.rotary", apply_rotary_emb=apply_rotary_emb)

@@ -31,7 +31,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -47,7 +47,7 @@ from torch.overrides import TorchFunctionMode
 
 from flash_attention.backends import backend
 from flash_helpers.build import build_kernels
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 # Functions that assert nothing but gradients.
 BACKWARD_ONLY = (
@@ -217,19 +217,31 @@ class KernelWantedError(Exception):
     """A case has come to its launch."""
 
 
-def needed_kernels(found: list[Sample]) -> list[ForwardKernel]:
-    """Runs every case up to its launch and notes the kernel."""
-    kernels: dict[ForwardKernel, None] = {}
+def needed_kernels(found: list[Sample]) -> list[Kernel]:
+    """Runs every case up to its launch and notes the kernel, and that of its gradients."""
+    kernels: dict[Kernel, None] = {}
+    load = backend("cuda").load_kernel
 
-    def note(kernel: ForwardKernel, device: object = None) -> None:
+    def note(kernel: Kernel, device: object = None) -> None:
         kernels[kernel] = None
         raise KernelWantedError
 
-    with mock.patch.object(backend("cuda"), "get_kernel", note):
+    def note_missing(wanted: Iterable[Kernel], device: torch.device) -> None:
+        target = backend("cuda").device_facts_of(device).target
+        missing = [kernel for kernel in wanted if load(kernel, target) is None]
+        kernels.update(dict.fromkeys(missing))
+        if missing:
+            raise KernelWantedError
+
+    cuda = backend("cuda")
+    with (
+        mock.patch.object(cuda, "get_kernel", note),
+        mock.patch.object(cuda, "build_at_once", note_missing),
+    ):
         for one in found:
             for case in one.cases:
                 # Anything else that is raised is raised again when the case runs.
-                with contextlib.suppress(Exception, pytest.skip.Exception):
+                with contextlib.suppress(Exception, pytest.skip.Exception, pytest.fail.Exception):
                     one.function(**case)
     return list(kernels)
 
@@ -262,7 +274,7 @@ def run(one: Sample, end: float) -> Outcome:
             outcome.passed += 1
         except (pytest.skip.Exception, pytest.xfail.Exception):
             outcome.skipped += 1
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error} at {where.name}: {where.line}"
             lines = (f"{one.name}({_text(case)})", what, *printed.getvalue().splitlines())
@@ -281,7 +293,7 @@ def _run_refused(one: Sample, argument: str, case: Case, outcome: Outcome) -> No
             outcome.refused[argument] += 1
         else:
             outcome.failures.append(f"{one.name}({_text(case)})\n  refused for another reason: {error}")
-    except Exception as error:
+    except (Exception, pytest.fail.Exception) as error:
         outcome.failures.append(
             f"{one.name}({_text(case)})\n  {argument} is not refused but: {type(error).__name__}: {error}"
         )
@@ -319,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = samples(module, options.cases, options.refused, options.longest, left_out, names)
         part, parts = map(int, options.part.split("/"))
         found = [replace(one, cases=one.cases[part::parts]) for one in found]
-        if options.device == "cuda" and not options.gradients:
+        if options.device == "cuda":
             kernels = needed_kernels(found)
             major, minor = torch.cuda.get_device_capability()
             build_kernels(kernels, [10 * major + minor])

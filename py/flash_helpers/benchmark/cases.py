@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from flash_helpers.benchmark.correctness import reference
+from flash_helpers.benchmark.expected import gradients
 from flash_helpers.content import ContentError
 from flash_helpers.flops import attention_flop, visible_pairs
 from flash_helpers.kernels.dtype import DType
 
 DTYPE = DType.BF16
 D_HEAD = 128
+GRADIENTS = "gradients"
+"""The feature of dense cases whose calls give the gradients of q, k and v, by way of autograd."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,14 @@ class Inputs:
 
     Attributes:
         ends: (sequences + 1,) int32, where packed sequences begin and the last one ends; None: not packed.
+        dout: gradient of the output, of cases that are differentiated; None: of others.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     ends: Tensor | None
+    dout: Tensor | None = None
 
 
 def make_inputs(case: Case, device: torch.device) -> Inputs:
@@ -118,11 +123,13 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
         normal(n, h)
         for n, h in ((case.seq_q, case.heads), (case.seq_k, case.heads_kv), (case.seq_k, case.heads_kv))
     )
-    return Inputs(q, k, v, ends)
+    return Inputs(q, k, v, ends, normal(case.seq_q, case.heads) if case.feature == GRADIENTS else None)
 
 
-def expected_output(case: Case, x: Inputs) -> Tensor:
-    """What is right, by ``correctness.reference``: float32, of the shape of q."""
+def expected_output(case: Case, x: Inputs) -> Tensor | tuple[Tensor, ...]:
+    """What is right, by ``correctness.reference``: float32, of the shape of q; or the three gradients."""
+    if x.dout is not None:
+        return gradients(x.q, x.k, x.v, x.dout, case.causal)
     if not case.lengths:
         return reference(x.q, x.k, x.v, case.causal, case.limits)
     sequences = zip(*(t.split(case.lengths) for t in (x.q, x.k, x.v)), strict=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -90,6 +91,23 @@ def package_call(module: str, case: Case, x: Inputs) -> Call:
         return result[0] if isinstance(result, tuple) else result
 
     return call
+
+
+def differentiated(contestant: Contestant) -> Contestant:
+    """Whose call runs the other's with gradients recorded, and then the backward pass through it."""
+
+    def bind(case: Case, x: Inputs) -> Call:
+        leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
+        call, dout = contestant.bind(case, replace(x, q=leaves[0], k=leaves[1], v=leaves[2])), x.dout
+        return lambda: torch.autograd.grad(call(), leaves, dout)
+
+    def context() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(contestant.context())
+        return stack
+
+    return Contestant(contestant.name, bind, context, contestant.ran)
 
 
 CONTESTANTS = (

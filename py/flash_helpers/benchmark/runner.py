@@ -8,12 +8,11 @@ from functools import partial
 
 import torch
 
-from flash_helpers.benchmark.build_ahead import build_ahead_of_grid
+from flash_helpers.benchmark.build_ahead import build_for
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.expected import expected_of
 from flash_helpers.benchmark.gradients import implementation_of, in_direction
 from flash_helpers.benchmark.implementations import (
-    AttentionImplementation,
     Implementation,
     Prepared,
     UnavailableError,
@@ -80,8 +79,6 @@ def bench(
 
     for problem in problems:
         problem.check_memory(device, outputs=len(everyone_on(problem)))
-    chooses = any(isinstance(i, AttentionImplementation) for i in (*implementations, fallback))
-    build_ahead_of_grid(problems, configs, device, chooses)
     facts = environment(device)
     # A processor's rate of a matrix product is no ceiling: it depends on size and type in ways of its own.
     for dtype in sorted({p.dtype for p in problems}) if device.type == "cuda" else ():
@@ -94,6 +91,7 @@ def bench(
             if on_row is not None:
                 on_row(results.rows[-1])
 
+    build_for([(problem, everyone_on(problem)) for problem in problems], device)
     for problem in problems:
         everyone = everyone_on(problem)
         try:

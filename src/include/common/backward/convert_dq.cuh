@@ -81,7 +81,7 @@ cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t strea
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
     ConvertArgs args{
         .dQ_sums = problem.dq_sums,
-        .sum_tiles = row_tiles(problem, kMmaM),
+        .sum_tiles = row_tiles(problem),
         .dQ = problem.dq,
         .dQ_strides = problem.dq_strides,
         .factor = problem.softmax_scale * factor,

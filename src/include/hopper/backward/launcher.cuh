@@ -62,7 +62,7 @@ cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, Backwar
 template <typename Kernel>
 cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
-    const RowTiles dq_tiles = row_tiles(p, kMmaM);
+    const RowTiles dq_tiles = row_tiles(p);
     if (dq_tiles.of_all_heads(p.n_heads) > INT32_MAX) return cudaErrorInvalidValue;
     args.lse = p.lse;
     args.delta = p.delta;
@@ -82,8 +82,7 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
     args.n_heads_kv = p.n_heads_kv;
     args.group = p.n_heads / p.n_heads_kv;
     args.batch = p.batch;
-    args.dq_tiles =
-        Kernel::keeps_dq ? ceil_div(p.seq_len_q, Kernel::B_r) : static_cast<int>(dq_tiles.of_head());
+    args.dq_tiles = Kernel::keeps_dq ? ceil_div(p.seq_len_q, Kernel::B_r) : static_cast<int>(dq_tiles.of_head);
     if (Kernel::traits.softcap) {
         const SoftmaxScale scale = make_capped_softmax_scale(p.softmax_scale, p.softcap);
         args.score_factor = scale.score_factor;

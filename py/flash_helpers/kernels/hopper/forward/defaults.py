@@ -34,8 +34,10 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             found[0],
             problem.causal,
             problem.seq_len_q,
+            exact=problem.mod is not None,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split}),
+            mod=problem.mod is not None,
         )
         return kernel.config, reason
 

@@ -23,6 +23,7 @@ def choose_hopper_kernel(
     *,
     d_head_v: int | None = None,
     traits: ForwardTraits = PLAIN,
+    mod: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
 
@@ -34,13 +35,15 @@ def choose_hopper_kernel(
         exact: take the row's true maximum as the reference instead of a lagged one.
         d_head_v: head size of V; None: ``d_head``.
         traits: what else the kernel must be able to do.
+        mod: whether functions of the user's change its scores or hide keys. Three and four consumers leave
+            them no registers.
 
     Raises:
         ValueError: no choice has this head size.
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen else CHOICES
+    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen or mod else CHOICES
     for choice in choices:
         if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len):
             return _kernel(choice.config, dtype, traits, exact), choice.reason
