@@ -144,7 +144,7 @@ struct BackwardPass {
         f(problem.dv, kDv);
         f(problem.cu_seqlens_q, kCuSeqlensQ);
         f(problem.cu_seqlens_k, kCuSeqlensK);
-        f(problem.seqused_q, kSequsedQ);  // is of no launch that is remembered
+        f(problem.seqused_q, kSequsedQ);
         f(problem.seqused_k, kSequsedK);
         f(problem.delta, kWorkspace);
         f(problem.lse_log2, kWorkspace);
