@@ -9,8 +9,14 @@ from torch import Tensor
 
 from flash_attention.call import DENSE, Packed, PackedCached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_sms, checked_splits, checked_window
-from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
+from flash_attention.checks.options import (
+    checked_dropout,
+    checked_factors,
+    checked_sms,
+    checked_splits,
+    checked_window,
+)
+from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
@@ -76,6 +82,8 @@ def attention(
     backward_config: BackwardConfig | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    dropout_p: float = NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -110,9 +118,13 @@ def attention(
             None: the library chooses.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
             and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and
-            becomes a part of the kernel. Without gradients; None: scores stay.
+            becomes a part of the kernel. Tensors that it captures get gradients. None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
-            ``window``; likewise.
+            ``window``; likewise. Or a ``BlockMask`` of PyTorch, made for these lengths.
+        dropout_p: the probability that a weight is dropped behind the softmax; those that stay are divided by
+            1 - dropout_p. The LSE is that of the softmax. On CPU tensors only; 0.0: none is.
+        dropout_seed: () int64 on the device of q: which weights are dropped. None: drawn from PyTorch's
+            generator of that device, so that ``torch.manual_seed`` repeats it.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
@@ -131,9 +143,11 @@ def attention(
         raise unknown_keyword("attention", unknown, parameters(attention))
     if diagonal_offset is not NO_OFFSET:
         causal, window = shifted(causal, window, diagonal_offset)
+    if dropout_p is not NO_DROPOUT:
+        dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None:
+    if at_once and score_mod is None and mask_mod is None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -149,7 +163,7 @@ def attention(
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
@@ -244,6 +258,8 @@ def attention_varlen(
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    dropout_p: float = NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
@@ -270,7 +286,7 @@ def attention_varlen(
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
         causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
-            n_sms, deterministic, backward_config: as in ``attention``.
+            n_sms, deterministic, backward_config, dropout_p, dropout_seed: as in ``attention``.
         score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
             it.
         seqused_q: (batch,) int32 on the device of q: of a sequence's queries only the first so many count.
@@ -294,9 +310,11 @@ def attention_varlen(
         raise unknown_keyword("attention_varlen", unknown, parameters(attention_varlen))
     if diagonal_offset is not NO_OFFSET:
         causal, window = shifted(causal, window, diagonal_offset)
+    if dropout_p is not NO_DROPOUT:
+        dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None:
+    if at_once and score_mod is None and mask_mod is None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -316,7 +334,7 @@ def attention_varlen(
             result = launch_cache.repeat(key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k)
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout: Packed | PackedCached
     if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is n_splits is None:

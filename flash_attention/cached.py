@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_sms, checked_window
-from flash_attention.options import NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
+from flash_attention.checks.options import checked_dropout, checked_factors, checked_sms, checked_window
+from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
@@ -46,6 +46,8 @@ def attention_cached(
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    dropout_p: float = NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     **unknown: Never,
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
@@ -67,8 +69,8 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod: as in ``attention``, with
-            ``seqused_k[b]`` in place of seq_len_k.
+            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed:
+            as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -80,9 +82,11 @@ def attention_cached(
         raise unknown_keyword("attention_cached", unknown, parameters(attention_cached))
     if diagonal_offset is not NO_OFFSET:
         causal, window = shifted(causal, window, diagonal_offset)
+    if dropout_p is not NO_DROPOUT:
+        dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None:
+    if at_once and score_mod is None and mask_mod is None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -100,7 +104,7 @@ def attention_cached(
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:

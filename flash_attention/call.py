@@ -317,6 +317,18 @@ class Scores(NamedTuple):
     traced: Traced | None = None
 
 
+class Dropout(NamedTuple):
+    """Weights that are dropped behind the softmax; its sums and the LSE know nothing of it.
+
+    Attributes:
+        p: the probability of each; what stays is divided by 1 - p.
+        seed: (), int64, on the device of q: with the place of a weight it decides.
+    """
+
+    p: float
+    seed: Tensor
+
+
 EVERYTHING, PLAIN = Mask(), Scores(1.0)
 
 
@@ -336,6 +348,7 @@ class Call:
         scores: what becomes of a product.
         layout: how rows form sequences.
         n_sms: SMs that it may use; None: all.
+        dropout: what is dropped of the softmax; None: nothing.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -348,6 +361,7 @@ class Call:
     scores: Scores
     layout: Layout = DENSE
     n_sms: int | None = None
+    dropout: Dropout | None = None
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
@@ -361,6 +375,7 @@ class Call:
             lse=self.lse is not None,
             out_float32=self.out.dtype is torch.float32,
             n_sms=self.n_sms,
+            dropout=self.dropout is not None,
         )
         object.__setattr__(self, "problem", problem)
 
@@ -376,6 +391,7 @@ def problem_of(
     lse: bool = False,
     out_float32: bool = False,
     n_sms: int | None = None,
+    dropout: bool = False,
 ) -> AttentionProblem:
     """What a call with these parts computes, without its tensors; see ``Call``."""
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
@@ -406,6 +422,7 @@ def problem_of(
         out_float32=out_float32,
         n_sms=n_sms,
         mod=None if scores.traced is None else scores.traced.mod,
+        dropout=dropout,
     )
 
 

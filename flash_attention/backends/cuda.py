@@ -23,6 +23,7 @@ from flash_attention.backends.cuda_kernels import (
     load_kernel,
     registered_kernels,
 )
+from flash_attention.backends.cuda_tiles import tiles_of
 from flash_attention.call import Call, Ran
 from flash_attention.torch_private import (
     current_device,
@@ -69,8 +70,21 @@ _launches: dict[int, dict[Kernel, Launch]] = {}  # by device index
 def run(call: Call, choice: Choice) -> Ran:
     """Launches the chosen kernel on a call's tensors, brought into the form that it takes."""
     form = prepared(call, choice)
+    mod, tiles = form.mod, None
+    if mod is not None and get_kernel(choice.kernel, call.q.device).needs_tiles:
+        tiles = tiles_of(call, choice.kernel, current_stream(call.q.get_device()))
+        mod = mod if tiles is None else mod._replace(tiles=tiles.arguments)
     launched = forward(
-        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features, form.mod
+        choice.kernel,
+        form.q,
+        form.k,
+        form.v,
+        form.target,
+        form.lse,
+        form.scale,
+        form.features,
+        mod,
+        find_tiles=tiles is not None and not tiles.found,
     )
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
@@ -87,6 +101,8 @@ def forward(
     softmax_scale: float,
     features: Features | None = None,
     mod: ModArguments | None = None,
+    *,
+    find_tiles: bool = False,
 ) -> Launched:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
@@ -102,6 +118,7 @@ def forward(
         features: what the kernel's traits need beside that; None for plain and for causal kernels whose
             head sizes are the tensors'.
         mod: what the kernel's mod captured, beside features; None for a kernel without one.
+        find_tiles: write ``mod.tiles`` before.
 
     Returns:
         The launch, for a ``call_table`` to make it again.
@@ -116,7 +133,7 @@ def forward(
     index = q.get_device()
     if index != current_device():
         with torch.cuda.device(index):
-            return forward(kernel, q, k, v, o, lse, softmax_scale, features)
+            return forward(kernel, q, k, v, o, lse, softmax_scale, features, mod, find_tiles=find_tiles)
     try:
         launch = _launches[index][kernel]
     except KeyError:
@@ -139,6 +156,8 @@ def forward(
         *(() if mod is None else (mod,)),
     )
     try:
+        if find_tiles:
+            get_kernel(kernel, index).find_tiles(*arguments)
         launch(*arguments)
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None

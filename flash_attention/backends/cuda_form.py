@@ -24,6 +24,11 @@ def window_side(limit: int | None) -> int:
     return UNBOUNDED if limit is None else max(-UNBOUNDED - 1, min(limit, UNBOUNDED))
 
 
+def cap_of_mod(softcap: float) -> tuple[float, ...]:
+    """The soft cap as a number of a mod, the last one; none without it."""
+    return (min(max(softcap, SMALLEST_CAP), LARGEST_CAP),) if softcap else ()
+
+
 class Prepared(NamedTuple):
     """What ``cuda.forward`` takes beside the kernel, and what has to live as long as the launch.
 
@@ -78,8 +83,7 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     target, features, workspace, table = o, None, None, None
     mod = None
     if traced is not None:  # a soft cap is a part of the kernel's mod, and a number of 32 bits
-        caps = (min(max(softcap, SMALLEST_CAP), LARGEST_CAP),) if softcap else ()
-        mod = mod_arguments(traced, *caps)
+        mod = mod_arguments(traced, *cap_of_mod(softcap))
     if not choice.is_plain or mod is not None or d_head != d_head_v or problem.n_sms is not None:
         sinks = None if sinks is None else sinks.float().contiguous()
         n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q

@@ -196,6 +196,24 @@ def check_choice(
             raise TypeError(f"{name} computes in {named.dtype.name}, q is {q.dtype}: take one of q's type")
 
 
+def check_seed(seed: object, q: Tensor) -> None:
+    """Refuses a seed of dropout that is neither None nor a 64-bit number on the device of q.
+
+    Raises:
+        TypeError: no such tensor.
+        ValueError: on another device.
+    """
+    if seed is None:
+        return
+    if not (isinstance(seed, Tensor) and seed.ndim == 0 and seed.dtype is torch.int64):
+        raise TypeError(
+            f"dropout_seed is {given(seed)}; it must be a tensor () int64 on the device of q, or None: "
+            "PyTorch's generator gives one then"
+        )
+    if seed.device != q.device:
+        raise ValueError(f"dropout_seed is on {seed.device}, and q on {q.device}: move it there")
+
+
 def check_problem(problem: AttentionProblem) -> None:
     """A problem that a caller made by hand: such that there are tensors of it.
 

@@ -62,6 +62,14 @@ def checked_softcap(softcap: float) -> float:
     return max(cap, FLOAT32_TINY) if cap else cap
 
 
+def checked_dropout(dropout_p: float) -> float:
+    """The probability that a weight is dropped. TypeError: no number; ValueError: not from 0 to below 1."""
+    p = checked_number("dropout_p", dropout_p)
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout_p is {p}; it must be from 0.0, which drops nothing, to below 1")
+    return p
+
+
 def checked_factors(softmax_scale: float | None, softcap: float) -> tuple[float | None, float]:
     """Both as numbers that compare equal only where they mean the same, of which True and 1.0 do not."""
     if softmax_scale is not None and type(softmax_scale) is not float:

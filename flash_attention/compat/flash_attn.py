@@ -17,7 +17,7 @@ from flash_attention.attention import attention, attention_varlen
 from flash_attention.call import BATCHES, PACKED
 from flash_attention.checks.calls import check_head_sizes, check_kinds, check_offsets
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, refuse
+from flash_attention.checks.options import checked_dropout, checked_flag, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.kv_cache import attend_with_cache
@@ -57,7 +57,8 @@ def flash_attn_func(
         q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
         k: (batch, seq_len_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
         v: (batch, seq_len_k, n_heads_kv, d_head_v), likewise.
-        dropout_p: 0.0.
+        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device; on CPU
+            tensors.
         softmax_scale: factor of the scores; None: d_head ** -0.5.
         causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
         window_size: (left, right), keys that are visible before and after that place; -1: all.
@@ -71,12 +72,13 @@ def flash_attn_func(
         n_heads, seq_len_q) float32, an empty tensor).
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes.
+        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs.
         and what ``flash_attention.attention`` raises.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
+    options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, BATCHES)
     return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
@@ -187,12 +189,13 @@ def flash_attn_varlen_func(
         float32, an empty tensor).
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes.
+        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs or block_table.
         and what ``flash_attention.attention_varlen`` raises.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
+    options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, PACKED, None if block_table is None else BATCHES)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
@@ -377,6 +380,17 @@ def flash_attn_with_kvcache(
 
 
 # ---------------------------------------------------------------------- between the two libraries' words
+def _dropout(dropout_p: float, return_attn_probs: bool) -> float:
+    """The probability, checked."""
+    p = checked_dropout(dropout_p)
+    if p and return_attn_probs:
+        raise NotImplementedError(
+            f"dropout_p is {p}, and return_attn_probs is True: which weights are dropped would be the third "
+            "result, and nobody writes them: pass return_attn_probs=False"
+        )
+    return p
+
+
 def _with_probs(result: Result) -> Result:
     if not isinstance(result, tuple):
         return result

@@ -41,6 +41,10 @@ class Traced:
     numbers: tuple[int | float, ...]
     tensors: tuple[Tensor, ...]
 
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Traced:
+        """The same with other tensors of the same types, in the same order."""
+        return Traced(self.mod, self.numbers, tensors)
+
 
 def trace(
     score_mod: Callable[..., Any] | None = None,

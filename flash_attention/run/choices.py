@@ -65,6 +65,7 @@ def choose_with_gradients(
     config: KernelConfig | None = None,
     backward_config: KernelConfig | None = None,
     deterministic: bool = False,
+    captured_gradients: tuple[int, ...] = (),
 ) -> tuple[Choice, Choice]:
     """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
 
@@ -74,6 +75,7 @@ def choose_with_gradients(
         config: of the forward pass, as of ``choose``.
         backward_config: of the backward pass, likewise.
         deterministic: the gradients have to be the same bits in every run.
+        captured_gradients: places of captured tensors whose gradients will be wanted.
 
     Returns:
         the choice for the forward pass, and that for the backward pass.
@@ -81,7 +83,7 @@ def choose_with_gradients(
     Raises:
         as ``choose``.
     """
-    gradients = problem.backward(deterministic)
+    gradients = problem.backward(deterministic, captured_gradients)
     known = (problem, device, config) in _choices and (gradients, device, backward_config) in _choices
     if device.type == "cuda" and not known:
         cuda = backend("cuda")
@@ -129,6 +131,7 @@ def explain_choice(
     direction: str = FORWARD,
     deterministic: bool = False,
     backward_config: BackwardConfig | None = None,
+    dropout_p: float = 0.0,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
@@ -160,6 +163,7 @@ def explain_choice(
         n_sms,
         deterministic,
         backward_config,
+        dropout_p=dropout_p,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
@@ -198,6 +202,7 @@ def explain_choice(
         lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
+        dropout=options.dropout_p > 0,
     )
     generation.follow_environment()
 

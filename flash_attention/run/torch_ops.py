@@ -81,6 +81,11 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "score_mod and mask_mod run at once, on plain tensors: call attention outside of torch.compile, "
             "export and autocast, with tensors that have memory"
         )
+    if options.dropout_p:
+        raise NotImplementedError(
+            f"dropout_p is {options.dropout_p}; weights are dropped at once, on plain tensors: call "
+            "attention outside of torch.compile, export, autocast and torch.func, with real tensors"
+        )
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
     keep_lse = records_gradients(q, k, v, sinks)
     if keep_lse:

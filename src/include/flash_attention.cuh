@@ -101,6 +101,8 @@ struct ForwardKernelRecord {
     int (*launch)(const ForwardProblem &problem, void *stream);
     int (*attributes)(KernelAttributes &out);
     ModSignature mod{};  // what problem.mod has to hold; by default it is not read
+    // Fills problem.mod->tiles for later launches; nullptr: they need none.
+    int (*find_tiles)(const ForwardProblem &problem, void *stream) = nullptr;
 };
 
 // What a kernel library exports. `abi` is kAbiVersion of the headers it was compiled from.

@@ -192,7 +192,7 @@ REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
     "qkv": [*TENSOR[:4], *TENSOR[5:]],  # all tensors may be on meta
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens"), OFFSETS),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), LONGEST),
-    "dropout_p": [value(x) for x in (0.1, True, "0", torch.nan, torch.zeros(2))],
+    "dropout_p": [value(x) for x in (-0.1, 1.0, True, "0", torch.nan, torch.zeros(2))],
     "softmax_scale": [
         value(x) for x in (True, False, "1", torch.inf, torch.nan, 1j, torch.tensor(True), [1.0])
     ],
@@ -252,7 +252,7 @@ def test_head_sizes_are_compared_before_they_are_padded(function: str, compiled:
         ("scale", "its name here is softmax_scale"),
         ("window", "its name here is window_size"),
         ("query", "its name here is q"),
-        ("attn_mask", "take no mask tensor"),
+        ("attn_mask", "flash_attention.mods.dense_mask"),
         ("return_lse", "its name here is return_"),
         ("out", "writes into a tensor"),
         ("s_aux", "attention(…, sinks=…)"),

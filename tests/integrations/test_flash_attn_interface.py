@@ -88,7 +88,7 @@ def test_varlen_functions() -> None:
 # ---------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("dropout_p", 0.1), ("alibi_slopes", torch.ones(HEADS))],
+    [("alibi_slopes", torch.ones(HEADS))],
 )
 def test_what_is_refused_is_named(name: str, value: object) -> None:
     q, k, v = qkv(4, 4)

@@ -53,6 +53,9 @@ class AttentionProblem:
         direction: what is computed of it: ``forward``, or ``backward``, the gradients.
         deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
         mod: what ``score_mod`` and ``mask_mod`` compute, or None.
+        captured_gradients: of the gradients: places of the tensors that the mod captures and of which
+            gradients are wanted.
+        dropout: weights are dropped behind the softmax.
     """
 
     dtype: DType
@@ -78,14 +81,19 @@ class AttentionProblem:
     direction: str = FORWARD
     deterministic: bool = False
     mod: Mod | None = None
+    captured_gradients: tuple[int, ...] = ()
+    dropout: bool = False
 
-    def backward(self, deterministic: bool = False) -> AttentionProblem:
+    def backward(
+        self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
+    ) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
 
         Args:
             deterministic: see ``AttentionProblem``.
+            captured_gradients: see ``AttentionProblem``.
         """
-        return _backward_of(self, deterministic)
+        return _backward_of(self, deterministic, captured_gradients)
 
     @property
     def masked(self) -> bool:
@@ -182,12 +190,15 @@ class AttentionProblem:
 
     @property
     def compiled_mod(self) -> Mod | None:
-        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none."""
-        if self.mod is None or not self.softcap:
-            return self.mod
+        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none, and of
+        gradients with its derivatives."""
+        if self.mod is None:
+            return None
+        from flash_helpers.mods.backward import backward_mod
         from flash_helpers.mods.capped import capped
 
-        return capped(self.mod)
+        mod = capped(self.mod) if self.softcap else self.mod
+        return mod if self.direction == FORWARD else backward_mod(mod, self.captured_gradients)
 
     def label(self) -> str:
         """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
@@ -200,6 +211,7 @@ class AttentionProblem:
         if self.mod is not None:
             words += ["softcap"] * self.softcap
             words += [word for word, result in MODS if self.mod.result(result) is not None]
+        words += ["dropout"] * self.dropout
         words += ["deterministic"] * self.deterministic
         if self.out_float32:
             words.append("float32 output")
@@ -209,7 +221,9 @@ class AttentionProblem:
 
 
 @lru_cache(1024)
-def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
+def _backward_of(
+    problem: AttentionProblem, deterministic: bool, captured_gradients: tuple[int, ...]
+) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
     return replace(
         problem,
@@ -218,6 +232,7 @@ def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionPro
         out_float32=False,  # it is rounded before products, as the others are
         direction=BACKWARD,
         deterministic=deterministic,
+        captured_gradients=captured_gradients,
     )
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import struct
 
+from flash_helpers.mods.cpp_gradients import gradient_lines
 from flash_helpers.mods.cpp_tiles import tile_lines
 from flash_helpers.mods.intervals import Interval, intervals
 from flash_helpers.mods.mod import Mod, Node
@@ -100,6 +101,7 @@ class _Writer:
         for result, place in self.mod.results:
             lines += self._result_function(result, place)
         lines += tile_lines(self.mod)
+        lines += gradient_lines(mod, self._signature(Stage.ELEMENT, score=True))
         return "\n".join([*lines, "};", ""])
 
     def _captured_function(self) -> list[str]:

@@ -73,6 +73,8 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return f"it computes {direction.name}, and {problem.direction} is wanted"
     if problem.mod is not None and (reason := direction.mod_obstacle(config)):
         return reason
+    if problem.dropout:
+        return "kernels drop no weights yet (dropout_p); CPU tensors do"
     kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
         return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"

@@ -8,6 +8,7 @@
 #include "ampere/forward/kernel.cuh"
 #include "ampere/forward/planned_blocks.cuh"
 #include "common/early_launch.cuh"
+#include "common/find_tiles.cuh"
 #include "common/planned_combine.cuh"
 #include "common/scheduler_counters.cuh"
 #include "common/sm_count.cuh"
@@ -213,6 +214,7 @@ constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
         .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
         .mod = signature_of<MOD>(),
+        .find_tiles = tile_finder<typename Launcher::Kernel>(),
     };
 }
 

@@ -35,17 +35,16 @@ struct KVSource {
     Loader V;
     int blocks_left;  // 1: the block that is loaded next is the last
     int hidden_keys;  // window: the first rows of the last block, which no query of the thread block sees
-    int last_block;   // with a mod: the number of the block that is loaded last, and which blocks are visited
-    [[no_unique_address]] BlockTiles<Kernel> tiles;
+    [[no_unique_address]] TileWalk<Kernel> walk;
 
     // To the block behind the one that was loaded.
     FLASH_DEVICE void advance() {
         if constexpr (Kernel::mod_hides_keys) {
-            const int loaded = last_block + blocks_left - 1;
-            const int next = tiles.behind(loaded, last_block, Kernel::traits.window).kv_block;
+            const int loaded = walk.first + blocks_left - 1;
+            const int next = walk.behind(loaded);
             K.skip(loaded - 1 - next);
             V.skip(loaded - 1 - next);
-            blocks_left = next - last_block + 1;
+            blocks_left = next - walk.first + 1;
         } else {
             --blocks_left;
         }

@@ -114,8 +114,7 @@ FLASH_DEVICE void compute_planned_item(const ForwardKernelArgs &args, const Plan
         .V = kv_loader<Kernel>(gmem_V, args, args.V_strides, batch, last_key_row, smem + Kernel::smem_V),
         .blocks_left = blocks.end - blocks.begin,
         .hidden_keys = uniform(mask.visible_begin(q_row) - blocks.begin * Kernel::B_c),
-        .last_block = blocks.begin,
-        .tiles = {},
+        .walk = {},
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
@@ -129,7 +128,7 @@ FLASH_DEVICE void compute_planned_item(const ForwardKernelArgs &args, const Plan
         .O = {},
         .pair = {smem + Kernel::smem_boxes, 0},
         .mods = {},
-        .tiles = {},
+        .walk = {},
         .rows = {planned.by_group, n_rows},
     };
     state.O.clear();

@@ -17,6 +17,7 @@
 #include <numeric>
 
 #include "common/early_launch.cuh"
+#include "common/find_tiles.cuh"
 #include "common/planned_combine.cuh"
 #include "common/scheduler_counters.cuh"
 #include "common/sm_count.cuh"
@@ -272,6 +273,7 @@ constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
             },
         .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<Kernel>(out)); },
         .mod = signature_of<MOD>(),
+        .find_tiles = tile_finder<Kernel>(),
     };
 }
 

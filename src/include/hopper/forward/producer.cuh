@@ -119,7 +119,8 @@ struct LoadThread {
         for (int kv_block = begin; kv_block >= first; kv_block = tile_behind(item, kv_block, first)) {
             load_k(kv_block, keys);
             load_pending_v();
-            if (Kernel::q_stages == 1 && kv_block == begin) load_q(item);
+            const bool leads = kv_block == (Kernel::mod_hides_keys ? begin : item.end_kv_block - 1);
+            if (Kernel::q_stages == 1 && leads) load_q(item);
             pending_v = {kv_block, keys};
             k_position.advance();
             behind_tile(kv_block);
