@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from flash_attention.mods import trace
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import MAX_SPLITS, AttentionProblem
+from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.part_plan import FEW_QUERIES, MOST_WAVES, WORKSPACE_BYTES, part_plan
 from flash_helpers.select.select import select, with_slots
 from flash_helpers.select.splits import workspace_bytes
@@ -79,6 +81,12 @@ def test_parts_that_the_caller_wants() -> None:
     assert part_plan(MIXED, found, slots, 100, n_splits=1).rows == 0
     tiles = 8192 // found.config.B_c
     assert part_plan(MIXED, found, slots, 100, n_splits=256).fixed == tiles
+
+
+def test_functions_of_the_users_are_refused_by_name() -> None:
+    mod = trace(None, lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, "cpu").mod
+    with pytest.raises(NoKernelError, match="no score_mod and no mask_mod for packed queries over a cache"):
+        kernel(replace(MIXED, mod=mod))
 
 
 def test_a_float32_output_goes_through_the_workspace() -> None:

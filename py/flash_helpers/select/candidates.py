@@ -73,6 +73,8 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return f"it computes {direction.name}, and {problem.direction} is wanted"
     if problem.mod is not None and (reason := direction.mod_obstacle(config)):
         return reason
+    if problem.mod is not None and problem.planned:
+        return "kernels take no score_mod and no mask_mod for packed queries over a cache; CPU tensors do"
     if problem.dropout:
         return "kernels drop no weights yet (dropout_p); CPU tensors do"
     kernel = kernel_for(config, problem)

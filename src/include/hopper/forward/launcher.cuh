@@ -175,9 +175,8 @@ cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, KernelArgs<typename K
         config.numAttrs = 1;
         return cudaLaunchKernelExC(&config, kernel, parameters);
     }
-    return launch_kernel < Kernel::traits.split ||
-           Kernel::traits.planned >
-               (kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
+    constexpr bool kEarly = Kernel::traits.split || Kernel::traits.planned;
+    return launch_kernel<kEarly>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
 }
 
 template <typename Kernel>
