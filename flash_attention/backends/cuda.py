@@ -88,7 +88,9 @@ def run(call: Call, choice: Choice) -> Ran:
     )
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
-    return Ran(choice.kernel, launched, form.workspace)
+    if tiles is None:
+        return Ran(choice.kernel, launched, form.workspace)
+    return Ran(choice.kernel, launched, form.workspace, tiles.words, tiles.is_kept)
 
 
 def forward(
