@@ -22,6 +22,7 @@ from flash_attention.backends.cuda_kernels import (
     launch_error,
     load_kernel,
     registered_kernels,
+    spill_bytes,
 )
 from flash_attention.backends.cuda_tiles import tiles_of
 from flash_attention.call import Call, Ran
@@ -51,6 +52,7 @@ __all__ = [
     "maker_like",
     "registered_kernels",
     "run",
+    "spill_bytes",
     "window_side",
 ]
 

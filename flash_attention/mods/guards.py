@@ -15,9 +15,9 @@ import math
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,22 +38,38 @@ class UnguardedError(Exception):
     """A function whose deeds do not follow from what can be compared."""
 
 
-def guard_of(function: Any) -> Guard:
+def guard_of(function: Any, compared: Iterable[Tensor] = ()) -> Guard:
     """A guard of a function as it is now.
+
+    Args:
+        function: the function.
+        compared: tensors of which somebody else compares sizes and types.
 
     Raises:
         UnguardedError: there is none.
     """
-    return _value(function, {})
+    return _value(function, _Seen((), frozenset(map(id, compared))))
 
 
-def _value(value: Any, seen: dict[int, Guard]) -> Guard:
+class _Seen(NamedTuple):
+    """Where a guard is being made.
+
+    Attributes:
+        functions: ids of the functions around the value.
+        compared: ids of tensors of which identity is all that counts.
+    """
+
+    functions: tuple[int, ...]
+    compared: frozenset[int]
+
+
+def _value(value: Any, seen: _Seen) -> Guard:
     if isinstance(value, FunctionType) and (value.__closure__ or not _is_fixed(value.__module__)):
         return _function(value, seen)
     if type(value) is functools.partial:
         return _partial(value, seen)
     if isinstance(value, Tensor):
-        return _tensor(value)
+        return _tensor(value, id(value) in seen.compared)
     if type(value) is tuple:
         return _items(value, seen)
     if type(value) is float:
@@ -85,8 +101,11 @@ def _float(value: float) -> Guard:
     return lambda x: x is value or (type(x) is float and x.hex() == bits)
 
 
-def _tensor(value: Tensor) -> Guard:
-    reference, shape, dtype, device = weakref.ref(value), value.shape, value.dtype, value.device
+def _tensor(value: Tensor, only_identity: bool) -> Guard:
+    reference = weakref.ref(value)
+    if only_identity:
+        return lambda x: x is not None and x is reference()
+    shape, dtype, device = value.shape, value.dtype, value.device
 
     def same(x: Any) -> bool:
         if not isinstance(x, Tensor) or x is not reference():
@@ -96,7 +115,7 @@ def _tensor(value: Tensor) -> Guard:
     return same
 
 
-def _items(value: tuple[Any, ...], seen: dict[int, Guard]) -> Guard:
+def _items(value: tuple[Any, ...], seen: _Seen) -> Guard:
     guards, n = [_value(x, seen) for x in value], len(value)
 
     def same(x: Any) -> bool:
@@ -107,7 +126,7 @@ def _items(value: tuple[Any, ...], seen: dict[int, Guard]) -> Guard:
     return same
 
 
-def _partial(value: functools.partial[Any], seen: dict[int, Guard]) -> Guard:
+def _partial(value: functools.partial[Any], seen: _Seen) -> Guard:
     function, args = _value(value.func, seen), _items(value.args, seen)
     names, keywords = tuple(value.keywords), _items(tuple(value.keywords.values()), seen)
 
@@ -123,10 +142,10 @@ def _partial(value: functools.partial[Any], seen: dict[int, Guard]) -> Guard:
     return same
 
 
-def _function(value: FunctionType, seen: dict[int, Guard]) -> Guard:
-    if id(value) in seen:  # it holds itself
+def _function(value: FunctionType, seen: _Seen) -> Guard:
+    if id(value) in seen.functions:  # it holds itself
         raise UnguardedError
-    seen = {**seen, id(value): _never}
+    seen = seen._replace(functions=(*seen.functions, id(value)))
     code, namespace = value.__code__, value.__globals__
     if value.__dict__ or not _only_reads(code):
         raise UnguardedError
@@ -140,33 +159,29 @@ def _function(value: FunctionType, seen: dict[int, Guard]) -> Guard:
     def same(x: Any) -> bool:
         if type(x) is not FunctionType or x.__code__ is not code or x.__globals__ is not namespace:
             return False
-        for guard, cell in zip(cells, x.__closure__ or (), strict=True):
-            try:
-                if not guard(cell.cell_contents):
+        if cells:
+            for guard, cell in zip(cells, x.__closure__ or ()):  # noqa: B905  (as many as the code names)
+                try:
+                    if not guard(cell.cell_contents):
+                        return False
+                except ValueError:  # nothing is assigned to it
                     return False
-            except ValueError:  # nothing is assigned to it
-                return False
         for name, guard in names:
             if name not in namespace or not guard(namespace[name]):
                 return False
         for name in built_in:
             if name in namespace:
                 return False
-        own = x.__defaults__
-        if (own is None) is not (defaults is None) or (defaults is not None and not defaults(own)):
+        own, by_name = x.__defaults__, x.__kwdefaults__
+        if (own is not None or defaults is not None) and (
+            own is None or defaults is None or not defaults(own)
+        ):
             return False
-        by_name = x.__kwdefaults__
-        if named is None or keywords is None:
-            return by_name is None
-        if by_name is None or tuple(by_name) != tuple(keywords):
-            return False
-        return named(tuple(by_name.values()))
+        if by_name is None or named is None or keywords is None:
+            return by_name is None and named is None
+        return tuple(by_name) == tuple(keywords) and named(tuple(by_name.values()))
 
     return same
-
-
-def _never(_: Any) -> bool:
-    return False
 
 
 def _content(cell: types.CellType) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flash_attention.mods.guards import Guard, UnguardedError, guard_of
+from flash_attention.mods.recording import ELEMENTS
 from flash_attention.mods.symbols import Symbol
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.mods.mask_inputs import mask_inputs, needs_bits
@@ -71,11 +72,14 @@ class Known:
 
     @property
     def traced(self) -> Traced | None:
-        """The mod with what it captured; None: a tensor is gone."""
-        tensors = tuple(ref() for ref in self._tensors)
-        if any(x is None for x in tensors):
-            return None
-        return Traced(self.mod, self.numbers, tensors)  # type: ignore[arg-type]
+        """The mod with what it captured; None: a tensor is gone, or is another than it was."""
+        tensors = []
+        for reference, kind in zip(self._tensors, self.mod.tensors, strict=True):
+            x = reference()
+            if x is None or x.ndim != kind.n_dims or ELEMENTS.get(x.dtype) is not kind.element:
+                return None
+            tensors.append(x)
+        return Traced(self.mod, self.numbers, tuple(tensors))
 
     def tensors(self) -> list[Tensor] | None:
         """The captured tensors of a pair that ``matches``, where a remembered launch can compare them."""
@@ -117,7 +121,7 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
 
 def _remember(score_mod: Any, mask_mod: Any, traced: Traced) -> None:
     try:
-        guards = tuple(None if f is None else guard_of(f) for f in (score_mod, mask_mod))
+        guards = tuple(None if f is None else guard_of(f, traced.tensors) for f in (score_mod, mask_mod))
     except UnguardedError:
         return
     if len(_known) >= KEPT:

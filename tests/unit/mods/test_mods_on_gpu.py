@@ -45,7 +45,7 @@ def gallery_case(name: str) -> dict[str, Callable[..., Any]]:
 def random_case(seed: int) -> dict[str, Callable[..., Any]]:
     captured = tables(torch.Generator().manual_seed(seed))
     kind = "mask" if seed % 2 else "score"
-    made = function(seed, kind, captured, smooth=True).function
+    made = function(seed, kind, captured, depth=3, smooth=True).function
     return {KINDS[kind]: bounded(made) if kind == "score" else made}
 
 
