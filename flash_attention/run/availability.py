@@ -21,6 +21,7 @@ from flash_helpers.select.select import Choice, Rejected
 
 Key = tuple[Kernel, torch.device]
 RELIEFS = 2  # further kernels that are compiled where a mod leaves too few registers
+TOLERATED_SPILLS = 128  # bytes a thread; so few are moved seldom, outside of the products
 
 # Found out in this generation, so that a problem keeps its kernel whatever is built later.
 _obstacles: dict[Key, str] = {}  # why a kernel that was wanted cannot be had
@@ -78,11 +79,14 @@ def available(
 def _with_registers(chosen: Choice, device: torch.device, build: bool) -> Choice:
     """The chosen kernel; where it has a mod and too few registers for it, one of which a thread holds less.
 
-    The first of which nothing spills, of at most ``RELIEFS`` further ones; of several that all spill, the one
-    that spills least.
+    The first of which at most ``TOLERATED_SPILLS`` are spilled, of at most ``RELIEFS`` further ones; where all
+    spill more, the one that spills least.
     """
     cuda, kernel = backend("cuda"), chosen.kernel
-    if kernel.mod is None or not (spilled := cuda.spill_bytes(kernel, device)):
+    if kernel.mod is None:
+        return chosen
+    spilled = cuda.spill_bytes(kernel, device) or 0
+    if spilled <= TOLERATED_SPILLS:
         return chosen
     best, least = kernel, spilled
     for _ in range(RELIEFS):
@@ -97,7 +101,7 @@ def _with_registers(chosen: Choice, device: torch.device, build: bool) -> Choice
         own = cuda.spill_bytes(kernel, device) or 0
         if own < least:
             best, least = kernel, own
-        if not own:
+        if own <= TOLERATED_SPILLS:
             break
     if best is chosen.kernel:
         return replace(chosen, reason=f"{chosen.reason}; beside the mod it spills {spilled} bytes a thread")
