@@ -79,8 +79,8 @@ def available(
 def _with_registers(chosen: Choice, device: torch.device, build: bool) -> Choice:
     """The chosen kernel; where it has a mod and too few registers for it, one of which a thread holds less.
 
-    The first of which at most ``TOLERATED_SPILLS`` are spilled, of at most ``RELIEFS`` further ones; where all
-    spill more, the one that spills least.
+    The first that spills at most ``TOLERATED_SPILLS``, of at most ``RELIEFS`` further ones; where all spill
+    more, the one that spills least.
     """
     cuda, kernel = backend("cuda"), chosen.kernel
     if kernel.mod is None:
