@@ -19,8 +19,7 @@ from flash_attention.checks.tma import stride_obstacle
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import BackwardArguments, ModArguments
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.mods.mask_inputs import needs_bits
-from flash_helpers.mods.mask_inputs import MASK, mask_inputs
+from flash_helpers.mods.mask_inputs import MASK, mask_inputs, needs_bits
 from flash_helpers.mods.mod import Mod
 
 FOUND_ROWS = FOUND_KEYS = 64  # of a tile of which bits tell (trimmed_tiles.cuh)

@@ -73,6 +73,11 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return f"it computes {direction.name}, and {problem.direction} is wanted"
     if problem.mod is not None and (reason := direction.mod_obstacle(config)):
         return reason
+    if problem.mod is not None and problem.planned:
+        return (
+            "packed queries whose keys, or of which some, are counted on the device take no score_mod and no "
+            "mask_mod yet: their kernels have the heads of a group as rows; CPU tensors do"
+        )
     if problem.dropout:
         return "kernels drop no weights yet (dropout_p); CPU tensors do"
     kernel = kernel_for(config, problem)
