@@ -1,5 +1,6 @@
 // softcap.cuh: the two forms of tanh against the standard library's in double, and where they meet.
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "check.h"
@@ -7,7 +8,37 @@
 
 using namespace flash;
 
+// The series of a cap: right up to its end, growing beyond it, so that what lies within its bound was small.
+void check_series(double factor, double value_factor) {
+    const TanhSeries series = tanh_series_of(factor, value_factor);
+    CHECK(std::fabs(series.end * factor - kTanhSeriesEnd) < 1e-6);
+    double worst = 0;
+    float before = -std::numeric_limits<float>::infinity();
+    for (int i = -6000; i <= 6000; ++i) {
+        const float s = static_cast<float>(i / 1000.0 / factor);
+        const float value = s * series.slope(s * s);
+        CHECK(value > before);
+        before = value;
+        CHECK((std::fabs(s) <= series.end) == (std::fabs(value) <= series.bound) ||
+              std::fabs(std::fabs(s) / series.end - 1) < 1e-3);
+        if (std::fabs(s) > series.end || i == 0) continue;
+        const double exact = value_factor * std::tanh(s * factor);
+        worst = std::fmax(worst, std::fabs(value / exact - 1));
+    }
+    CHECK(worst < 0x1p-20);
+    CHECK(worst > 0x1p-25);
+    const float infinity = std::numeric_limits<float>::infinity();
+    CHECK(infinity * series.slope(infinity) == infinity && -infinity * series.slope(infinity) == -infinity);
+}
+
 int main() {
+    for (const double softcap : {0.5, 5.0, 15.0, 30.0, 50.0, 1000.0}) {
+        for (const double scale : {1.0, 0.125, 0.0884, 0.0625}) check_series(scale / softcap, softcap * kLog2e);
+    }
+    // Where terms would overflow or lose digits there is none.
+    for (const double factor : {0.0, 1e-12, 1e12}) {
+        CHECK(tanh_series_of(factor, 1).end == 0 && tanh_series_of(factor, 1).bound == 0);
+    }
     constexpr double bound = 0x1p-20;
     double worst = 0;
     for (int i = -200000; i <= 200000; ++i) {

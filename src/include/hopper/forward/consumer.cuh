@@ -2,7 +2,7 @@
 // puts the moves in order.
 #pragma once
 
-#include "common/softcap.cuh"
+#include "hopper/forward/capped_softmax.cuh"
 #include "hopper/forward/epilogue.cuh"
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
@@ -12,9 +12,6 @@
 #include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
-
-// tanh_exponential is off by up to 2^-22: scores under smaller caps by less than 2^-12.
-inline constexpr float kLargeCap = 1024;
 
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
@@ -32,6 +29,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     uint32_t rmem_P[B_c / 4];              // (64, B_c) P, 16 bit
     float rmem_O[d_v / 2];                 // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
+    bool small_scores;  // softcap: the warp has met no other in its item
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
@@ -48,18 +46,19 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        cap_scores();
+        small_scores = Kernel::traits.softcap && args.cap_series.end > 0.f;
+        cap_tile();
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
 
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
-        cap_scores();
-        if (kMasked) mask_tile();
         if constexpr (kLagged && !kMasked) {
-            softmax.lagged_step(rmem_S, args.exponent_factor);
+            lagged_softmax();
         } else {
+            cap_tile();
+            if (kMasked) mask_tile();
             softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
         }
     }
@@ -70,11 +69,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         if constexpr (kLagged && !kMasked) {
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
-                softmax.undo_lagged_step(rmem_S);
-                recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
-                                         warpgroup * kWarpgroupRows + warp * 16, lane);
-                cap_scores();
-                softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
+                recompute_softmax();
             } else {
                 softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
             }
@@ -84,17 +79,38 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         scale_rows(rmem_O, softmax.rescale);
     }
 
-    // Scores become tanh(score_factor S); softcap is a part of exponent_factor. The form that is right for
-    // small arguments too costs half as much again, and is needed only for caps that multiply what they lose.
-    FLASH_DEVICE void cap_scores() {
+    // The last lagged step once more, with the scores' exact maximum.
+    FLASH_DEVICE void recompute_softmax() {
+        if (Kernel::traits.softcap && softmax.growth[0] == kUnusableStep) {
+            small_scores = false;
+        } else {
+            softmax.undo_lagged_step(rmem_S);
+        }
+        recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
+                                 warpgroup * kWarpgroupRows + warp * 16, lane);
         if constexpr (Kernel::traits.softcap) {
-            if (args.exponent_factor > kLargeCap * kLog2e) {
-#pragma unroll
-                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
-            } else {
-#pragma unroll
-                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = tanh_exponential(rmem_S[i] * args.score_factor);
+            cap_large_scores(rmem_S, args.score_factor, args.exponent_factor);
+        }
+        softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
+    }
+
+    FLASH_DEVICE void lagged_softmax() {
+        if constexpr (Kernel::traits.softcap) {
+            if (small_scores) {
+                SmallCappedExponents exponents{args.cap_series, args.exponent_factor};
+                softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
+                return;
             }
+            cap_large_scores(rmem_S, args.score_factor, args.exponent_factor);
+        }
+        LinearExponents exponents{args.exponent_factor};
+        softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
+    }
+
+    // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
+    FLASH_DEVICE void cap_tile() {
+        if constexpr (Kernel::traits.softcap) {
+            if (!cap_scores(rmem_S, args.score_factor, args.exponent_factor)) small_scores = false;
         }
     }
 

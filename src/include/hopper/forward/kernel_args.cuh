@@ -3,6 +3,7 @@
 
 #include "common/page_table.cuh"
 #include "common/sequence_rows.cuh"
+#include "common/softcap.cuh"
 #include "flash_attention.cuh"
 #include "tma/scheduler_counter.cuh"
 #include "tma/work_items.cuh"
@@ -39,6 +40,7 @@ struct ForwardKernelArgs {
     int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes
     PageSize page_size;      // paged
+    TanhSeries cap_series;   // softcap: the exponent of a small score S
 
     // The mask of a launch; of one sequence of it, where lengths differ.
     template <ForwardTraits TRAITS>

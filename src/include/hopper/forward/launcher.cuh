@@ -94,6 +94,9 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     args.exponent_factor = scale.exponent_factor;
     args.inv_exponent_factor = 1.f / scale.exponent_factor;
     args.lowest = scale.lowest;
+    if constexpr (Kernel::traits.softcap) {
+        args.cap_series = tanh_series_of(scale.score_factor, scale.exponent_factor);
+    }
     args.window_left = problem.window_left;
     args.window_right = problem.window_right;
     args.sinks = problem.sinks;
