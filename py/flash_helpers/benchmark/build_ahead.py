@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flash_helpers.benchmark.cases import DTYPE, Case
+from flash_helpers.benchmark.cases import Case
 from flash_helpers.kernels.kernel import Kernel
 
 
@@ -31,17 +31,9 @@ def build_ahead(
     from flash_attention import prepare
     from flash_attention.backends.cuda import device_facts_of
     from flash_helpers.build import build_kernels
-    from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
-    begin, problems = time.perf_counter(), []
-    for case in cases:
-        left, right = visible_limits(case.causal, case.limits, case.seq_q, case.seq_k)
-        problems.append(
-            AttentionProblem(
-                DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv,
-                case.d_head, case.d_head, left, right, varlen=bool(case.lengths),
-            )
-        )  # fmt: skip
+    begin = time.perf_counter()
+    problems = [case.problem() for case in cases]
     chosen = prepare(problems, device)
     if further is not None:
         build_kernels([further(chosen[0].kernel)], [device_facts_of(device).target])

@@ -7,6 +7,7 @@ float32, and the rule that of ``OutputError.wrong_reason``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -164,12 +165,14 @@ def _time_together(
             continue
         for timed in calls.values():
             timed.launch_hidden = True
+        begin = time.monotonic()
         samples, failures = alternate(
             calls,
             timer.measure(timer_mode),
             plan.rounds,
             pause_seconds=plan.pause_seconds if pauses else 0.0,
             seed=plan.seed,
+            deadline=lambda begin=begin: plan.seconds is not None and time.monotonic() - begin > plan.seconds,
         )
         for name, values in samples.items():
             found[name].timings[mode] = Timing.of(values, calls[name].launch_hidden)
