@@ -1,9 +1,9 @@
-"""Every feature beside every peer: ``flash-attention bench --grid DIR`` or ``python -m flash_helpers.benchmark.grid``.
+"""Every feature beside every peer: ``python -m flash_helpers.benchmark.grid --out DIR``.
 
 The rows are those of ``grid_cases``. Kernels are built before, in parallel, and so are those of peers that
-compile at their first use (``warm_up``). Each output is compared with a float32 reference; who is wrong, or has
-no such feature, is not timed and says why. The file is written after each row. A row ends with what there is
-when its time is over, and none begins when that of the run is.
+compile at their first use (``warm_up``). Each output is compared with a float32 reference; who is wrong, or
+has no such feature, is not timed and says why. The file is written after each row. A row ends with what
+there is when its time is over, and none begins when that of the run is.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def run(
             facts[f"{name}_compile_seconds"] = warm_up(
                 len(cases), name, Path(compiled), workers, WARM_UP_PART * seconds
             )
-        facts["copy_bytes_per_second"] = copied = copy_rate(device, COPY_BYTES // (1 if whole else 64), rounds)
+        facts["copy_bytes_per_second"] = copied = copy_rate(
+            device, COPY_BYTES // (1 if whole else 64), rounds
+        )
         try:
             for case in cases:
                 if time.monotonic() - begin > seconds:

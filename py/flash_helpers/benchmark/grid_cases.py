@@ -26,7 +26,9 @@ def dense(feature: str, seq: int, causal: bool = False, **more: Any) -> Case:
     """A case of equal lengths, with ``TOKENS`` and ``HIDDEN``."""
     heads = more.pop("heads", HIDDEN // more.get("d_head", 128))
     batch = more.pop("batch", max(1, TOKENS // seq))
-    return Case(feature, batch, seq, more.pop("seq_k", seq), heads, more.pop("heads_kv", heads), causal, **more)
+    return Case(
+        feature, batch, seq, more.pop("seq_k", seq), heads, more.pop("heads_kv", heads), causal, **more
+    )
 
 
 def grid_cases() -> Iterator[Case]:

@@ -1,8 +1,8 @@
 """Has contestants that compile at their first use compile ahead, in processes beside each other.
 
-FlashAttention-4 compiles for seconds for each kind of problem, one after the other in one process. It can keep
-what it compiled in a folder, from which the measuring process takes it. Contestants without such a folder
-gain nothing here.
+FlashAttention-4 compiles for seconds for each kind of problem, one after the other in one process. It can
+keep what it compiled in a folder, from which the measuring process takes it. Contestants without such a
+folder gain nothing here.
 """
 
 from __future__ import annotations
