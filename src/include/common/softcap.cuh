@@ -19,7 +19,6 @@
 
 #if defined(__CUDACC__)
 #include "common/ptx.cuh"
-#include "common/quad.cuh"
 #else
 #include <cmath>
 #endif
@@ -28,8 +27,8 @@ namespace flash {
 
 inline constexpr float kTanhSeriesEnd = 0.75f;
 
-// value_factor * tanh(factor * s), of positive factors, as an odd polynomial of s. Of those of its degree tanh's has the least
-// relative error on |x| <= kTanhSeriesEnd; it grows with x everywhere.
+// value_factor * tanh(factor * s), of positive factors, as an odd polynomial of s. Of those of its degree
+// tanh's has the least relative error on |x| <= kTanhSeriesEnd; it grows with x everywhere.
 struct TanhSeries {
     static constexpr int kTerms = 5;
     float terms[kTerms];
@@ -49,7 +48,8 @@ FLASH_HOST_DEVICE constexpr TanhSeries tanh_series_of(double factor, double valu
     constexpr double kTerms[] = {0.999999463558197, -0.3332825005054474, 0.13258983194828033,
                                  -0.05005628988146782, 0.012929621152579784};
     constexpr double kTanhAtEnd = 0.6351489523872873;
-    constexpr double kLeastTerm = 0x1p-125, kLargestTerm = 0x1p100;  // they don't overflow, and lose no digits
+    constexpr double kLeastTerm = 0x1p-125,
+                     kLargestTerm = 0x1p100;  // they don't overflow, and lose no digits
     TanhSeries series{};
     double power = factor * value_factor;
     series.end = static_cast<float>(kTanhSeriesEnd / factor);
@@ -99,10 +99,9 @@ FLASH_DEVICE bool scores_are_small(const float (&scores)[n], float end) {
     return !__any_sync(kAllLanes, fmaxf(even, odd) > end);
 }
 
-// The warp's tile of scores S becomes tanh(score_factor S), of which some are known to be large.
-// exponent_factor: softcap * log2(e).
+// A thread's scores S become tanh(score_factor S), whatever they are. exponent_factor: softcap * log2(e).
 template <int n>
-FLASH_DEVICE void cap_large_scores(float (&scores)[n], float score_factor, float exponent_factor) {
+FLASH_DEVICE void cap_any_scores(float (&scores)[n], float score_factor, float exponent_factor) {
     if (exponent_factor > kLargeCap * kLog2e) {
 #pragma unroll
         for (int i = 0; i < n; ++i) scores[i] = softcap_tanh(scores[i] * score_factor);
@@ -112,7 +111,7 @@ FLASH_DEVICE void cap_large_scores(float (&scores)[n], float score_factor, float
     }
 }
 
-// The same of any scores; tells whether they were all small.
+// The same of a warp's tile, by the series alone where all are small; tells whether they were.
 template <int n>
 FLASH_DEVICE bool cap_scores(float (&scores)[n], float score_factor, float exponent_factor) {
 #pragma unroll
@@ -122,7 +121,7 @@ FLASH_DEVICE bool cap_scores(float (&scores)[n], float score_factor, float expon
 #pragma unroll
         for (int i = 0; i < n; ++i) scores[i] = tanh_series(scores[i]);
     } else {
-        cap_large_scores(scores, 1.0f, exponent_factor);
+        cap_any_scores(scores, 1.0f, exponent_factor);
     }
     return small;
 }

@@ -33,7 +33,8 @@ void check_series(double factor, double value_factor) {
 
 int main() {
     for (const double softcap : {0.5, 5.0, 15.0, 30.0, 50.0, 1000.0}) {
-        for (const double scale : {1.0, 0.125, 0.0884, 0.0625}) check_series(scale / softcap, softcap * kLog2e);
+        for (const double scale : {1.0, 0.125, 0.0884, 0.0625})
+            check_series(scale / softcap, softcap * kLog2e);
     }
     // Where terms would overflow or lose digits there is none.
     for (const double factor : {0.0, 1e-12, 1e12}) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/backward/element.cuh"
-#include "hopper/backward/capped_scores.cuh"
+#include "common/softcap.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/unseen_rows.cuh"
@@ -183,7 +183,7 @@ struct BackwardConsumer {
 
     // S -> P, rounded into rmem_P. Without softcap P in float32 stays in rmem_S.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4]) {
-        if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
+        if constexpr (Kernel::traits.softcap) cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         if (needs_mask()) {
             exponentials<true>(rmem_P);
         } else {

@@ -2,8 +2,8 @@
 //
 // Small scores take the series, which ends in the exponent: the cap costs its terms and nothing else. Whether
 // they are all small is seen beside the work, like the growth of the reference: the series grows with the
-// score, so that none is too large where no exponent is, and none too small where no score is. A step that met
-// another score says that its reference was outgrown by everything: its scores are computed again.
+// score, so that none is too large where no exponent is, and none too small where no score is. A step that
+// met another score says that its reference was outgrown by everything: its scores are computed again.
 #pragma once
 
 #include <climits>

@@ -89,7 +89,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                  warpgroup * kWarpgroupRows + warp * 16, lane);
         if constexpr (Kernel::traits.softcap) {
-            cap_large_scores(rmem_S, args.score_factor, args.exponent_factor);
+            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         }
         softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
     }
@@ -101,7 +101,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
                 softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
                 return;
             }
-            cap_large_scores(rmem_S, args.score_factor, args.exponent_factor);
+            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         }
         LinearExponents exponents{args.exponent_factor};
         softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
