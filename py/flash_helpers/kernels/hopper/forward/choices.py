@@ -50,6 +50,8 @@ class HopperChoice:
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
         d_head_v: head size of V; None: ``d_head``.
+        max_keys: up to this many keys; None: any number.
+        few_blocks: for problems whose blocks of 64 queries all find an SM of their own.
     """
 
     d_head: int
@@ -58,9 +60,23 @@ class HopperChoice:
     config: HopperForwardKernelConfig
     reason: str
     d_head_v: int | None = None
+    max_keys: int | None = None
+    few_blocks: bool = False
 
-    def fits(self, d_head: int, d_head_v: int, causal: bool, seq_len: int) -> bool:
-        """Whether it was made for such a problem."""
+    def fits(
+        self,
+        d_head: int,
+        d_head_v: int,
+        causal: bool,
+        seq_len: int,
+        n_keys: int | None = None,
+        few_blocks: bool = False,
+    ) -> bool:
+        """Whether it was made for such a problem; ``n_keys``: None where the number is not known."""
+        if self.few_blocks and not few_blocks:
+            return False
+        if self.max_keys is not None and (n_keys is None or n_keys > self.max_keys):
+            return False
         return (
             self.d_head == d_head
             and (self.d_head_v or self.d_head) == d_head_v

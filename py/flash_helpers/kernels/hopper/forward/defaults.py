@@ -7,7 +7,7 @@ from functools import cache
 from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.forward.choices import CHOICES
-from flash_helpers.kernels.hopper.forward.config import CAPABILITY
+from flash_helpers.kernels.hopper.forward.config import CAPABILITY, WARPGROUP_ROWS
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
@@ -36,12 +36,20 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             problem.seq_len_q,
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split}),
+            n_keys=problem.seq_len_k,
+            few_blocks=has_few_blocks(problem, facts),
         )
         return kernel.config, reason
 
     # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
     small_blocks_are_faster = problem.decoding and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
     return Defaults(choose(False), choose(True), LAST if small_blocks_are_faster else FIRST)
+
+
+def has_few_blocks(problem: AttentionProblem, facts: DeviceFacts) -> bool:
+    """Whether blocks of 64 queries, the smallest, all find an SM of their own."""
+    blocks = -(-problem.seq_len_q // WARPGROUP_ROWS) * problem.batch * problem.n_heads
+    return blocks <= facts.sm_count
 
 
 @cache

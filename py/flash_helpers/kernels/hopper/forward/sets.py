@@ -23,6 +23,8 @@ def choose_hopper_kernel(
     *,
     d_head_v: int | None = None,
     traits: ForwardTraits = PLAIN,
+    n_keys: int | None = None,
+    few_blocks: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
 
@@ -34,6 +36,8 @@ def choose_hopper_kernel(
         exact: take the row's true maximum as the reference instead of a lagged one.
         d_head_v: head size of V; None: ``d_head``.
         traits: what else the kernel must be able to do.
+        n_keys: keys; None: many.
+        few_blocks: blocks of 64 queries all find an SM of their own.
 
     Raises:
         ValueError: no choice has this head size.
@@ -42,7 +46,7 @@ def choose_hopper_kernel(
     d_head_v = d_head if d_head_v is None else d_head_v
     choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen else CHOICES
     for choice in choices:
-        if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len):
+        if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len, n_keys, few_blocks):
             return _kernel(choice.config, dtype, traits, exact), choice.reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
