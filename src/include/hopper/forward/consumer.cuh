@@ -47,19 +47,31 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
         small_scores = Kernel::traits.softcap && args.cap_series.end > 0.f;
-        cap_tile();
+        cap_scores();
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
 
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
+        if constexpr (Kernel::traits.softcap && kLagged && !kMasked) return capped_lagged_softmax();
+        cap_scores();
+        if (kMasked) mask_tile();
         if constexpr (kLagged && !kMasked) {
-            lagged_softmax();
+            softmax.lagged_step(rmem_S, args.exponent_factor);
         } else {
-            cap_tile();
-            if (kMasked) mask_tile();
             softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
+        }
+    }
+
+    // While the warp has met no other scores they take the series, which ends in the exponent.
+    FLASH_DEVICE void capped_lagged_softmax() {
+        if (small_scores) {
+            SmallCappedExponents exponents{args.cap_series, args.exponent_factor};
+            softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
+        } else {
+            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
+            softmax.lagged_step(rmem_S, args.exponent_factor);
         }
     }
 
@@ -69,7 +81,11 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         if constexpr (kLagged && !kMasked) {
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
-                recompute_softmax();
+                undo_lagged_step();
+                recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
+                                         warpgroup * kWarpgroupRows + warp * 16, lane);
+                cap_scores();
+                softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
             } else {
                 softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
             }
@@ -79,38 +95,18 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         scale_rows(rmem_O, softmax.rescale);
     }
 
-    // The last lagged step once more, with the scores' exact maximum.
-    FLASH_DEVICE void recompute_softmax() {
+    FLASH_DEVICE void undo_lagged_step() {
         if (Kernel::traits.softcap && softmax.growth[0] == kUnusableStep) {
             small_scores = false;
         } else {
             softmax.undo_lagged_step(rmem_S);
         }
-        recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
-                                 warpgroup * kWarpgroupRows + warp * 16, lane);
-        if constexpr (Kernel::traits.softcap) {
-            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
-        }
-        softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
-    }
-
-    FLASH_DEVICE void lagged_softmax() {
-        if constexpr (Kernel::traits.softcap) {
-            if (small_scores) {
-                SmallCappedExponents exponents{args.cap_series, args.exponent_factor};
-                softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
-                return;
-            }
-            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
-        }
-        LinearExponents exponents{args.exponent_factor};
-        softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
     }
 
     // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
-    FLASH_DEVICE void cap_tile() {
+    FLASH_DEVICE void cap_scores() {
         if constexpr (Kernel::traits.softcap) {
-            if (!cap_scores(rmem_S, args.score_factor, args.exponent_factor)) small_scores = false;
+            if (!flash::cap_scores(rmem_S, args.score_factor, args.exponent_factor)) small_scores = false;
         }
     }
 

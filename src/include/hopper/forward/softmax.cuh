@@ -74,8 +74,8 @@ struct OnlineSoftmax {
         }
     }
 
-    // S -> P in place, with the reference of the tile before; sets `growth`. exponents: a Linear or a
-    // CappedExponents.
+    // S -> P in place, with the reference of the tile before; sets `growth`. exponents: LinearExponents, or
+    // what has the like (capped_softmax.cuh).
     template <typename Exponents>
     FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor, Exponents &exponents) {
         const float offset0 = reference[0] * exponent_factor, offset1 = reference[1] * exponent_factor;
@@ -101,6 +101,10 @@ struct OnlineSoftmax {
             odd1 += rmem_S[i + 3];
         }
         exponents.add(*this, even0 + odd0, even1 + odd1);
+    }
+    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor) {
+        LinearExponents exponents{exponent_factor};
+        lagged_step(rmem_S, exponent_factor, exponents);
     }
 
     // Whether any row of the warp outgrew its reference by more than 2^limit. NaN counts as more.
