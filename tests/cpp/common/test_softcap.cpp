@@ -41,14 +41,16 @@ int main() {
         CHECK(tanh_series_of(factor, 1).end == 0 && tanh_series_of(factor, 1).bound == 0);
     }
     constexpr double bound = 0x1p-20;
-    double worst = 0;
+    double worst = 0, worst_exponential = 0;
     for (int i = -200000; i <= 200000; ++i) {
         const float x = static_cast<float>(std::copysign(std::exp2(std::abs(i) / 8000.0 - 21), i));
         const double exact = std::tanh(static_cast<double>(x));
         const double error = std::fabs(softcap_tanh(x) / exact - 1);
         worst = std::fmax(worst, error);
+        worst_exponential = std::fmax(worst_exponential, std::fabs(tanh_exponential(x) - exact));
     }
     CHECK(worst < bound);
+    CHECK(worst_exponential < 0x1p-22);
     CHECK(worst > 0x1p-25);  // the comparison does compare
     CHECK(softcap_tanh(0.0f) == 0);
     const float infinity = std::numeric_limits<float>::infinity();
