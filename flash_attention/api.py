@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flash_attention import dlpack
 from flash_attention.call import DENSE
 from flash_attention.checks import tensors as checks
 from flash_attention.checks.configs import ForwardPlan, forward_plan
 from flash_attention.checks.keywords import named_keywords, parameters, unknown_keyword
 from flash_attention.devices import backend
 from flash_attention.options import Options
-from flash_attention.run import dlpack, launch_cache, torch_ops
+from flash_attention.run import launch_cache, torch_ops
 from flash_attention.torch_private import is_tracing, sleep
 from flash_helpers.kernels.kernel import ForwardConfig
 
@@ -70,7 +71,7 @@ def forward(
         )
         if q.is_cuda:
             made = (o if given[3] is None else None, None, None)
-            launch_cache.remember((id(kernel_cfg),), given, kernel_cfg, plan.kernel, launched, made)
+            launch_cache.remember((id(kernel_cfg),), given, (kernel_cfg,), plan.kernel, launched, made)
     return o
 
 

@@ -15,7 +15,7 @@ from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import traced
-from flash_helpers.kernels.kernel import ForwardConfig, Kernel
+from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, Kernel
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def attention(
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
     deterministic: bool = False,
+    backward_config: BackwardConfig | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     **unknown: Never,
@@ -105,9 +106,11 @@ def attention(
             None, or as many as there are: all. Kernels of the Hopper family keep to it; CPUs are not asked.
         deterministic: equal calls give equal gradients, too. ``torch.use_deterministic_algorithms(True)`` at
             the time of the backward pass asks for the same.
+        backward_config: the configuration that computes the gradients of q, k and v, where they are wanted;
+            None: the library chooses.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
-            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md). On CPU
-            tensors only, without gradients; None: scores stay.
+            and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and
+            becomes a part of the kernel. Without gradients; None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
             ``window``; likewise.
 
@@ -119,7 +122,7 @@ def attention(
         TypeError, ValueError, NotImplementedError: a bad argument; the message says what is allowed.
         NoKernelError: no kernel for CUDA tensors has a feature or a head size; CPU tensors take all.
         ModError: ``score_mod`` or ``mask_mod`` cannot be recorded; the message has its line.
-        InfeasibleConfigError: ``config`` cannot compute this.
+        InfeasibleConfigError: ``config`` or ``backward_config`` cannot compute this.
 
     Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors; the results are then of
     q's library. Under autocast, inputs that are not of one 16-bit type are converted to autocast's.
@@ -138,14 +141,15 @@ def attention(
         ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         key = ("attention", causal, softmax_scale, window, softcap, return_lse)
-        plain = config is None and backend is None and out_dtype is None
+        plain = config is None and backend is None and out_dtype is None and backward_config is None
         if not (plain and n_sms is None and deterministic is False):
             n_sms = checked_sms(n_sms)
             key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
+            key += (None if backward_config is None else id(backward_config),)
         result = launch_cache.repeat(key, q, k, v, out, sinks)
         if result is not None:
             return result
-    rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
@@ -224,6 +228,7 @@ def attention_varlen(
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
     deterministic: bool = False,
+    backward_config: BackwardConfig | None = None,
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
@@ -245,7 +250,7 @@ def attention_varlen(
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
         causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
-            n_sms, deterministic: as in ``attention``.
+            n_sms, deterministic, backward_config: as in ``attention``.
         score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
             it.
 
@@ -270,15 +275,16 @@ def attention_varlen(
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         if not validate:
             key = ("attention_varlen", causal, softmax_scale, window, softcap, return_lse)
-            plain = config is None and backend is None and out_dtype is None
+            plain = config is None and backend is None and out_dtype is None and backward_config is None
             if not (plain and n_sms is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
+                key += (None if backward_config is None else id(backward_config),)
             packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
     if at_once:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Mask, Scores
+from flash_attention.call import Mask, Scores, shifted
 from flash_attention.checks.backward import check_backward
 from flash_attention.checks.configs import check_config
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, checked_scale, checked_softcap, checked_window
+from flash_attention.checks.options import checked_scale, checked_softcap
 from flash_attention.devices import backend
 from flash_attention.run.choices import choose
 from flash_attention.torch_private import sleep
@@ -39,6 +39,7 @@ def backward(
     softmax_scale: float | None = None,
     window: Window = UNLIMITED,
     softcap: float = 0.0,
+    diagonal_offset: int = 0,
     dlse: Tensor | None = None,
     dq: Tensor | None = None,
     dk: Tensor | None = None,
@@ -58,7 +59,7 @@ def backward(
         v: (batch, seq_len_k, n_heads_kv, d_head_v).
         o: (batch, seq_len_q, n_heads, d_head_v), what the forward pass returned.
         lse: (batch, n_heads, seq_len_q) float32, what it returned with ``return_lse=True``.
-        causal, softmax_scale, window, softcap: as in the forward pass.
+        causal, softmax_scale, window, softcap, diagonal_offset: as in the forward pass.
         dlse: gradient of lse, like it; None: the loss does not use it.
         dq, dk, dv: like q, k and v; written and returned. They must overlap no other tensor. None: new ones.
 
@@ -69,6 +70,7 @@ def backward(
         TypeError, ValueError, NotImplementedError, DeviceNotSupportedError, InfeasibleConfigError: as
             ``forward`` and ``attention`` do.
     """
+    causal, window = shifted(causal, window, diagonal_offset)
     call = _checked(
         kernel_cfg, dout, q, k, v, o, lse, causal, softmax_scale, window, softcap, dlse, (dq, dk, dv)
     )
@@ -91,6 +93,7 @@ def backward_timed(
     softmax_scale: float | None = None,
     window: Window = UNLIMITED,
     softcap: float = 0.0,
+    diagonal_offset: int = 0,
     dlse: Tensor | None = None,
     dq: Tensor | None = None,
     dk: Tensor | None = None,
@@ -104,6 +107,7 @@ def backward_timed(
     Raises:
         what ``backward`` raises.
     """
+    causal, window = shifted(causal, window, diagonal_offset)
     call = _checked(
         kernel_cfg, dout, q, k, v, o, lse, causal, softmax_scale, window, softcap, dlse, (dq, dk, dv)
     )
@@ -139,7 +143,7 @@ def _checked(
 ) -> BackwardCall:
     """The call, with room for its gradients."""
     check_config(kernel_cfg, "kernel_cfg", BACKWARD)
-    mask = Mask.of(checked_flag("causal", causal), checked_window(window))
+    mask = Mask.of(causal, window)
     softcap = checked_softcap(softcap)
     check_backward(dout, q, k, v, o, lse, dlse, dict(zip(("dq", "dk", "dv"), outputs, strict=True)))
     scores = Scores(checked_scale(softmax_scale, q.shape[3]), softcap)

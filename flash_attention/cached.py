@@ -15,7 +15,7 @@ from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.tracing import traced
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def attention_cached(
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
     deterministic: bool = False,
+    backward_config: BackwardConfig | None = None,
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
@@ -66,8 +67,8 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms, deterministic, score_mod, mask_mod: as in ``attention``, with ``seqused_k[b]``
-            in place of seq_len_k.
+            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod: as in ``attention``, with
+            ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -91,14 +92,15 @@ def attention_cached(
         if not validate:
             name = "attention_cached"
             key = (name, causal, softmax_scale, window, softcap, return_lse)
-            plain = config is None and backend is None and out_dtype is None
+            plain = config is None and backend is None and out_dtype is None and backward_config is None
             if not (plain and n_sms is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
+                key += (None if backward_config is None else id(backward_config),)
             result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:

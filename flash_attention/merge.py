@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flash_attention import dlpack
+
 
 def merge(
     outputs: Sequence[Tensor], lses: Sequence[Tensor], *, out_dtype: torch.dtype | None = None
@@ -25,6 +27,9 @@ def merge(
         lses: the LSEs of the same parts, (batch, heads, seq) or (heads, total), float32 or float64.
         out_dtype: type of the merged output; None: that of ``outputs``.
 
+    Arrays of other libraries that have ``__dlpack__`` are taken in place of tensors, as ``attention`` takes
+    them; the results are then of the library of the first output.
+
     Returns:
         The merged output and its LSE in float32.
 
@@ -32,6 +37,10 @@ def merge(
         TypeError: no tensors, or an ``out_dtype`` that is no floating type.
         ValueError: no part, another number of LSEs, or shapes, types or devices that differ.
     """
+    if any(map(dlpack.is_foreign, (*_listed("outputs", outputs), *_listed("lses", lses)))):
+        own = ([dlpack.imported(x) for x in given] for given in (outputs, lses))
+        merged: tuple[Tensor, Tensor] = dlpack.exported(merge(*own, out_dtype=out_dtype), outputs[0])
+        return merged
     outputs, lses = _checked(outputs, lses)
     out_dtype = outputs[0].dtype if out_dtype is None else out_dtype
     if not isinstance(out_dtype, torch.dtype) or not out_dtype.is_floating_point:
@@ -93,10 +102,15 @@ def _over_columns(weight: Tensor) -> Tensor:
     return weight.transpose(-1, -2)[..., None]
 
 
+def _listed(name: str, given: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parts, if they are a list."""
+    if isinstance(given, Tensor) or not isinstance(given, Sequence):
+        raise TypeError(f"{name} is a {type(given).__name__}; it must be a list of tensors")
+    return given
+
+
 def _checked(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     for name, given in (("outputs", outputs), ("lses", lses)):
-        if isinstance(given, Tensor) or not isinstance(given, Sequence):
-            raise TypeError(f"{name} is a {type(given).__name__}; it must be a list of tensors")
         for i, x in enumerate(given):
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name}[{i}] is a {type(x).__name__}; it must be a tensor")

@@ -16,7 +16,7 @@ from flash_attention.checks.options import (
     checked_softcap,
     checked_window,
 )
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 # Defaults, which a call that leaves them out is known by: `is` asks for type and value at once.
@@ -42,6 +42,7 @@ class Keywords(TypedDict, total=False):
     out_dtype: torch.dtype | None
     n_sms: int | None
     deterministic: bool
+    backward_config: BackwardConfig | None
     score_mod: ScoreMod | None
     mask_mod: MaskMod | None
 
@@ -61,6 +62,7 @@ class Options(NamedTuple):
     out_dtype: torch.dtype | None = None
     n_sms: int | None = None
     deterministic: bool = False
+    backward_config: BackwardConfig | None = None
     score_mod: ScoreMod | None = None
     mask_mod: MaskMod | None = None
 
@@ -82,8 +84,8 @@ class Options(NamedTuple):
         n_sms, out_dtype = checked_sms(self.n_sms), self.out_dtype
         if isinstance(q, Tensor):
             out_dtype = checked_out_dtype(out_dtype, q.dtype)
-        if (self.backend is not None or self.config is not None) and isinstance(q, Tensor):
-            checks.check_choice(self.backend, self.config, q)
+        if isinstance(q, Tensor) and not (self.backend is self.config is self.backward_config is None):
+            checks.check_choice(self.backend, self.config, q, self.backward_config)
         return self._replace(
             causal=causal,
             window=window,

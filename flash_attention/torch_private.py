@@ -58,6 +58,21 @@ is_transformed: Callable[[Tensor], bool] = private("_C._functorch.is_functorch_w
 is_functional: Callable[[Tensor], bool] = private("_is_functional_tensor", _no_wrapper)
 
 
+# Whether a transform of torch.func runs. Where torch does not say, one may.
+is_transforming: Callable[[], bool] = private("_C._are_functorch_transforms_active", lambda: True)
+
+
+# ---------------------------------------------------------------------- autograd
+_FunctionBase = private("_C._FunctionBase", None)
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """A function's ``apply`` where no transform of torch.func runs, without what it does for these."""
+    if _FunctionBase is None or not hasattr(_FunctionBase, "apply"):
+        return function.apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
 # ---------------------------------------------------------------------- dispatch
 _DispatchKey = private("_C.DispatchKey", None)
 _DispatchKeySet = private("_C.DispatchKeySet", None)

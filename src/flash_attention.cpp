@@ -31,14 +31,14 @@ void parse(PyObject *args, PyObject *keywords, const char *format, const char *c
 }
 
 // ---------------------------------------------------------------- look-up
-Reference find_kernel(PyObject *config, PyObject *traits, int target) {
+Reference find_kernel(PyObject *config, PyObject *traits, int target, uint64_t mod) {
     Reference found;
     std::string known_names;
     const bool known = any_config([&]<typename Config>() {
         known_names += std::string(known_names.empty() ? "" : ", ") + Description<Config>::name;
         if (!has_type_name(config, Description<Config>::name)) return false;
         const KernelKey<Config> key{py_to_cpp_kernel_config<Config>(config),
-                                    read_struct<typename Description<Config>::Traits>(traits), target};
+                                    read_struct<typename Description<Config>::Traits>(traits), target, mod};
         const auto &kernels = loaded_kernels<Config>();
         const auto entry = kernels.find(key);
         found = entry == kernels.end() ? share(Py_None) : make_kernel(entry->second);
@@ -53,11 +53,12 @@ Reference find_kernel(PyObject *config, PyObject *traits, int target) {
 
 PyObject *find(PyObject *, PyObject *args, PyObject *keywords) {
     return guarded([&] {
-        static const char *const names[] = {"config", "traits", "target", nullptr};
+        static const char *const names[] = {"config", "traits", "target", "mod", nullptr};
         PyObject *config, *traits;
         int target;
-        parse(args, keywords, "OOi:find", names, &config, &traits, &target);
-        return find_kernel(config, traits, target).release();
+        unsigned long long mod = 0;
+        parse(args, keywords, "OOi|K:find", names, &config, &traits, &target, &mod);
+        return find_kernel(config, traits, target, mod).release();
     });
 }
 
@@ -66,6 +67,7 @@ PyObject *registered(PyObject *, PyObject *) {
         Reference result = checked(PyList_New(0));
         any_config([&]<typename Config>() {
             for (const auto &[key, kernel] : loaded_kernels<Config>()) {
+                if (key.mod != 0) continue;
                 const Reference entry = pack_tuple(make_text(Description<Config>::name), to_dict(key.config),
                                                    to_dict(key.traits), make_number(key.target));
                 check_status(PyList_Append(result.get(), entry.get()));
@@ -143,10 +145,10 @@ PyMethodDef functions[] = {
     {"load_library", as_method(&open_library), METH_VARARGS | METH_KEYWORDS,
      "load_library(path)\n\nOpens a kernel library and files its kernels; returns how many were new."},
     {"find", as_method(&find), METH_VARARGS | METH_KEYWORDS,
-     "find(config, traits, target)\n\n"
-     "The loaded kernel of exactly this configuration, traits and target, or None."},
+     "find(config, traits, target, mod=0)\n\n"
+     "The loaded kernel of exactly this configuration, traits, target and mod, by its digest, or None."},
     {"registered", registered, METH_NOARGS,
-     "Every loaded kernel: (configuration type, fields, traits, target)."},
+     "Every loaded kernel without a mod: (configuration type, fields, traits, target)."},
     {"config_field_names", as_method(&config_field_names), METH_VARARGS | METH_KEYWORDS,
      "config_field_names(name)\n\n"
      "Field names of a configuration struct, in the order of its declaration."},
@@ -187,7 +189,8 @@ Reference make_module() {
     Reference kernel = make_kernel_type();
     add("CudaError", cuda_error);
     add("Kernel", kernel);
-    add("CallTable", make_call_table_type());
+    add(ForwardPass::kTable, make_call_table_type<ForwardPass>());
+    add(BackwardPass::kTable, make_call_table_type<BackwardPass>());
     cuda_error_type = cuda_error.release();
     kernel_type = reinterpret_cast<PyTypeObject *>(kernel.release());
     return module;

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -174,32 +175,44 @@ class Model(nn.Module):
 
 
 # ---------------------------------------------------------------------- training
-def loss_of(task: Task, model: Model, language: Language, device: str) -> Tensor:
-    """Of the next batch."""
-    x = language.batch(task.batch, task.length)
+Batch = tuple[Tensor, ...]  # symbols; of the encoder also what is padding, what is asked for, what is shown
+
+
+@lru_cache(1)
+def batches(task: Task, seed: int) -> list[Batch]:
+    """Those of all steps, made at once."""
+    language = Language(seed)
+    x = language.batch(task.steps * task.batch, task.length)
     if task.causal:
-        x = x.to(device)
-        return cross_entropy(model(x[:, :-1]).float().flatten(0, 1), x[:, 1:].flatten())
-    lengths = language.lengths(task.batch, task.length)
+        return [(some,) for some in x.split(task.batch)]
+    lengths = torch.cat([language.lengths(task.batch, task.length) for _ in range(task.steps)])
     padding = torch.arange(task.length) >= lengths[:, None]
     asked = language.masks(x.shape) & ~padding
     shown = x.masked_fill(asked, MASKED)
-    x, padding, asked, shown = (y.to(device) for y in (x, padding, asked, shown))
+    return list(zip(*(y.split(task.batch) for y in (x, padding, asked, shown)), strict=True))
+
+
+def loss_of(model: Model, batch: Batch) -> Tensor:
+    """Of one batch."""
+    x, *masks = batch
+    if not masks:
+        return cross_entropy(model(x[:, :-1]).float().flatten(0, 1), x[:, 1:].flatten())
+    padding, asked, shown = masks
     return cross_entropy(model(shown, padding)[asked].float(), x[asked])
 
 
 def train(task: Task, attend: Attend, seed: int, device: str) -> tuple[list[float], float]:
-    """The loss of each step, and the median time of a step in milliseconds, its batch included."""
+    """The loss of each step, and the median time of a step in milliseconds."""
     torch.manual_seed(seed)
-    model, language = Model(task, attend).to(device), Language(seed)
+    model = Model(task, attend).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.rate, weight_decay=0.1)
     warm = max(1, task.steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm))
     losses, times = [], []
-    for _ in range(task.steps):
+    for batch in batches(task, seed):
         begin = time.perf_counter()
         with torch.autocast(device, torch.bfloat16):
-            loss = loss_of(task, model, language, device)
+            loss = loss_of(model, tuple(x.to(device) for x in batch))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -225,10 +238,14 @@ def compare(task: Task, seeds: int, device: str) -> dict[str, Any]:
     ways = {"eager": eager, "pytorch": pytorch, "attention": ours(False)}
     curves: dict[str, list[list[float]]] = {}
     milliseconds: dict[str, float] = {}
-    for name, attend in ways.items():
-        runs = [train(task, attend, seed, device) for seed in range(seeds)]
-        curves[name] = [losses for losses, _ in runs]
-        milliseconds[name] = min(ms for _, ms in runs)
+    for seed in range(seeds):  # all ways see the batches of one seed one after the other
+        for name, attend in ways.items():
+            losses, ms = train(task, attend, seed, device)
+            print(
+                f"{task.name}, seed {seed}: {name} ends at {losses[-1]:.3f}, {ms:.1f} ms a step", flush=True
+            )
+            curves.setdefault(name, []).append(losses)
+            milliseconds[name] = min(ms, milliseconds.get(name, ms))
     over = max(1, task.steps // 20)
     pairs = [(i, j) for i in range(seeds) for j in range(i)]
     torch.use_deterministic_algorithms(True)
@@ -251,7 +268,8 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.2))
-    for axis, (name, result) in zip(figure.subplots(1, 2), results.items(), strict=True):
+    axes = figure.subplots(1, len(results), squeeze=False)[0]
+    for axis, (name, result) in zip(axes, results.items(), strict=True):
         over = max(1, len(result["losses"]["eager"][0]) // 20)
         band = [smoothed(losses, over) for losses in result["losses"]["eager"]]
         steps = range(len(band[0]))
@@ -278,13 +296,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tasks", nargs="+", choices=("gpt", "encoder"), default=["gpt", "encoder"])
     parser.add_argument("--json", type=Path, help="a result file to write")
     parser.add_argument("--figure", type=Path, help="a drawing of the curves to write")
     given = parser.parse_args(arguments)
     if given.seeds < 2:
         parser.error(f"--seeds is {given.seeds}; the spread of eager attention takes at least 2")
     results, right = {}, True
-    for name in ("gpt", "encoder"):
+    for name in given.tasks:
         task = Task(
             name, given.layers, given.width, steps=given.steps, length=given.length, batch=given.batch
         )

@@ -30,8 +30,10 @@ from flash_attention.torch_private import (
     empty_strided_cuda,
     exchange_device,
 )
+from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.select.chosen import Choice
 
 __all__ = [
@@ -68,7 +70,7 @@ def run(call: Call, choice: Choice) -> Ran:
     """Launches the chosen kernel on a call's tensors, brought into the form that it takes."""
     form = prepared(call, choice)
     launched = forward(
-        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features
+        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features, form.mod
     )
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
@@ -84,6 +86,7 @@ def forward(
     lse: torch.Tensor | None,
     softmax_scale: float,
     features: Features | None = None,
+    mod: ModArguments | None = None,
 ) -> Launched:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
@@ -98,6 +101,7 @@ def forward(
         softmax_scale: factor of the scores.
         features: what the kernel's traits need beside that; None for plain and for causal kernels whose
             head sizes are the tensors'.
+        mod: what the kernel's mod captured, beside features; None for a kernel without one.
 
     Returns:
         The launch, for a ``call_table`` to make it again.
@@ -132,6 +136,7 @@ def forward(
         o.stride(),
         softmax_scale,
         *(() if features is None else (features,)),
+        *(() if mod is None else (mod,)),
     )
     try:
         launch(*arguments)
@@ -147,13 +152,14 @@ def _first_launch(kernel: Kernel, index: int) -> Launch:
 
 
 # ---------------------------------------------------------------- calls made before
-def call_table() -> Any:
-    """A new, empty ``flash_attention_kernels.CallTable``."""
-    return _call_table_type()()
+def call_table(direction: str = FORWARD) -> Any:
+    """A new, empty ``flash_attention_kernels.CallTable``, or the ``BackwardCallTable`` of gradients."""
+    forward_type, backward_type = _call_table_types()
+    return forward_type() if direction == FORWARD else backward_type()
 
 
 @functools.cache
-def _call_table_type() -> Any:
+def _call_table_types() -> tuple[Any, Any]:
     kernels = extension()
     kernels.read_tensors(
         type=torch.Tensor,
@@ -162,7 +168,7 @@ def _call_table_type() -> Any:
         exchange_device=exchange_device,
         current_stream=current_stream,
     )
-    return kernels.CallTable
+    return kernels.CallTable, kernels.BackwardCallTable
 
 
 def maker_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -33,8 +33,25 @@ class Functions(NamedTuple):
 _functions: dict[int, dict[Kernel, Functions]] = {}  # by device index
 
 
-def run_backward(call: BackwardCall, choice: Choice) -> None:
+class Launched(NamedTuple):
+    """A kernel's launch that wrote all gradients but those of sinks; as ``cuda.Launched``.
+
+    Attributes:
+        launch: the kernel's function.
+        arguments: what it was given.
+        workspace: its memory, which begins with delta.
+    """
+
+    launch: Callable[..., None]
+    arguments: tuple[Any, ...]
+    workspace: Tensor
+
+
+def run_backward(call: BackwardCall, choice: Choice) -> Launched | None:
     """Writes the gradients that a call wants, by the chosen kernel, on the current stream of its device.
+
+    Returns:
+        the launch, to be made again; None: there was none.
 
     Raises:
         as ``flash_attention.backends.cuda.forward``.
@@ -44,19 +61,25 @@ def run_backward(call: BackwardCall, choice: Choice) -> None:
         with torch.cuda.device(index):
             return run_backward(call, choice)
     if not (call.q.numel() and call.k.numel() and call.v.numel()):
-        return empty_gradients(call)
+        empty_gradients(call)
+        return None
     form = prepared(call, choice.kernel)
-    workspace = _launch(choice.kernel, index, form)
+    launched = _launch(choice.kernel, index, form)
     for gradient, written in form.copied:
         gradient.copy_(written[..., : gradient.shape[-1]])
     if call.dsinks is not None and call.scores.sinks is not None:
-        delta = workspace[: form.lse.numel() * 4].view(torch.float32).view(form.lse.shape)
-        call.dsinks.copy_(sink_gradient(call.scores.sinks, form.lse, delta))
-    return None
+        call.dsinks.copy_(gradient_of_sinks(call.scores.sinks, form.lse, launched.workspace))
+    return launched
 
 
-def _launch(kernel: Kernel, index: int, form: Form) -> Tensor:
-    """Launches a kernel with workspaces of its own; returns their memory, which begins with delta."""
+def gradient_of_sinks(sinks: Tensor, lse: Tensor, workspace: Tensor) -> Tensor:
+    """The gradient of sinks, float32, from what a launch left in its workspace; lse is contiguous."""
+    delta = workspace[: lse.numel() * 4].view(torch.float32).view(lse.shape)
+    return sink_gradient(sinks, lse, delta)
+
+
+def _launch(kernel: Kernel, index: int, form: Form) -> Launched:
+    """Launches a kernel with workspaces of its own."""
     try:
         functions = _functions[index][kernel]
     except KeyError:
@@ -67,10 +90,11 @@ def _launch(kernel: Kernel, index: int, form: Form) -> Tensor:
         workspace = torch.empty(total, dtype=torch.uint8, device=form.lse.device)
         begin = workspace.data_ptr()
         addresses = (begin + place if size else 0 for place, size in zip(places, sizes, strict=True))
-        functions.launch(form.arguments, current_stream(index), *addresses)
+        arguments = (form.arguments, current_stream(index), *addresses)
+        functions.launch(*arguments)
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None
-    return workspace
+    return Launched(functions.launch, arguments, workspace)
 
 
 def functions_of(kernel: Kernel, index: int) -> Functions:

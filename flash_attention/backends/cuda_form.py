@@ -10,8 +10,12 @@ from torch.nn.functional import pad
 
 from flash_attention.call import Cached, Call, Packed
 from flash_attention.checks.memory import misalignment
+from flash_attention.mods.arguments import mod_arguments
+from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
 from flash_helpers.select.chosen import Choice
+
+SMALLEST_CAP, LARGEST_CAP = 2.0**-126, 2.0**100  # as kernels with a soft cap of their own bound it
 
 
 def window_side(limit: int | None) -> int:
@@ -31,6 +35,7 @@ class Prepared(NamedTuple):
         o: the rows of the call's output; another tensor than it if they are longer.
         workspace: float32 memory for the parts of split keys, or None.
         kept: tensors of which the features have addresses.
+        mod: what the kernel's mod captured, or None.
     """
 
     q: Tensor
@@ -43,13 +48,14 @@ class Prepared(NamedTuple):
     o: Tensor
     workspace: Tensor | None
     kept: tuple[Tensor | None, ...]
+    mod: ModArguments | None = None
 
 
 def prepared(call: Call, choice: Choice) -> Prepared:
     """The tensors of a call in the form that the chosen kernel takes."""
     problem, traits, layout = call.problem, choice.kernel.traits, call.layout
     q, k, v, out, lse = call.q, call.k, call.v, call.out, call.lse
-    scale, softcap, sinks, _ = call.scores
+    scale, softcap, sinks, traced = call.scores
     packed = layout if isinstance(layout, Packed) else None
     cache = layout if isinstance(layout, Cached) else None
     d_head, d_head_v = choice.head_sizes
@@ -57,7 +63,10 @@ def prepared(call: Call, choice: Choice) -> Prepared:
         d_head, d_head_v = problem.d_head, problem.d_head_v
     if choice.problem is not None:
         problem = choice.problem
-        if cache is None and packed is None:  # the keys from the first that a query sees to the last
+        fewer_keys = problem.seq_len_k != call.problem.seq_len_k
+        if (
+            fewer_keys and cache is None and packed is None
+        ):  # the keys from the first that a query sees to the last
             end = call.problem.seq_len_k + min(call.problem.right or 0, 0)
             k, v = (x[:, end - problem.seq_len_k : end] for x in (k, v))
     if scale < 0:
@@ -65,7 +74,11 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
     target, features, workspace, table = o, None, None, None
-    if not choice.is_plain or d_head != d_head_v or problem.n_sms is not None:
+    mod = None
+    if traced is not None:  # a soft cap is a part of the kernel's mod, and a number of 32 bits
+        caps = (min(max(softcap, SMALLEST_CAP), LARGEST_CAP),) if softcap else ()
+        mod = mod_arguments(traced, *caps)
+    if not choice.is_plain or mod is not None or d_head != d_head_v or problem.n_sms is not None:
         sinks = None if sinks is None else sinks.float().contiguous()
         n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q
         if traits.split:
@@ -98,7 +111,7 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     elif problem.n_heads != q.shape[2]:
         q, target = _groups_as_rows(q, problem.n_heads), _groups_as_rows(o, problem.n_heads)
         lse = None if lse is None else lse.view(problem.batch, problem.n_heads, problem.seq_len_q)
-    return Prepared(q, k, v, target, lse, scale, features, o, workspace, (sinks, table))
+    return Prepared(q, k, v, target, lse, scale, features, o, workspace, (sinks, table), mod)
 
 
 def _address(x: Tensor | None) -> int:

@@ -108,10 +108,10 @@ def load_kernel(kernel: Kernel, target: int) -> Any | None:
 
     Code for an earlier minor revision of the same generation counts, since the GPU runs it.
     """
-    binding, cache = extension(), build.KernelCache()
+    cache = build.KernelCache()
     targets = family_of(kernel).binary_compatible_targets(target)
     for candidate in targets:
-        if found := binding.find(kernel.config, kernel.traits, candidate):
+        if found := _filed(kernel, candidate):
             return found
     for candidate in targets:
         if library := build.find_library(cache, kernel, candidate):
@@ -120,8 +120,14 @@ def load_kernel(kernel: Kernel, target: int) -> Any | None:
             except RuntimeError as error:  # removed meanwhile, or of another version: it counts as missing
                 say_once(f"a kernel library is not used: {error}")
                 continue
-            return binding.find(kernel.config, kernel.traits, candidate)
+            return _filed(kernel, candidate)
     return None
+
+
+def _filed(kernel: Kernel, target: int) -> Any | None:
+    """The kernel if this process has loaded it."""
+    digest = 0 if kernel.mod is None else kernel.mod.digest
+    return extension().find(kernel.config, kernel.traits, target, digest)
 
 
 _open_libraries: list[int] = []  # files that were loaded by their number, which must not be used again
@@ -142,7 +148,7 @@ def load_library(path: Path) -> None:
 
 
 def registered_kernels() -> list[tuple[Kernel, int]]:
-    """(kernel, target) of every kernel that this process has loaded."""
+    """(kernel, target) of every kernel without a mod that this process has loaded."""
     config_types = {direction.config.__name__: direction.config for direction in DIRECTIONS}
     kernels = []
     for name, values, traits, target in extension().registered():
@@ -175,7 +181,7 @@ def _find_or_build(kernel: Kernel, target: int) -> Any:
     except CompilerNotFoundError as error:
         raise _not_built(kernel, target, str(error)) from error
     load_library(result.path)
-    return extension().find(kernel.config, kernel.traits, target)
+    return _filed(kernel, target)
 
 
 def say_compiling(kernel: Kernel, target: int) -> None:

@@ -17,7 +17,7 @@ from flash_attention.checks.tensors import (
 )
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig
 from flash_helpers.kernels.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
@@ -162,8 +162,13 @@ def check_out(out: Tensor, shape: tuple[int, ...], inputs: dict[str, Tensor], dt
     check_output("out", out, shape, dtype, inputs)
 
 
-def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -> None:
-    """An explicit backend and an explicit configuration must fit the tensors."""
+def check_choice(
+    backend: str | None,
+    config: ForwardConfig | None,
+    q: Tensor,
+    backward_config: BackwardConfig | None = None,
+) -> None:
+    """An explicit backend and explicit configurations must fit the tensors."""
     check_tensors({"q": q})
     if not (backend is None or (isinstance(backend, str) and backend in DEVICE_TYPES)):
         raise ValueError(f"backend is {given(backend)}; it must be one of {', '.join(DEVICE_TYPES)}, or None")
@@ -172,10 +177,15 @@ def check_choice(backend: str | None, config: ForwardConfig | None, q: Tensor) -
             f"backend is {backend!r}, but the tensors are on {q.device}: move them with .to({backend!r}), or "
             "pass backend=None"
         )
-    if config is not None:
-        check_config(config, "config")
-        if config.dtype is not DTYPES.get(q.dtype, config.dtype):
-            raise TypeError(f"config computes in {config.dtype.name}, q is {q.dtype}: take one of q's type")
+    for name, named, direction in (
+        ("config", config, FORWARD),
+        ("backward_config", backward_config, BACKWARD),
+    ):
+        if named is None:
+            continue
+        check_config(named, name, direction)
+        if named.dtype is not DTYPES.get(q.dtype, named.dtype):
+            raise TypeError(f"{name} computes in {named.dtype.name}, q is {q.dtype}: take one of q's type")
 
 
 def check_problem(problem: AttentionProblem) -> None:

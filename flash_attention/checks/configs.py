@@ -12,7 +12,7 @@ from flash_attention.errors import DeviceNotSupportedError, InfeasibleConfigErro
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import known_configs
-from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, KernelConfig
+from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, Kernel, KernelConfig
 from flash_helpers.kernels.names import CONFIG_FIELDS, is_config
 from flash_helpers.kernels.problem import FORWARD
 
@@ -77,6 +77,11 @@ def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> N
         name: of the argument, for messages.
         direction: that it has to be of.
     """
+    if isinstance(config, Kernel):
+        raise TypeError(
+            f"{name} is a {type(config).__name__}, a configuration with traits; the traits follow from the "
+            "call: pass the configuration alone, kernel.config"
+        )
     if not is_config(config, direction):
         raise TypeError(
             f"{name} is a {type(config).__name__}; it must be a {known_configs(' or a ', direction)}: "

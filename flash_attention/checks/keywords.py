@@ -24,6 +24,7 @@ MEANINGS = (
     ("return_lse", "return_softmax_lse", "return_attn_probs", "return_softmax"),
     ("out", "o", "output"),
     ("config", "kernel_cfg"),
+    ("backward_config",),
     ("seqused_k", "cache_seqlens", "kv_seqlens"),
     ("block_table", "block_tables", "page_table"),
     ("cu_seqlens_q", "cu_seqlens"),
@@ -63,6 +64,7 @@ ADVICE = {
     "seqused_k": "flash_attention.cached.attention_cached takes a cache of keys",
     "block_table": "flash_attention.cached.attention_cached takes a cache of keys in pages",
     "config": "flash_attention.attention(…, config=…) takes a configuration",
+    "backward_config": "flash_attention.attention(…, backward_config=…) takes one of the gradients",
     "sinks": "flash_attention.attention(…, sinks=…) takes sinks",
     "out": "flash_attention.attention(…, out=…) writes into a tensor",
 }

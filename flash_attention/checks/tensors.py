@@ -143,6 +143,13 @@ def check_no_gradient(tensors: Mapping[str, Tensor | None], why: str, remedy: st
             )
 
 
+def records_gradients(*inputs: object) -> bool:
+    """Whether autograd records what is done with these, of which some may be tensors."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+
 def no_derivative(what: str, instead: str = "") -> NotImplementedError:
     """The error for what attention has not: it is differentiated once, in reverse, and not under vmap.
 

@@ -19,6 +19,7 @@ from flash_attention.devices import DEVICE_TYPES
 from flash_attention.options import Options
 from flash_attention.run import passes
 from flash_attention.run.gradients import Passes, second_derivative
+from flash_attention.run.launch_cache import Key
 from flash_attention.run.operator_schema import LIBRARY, TAGS, received, schema, sent
 from flash_attention.run.operator_schema import NAMES as OPTIONS
 from flash_attention.run.passes import Gradients, Saved, Wanted, room_for
@@ -74,9 +75,15 @@ def forward_pass(
 
 
 def backward_pass(
-    saved: Saved, layout: Layout, options: Options, wanted: Wanted, dout: Tensor | None, dlse: Tensor | None
+    saved: Saved,
+    layout: Layout,
+    options: Options,
+    wanted: Wanted,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    key: Key | None = None,
 ) -> Gradients:
-    """``passes.backward_pass`` as a call of the operator."""
+    """``passes.backward_pass`` as a call of the operator, which is not remembered."""
     q, k, v, sinks, out, lse = saved
     rest = sent(options._replace(sinks=sinks)._asdict())
     operator = getattr(torch.ops.flash_attention, f"{NAMES[type(layout)]}_backward")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,13 +15,13 @@ from torch import Tensor
 from flash_attention.call import BATCHES, Mask, Scores, problem_of, shifted
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, checked_scale, given
-from flash_attention.checks.tensors import check_output_kind
+from flash_attention.checks.options import checked_scale, given
+from flash_attention.checks.tensors import check_output_kind, records_gradients
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
 from flash_attention.options import Options
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.kernel import ForwardConfig, KernelConfig
+from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig
 from flash_helpers.kernels.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.chosen import Choice
 
@@ -62,6 +63,7 @@ def choose_with_gradients(
     problem: AttentionProblem,
     device: torch.device,
     config: KernelConfig | None = None,
+    backward_config: KernelConfig | None = None,
     deterministic: bool = False,
 ) -> tuple[Choice, Choice]:
     """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
@@ -70,6 +72,7 @@ def choose_with_gradients(
         problem: that of the forward pass.
         device: as of ``choose``.
         config: of the forward pass, as of ``choose``.
+        backward_config: of the backward pass, likewise.
         deterministic: the gradients have to be the same bits in every run.
 
     Returns:
@@ -79,16 +82,16 @@ def choose_with_gradients(
         as ``choose``.
     """
     gradients = problem.backward(deterministic)
-    known = (problem, device, config) in _choices and (gradients, device, None) in _choices
+    known = (problem, device, config) in _choices and (gradients, device, backward_config) in _choices
     if device.type == "cuda" and not known:
         cuda = backend("cuda")
         facts, where = cuda.device_facts_of(device), str(device)
-        both = [(problem, config), (gradients, None)]
+        both = [(problem, config), (gradients, backward_config)]
         choices = [
             chooser("cuda").choice_for(each, facts, where, named, explained=False) for each, named in both
         ]
         cuda.build_at_once([choice.kernel for choice in choices], device)
-    return choose(problem, device, config), choose(gradients, device, None)
+    return choose(problem, device, config), choose(gradients, device, backward_config)
 
 
 @generation.forgets
@@ -125,11 +128,15 @@ def explain_choice(
     facts: DeviceFacts | None = None,
     direction: str = FORWARD,
     deterministic: bool = False,
+    backward_config: BackwardConfig | None = None,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
+    Where gradients are wanted, because an input requires grad or ``backward_config`` is given, the choice of
+    the forward pass has that of the backward pass beside it, as ``gradients``.
+
     Args:
-        direction: ``forward``, or ``backward``: what would compute the gradients.
+        direction: ``forward``, or ``backward``: what would compute the gradients, alone.
         deterministic: of the gradients: equal calls have to give equal bits.
         facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
             results as there; the tensors may be meta tensors then. None: for the device of the tensors.
@@ -140,21 +147,42 @@ def explain_choice(
     """
     causal, window = shifted(causal, window, diagonal_offset)
     options = Options(
-        causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, out_dtype, n_sms
+        causal,
+        softmax_scale,
+        window,
+        softcap,
+        sinks,
+        return_lse,
+        out,
+        config,
+        backend,
+        out_dtype,
+        n_sms,
+        deterministic,
+        backward_config,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
     if direction not in (FORWARD, BACKWARD):
         raise ValueError(f"direction is {given(direction)}; it must be {FORWARD!r} or {BACKWARD!r}")
-    if checked_flag("deterministic", deterministic) and direction == FORWARD:
+    with_gradients = backward_config is not None or records_gradients(q, k, v, sinks)
+    if options.deterministic and direction == FORWARD and not with_gradients:
         raise ValueError(
             f"deterministic=True with direction={FORWARD!r}: the forward pass always is. It is a question "
-            f"about gradients: pass direction={BACKWARD!r} too"
+            f"about gradients: pass direction={BACKWARD!r} too, or tensors that require grad"
         )
-    if n_sms is not None and direction != FORWARD:
+    if n_sms is not None and (direction != FORWARD or backward_config is not None):
         raise ValueError("kernels of gradients keep to no limit of SMs: pass n_sms=None")
     if config is not None and direction != FORWARD:
-        raise ValueError("config names a kernel of the forward pass; what computes gradients is chosen")
+        raise ValueError(
+            "config names a kernel of the forward pass, which direction='backward' does not ask about: pass "
+            "backward_config for the kernel of the gradients"
+        )
+    if facts is None and isinstance(q, Tensor) and q.is_meta:
+        raise ValueError(
+            "q is a meta tensor, which says no GPU: pass facts=, the GPU to choose for, such as "
+            "flash_helpers.kernel_configs.device_facts('H100')"
+        )
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
     checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
     scale = checked_scale(softmax_scale, q.shape[3])
@@ -167,16 +195,25 @@ def explain_choice(
         v,
         mask,
         scores,
-        lse=options.return_lse,
+        lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
     )
-    if direction != FORWARD:
-        problem = problem.backward(deterministic)
     generation.follow_environment()
-    if facts is not None:
-        return chooser("cuda").choice_for(problem, facts, facts.name, config, explained=True)
-    return _choice(problem, q.device, config, explained=True)
+
+    def explained(asked: AttentionProblem, named: KernelConfig | None) -> Choice:
+        if facts is not None:
+            choice: Choice = chooser("cuda").choice_for(asked, facts, facts.name, named, explained=True)
+            return choice
+        return _choice(asked, q.device, named, explained=True)
+
+    gradients = problem.backward(options.deterministic)
+    if direction != FORWARD:
+        return explained(gradients, backward_config)
+    choice = explained(problem, config)
+    if not with_gradients or n_sms is not None:
+        return choice
+    return replace(choice, gradients=explained(gradients, backward_config))
 
 
 def _device(device: torch.device | str) -> torch.device:

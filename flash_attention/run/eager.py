@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flash_attention.call import Layout
+from flash_attention.checks.tensors import records_gradients
 from flash_attention.options import Options
 from flash_attention.run import gradients
 from flash_attention.run.gradients import Result
@@ -24,9 +25,11 @@ def attend(
     Returns:
         The result; None: these tensors are not for eager work (``not_for_eager``).
     """
+    if key is not None and (again := gradients.repeat(q, k, v, layout, options, key)) is not None:
+        return again
     if not_for_eager(q, k, v, options.sinks, options.out, *layout):
         return None
-    if gradients.wanted(q, k, v, options.sinks):
+    if records_gradients(q, k, v, options.sinks):
         return gradients.record(q, k, v, layout, options, key)
     out, lse = forward_pass(q, k, v, layout, options, key)
     return out if lse is None else (out, lse)

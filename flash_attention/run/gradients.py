@@ -13,11 +13,20 @@ import torch
 from torch import Tensor
 
 from flash_attention.call import Layout
-from flash_attention.checks.tensors import no_derivative
+from flash_attention.checks.tensors import no_derivative, records_gradients
+from flash_attention.devices import backend
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.launch_cache import Key
-from flash_attention.run.passes import Gradients, Saved, Wanted, backward_pass, forward_pass
+from flash_attention.run.passes import (
+    Gradients,
+    Saved,
+    Wanted,
+    backward_pass,
+    forward_pass,
+    is_deterministic,
+)
+from flash_attention.torch_private import is_transforming, plain_apply
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -27,18 +36,12 @@ class Passes(NamedTuple):
 
     Attributes:
         forward: (q, k, v, sinks, layout, options) to (out, lse).
-        backward: (saved, layout, options, wanted, dout, dlse) to the gradients.
+        backward: (saved, layout, options, wanted, dout, dlse, key) to the gradients; the key is that of the
+            call, by which it is remembered, or None.
     """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., Gradients]
-
-
-def wanted(*inputs: Tensor | None) -> bool:
-    """Whether autograd records what is done with these."""
-    if not torch.is_grad_enabled():
-        return False
-    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 def check_differentiable(layout: Layout, options: Options) -> None:
@@ -89,13 +92,47 @@ def _forward_at_once(
     return out, lse
 
 
-AT_ONCE = Passes(_forward_at_once, backward_pass)
+def _backward_at_once(
+    saved: Saved,
+    layout: Layout,
+    options: Options,
+    wanted: Wanted,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    key: Key | None = None,
+) -> Gradients:
+    if key is None:
+        return backward_pass(saved, layout, options, wanted, dout, dlse)
+    q, k, v, sinks, out, lse = saved
+    key = launch_cache.of_gradients(key, *wanted[:3], is_deterministic(options))
+    found = launch_cache.repeat_gradients(key, q, k, v, out, lse, dout, dlse, *layout.slots())
+    if found is None:
+        return backward_pass(saved, layout, options, wanted, dout, dlse, key)
+    dq, dk, dv, workspace = found
+    dsinks = None
+    if wanted.sinks and sinks is not None:
+        dsinks = backend("cuda_backward").gradient_of_sinks(sinks, lse, workspace).to(sinks.dtype)
+    return dq, dk, dv, dsinks
+
+
+AT_ONCE = Passes(_forward_at_once, _backward_at_once)
 
 
 def record(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None) -> Result:
     """A call whose gradients are wanted. Arguments as in ``eager.attend``."""
     check_differentiable(layout, options)
     return _Attention.apply(q, k, v, options.sinks, layout, options, key)
+
+
+def repeat(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None
+) -> Result | None:
+    """The same for a call that was made before; None: it has to go the long way, which checks it first."""
+    if key is None or layout.paged or options.out is not None or options.n_sms is not None:
+        return None
+    if is_transforming() or not records_gradients(q, k, v, options.sinks):
+        return None
+    return _apply_repeated(q, k, v, options.sinks, layout, options, key)
 
 
 def record_transformed(
@@ -126,22 +163,22 @@ class _Attention(torch.autograd.Function):
         key: Key | None,
     ) -> Result:
         out, lse = _forward_at_once(q, k, v, sinks, layout, options, key)
-        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE)
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key)
         return (out, lse) if options.return_lse else out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
         if dout is None and dlse is None:
             return (None,) * 7
-        layout, options, passes = ctx.kept
+        layout, options, passes, key = ctx.kept
         q, k, v, sinks, out, lse, *own = ctx.saved_tensors
         if own:
             layout = layout.with_tensors(own)
         kept = layout, options, Wanted(*ctx.needs_input_grad[:4])
         if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate the gradients
-            made = _Gradients.apply(q, k, v, sinks, out, lse, dout, dlse, *kept, passes)
+            made = _Gradients.apply(q, k, v, sinks, out, lse, dout, dlse, *kept, passes, key)
         else:
-            made = passes.backward(Saved(q, k, v, sinks, out, lse), *kept, dout, dlse)
+            made = passes.backward(Saved(q, k, v, sinks, out, lse), *kept, dout, dlse, key)
         return (*made, None, None, None)
 
 
@@ -156,11 +193,39 @@ def _keep(
     layout: Layout,
     options: Options,
     passes: Passes,
+    key: Key | None,
 ) -> None:
     """Keeps what ``_Attention.backward`` takes."""
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values())
-    ctx.kept = layout, options, passes  # the saved tensors take the places of theirs
+    ctx.kept = layout, options, passes, key  # the saved tensors take the places of theirs
+
+
+class _Repeated(torch.autograd.Function):
+    """The same for a call that was made before; it gives None where none was."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        layout: Layout,
+        options: Options,
+        key: Key,
+    ) -> Result | None:
+        found = launch_cache.repeat(launch_cache.with_lse(key), q, k, v, None, sinks, *layout.slots())
+        if found is None:
+            return None
+        out, lse = found
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key)
+        return (out, lse) if options.return_lse else out
+
+    backward = _Attention.backward
+
+
+_apply_repeated = plain_apply(_Repeated)
 
 
 class _Transformed(torch.autograd.Function):
@@ -184,7 +249,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         q, k, v, sinks, layout, options, passes = inputs
-        _keep(ctx, q, k, v, sinks, *output, layout, options, passes)
+        _keep(ctx, q, k, v, sinks, *output, layout, options, passes, None)
 
     backward = _Attention.backward
 
@@ -202,8 +267,8 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(*given: Any) -> Gradients:
-        *saved, dout, dlse, layout, options, wanted, passes = given
-        return passes.backward(Saved(*saved), layout, options, wanted, dout, dlse)
+        *saved, dout, dlse, layout, options, wanted, passes, key = given
+        return passes.backward(Saved(*saved), layout, options, wanted, dout, dlse, key)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flash_attention.errors import InfeasibleConfigError
 from flash_helpers.kernels.kernel import KernelConfig
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.select.candidates import kernel_for
 from flash_helpers.select.chosen import Choice
 
@@ -21,7 +21,8 @@ def insisted(problem: AttentionProblem, config: KernelConfig, obstacle: str | No
         InfeasibleConfigError: there is an obstacle.
     """
     if obstacle:
+        name = "config" if problem.direction == FORWARD else "backward_config"
         raise InfeasibleConfigError(
-            f"config {config.short_form()} cannot compute {problem.label()}: {obstacle}"
+            f"{name} {config.short_form()} cannot compute {problem.label()}: {obstacle}"
         )
     return Choice(kernel_for(config, problem), INSISTED)

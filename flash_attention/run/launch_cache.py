@@ -17,6 +17,7 @@ from flash_attention.devices import backend
 from flash_attention.torch_private import forward_levels
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.problem import BACKWARD, FORWARD
 
 if TYPE_CHECKING:
     from flash_attention.backends.cuda import Launched
@@ -35,8 +36,8 @@ _CONSTANTS = (
 Key = tuple[Any, ...]  # a call's name and options
 
 # With each table its function `call`, which the binding makes anew whenever it is asked for, and the
-# configuration whose id is in its key: while the key is known, no other can have that id.
-_tables: dict[Key, tuple[Any, Any, KernelConfig | None]] = {}
+# configurations whose ids are in its key: while the key is known, no others can have these ids.
+_tables: dict[Key, tuple[Any, Any, tuple[KernelConfig | None, ...]]] = {}
 _latest: Any = None  # the table that the latest call of `attention` was found in, or its kernel
 
 
@@ -69,6 +70,34 @@ def with_lse(key: Key) -> Key:
     return (*key[:5], True, *key[6:])
 
 
+def of_gradients(key: Key, dq: bool, dk: bool, dv: bool, deterministic: bool) -> Key:
+    """The key of a call's backward pass.
+
+    Args:
+        key: of the call.
+        dq, dk, dv: which gradients are wanted.
+        deterministic: they have to be the same bits in every run.
+    """
+    return (BACKWARD, dq, dk, dv, deterministic, *key)
+
+
+def repeat_gradients(key: Key, *given: Any) -> Any:
+    """``repeat`` for a backward pass, which ``last_kernel`` does not tell of.
+
+    Args:
+        key: see ``of_gradients``.
+        given: (q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, numbers …),
+            the last may lack.
+
+    Returns:
+        (dq, dk, dv, workspace), each None where it is not wanted; or None: it has to go the long way.
+    """
+    found = _tables.get(key)
+    if found is None or forward_levels._current_level >= 0:
+        return None
+    return found[1](*given)
+
+
 def repeat_forward(kernel_cfg: KernelConfig, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> Any:
     """``repeat`` for ``forward``, which ``last_kernel`` does not tell of."""
     found = _tables.get((id(kernel_cfg),))
@@ -80,21 +109,24 @@ def repeat_forward(kernel_cfg: KernelConfig, q: Tensor, k: Tensor, v: Tensor, o:
 def remember(
     key: Key,
     given: tuple[Any, ...],
-    config: KernelConfig | None,
+    configs: tuple[KernelConfig | None, ...],
     kernel: Kernel,
     launched: Launched,
-    made: tuple[Tensor | None, Tensor | None, Tensor | None],
+    made: tuple[Tensor | None, ...],
     chosen_in: int | None = None,
+    direction: str = FORWARD,
 ) -> None:
     """Remembers a call that was just launched, if a launch on its own tensors is all there is to it.
 
     Args:
         key, given: as ``repeat`` will be asked.
-        config: the configuration whose ``id`` is in the key, or None.
+        configs: those whose ``id`` may be in the key.
         kernel: what ran.
         launched: its launch.
-        made: out, lse and workspace, as far as they were made for the call.
+        made: out, lse and workspace, as far as they were made for the call; of a backward pass dq, dk, dv and
+            workspace.
         chosen_in: the generation that chose the kernel; None: the caller named it.
+        direction: the pass.
     """
     if not all(type(option) in _CONSTANTS for option in key):
         return
@@ -107,8 +139,8 @@ def remember(
         if found is None:
             if len(_tables) >= MAX_TABLES:
                 forget()
-            table = cuda.call_table()
-            found = _tables[key] = (table, table.call, config)
+            table = cuda.call_table(direction)
+            found = _tables[key] = (table, table.call, configs)
         device = given[0].get_device()
         found[0].remember(given, made, makers, launched.launch, launched.arguments, device, kernel)
 

@@ -7,14 +7,14 @@ travels as two numbers, a configuration as its name. The operators are of one li
 from __future__ import annotations
 
 import functools
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from flash_attention.call import Layout
 from flash_attention.options import Options
-from flash_helpers.kernels.kernel import ForwardConfig
+from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.problem import Window
 
@@ -30,6 +30,7 @@ TYPES: dict[Any, str] = {
     float: "float",
     float | None: "float?",
     ForwardConfig | None: "str?",
+    BackwardConfig | None: "str?",
 }
 
 LIBRARY = torch.library.Library("flash_attention", "DEF")
@@ -39,6 +40,7 @@ TAGS = (torch.Tag.needs_fixed_stride_order,)
 _HINTS = get_type_hints(Options)
 # Tensors first, else as Options has them.
 TRAVEL = sorted((name for name in _HINTS if name not in STAY), key=lambda name: _HINTS[name] != Tensor | None)
+CONFIGS = ("config", "backward_config")
 _SIDES = ("window_left", "window_right")
 NAMES = [argument for name in TRAVEL for argument in (_SIDES if name == "window" else (name,))]
 
@@ -65,7 +67,7 @@ def sent(values: dict[str, Any]) -> list[Any]:
         value = values[name]
         if name == "window":
             arguments += value
-        elif name == "config":
+        elif name in CONFIGS:
             arguments.append(None if value is None else value.short_form())
         else:
             arguments.append(value)
@@ -76,11 +78,12 @@ def received(arguments: tuple[Any, ...], out: Tensor | None) -> Options:
     """The options that an operator was given, with the output that it is to write."""
     values = dict(zip(NAMES, arguments, strict=True))
     values["window"] = tuple(values.pop(side) for side in _SIDES)
-    if values["config"] is not None:
-        values["config"] = _parsed(values["config"])
+    for name in CONFIGS:
+        if values[name] is not None:
+            values[name] = _parsed(values[name])
     return Options(**values, out=out)
 
 
 @functools.cache
-def _parsed(name: str) -> ForwardConfig:
-    return cast(ForwardConfig, parse_kernel_name_into_config(name))
+def _parsed(name: str) -> KernelConfig:
+    return parse_kernel_name_into_config(name)

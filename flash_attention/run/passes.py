@@ -21,6 +21,7 @@ from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
+from flash_helpers.kernels.problem import BACKWARD
 
 
 # ---------------------------------------------------------------------- forward
@@ -54,9 +55,12 @@ def forward_pass(
             # That of PyTorch's own attention is exact enough for gradients alone.
             problem = replace(problem, lse=False) if problem.lse else problem
         if q.is_cuda and keep_lse:  # gradients are wanted, whose kernel is compiled beside this one's
-            choice, _ = choose_with_gradients(problem, q.device, options.config, is_deterministic(options))
+            configs = options.config, options.backward_config
+            choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options))
         else:
             choice = choose(problem, q.device, options.config)
+            if keep_lse and options.backward_config is not None:  # which is refused before anything runs
+                choose(problem.backward(is_deterministic(options)), q.device, options.backward_config)
         ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
@@ -116,7 +120,8 @@ def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in
     if key is not None and ran.launched is not None:
         given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
         made = (call.out if options.out is None else None, call.lse, ran.workspace)
-        launch_cache.remember(key, given, options.config, ran.kernel, ran.launched, made, chosen_in)
+        held = options.config, options.backward_config
+        launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in)
 
 
 # ---------------------------------------------------------------------- backward
@@ -144,7 +149,13 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  #
 
 
 def backward_pass(
-    saved: Saved, layout: Layout, options: Options, wanted: Wanted, dout: Tensor | None, dlse: Tensor | None
+    saved: Saved,
+    layout: Layout,
+    options: Options,
+    wanted: Wanted,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    key: Key | None = None,
 ) -> Gradients:
     """The gradients that are wanted of q, k, v and the sinks; the others are None.
 
@@ -155,8 +166,10 @@ def backward_pass(
         wanted: which gradients.
         dout: gradient of the output, any strides; None: the loss does not use it.
         dlse: gradient of the LSE; None: likewise.
+        key: by which the pass is to be remembered (``launch_cache``); None: it is not.
     """
     q, k, v, sinks, out, lse = saved
+    given = (q, k, v, out, lse, dout, dlse, *layout.slots())
     dq = room_for(q) if wanted.q else None
     dk = room_for(k) if wanted.k else None
     dv = room_for(v) if wanted.v else None
@@ -164,7 +177,7 @@ def backward_pass(
     made = (dq, dk, dv, dsinks)
     to_compute = made
     if dout is None:  # the LSE does not depend on v
-        dout = torch.zeros_like(out)
+        dout, key = torch.zeros_like(out), None
         if dv is not None:
             dv.zero_()
             to_compute = (dq, dk, None, dsinks)
@@ -187,8 +200,13 @@ def backward_pass(
     call = BackwardCall(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
     )
-    choice = choose(call.problem, q.device, None)
-    backend(backward_backend(q.device.type)).run_backward(call, choice)
+    chosen_in = generation.number()
+    choice = choose(call.problem, q.device, options.backward_config)
+    launched = backend(backward_backend(q.device.type)).run_backward(call, choice)
+    if key is not None and launched is not None:
+        fresh = (dq, dk, dv, launched.workspace)
+        held = options.config, options.backward_config
+        launch_cache.remember(key, given, held, choice.kernel, launched, fresh, chosen_in, BACKWARD)
     return made
 
 

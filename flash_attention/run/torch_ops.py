@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from flash_attention import dlpack
 from flash_attention.call import NAMES, Layout
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
@@ -40,10 +41,11 @@ from flash_attention.checks.tensors import (
     check_output_strides,
     check_tensors,
     has_own_dispatch,
+    records_gradients,
 )
 from flash_attention.devices import DEVICE_TYPES
 from flash_attention.options import Options
-from flash_attention.run import backward_ops, dlpack, eager, gradients
+from flash_attention.run import backward_ops, eager, gradients
 from flash_attention.run.gradients import Result
 from flash_attention.run.operator_schema import LIBRARY, TAGS, received, schema, sent
 from flash_attention.run.passes import forward_pass
@@ -78,15 +80,15 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "export and autocast, with tensors that have memory"
         )
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
-    keep_lse = gradients.wanted(q, k, v, sinks)
+    keep_lse = records_gradients(q, k, v, sinks)
     if keep_lse:
         gradients.check_differentiable(layout, options)
         if _is_transformed(q, k, v, sinks):
             options = options.checked(q)
             return gradients.record_transformed(q, k, v, layout, options, backward_ops.OPERATORS)
     left, right = checked_window(window)
-    if backend is not None or config is not None:
-        checks.check_choice(backend, config, q)
+    if not (backend is config is options.backward_config is None):
+        checks.check_choice(backend, config, q, options.backward_config)
     layout.check_numbers()
     causal = checked_flag("causal", causal)
     return_lse = checked_flag("return_lse", return_lse)
@@ -104,6 +106,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "out_dtype": _sent_dtype(options.out_dtype),
             "n_sms": checked_sms(options.n_sms),
             "deterministic": checked_flag("deterministic", options.deterministic),
+            "backward_config": options.backward_config,
         }
     )
     operators, name = torch.ops.flash_attention, NAMES[type(layout)]

@@ -8,7 +8,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flash_attention.checks.calls import DTYPES
 from flash_attention.checks.tensors import has_own_dispatch
-from flash_attention.run.dlpack import is_foreign
+from flash_attention.dlpack import is_foreign
 from flash_attention.torch_private import (
     dispatch_modes,
     functionalizes,

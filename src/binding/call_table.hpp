@@ -9,7 +9,8 @@
 //
 // `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)`, any of the last
 // ones left out, gives the result, or None: not known here, or not as it was. The caller then goes the long
-// way, which also says what is wrong, and `remember`s the call.
+// way, which also says what is wrong, and `remember`s the call. A table of the backward pass takes what that
+// pass has (remembered_passes.hpp), and gives the gradients.
 #pragma once
 
 #include <array>
@@ -25,33 +26,35 @@
 
 namespace flash::binding {
 
+template <typename Pass>
 class CallTable {
+    using Launch = RememberedLaunch<Pass>;
+
   public:
     // The result, or None.
     Reference call(PyObject *const *args, Py_ssize_t n_args) {
-        GivenCall given;
+        GivenCall<Pass> given;
         if (!given.read(args, n_args)) return share(Py_None);
         // Shared: making tensors may run any Python code, which may forget the launch.
-        const std::shared_ptr<const RememberedLaunch> found = find(given.layout);
-        if (found == nullptr || given.out_may_overlap()) return share(Py_None);
+        const std::shared_ptr<const Launch> found = find(given.layout);
+        if (found == nullptr || given.written_may_overlap()) return share(Py_None);
         const CurrentDevice guard(tensor_reader(), found->device);
-        std::array<char *, kSlots> addresses;
-        for (int slot = 0; slot < kGivenSlots; ++slot) addresses[slot] = given.tensors[slot].data;
-        std::array<Reference, kSlots> made;
-        for (const Slot slot : kMade) {
+        std::array<char *, Pass::kSlots> addresses;
+        for (int slot = 0; slot < Pass::kGivenSlots; ++slot) addresses[slot] = given.tensors[slot].data;
+        std::array<Reference, Pass::kSlots> made;
+        for (const auto slot : Pass::kMade) {
             if (found->makers[slot] == nullptr) continue;
             made[slot] = checked(PyObject_CallNoArgs(found->makers[slot].get()));
             addresses[slot] = tensor_reader().address_of(made[slot].get());
         }
         void *const stream = tensor_reader().current_stream(found->device);
         // A failure is repeated, and explained, by the long way.
-        if (found->kernel->launch(found->problem_at(addresses), stream) != 0) return share(Py_None);
+        if (Pass::launch(*found->kernel, found->problem_at(addresses), stream) != 0) return share(Py_None);
         last_label_ = share(found->label.get());
-        Reference out = made[kOut] != nullptr ? std::move(made[kOut]) : share(args[kOut]);
-        return made[kLse] == nullptr ? std::move(out) : pack_tuple(out, made[kLse]);
+        return Pass::result(made, args);
     }
 
-    void remember(std::shared_ptr<const RememberedLaunch> launch) {
+    void remember(std::shared_ptr<const Launch> launch) {
         if (find(launch->layout) != nullptr) return;
         Launches forgotten;
         if (launches_.size() >= kMaxLaunches) forgotten.swap(launches_);
@@ -80,10 +83,10 @@ class CallTable {
     PyObject *last_label() const { return last_label_.get(); }
 
   private:
-    using Launches = std::unordered_multimap<uint64_t, std::shared_ptr<const RememberedLaunch>>;
+    using Launches = std::unordered_multimap<uint64_t, std::shared_ptr<const Launch>>;
     static constexpr std::size_t kMaxLaunches = 256;
 
-    std::shared_ptr<const RememberedLaunch> find(const CallLayout &layout) const {
+    std::shared_ptr<const Launch> find(const CallLayout &layout) const {
         const auto [begin, end] = launches_.equal_range(layout.hash());
         for (auto entry = begin; entry != end; ++entry) {
             if (entry->second->layout == layout) return entry->second;

@@ -7,29 +7,10 @@
 #include <cstdint>
 
 #include "binding/python.hpp"
+#include "binding/remembered_passes.hpp"
 #include "binding/tensors.hpp"
 
 namespace flash::binding {
-
-// Tensors of a call: those that the caller hands over, in the order of the arguments, then those that are
-// only made.
-enum Slot {
-    kQ,
-    kK,
-    kV,
-    kOut,
-    kSinks,
-    kCuSeqlensQ,
-    kCuSeqlensK,
-    kSequsedK,
-    kBlockTable,
-    kLse,
-    kWorkspace,
-    kSlots
-};
-inline constexpr int kGivenSlots = kLse;
-inline constexpr std::array kMade{kOut, kLse, kWorkspace};  // by the library, unless the caller gives an out
-inline constexpr int kMaxNumbers = 2;
 
 // What is compared of a call: a word for a tensor that is not there, 3 + 2 rank words for one that is.
 class CallLayout {
@@ -64,25 +45,28 @@ class CallLayout {
 
   private:
     int size_ = 0;
-    std::array<uint64_t, kGivenSlots * (3 + 2 * kMaxRank) + kMaxNumbers> words_;
+    std::array<uint64_t, kMostGivenSlots * (3 + 2 * kMaxRank) + kMaxNumbers> words_;
 };
 
-// The arguments of a call, as far as they are tensors and numbers.
+// The arguments of a call of one pass, as far as they are tensors and numbers.
+template <typename Pass>
 struct GivenCall {
+    static constexpr int kGivenSlots = Pass::kGivenSlots;
+
     CallLayout layout;
     std::array<TensorFacts, kGivenSlots> tensors;
     std::array<bool, kGivenSlots> is_given{};
 
     // False without a Python error where it is no call that a table may know.
     bool read(PyObject *const *args, Py_ssize_t n_args) {
-        if (n_args < kOut || n_args > kGivenSlots + kMaxNumbers) return false;
+        if (n_args < Pass::kFewest || n_args > kGivenSlots + kMaxNumbers) return false;
         for (Py_ssize_t slot = 0; slot < kGivenSlots; ++slot) {
             if (slot >= n_args || args[slot] == Py_None) {
                 layout.add(0);
                 continue;
             }
             if (!tensor_reader().read(args[slot], tensors[slot])) return false;
-            if (slot <= kSinks && tensor_reader().is_negated(args[slot])) return false;
+            if (Pass::may_be_negated(slot) && tensor_reader().is_negated(args[slot])) return false;
             is_given[slot] = true;
             layout.add(tensors[slot]);
         }
@@ -98,15 +82,22 @@ struct GivenCall {
         return true;
     }
 
-    // Whether an output given by the caller may share memory with an input. Exact for dense tensors; views
-    // that interleave count as overlapping.
-    bool out_may_overlap() const {
-        if (!is_given[kOut]) return false;
-        const char *const begin = tensors[kOut].data, *const end = begin + tensors[kOut].span_bytes();
-        for (int slot = 0; slot < kGivenSlots; ++slot) {
-            if (slot == kOut || !is_given[slot]) continue;
-            const char *const other = tensors[slot].data;
-            if (begin < other + tensors[slot].span_bytes() && other < end) return true;
+    // Whether what the caller gives to be written may share memory with an input. Exact for dense tensors;
+    // views that interleave count as overlapping.
+    bool written_may_overlap() const {
+        for (const int slot : Pass::kMade) {
+            if (slot < kGivenSlots && is_given[slot] && overlaps_another(slot)) return true;
+        }
+        return false;
+    }
+
+  private:
+    bool overlaps_another(int slot) const {
+        const char *const begin = tensors[slot].data, *const end = begin + tensors[slot].span_bytes();
+        for (int other = 0; other < kGivenSlots; ++other) {
+            if (other == slot || !is_given[other]) continue;
+            const char *const data = tensors[other].data;
+            if (begin < data + tensors[other].span_bytes() && data < end) return true;
         }
         return false;
     }

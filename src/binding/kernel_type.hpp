@@ -68,7 +68,9 @@ inline PyObject *kernel_launch(PyObject *self, PyObject *const *args, Py_ssize_t
     return guarded([&] {
         const Kernel &kernel = kernel_of(self);
         check_direction(kernel, "launch", kernel.launch != nullptr);
-        const Launch launch = read_launch(kernel, args, n_args);
+        Launch launch = read_launch(kernel, args, n_args);
+        const ModArguments mod = launch.captured.arguments();
+        if (kernel.mod.digest != 0) launch.problem.mod = &mod;
         check_cuda(kernel, "launch", kernel.launch(launch.problem, launch.stream));
         return Py_NewRef(Py_None);
     });
@@ -78,7 +80,9 @@ inline PyObject *kernel_launch_backward(PyObject *self, PyObject *const *args, P
     return guarded([&] {
         const Kernel &kernel = kernel_of(self);
         check_direction(kernel, "launch_backward", kernel.launch_backward != nullptr);
-        const BackwardLaunch launch = read_launch_backward(kernel, args, n_args);
+        BackwardLaunch launch = read_launch_backward(kernel, args, n_args);
+        const ModArguments mod = launch.captured.arguments();
+        if (kernel.mod.digest != 0) launch.problem.mod = &mod;
         check_cuda(kernel, "launch_backward", kernel.launch_backward(launch.problem, launch.stream));
         return Py_NewRef(Py_None);
     });
@@ -119,10 +123,10 @@ inline PyObject *kernel_attributes(PyObject *self, PyObject *) {
     });
 }
 
-// The kernel whose `launch` a Python function is; nullptr where it is another function.
-inline const Kernel *kernel_of_launch(PyObject *function) {
+// The kernel whose bound method a Python function is; nullptr where it is another function.
+inline const Kernel *kernel_of_method(PyObject *function, PyCFunction method) {
     if (!PyCFunction_Check(function)) return nullptr;
-    if (PyCFunction_GetFunction(function) != as_method(&kernel_launch)) return nullptr;
+    if (PyCFunction_GetFunction(function) != method) return nullptr;
     return &kernel_of(PyCFunction_GetSelf(function));
 }
 

@@ -4,6 +4,8 @@
 #include <climits>
 #include <cstdint>
 
+#include "binding/launch_values.hpp"
+#include "binding/mod_arguments.hpp"
 #include "binding/python.hpp"
 #include "binding/registry.hpp"
 #include "flash_attention.cuh"
@@ -13,48 +15,11 @@ namespace flash::binding {
 
 inline constexpr const char *kLaunchArguments =
     "launch(q, k, v, o, lse, stream, q_shape, k_shape, q_stride, k_stride, v_stride, o_stride, "
-    "softmax_scale[, features])";
+    "softmax_scale[, features[, mod]])";
 inline constexpr Py_ssize_t kLaunchArity = 13;
 inline constexpr int kUnbounded = (1 << 30) - 1;
 
-// No system maps memory below: what lies there is the offset of a view whose storage has no memory.
-inline constexpr uintptr_t kLowestAddress = 1 << 16;
-
-// ---------------------------------------------------------------- single arguments
-inline bool is_tuple_of(Py_ssize_t size, PyObject *value) {
-    const Py_ssize_t given = PyTuple_Size(value);
-    if (given < 0) PyErr_Clear();  // no tuple at all
-    return given == size;
-}
-
-inline int read_size(PyObject *shape, int axis) {
-    const int64_t size = to_int64(PyTuple_GetItem(shape, axis));
-    if (size < 0 || size > INT_MAX) {
-        raise_error(PyExc_ValueError, "launch: size %lld of axis %d; allowed: 0 to 2^31 - 1",
-                    static_cast<long long>(size), axis);
-    }
-    return static_cast<int>(size);
-}
-
-inline TensorStrides read_strides(PyObject *stride) {
-    const auto read = [&](int axis) { return to_int64(PyTuple_GetItem(stride, axis)); };
-    return {.batch = read(0), .seq = read(1), .head = read(2)};
-}
-
-inline int read_int(const char *name, PyObject *value) {
-    const int64_t number = to_int64(value);
-    if (number < INT_MIN || number > INT_MAX) {
-        raise_error(PyExc_ValueError, "launch: %s is %lld; allowed: 32 bits, -2^31 to 2^31 - 1", name,
-                    static_cast<long long>(number));
-    }
-    return static_cast<int>(number);
-}
-
-template <typename T>
-T *read_pointer(PyObject *value) {
-    return static_cast<T *>(to_pointer(value));
-}
-
+// ---------------------------------------------------------------- features
 // A feature, as the type of its member says.
 inline void read_feature(const char *name, PyObject *value, int &member) { member = read_int(name, value); }
 inline void read_feature(const char *name, PyObject *value, bool &member) {
@@ -90,23 +55,15 @@ inline bool fits(int given, int compiled, const Kernel &kernel) {
     return given == compiled || (kernel.padded_head && given > 0 && given < compiled);
 }
 
-// A tensor that holds elements has memory.
-inline void check_address(const char *name, const void *address, bool holds_elements) {
-    if (!holds_elements || reinterpret_cast<uintptr_t>(address) >= kLowestAddress) return;
-    raise_error(PyExc_ValueError,
-                "launch: %s holds elements and is at address %p, where no memory is; allowed: tensors with "
-                "memory of their own. Its storage may have been resized to 0, or it may be a wrapper",
-                name, address);
-}
-
 struct Launch {
-    ForwardProblem problem;
+    ForwardProblem problem;  // whose mod is `captured`, to be pointed to where the launch is made
     void *stream;
+    CapturedValues captured;
 };
 
 // The arguments of `launch`. Throws PythonError at the first one that is not as it should be.
 inline Launch read_launch(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != kLaunchArity && n_args != kLaunchArity + 1) {
+    if (n_args < kLaunchArity || n_args > kLaunchArity + 2) {
         raise_error(PyExc_TypeError, "launch: given %zd arguments; wanted %s", n_args, kLaunchArguments);
     }
     for (int i = 6; i < 12; ++i) {
@@ -149,7 +106,10 @@ inline Launch read_launch(const Kernel &kernel, PyObject *const *args, Py_ssize_
     check_address("k", problem.k, holds_keys);
     check_address("v", problem.v, holds_keys);
     check_address("o", problem.o, holds_queries);
-    return {problem, to_pointer(args[5])};
+    check_mod(kernel, n_args > kLaunchArity + 1);
+    Launch launch{problem, to_pointer(args[5]), {}};
+    if (kernel.mod.digest != 0) launch.captured = CapturedValues(kernel.mod, args[14]);
+    return launch;
 }
 
 }  // namespace flash::binding

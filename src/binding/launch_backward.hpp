@@ -9,13 +9,15 @@
 #include "backward.cuh"
 #include "binding/fields.hpp"
 #include "binding/launch.hpp"
+#include "binding/launch_values.hpp"
+#include "binding/mod_arguments.hpp"
 #include "binding/python.hpp"
 #include "binding/registry.hpp"
 
 namespace flash::binding {
 
 inline constexpr const char *kLaunchBackwardArguments =
-    "launch_backward(arguments, stream, delta, lse_log2, dq_sums, counters)\n\n"
+    "launch_backward(arguments, stream, delta, lse_log2, dq_sums, counters[, mod])\n\n"
     "arguments: flash_helpers.kernels.arguments.BackwardArguments. The others are addresses: of the stream, "
     "and of the workspaces that `workspaces(arguments)` tells the sizes of; delta is like lse.";
 inline constexpr Py_ssize_t kLaunchBackwardArity = 6;
@@ -95,17 +97,20 @@ inline BackwardProblem read_backward_problem(const Kernel &kernel, PyObject *arg
 }
 
 struct BackwardLaunch {
-    BackwardProblem problem;
+    BackwardProblem problem;  // whose mod is `captured`, to be pointed to where the launch is made
     void *stream;
+    CapturedValues captured;
 };
 
 // The arguments of `launch_backward`. Throws PythonError at the first one that is not as it should be.
 inline BackwardLaunch read_launch_backward(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != kLaunchBackwardArity) {
+    if (n_args != kLaunchBackwardArity && n_args != kLaunchBackwardArity + 1) {
         raise_error(PyExc_TypeError, "launch_backward: given %zd arguments; wanted %s", n_args,
                     kLaunchBackwardArguments);
     }
-    BackwardLaunch launch{read_backward_problem(kernel, args[0]), to_pointer(args[1])};
+    check_mod(kernel, n_args > kLaunchBackwardArity);
+    BackwardLaunch launch{read_backward_problem(kernel, args[0]), to_pointer(args[1]), {}};
+    if (kernel.mod.digest != 0) launch.captured = CapturedValues(kernel.mod, args[kLaunchBackwardArity]);
     BackwardProblem &problem = launch.problem;
     problem.delta = read_pointer<float>(args[2]);
     problem.lse_log2 = read_pointer<float>(args[3]);

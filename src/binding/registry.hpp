@@ -1,4 +1,4 @@
-// The registry: which kernels this process has loaded, by (configuration, traits, target).
+// The registry: which kernels this process has loaded, by (configuration, traits, target, mod).
 //
 // Kernel libraries stay open until the process ends: a kernel that was handed out stays callable.
 #pragma once
@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <compare>
+#include <cstdint>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -25,6 +26,7 @@ struct Kernel {
     int d_head;
     int d_head_v;
     bool padded_head;
+    ModSignature mod;
     int n_threads;
     int smem_bytes;
     int (*load)();
@@ -40,6 +42,7 @@ struct KernelKey {
     Config config;
     typename Description<Config>::Traits traits;
     int target;
+    uint64_t mod;  // its digest; 0: none
 
     auto operator<=>(const KernelKey &) const = default;
 };
@@ -83,7 +86,7 @@ template <typename Config>
 const typename Description<Config>::Record &record_at(const KernelLibrary &library, int i) {
     const auto *const record = static_cast<const typename Description<Config>::Record *>(library.records[i]);
     bool whole = record != nullptr && record->load != nullptr && record->launch != nullptr &&
-                 record->attributes != nullptr;
+                 record->attributes != nullptr && record->mod.n_numbers >= 0 && record->mod.n_tensors >= 0;
     if constexpr (is_backward<Config>) whole = whole && record->workspaces != nullptr;
     if (!whole) {
         throw std::runtime_error("its record " + std::to_string(i) + " of " +
@@ -111,6 +114,7 @@ int file_records(const KernelLibrary &library) {
             .d_head = record.config.d_head,
             .d_head_v = d_head_v(record.config),
             .padded_head = record.traits.padded_head,
+            .mod = record.mod,
             .n_threads = record.n_threads,
             .smem_bytes = record.smem_bytes,
             .load = record.load,
@@ -124,7 +128,7 @@ int file_records(const KernelLibrary &library) {
             kernel.launch = record.launch;
         }
         n_new += loaded_kernels<Config>()
-                     .try_emplace({record.config, record.traits, record.target}, kernel)
+                     .try_emplace({record.config, record.traits, record.target, record.mod.digest}, kernel)
                      .second;
     }
     return n_new;

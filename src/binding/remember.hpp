@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "binding/given_call.hpp"
-#include "binding/kernel_type.hpp"
-#include "binding/launch.hpp"
 #include "binding/python.hpp"
+#include "binding/registry.hpp"
 #include "binding/remembered_launch.hpp"
+#include "binding/remembered_passes.hpp"
 #include "binding/tensors.hpp"
 
 namespace flash::binding {
@@ -19,9 +20,11 @@ inline constexpr const char *kRemember =
     "remember(given, made, makers, launch, arguments, device, label)\n\n"
     "Files a launch that has just been made; says whether it can be made again from its tensors.\n\n"
     "given: the call's arguments, as the table is called with them.\n"
-    "made: (out, lse, workspace), each a tensor that was made for the call, or None.\n"
-    "makers: for each of the three a function without arguments that makes it anew, or None.\n"
-    "launch: of a Kernel. arguments: what it was given. device: index of the tensors' device.\n"
+    "made: (out, lse, workspace), or (dq, dk, dv, workspace), each a tensor that was made for the call, or "
+    "None.\n"
+    "makers: for each of these a function without arguments that makes it anew, or None.\n"
+    "launch: of a Kernel, or its launch_backward. arguments: what it was given. device: index of the "
+    "tensors' device.\n"
     "label: what `last` is to give once this launch is made again.";
 
 // The items of a tuple, borrowed from it.
@@ -32,7 +35,10 @@ inline std::vector<PyObject *> items_of(PyObject *tuple) {
 }
 
 // What `remember` was given; nullptr where the launch cannot be made again from the call's tensors alone.
-inline std::shared_ptr<const RememberedLaunch> launch_to_remember(PyObject *args) {
+template <typename Pass>
+std::shared_ptr<const RememberedLaunch<Pass>> launch_to_remember(PyObject *args) {
+    using Slot = typename Pass::Slot;
+    constexpr auto &kMade = Pass::kMade;
     PyObject *given_args, *made_args, *maker_args, *function, *launch_args, *label;
     long device;
     if (!PyArg_ParseTuple(args, "O!O!O!OO!lO:remember", &PyTuple_Type, &given_args, &PyTuple_Type, &made_args,
@@ -42,7 +48,8 @@ inline std::shared_ptr<const RememberedLaunch> launch_to_remember(PyObject *args
     }
     const auto made = items_of(made_args), makers = items_of(maker_args);
     if (made.size() != kMade.size() || makers.size() != kMade.size()) {
-        raise_error(PyExc_TypeError, "remember: made and makers are tuples of 3: out, lse, workspace");
+        raise_error(PyExc_TypeError, "remember: made and makers are tuples of %zd: %s", kMade.size(),
+                    Pass::kMadeNames);
     }
     for (std::size_t i = 0; i < kMade.size(); ++i) {
         if (made[i] == Py_None || PyCallable_Check(makers[i])) continue;
@@ -50,21 +57,22 @@ inline std::shared_ptr<const RememberedLaunch> launch_to_remember(PyObject *args
                     "remember: makers[%zd] is %R; made[%zd] is given, so it must be a function", i, makers[i],
                     i);
     }
-    const Kernel *const kernel = kernel_of_launch(function);
+    const Kernel *const kernel = Pass::kernel_of_launch(function);
     if (kernel == nullptr) raise_error(PyExc_TypeError, "remember: launch is not the launch of a Kernel");
+    if (kernel->mod.digest != 0) return nullptr;
     const auto arguments = items_of(launch_args);
 
-    const auto launch = std::make_shared<RememberedLaunch>();
+    const auto launch = std::make_shared<RememberedLaunch<Pass>>();
     launch->kernel = kernel;
-    launch->problem = read_launch(*kernel, arguments.data(), arguments.size()).problem;
+    launch->problem = Pass::read(*kernel, arguments.data(), arguments.size());
     launch->device = device;
     launch->label = share(label);
 
     const auto given_items = items_of(given_args);
-    GivenCall given;
+    GivenCall<Pass> given;
     if (!given.read(given_items.data(), given_items.size())) return nullptr;
-    std::array<TensorFacts, kSlots> tensors;
-    std::array<bool, kSlots> there{};
+    std::array<TensorFacts, Pass::kSlots> tensors;
+    std::array<bool, Pass::kSlots> there{};
     std::copy(given.tensors.begin(), given.tensors.end(), tensors.begin());
     std::copy(given.is_given.begin(), given.is_given.end(), there.begin());
     for (std::size_t i = 0; i < kMade.size(); ++i) {
@@ -74,7 +82,11 @@ inline std::shared_ptr<const RememberedLaunch> launch_to_remember(PyObject *args
         there[slot] = true;
         launch->makers[slot] = share(makers[i]);
     }
-    if (!there[kOut]) raise_error(PyExc_TypeError, "remember: no out; it is given by the caller or made");
+    if constexpr (std::is_same_v<Pass, ForwardPass>) {
+        if (!there[Pass::kOut]) {
+            raise_error(PyExc_TypeError, "remember: no out; it is given by the caller or made");
+        }
+    }
     if (!launch->take_offsets(tensors, there)) return nullptr;
     launch->layout = given.layout;
     return launch;

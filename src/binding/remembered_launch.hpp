@@ -10,31 +10,19 @@
 
 namespace flash::binding {
 
-// f(pointer, slot) for each pointer of a problem and the tensor that it points into.
-template <typename F>
-void for_each_pointer(ForwardProblem &problem, F f) {
-    f(problem.q, kQ);
-    f(problem.k, kK);
-    f(problem.v, kV);
-    f(problem.o, kOut);
-    f(problem.lse, kLse);
-    f(problem.sinks, kSinks);
-    f(problem.cu_seqlens_q, kCuSeqlensQ);
-    f(problem.cu_seqlens_k, kCuSeqlensK);
-    f(problem.seqused_k, kSequsedK);
-    f(problem.block_table, kBlockTable);
-    f(problem.partial_o, kWorkspace);
-    f(problem.partial_lse, kWorkspace);
-}
-inline constexpr int kPointers = 12;
 inline constexpr int64_t kNoPointer = INT64_MIN;
 
+template <typename Pass>
 struct RememberedLaunch {
+    static constexpr int kSlots = Pass::kSlots;
+    using Problem = typename Pass::Problem;
+    using Slot = typename Pass::Slot;
+
     CallLayout layout;
     const Kernel *kernel;
     long device;
-    ForwardProblem problem;  // its pointers do not count
-    std::array<int64_t, kPointers>
+    Problem problem;  // its pointers do not count
+    std::array<int64_t, Pass::kPointers>
         offsets;                           // bytes of each pointer from its tensor; kNoPointer: there is none
     std::array<Reference, kSlots> makers;  // functions that make tensors which the caller does not give
     Reference label;
@@ -51,7 +39,7 @@ struct RememberedLaunch {
     bool take_offsets(const std::array<TensorFacts, kSlots> &tensors, const std::array<bool, kSlots> &there) {
         bool inside = true;
         auto offset = offsets.begin();
-        for_each_pointer(problem, [&](auto *pointer, Slot slot) {
+        Pass::for_each_pointer(problem, [&](auto *pointer, Slot slot) {
             *offset = kNoPointer;
             if (pointer != nullptr) {
                 if (there[slot]) {
@@ -66,10 +54,10 @@ struct RememberedLaunch {
     }
 
     // The problem on tensors at these addresses.
-    ForwardProblem problem_at(const std::array<char *, kSlots> &addresses) const {
-        ForwardProblem result = problem;
+    Problem problem_at(const std::array<char *, kSlots> &addresses) const {
+        Problem result = problem;
         auto offset = offsets.begin();
-        for_each_pointer(result, [&]<typename T>(T *&pointer, Slot slot) {
+        Pass::for_each_pointer(result, [&]<typename T>(T *&pointer, Slot slot) {
             pointer = *offset == kNoPointer ? nullptr : reinterpret_cast<T *>(addresses[slot] + *offset);
             ++offset;
         });

@@ -30,6 +30,8 @@ struct BackwardProblem {
     // varlen
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k;
     int64_t total_q, total_k;
+    // a mod
+    const ModArguments *mod;
 
     // Workspaces, aligned to 256 bytes. delta: rowsum(o * dout) - dlse, float32, laid out as lse; written,
     // for rows without a visible key too (0 where lse is -inf): the host makes dSinks of it. The others have
@@ -60,6 +62,7 @@ struct BackwardKernelRecord {
     int (*launch)(const BackwardProblem &problem, void *stream);
     int (*attributes)(KernelAttributes &out);
     BackwardWorkspaces (*workspaces)(const BackwardProblem &problem);
+    ModSignature mod{};
 };
 
 }  // namespace flash

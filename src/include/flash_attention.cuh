@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "generated/structs.cuh"
+#include "mod_arguments.cuh"
 
 namespace flash {
 
@@ -67,6 +68,8 @@ struct ForwardProblem {
     int n_pages, max_pages, page_size;
     // Multiprocessors that the launch may use, by kernels whose blocks are persistent; 0: all.
     int n_sms;
+    // What a kernel with a mod is told; nullptr for one without. Read while `launch` runs, and not later.
+    const ModArguments *mod;
 };
 
 // Resources of a compiled kernel as the driver reports them for the current device.
@@ -90,6 +93,7 @@ struct ForwardKernelRecord {
     int (*load)();
     int (*launch)(const ForwardProblem &problem, void *stream);
     int (*attributes)(KernelAttributes &out);
+    ModSignature mod{};  // what problem.mod has to hold; by default it is not read
 };
 
 // What a kernel library exports. `abi` is kAbiVersion of the headers it was compiled from.
@@ -104,7 +108,7 @@ struct KernelLibrary {
 
 // Raised by hand when what stands in this file or in backward.cuh changes; the digest sees the structs of
 // configurations and traits.
-inline constexpr int kInterfaceVersion = 10;
+inline constexpr int kInterfaceVersion = 11;
 inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 

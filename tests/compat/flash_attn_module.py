@@ -19,14 +19,19 @@ from flash_attention import flash_attn_interface
 def install() -> None:
     """Makes ``import flash_attn`` find this library, whether that package is installed or not."""
     functions = {name: getattr(flash_attn_interface, name) for name in flash_attn_interface.__all__}
-    _module("flash_attn", **functions)
-    _module("flash_attn.flash_attn_interface", **functions, _get_block_size_n=_get_block_size_n)
-    _module("flash_attn.bert_padding", pad_input=pad_input, unpad_input=unpad_input)
-    _module("flash_attn.layers")
-    _module("flash_attn.layers.rotary", apply_rotary_emb=apply_rotary_emb)
+    module_of("flash_attn", **functions)
+    module_of(
+        "flash_attn.flash_attn_interface",
+        **functions,
+        _get_block_size_n=_get_block_size_n,
+        USE_TRITON_ROCM=False,  # of later releases
+    )
+    module_of("flash_attn.bert_padding", pad_input=pad_input, unpad_input=unpad_input)
+    module_of("flash_attn.layers")
+    module_of("flash_attn.layers.rotary", apply_rotary_emb=apply_rotary_emb)
 
 
-def _module(name: str, **members: object) -> None:
+def module_of(name: str, **members: object) -> None:
     module = ModuleType(name)
     module.__dict__.update(members)
     module.__path__ = []  # type: ignore[attr-defined]  # a package: it has submodules

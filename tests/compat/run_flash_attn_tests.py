@@ -1,9 +1,12 @@
 """Runs FlashAttention's own tests on this library: the path of its test file is the argument.
 
     python tests/compat/run_flash_attn_tests.py .../flash_attn-2.8.3/tests/test_flash_attn.py
+    python tests/compat/run_flash_attn_tests.py --names 3 --gradients .../hopper/test_flash_attn.py
+    python tests/compat/run_flash_attn_tests.py --names 4 --gradients .../tests/cute/test_flash_attn.py
 
 The file comes with flash-attn's sources (PyPI's source distribution has it) and is run as it is, with its own
-inputs, references and tolerances. ``flash_attn`` is this library there. What is done to it while it runs:
+inputs, references and tolerances. ``flash_attn`` is this library there, and so are the modules of
+FlashAttention-3 and -4, of whose tests those of gradients are run. What is done to it while it runs:
 
 - Without ``--gradients`` gradients are off, and ``torch.autograd.grad`` gives zeros. What the tests assert of
   gradients then compares zero with zero and says nothing; what they assert of outputs is untouched. Functions
@@ -22,13 +25,14 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,12 +41,13 @@ from unittest import mock
 import pytest
 import torch
 from flash_attn_module import install
+from newer_flash_attn_modules import install_3, install_4
 from parameter_grid import Case, Sample, sample
 from torch.overrides import TorchFunctionMode
 
 from flash_attention.backends import backend
 from flash_helpers.build import build_kernels
-from flash_helpers.kernels.kernel import ForwardKernel
+from flash_helpers.kernels.kernel import Kernel
 
 # Functions that assert nothing but gradients.
 BACKWARD_ONLY = (
@@ -63,6 +68,74 @@ OUTSIDE: dict[str, tuple[str, Callable[[Any], bool]]] = {
 OUTSIDE_IN: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "test_flash_attn_varlen_causal": {"paged_kv_block_size": ("block_table", lambda size: size is not None)},
 }
+
+
+@dataclass(frozen=True)
+class Names:
+    """What is particular to the tests of one of FlashAttention's packages.
+
+    Attributes:
+        install: makes the modules that the file at a path imports.
+        functions: that are run; empty: all.
+        outside: as ``OUTSIDE``.
+        settings: globals of the test file that are set.
+        largest_d_v: where a test loops over head sizes of V, larger ones are left out.
+    """
+
+    install: Callable[[Path], None]
+    functions: tuple[str, ...] = ()
+    outside: dict[str, tuple[str, Callable[[Any], bool]]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    largest_d_v: int = 0
+
+
+def _is_float8(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 1
+
+
+NAMES = {
+    "2": Names(lambda path: install(), (), OUTSIDE),
+    "3": Names(
+        install_3,
+        ("test_flash_attn_output", "test_flash_attn_varlen_output"),
+        {
+            "dtype": ("q_descale", _is_float8),
+            "has_qv": ("qv", bool),
+            "add_unused_qkv": ("seqused_q", bool),
+        },
+        {"DISABLE_LOCAL": True},  # after its grid is made: no attention_chunk
+        256,
+    ),
+    "4": Names(
+        install_4,
+        (
+            "test_flash_attn_output", "test_flash_attn_learnable_sink_backward_dtype",
+            "test_flash_attn_varlen_learnable_sink_backward_with_lse", "test_flash_attn_small_head_dim",
+            "test_flash_attn_varlen_output", "test_flash_attn_lse_grad", "test_flash_attn_lse_grad_unused",
+            "test_flash_attn_seqlen_k_zero", "test_flash_attn_empty_q_dense",
+            "test_flash_attn_empty_q_varlen",
+        ),
+        {
+            "has_qv": ("qv", bool),
+            "sink_dtype": ("learnable_sink", lambda dtype: dtype == torch.float16),
+            "unpad_q": ("seqused_q", lambda packed: not packed),
+            "unpad_kv": ("seqused_k", lambda packed: not packed),
+            "add_unused_qkv": ("seqused_q", bool),
+        },
+    ),
+}  # fmt: skip
+
+
+class SmallHeads:
+    """``itertools`` for tests that loop over head sizes of V: those beyond the library's are left out."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+
+    def product(self, first: Any, *others: Any) -> Iterator[Any]:
+        """Of the first axis, numbers above the largest head size are left out."""
+        kept = [x for x in first if type(x) is not int or x <= self._largest]
+        return itertools.product(kept, *others)
 
 
 # ---------------------------------------------------------------------- loading
@@ -94,22 +167,27 @@ def surroundings(device: str, gradients: bool) -> Iterator[None]:
             stack.enter_context(mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)))
             properties = mock.Mock(total_memory=80 * 2**30)
             stack.enter_context(mock.patch("torch.cuda.get_device_properties", return_value=properties))
+            stack.enter_context(mock.patch("torch.cuda.synchronize"))
+            stack.enter_context(mock.patch("torch.cuda.empty_cache"))
         yield
 
 
-def load(path: Path) -> ModuleType:
-    """Imports the test file, with ``flash_attn`` being this library."""
-    install()
+def load(path: Path, names: Names) -> ModuleType:
+    """Imports the test file, with the modules that it imports being this library."""
+    names.install(path.absolute())
     spec = importlib.util.spec_from_file_location("flash_attn_tests", path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    vars(module).update(names.settings)
+    if names.largest_d_v:
+        vars(module)["itertools"] = SmallHeads(names.largest_d_v)
     return module
 
 
 def samples(
-    module: ModuleType, n_cases: int, n_refused: int, longest: int, left_out: tuple[str, ...]
+    module: ModuleType, n_cases: int, n_refused: int, longest: int, left_out: tuple[str, ...], names: Names
 ) -> list[Sample]:
     """What is run of the file's test functions, in its order.
 
@@ -122,8 +200,9 @@ def samples(
 
     found = []
     for name, function in vars(module).items():
-        if name.startswith("test_") and callable(function) and name not in left_out:
-            rules = OUTSIDE | OUTSIDE_IN.get(name, {})
+        chosen = name.startswith("test_") and (not names.functions or name in names.functions)
+        if chosen and callable(function) and name not in left_out:
+            rules = names.outside | OUTSIDE_IN.get(name, {})
 
             def outside(case: Case, rules: dict[str, Any] = rules) -> str | None:
                 hits = (rules[p] for p in case if p in rules and rules[p][1](case[p]))
@@ -138,19 +217,31 @@ class KernelWantedError(Exception):
     """A case has come to its launch."""
 
 
-def needed_kernels(found: list[Sample]) -> list[ForwardKernel]:
-    """Runs every case up to its launch and notes the kernel."""
-    kernels: dict[ForwardKernel, None] = {}
+def needed_kernels(found: list[Sample]) -> list[Kernel]:
+    """Runs every case up to its launch and notes the kernel, and that of its gradients."""
+    kernels: dict[Kernel, None] = {}
+    load = backend("cuda").load_kernel
 
-    def note(kernel: ForwardKernel, device: object = None) -> None:
+    def note(kernel: Kernel, device: object = None) -> None:
         kernels[kernel] = None
         raise KernelWantedError
 
-    with mock.patch.object(backend("cuda"), "get_kernel", note):
+    def note_missing(wanted: Iterable[Kernel], device: torch.device) -> None:
+        target = backend("cuda").device_facts_of(device).target
+        missing = [kernel for kernel in wanted if load(kernel, target) is None]
+        kernels.update(dict.fromkeys(missing))
+        if missing:
+            raise KernelWantedError
+
+    cuda = backend("cuda")
+    with (
+        mock.patch.object(cuda, "get_kernel", note),
+        mock.patch.object(cuda, "build_at_once", note_missing),
+    ):
         for one in found:
             for case in one.cases:
                 # Anything else that is raised is raised again when the case runs.
-                with contextlib.suppress(Exception, pytest.skip.Exception):
+                with contextlib.suppress(Exception, pytest.skip.Exception, pytest.fail.Exception):
                     one.function(**case)
     return list(kernels)
 
@@ -181,9 +272,9 @@ def run(one: Sample, end: float) -> Outcome:
             with contextlib.redirect_stdout(printed):
                 one.function(**case)
             outcome.passed += 1
-        except pytest.skip.Exception:
+        except (pytest.skip.Exception, pytest.xfail.Exception):
             outcome.skipped += 1
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error} at {where.name}: {where.line}"
             lines = (f"{one.name}({_text(case)})", what, *printed.getvalue().splitlines())
@@ -202,7 +293,7 @@ def _run_refused(one: Sample, argument: str, case: Case, outcome: Outcome) -> No
             outcome.refused[argument] += 1
         else:
             outcome.failures.append(f"{one.name}({_text(case)})\n  refused for another reason: {error}")
-    except Exception as error:
+    except (Exception, pytest.fail.Exception) as error:
         outcome.failures.append(
             f"{one.name}({_text(case)})\n  {argument} is not refused but: {type(error).__name__}: {error}"
         )
@@ -219,6 +310,7 @@ def _text(case: Case) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tests", type=Path, help="flash-attn's tests/test_flash_attn.py")
+    parser.add_argument("--names", choices=NAMES, default="2", help="of which FlashAttention the tests are")
     parser.add_argument("--cases", type=int, default=24, help="of each function, at most")
     parser.add_argument(
         "--refused", type=int, default=3, help="of each refused argument and function, at most"
@@ -226,14 +318,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=100, help="for running, after the kernels are built")
     parser.add_argument("--longest", type=int, default=10**9, help="leave out cases with a longer sequence")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this program")
+    parser.add_argument(
+        "--part", default="0/1", help="I/N: the I-th of N parts of the cases, of several processes"
+    )
     parser.add_argument("--gradients", action="store_true", help="run what the tests ask of gradients, too")
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args(arguments)
-    begin = time.perf_counter()
+    begin, names = time.perf_counter(), NAMES[options.names]
     left_out = () if options.gradients else BACKWARD_ONLY
     with surroundings(options.device, options.gradients):
-        found = samples(load(options.tests), options.cases, options.refused, options.longest, left_out)
-        if options.device == "cuda" and not options.gradients:
+        module = load(options.tests, names)
+        found = samples(module, options.cases, options.refused, options.longest, left_out, names)
+        part, parts = map(int, options.part.split("/"))
+        found = [replace(one, cases=one.cases[part::parts]) for one in found]
+        if options.device == "cuda":
             kernels = needed_kernels(found)
             major, minor = torch.cuda.get_device_capability()
             build_kernels(kernels, [10 * major + minor])

@@ -142,3 +142,69 @@ def test_flash_attn_bwd_transpose():
 def test_gradient_is_zero():
     assert not any(grad.any() for grad in gradient())
 """
+
+
+THIRD_TESTS = """
+import itertools, pytest, torch
+from helpers_beside import two
+from flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_combine
+
+DISABLE_LOCAL = False
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("has_qv", [False, True])
+def test_flash_attn_output(has_qv, dtype):
+    for d_v, chunk in itertools.product([512, 64], [0] if DISABLE_LOCAL else [3, 0]):
+        assert (d_v, chunk) == (64, 0)
+        q = torch.randn(two, 9, 2, 64, device="cuda").to(torch.bfloat16).requires_grad_()
+        scale = torch.ones(1) if dtype.itemsize == 1 else None
+        given = {"qv": q if has_qv else None, "q_descale": scale, "num_splits": 3, "pack_gqa": True}
+        out = flash_attn_func(q, q, q, window_size=[3, 5], **given)
+        assert torch.autograd.grad(out, q, out)[0].any()
+
+def test_flash_attn_combine():
+    flash_attn_combine()
+"""
+FOURTH_TESTS = """
+import torch, pytest
+from flash_attn.cute.testing import three
+from flash_attn.cute.interface import flash_attn_func, flash_attn_varlen_func
+
+@pytest.mark.parametrize("unpad_q", [False, True])
+def test_flash_attn_varlen_output(unpad_q):
+    q = torch.randn(three, 9, 64, device="cuda").to(torch.bfloat16).requires_grad_()
+    ends = torch.tensor([0, 1, three], dtype=torch.int32)
+    used = torch.tensor([1, 1], dtype=torch.int32)
+    options = {"cu_seqlens_q": ends, "seqused_q": ends.diff()} if unpad_q else {"seqused_q": used}
+    out, lse = flash_attn_varlen_func(q, q, q, cu_seqlens_k=ends, window_size=(None, -1), **options)
+    assert lse.shape == (9, three) and torch.autograd.grad(out, q, out)[0].shape == q.shape
+
+@pytest.mark.parametrize("sink_dtype", [torch.float16, torch.float32])
+def test_flash_attn_learnable_sink_backward_dtype(sink_dtype):
+    q = torch.randn(1, 5, 2, 64, device="cuda").to(torch.bfloat16).requires_grad_()
+    out, _ = flash_attn_func(q, q, q, learnable_sink=torch.zeros(2, dtype=sink_dtype))
+    pytest.xfail("what the package itself lacks")
+"""
+
+
+def test_names_of_the_newer_packages(tmp_path: Path) -> None:
+    path, found = tmp_path / "tests" / "cute" / "test_file.py", tmp_path / "found.json"
+    helpers = tmp_path / "flash_attn" / "cute" / "testing.py"
+    for file in (path, helpers):
+        file.parent.mkdir(parents=True)
+    (path.parent / "helpers_beside.py").write_text("two = 2\n")
+    helpers.write_text("three = 3\n")
+    arguments = [str(path), "--device", "cpu", "--json", str(found), "--gradients", "--names"]
+    path.write_text(THIRD_TESTS)
+    assert main([*arguments, "3"]) == 0
+    (row,) = json.loads(found.read_text()).values()  # of what it may combine nothing is asked
+    assert (row["passed"], row["outside"]) == (1, {"qv": 2, "q_descale": 1})
+    assert row["refused"] == {"qv": 2, "q_descale": 1}
+    path.write_text(FOURTH_TESTS)
+    assert main([*arguments, "4"]) == 0
+    rows = json.loads(found.read_text())
+    assert rows["test_flash_attn_varlen_output"]["refused"] == {"seqused_q": 1}
+    assert rows["test_flash_attn_varlen_output"]["passed"] == 1
+    assert rows["test_flash_attn_learnable_sink_backward_dtype"]["refused"] == {"learnable_sink": 1}
+    assert rows["test_flash_attn_learnable_sink_backward_dtype"]["skipped"] == 1
+    assert main([*arguments, "4", "--part", "1/2"]) == 1  # the second half of one case each: nothing ran

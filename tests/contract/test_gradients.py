@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import unwritten
 from torch import Tensor
 
 import flash_attention
@@ -96,23 +97,31 @@ class Inputs:
     def gradients(self, dlse: Tensor | None = None, **more: Any) -> dict[str, Tensor]:
         """With an LSE only where it has a gradient."""
         leaves = self.leaves()
+        self.fill_unwritten()
         results = self.results(leaves, return_lse=dlse is not None, **more)
+        self.fill_unwritten()
         if dlse is None:
             found = torch.autograd.grad(results, leaves, self.dout)
         else:
             found = torch.autograd.grad(results, leaves, (self.dout, dlse))
         return dict(zip(NAMES, found, strict=False))
 
+    def fill_unwritten(self) -> None:
+        """What a kernel reads without writing it is NaN."""
+        if self.q.is_cuda:
+            unwritten.fill_with_nan()
+
     def expected(self, dlse: Tensor | None = None) -> dict[str, Tensor]:
         grads = reference_gradients(self.q, self.k, self.v, self.dout, dlse, sinks=self.sinks, **self.options)
         return {name: value for name, value in grads._asdict().items() if value is not None}
 
-    def check(self, dlse: Tensor | None = None, **more: Any) -> None:
-        self.compare(self.gradients(dlse, **more), dlse)
+    def check(self, dlse: Tensor | None = None, few_keys: bool = False, **more: Any) -> None:
+        self.compare(self.gradients(dlse, **more), dlse, few_keys)
 
-    def compare(self, found: dict[str, Tensor], dlse: Tensor | None) -> None:
+    def compare(self, found: dict[str, Tensor], dlse: Tensor | None, few_keys: bool = False) -> None:
         """With float64 and the error of PyTorch's eager attention."""
-        check_gradients(found, self.q, self.k, self.v, self.dout, dlse, sinks=self.sinks, **self.options)
+        tensors = self.q, self.k, self.v, self.dout, dlse
+        check_gradients(found, *tensors, few_keys=few_keys, sinks=self.sinks, **self.options)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
@@ -272,6 +281,15 @@ def test_c40_every_length(device: str, lengths: tuple[int, int], causal: bool) -
     inputs = Inputs(device, HALF, seq_len_q=lengths[0], seq_len_k=lengths[1], causal=causal)
     inputs.check()
     inputs.check(inputs.dlse)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT, HALF], ids=["bf16", "fp16"])
+def test_c40_weight_on_one_key(device: str, dtype: torch.dtype) -> None:
+    """Scores of up to 250, capped or not: most queries give one key nearly all their weight."""
+    for options in ({"causal": True, "softcap": 20.0, "sinks": True}, {"causal": True}):
+        inputs = Inputs(device, dtype, 2, 125, 128, 2, 1, 240, 48, softmax_scale=1.0, **options)
+        inputs.q, inputs.k = inputs.q * 4, inputs.k * 4
+        inputs.check(inputs.dlse, few_keys=True)
 
 
 def test_c40_an_output_in_float32(device: str) -> None:
@@ -617,13 +635,14 @@ def test_c46_only_inputs_output_and_lse_are_kept(device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("n_heads_kv", [8, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_c46_memory(n_heads_kv: int, causal: bool) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_c46_memory(deterministic: bool, n_heads_kv: int, causal: bool) -> None:
     """Beyond gradients a float32 dQ and 8 bytes a row and head, and nothing stays."""
     batch, seq_len, n_heads, d = 2, 2048, 8, 128
     inputs = Inputs("cuda", BFLOAT, batch, seq_len, seq_len, n_heads, n_heads_kv, d, causal=causal)
     for _ in range(2):  # the first call builds and loads
         leaves = inputs.leaves()
-        out = inputs.results(leaves)
+        out = inputs.results(leaves, deterministic=deterministic)
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

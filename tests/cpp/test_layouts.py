@@ -37,6 +37,7 @@ def test_host(source: Path, tmp_path: Path) -> None:
         "-O1",
         f"-I{INCLUDE}",
         f"-I{HERE}",
+        f"-I{HERE / 'fake_cuda'}",
         "-o",
         str(program),
         str(source),

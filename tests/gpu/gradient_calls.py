@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import unwritten
 from torch import Tensor
 from trait_calls import GUARD, PADDING, SENTINEL, Sequences, guarded
 
@@ -73,6 +74,7 @@ class Call:
         scale = case.options.get("softmax_scale", d[0] ** -0.5)
         self.mask = Mask(left, right)
         self.scores = Scores(scale, case.options.get("softcap", 0.0), self.sinks)
+        unwritten.fill_with_nan()
         with torch.no_grad():
             self.out, self.lse = self.attend(*inputs)
         self.dlse = None
@@ -126,6 +128,7 @@ class Call:
         dsinks = None
         if self.sinks is not None and "dsinks" in wanted:
             dsinks = torch.full_like(self.sinks, math.nan)
+        unwritten.fill_with_nan()
         return BackwardCall(
             unpacked(self.q), unpacked(self.k), unpacked(self.v), out, self.lse, unpacked(self.dout),
             self.dlse, grads["dq"], grads["dk"], grads["dv"], dsinks, self.mask, self.scores, self.layout,

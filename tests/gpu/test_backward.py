@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +52,12 @@ CASES = {
     "keys in use": Case(q=90, k=300, used=(300, 17), options={"causal": True}),
 }  # fmt: skip
 FIRST = [min(d.built(), key=lambda kernel: kernel.config.d_head).config for d in directions(BACKWARD)]
+
+EACH_SUM = [  # the smallest kernel of each family and each way of summing dQ
+    min(same, key=lambda config: config.d_head)
+    for d in directions(BACKWARD)
+    for same in [[k.config for k in d.built() if k.config.deterministic == x] for x in (False, True)]
+]
 
 
 def _kernels() -> list[object]:
@@ -125,6 +134,36 @@ def test_a_deterministic_kernel_repeats_its_bits(config) -> None:
         again = run_gradients(call.backward(deterministic=True), config)
         for name, gradient in again.items():
             assert torch.equal(gradient, first[name]), name
+
+
+def test_a_thousand_runs_beside_other_work_have_equal_bits() -> None:
+    """In a process of its own, which ends when kernels wait for each other for ever."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("repeated_gradients.py")), "1000"],
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1000 equal" in done.stdout
+
+
+@pytest.mark.parametrize("seq_len", [2048, 80])
+@pytest.mark.parametrize("config", EACH_SUM, ids=lambda config: config.short_form())
+def test_memory_beside_the_gradients(config, seq_len: int) -> None:
+    """At most a float32 dQ and 8 bytes a row and head, and nothing stays (contract C46)."""
+    _skip_unable(BackwardKernel(config))
+    call = Call(Case(q=seq_len, k=seq_len, heads=(8, 8)), config.dtype, (config.d_head, config.d_head_v))
+    tensors = (call.dout, call.q, call.k, call.v, call.out, call.lse)
+    flash_attention.backward(config, *tensors)  # builds and loads
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = flash_attention.backward(config, *tensors)
+    torch.cuda.synchronize()
+    peak, after = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    made = sum(x.numel() * x.element_size() for x in found)
+    rows = 2 * 8 * seq_len
+    assert peak <= made + rows * (4 * config.d_head + 8) + 4096
+    assert after <= made + 4096
 
 
 @pytest.mark.parametrize("config", FIRST, ids=lambda config: config.short_form())

@@ -11,7 +11,7 @@ from gpu_cases import CONFIG
 
 from flash_attention import api, attention, attention_varlen, forward, last_kernel
 from flash_attention.cached import attention_cached
-from flash_attention.run import launch_cache, passes
+from flash_attention.run import gradients, launch_cache, passes
 
 D = 128
 
@@ -172,3 +172,147 @@ def test_a_tensor_that_lost_its_memory_is_refused(place: int, offset: int) -> No
     numbers.untyped_storage().resize_(2 * numbers.numel())
     numbers.zero_()
     assert torch.equal(attention(*given), right)
+
+
+# ---------------------------------------------------------------------- gradients
+def differentiated(call: Any, given: Any, dlse: bool = False) -> list[torch.Tensor]:
+    """Results and gradients of a call; all floating tensors are leaves."""
+    leaves = [
+        x.detach().requires_grad_() if torch.is_tensor(x) and x.is_floating_point() else x for x in given
+    ]
+    found = call(*leaves)
+    out, lse = found if isinstance(found, tuple) else (found, None)
+    roots = [out] if lse is None or not dlse else [out, lse]
+    given_gradients = [normal(*x.shape, seed=7 + i).to(x.dtype) for i, x in enumerate(roots)]
+    wanted = [x for x in leaves if torch.is_tensor(x) and x.requires_grad]
+    return [out.detach(), *torch.autograd.grad(roots, wanted, given_gradients)]
+
+
+REPEATABLE = {"deterministic": True}
+GRADIENTS: dict[str, tuple[Any, Any]] = {
+    "plain": (lambda *x: attention(*x, **REPEATABLE), lambda s: tensors(s, 200, 300, 4, 2)),
+    "causal": (lambda *x: attention(*x, causal=True, **REPEATABLE), lambda s: tensors(s, 256, 256, 4, 4)),
+    "lse": (
+        lambda *x: attention(*x, causal=True, return_lse=True, **REPEATABLE),
+        lambda s: tensors(s, 200, 300, 4, 2),
+    ),
+    "window": (
+        lambda *x: attention(*x, window=(40, 3), softcap=20.0, softmax_scale=0.1, **REPEATABLE),
+        lambda s: tensors(s, 200, 300, 4, 2),
+    ),
+    "padded head": (lambda *x: attention(*x, **REPEATABLE), lambda s: tensors(s, 200, 300, 4, 2, d=72)),
+    "sinks": (
+        lambda q, k, v, sinks: attention(q, k, v, sinks=sinks, **REPEATABLE),
+        lambda s: [*tensors(s, 200, 300, 4, 2), normal(4, seed=s).float()],
+    ),
+    "transposed": (lambda *x: attention(*x, **REPEATABLE), transposed),
+    "packed": (lambda *x: attention_varlen(*x, causal=True, **REPEATABLE), packed),
+    "cached": (lambda *x: attention_cached(*x, **REPEATABLE), cached),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_short_way_gives_the_gradients_of_the_long_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, inputs = GRADIENTS[name]
+    dlse, expected = name == "lse", []
+    for seed in range(3):
+        launch_cache.forget()
+        expected.append(differentiated(call, inputs(seed), dlse))
+    launch_cache.forget()
+    differentiated(call, inputs(9), dlse)
+    for function in ("choose", "choose_with_gradients", "backward_pass"):
+        monkeypatch.setattr(passes, function, lambda *a, **kw: pytest.fail("the long way"))
+    monkeypatch.setattr(gradients, "backward_pass", passes.backward_pass)
+    for seed in range(3):
+        for x, y in zip(differentiated(call, inputs(seed), dlse), expected[seed], strict=True):
+            assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+            assert torch.equal(x, y)
+
+
+def test_other_gradients_are_other_passes() -> None:
+    """Which are wanted, whether they have to repeat, what the loss uses: each has a launch of its own."""
+    q, k, v = (x.requires_grad_() for x in tensors(0, 200, 300, 4, 2))
+    dout = normal(2, 200, 4, D, seed=5)
+
+    def every() -> dict[str, torch.Tensor]:
+        out = attention(q, k, v, deterministic=True)
+        return dict(zip("qkv", torch.autograd.grad(out, (q, k, v), dout), strict=True))
+
+    expected = every()
+    for names in ("q", "k", "v", "qk", "kv", "qkv", "q"):
+        wanted = [{"q": q, "k": k, "v": v}[name] for name in names]
+        inputs = [x if name in names else x.detach() for name, x in (("q", q), ("k", k), ("v", v))]
+        for _ in range(2):
+            found = torch.autograd.grad(attention(*inputs, deterministic=True), wanted, dout)
+            for name, x in zip(names, found, strict=True):
+                assert torch.equal(x, expected[name]), (names, name)
+    for _ in range(2):
+        _, lse = attention(q, k, v, return_lse=True, deterministic=True)
+        dv = torch.autograd.grad(lse.sum(), v)[0]
+        assert not dv.any()
+    for x, y in zip(every().values(), expected.values(), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_pytorchs_switch_is_seen_in_every_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(0, 300, 300, 4, 2))
+    asked = []
+    known = launch_cache.repeat_gradients
+    monkeypatch.setattr(
+        launch_cache, "repeat_gradients", lambda key, *given: asked.append(key[4]) or known(key, *given)
+    )
+    for switch in (False, False, True, True, False):
+        out = attention(q, k, v)
+        torch.use_deterministic_algorithms(switch)
+        try:
+            out.backward(torch.ones_like(out))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert asked == [False, False, True, True, False]
+
+
+def test_a_tensor_that_was_changed_in_between_is_an_error() -> None:
+    for _ in range(3):  # the last passes are remembered
+        for place in range(3):
+            leaves = tensors(0, 200, 300, 4, 2)
+            given = [x.requires_grad_() * 1 for x in leaves]
+            out = attention(*given)
+            given[place].mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
+            out = attention(*leaves)
+            out.backward(torch.ones_like(out))
+
+
+def test_gradients_on_the_stream_of_the_forward_pass() -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(0, 500, 500, 4, 4))
+    dout = normal(2, 500, 4, D, seed=5)
+    expected = torch.autograd.grad(attention(q, k, v, deterministic=True), (q, k, v), dout)
+    other = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(5):
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(2_000_000)
+            late = q * 1  # is there when the stream has woken
+            found = torch.autograd.grad(attention(late, k, v, deterministic=True), (late, k, v), dout)
+        other.synchronize()
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_remembered_gradients_take_no_more_memory() -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(0, 512, 512, 4, 4))
+    dout = normal(2, 512, 4, D, seed=5)
+
+    def peak() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = attention(q, k, v)
+        torch.autograd.grad(out, (q, k, v), dout)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    launch_cache.forget()
+    first = peak()
+    assert [peak() for _ in range(3)] == [first] * 3

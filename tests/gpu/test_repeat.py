@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -74,6 +75,53 @@ def test_equal_bits_of_packed_sequences_beside_other_work() -> None:
     for _ in range(RUNS):
         other.enqueue()
         differ += (attention_varlen(*arguments, causal=True) != expected).sum()
+    assert differ.item() == 0
+
+
+# ---------------------------------------------------------------------- gradients
+GRADIENT_RUNS = 1000
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("name", ["plain", "causal", "window", "few queries"])
+def test_equal_gradients_beside_other_work(name: str, d: int) -> None:
+    """``deterministic=True``: a thousand times the same bits, while another stream takes part of the GPU."""
+    *sizes, options = SHAPES[name]
+    leaves = [x.requires_grad_() for x in inputs(*sizes, d=d)]
+    dout = torch.randn_like(leaves[0])
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out = attention(*leaves, deterministic=True, **options)
+        return torch.autograd.grad(out, leaves, dout)
+
+    _check_equal(gradients)
+
+
+def test_equal_gradients_of_packed_sequences_beside_other_work() -> None:
+    lengths = (700, 1, 0, 1300, 65)
+    leaves = [x[0].requires_grad_() for x in inputs(1, sum(lengths), sum(lengths), 8, 2)]
+    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
+    dout = torch.randn_like(leaves[0])
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        longest = max(lengths)
+        out = attention_varlen(*leaves, ends, ends, longest, longest, causal=True, deterministic=True)
+        return torch.autograd.grad(out, leaves, dout)
+
+    _check_equal(gradients)
+
+
+def _check_equal(gradients: Callable[[], tuple[torch.Tensor, ...]]) -> None:
+    expected = gradients()
+    assert all(x.isfinite().all() and x.any() for x in expected)
+    torch.cuda.synchronize()
+    other = OtherWork()
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    for run in range(GRADIENT_RUNS):
+        if run % 4 == 0:
+            other.enqueue()
+        for found, first in zip(gradients(), expected, strict=True):
+            differ += (found != first).sum()
     assert differ.item() == 0
 
 

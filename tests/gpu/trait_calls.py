@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import unwritten
 from torch import Tensor
 
 from flash_attention.backends import cuda
@@ -210,6 +211,7 @@ class Call:
                 block_table=table.data_ptr(), max_pages=table.shape[1], page_size=self.case.page,
                 seqused_k=used_in_pages.data_ptr(),
             )  # fmt: skip
+        unwritten.fill_with_nan()
         cuda.forward(self.kernel, q, k, v, o, lse, self.d**-0.5, features)
         torch.cuda.synchronize()
         result = o.clone()

@@ -98,8 +98,10 @@ def test_shared_memory() -> None:
     assert PLAIN.smem_bytes() == tiles + 16384 + 2 * 16384 + rows + barriers
     assert OWN.smem_bytes() == PLAIN.smem_bytes() - 2 * 16384  # nobody reads dS from shared memory
     assert OWN.dq_smem_bytes() == 2 * 65536 + 2 * 16384 + 2 * 256 * 4 + 8 * 9
-    pairs = replace(PLAIN, paired_warps=True)
-    assert pairs.smem_bytes_for(BackwardTraits(softcap=True)) == pairs.smem_bytes() + 16384
+    pairs = replace(PLAIN, paired_warps=True)  # their P lies there in two forms, for dV and for dS
+    assert pairs.smem_bytes() == PLAIN.smem_bytes() + 16384 == pairs.smem_bytes_for(ALL_TRAITS)
+    half = replace(pairs, dtype=DType.FP16)
+    assert half.smem_bytes() == PLAIN.smem_bytes() == half.smem_bytes_for(ALL_TRAITS) - 16384
 
 
 def test_what_does_not_fit_a_gpu_is_refused_by_name() -> None:
@@ -180,9 +182,13 @@ def test_gates_name_what_a_kernel_lacks() -> None:
         (dict(LDGSTS=0), "no cp.async"),
         (dict(IMAD=900), "instructions; its products and scores take"),
         (dict(REDG=0), "nothing adds to the sums of dQ"),
-        (dict(LDL=2), "2 accesses to local memory"),
+        (dict(LDL=25), "25 accesses to local memory, more than 24"),
     ):
         (found,) = violations(PLAIN, code(PLAIN, **counts))
         assert words in found
+    spilled = replace(
+        code(PLAIN), spill_bytes=321, warnings=("C7512", "Registers are spilled to local memory")
+    )
+    assert violations(PLAIN, spilled) == ["ptxas: C7512", "321 bytes of registers are spilled, more than 320"]
     assert "dQ has a kernel of its own" in violations(OWN, code(OWN))[0]
     assert violations(OWN, code(OWN, REDG=0)) == []

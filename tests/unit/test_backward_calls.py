@@ -16,7 +16,7 @@ from flash_attention.errors import InfeasibleConfigError
 from flash_attention.run import choices
 from flash_helpers.benchmark.expected import gradients
 from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, device_facts
-from flash_helpers.kernels.families import direction_of, directions
+from flash_helpers.kernels.families import direction_of, directions, kernel_of
 from flash_helpers.kernels.problem import BACKWARD, FORWARD, AttentionProblem
 from flash_helpers.problem import Problem
 from flash_helpers.results.bucket import Bucket
@@ -149,6 +149,97 @@ def test_explain_choice_says_what_computes_gradients() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             explain_choice(q, q, q, facts=facts, **wrong)
+
+
+def test_explain_choice_shows_both_kernels_of_a_call_with_gradients() -> None:
+    q = torch.empty(2, 512, 4, 64, dtype=torch.bfloat16, device="meta")
+    facts = device_facts("A100")
+    assert explain_choice(q, q, q, facts=facts).gradients is None
+    choice = explain_choice(q, q, q, causal=True, facts=facts, backward_config=CONFIG)
+    assert direction_of(choice.kernel).name == FORWARD
+    assert choice.gradients.kernel == kernel_of(CONFIG, causal=True)
+    assert choice.gradients.reason == "the caller insists on it"
+    assert "\ngradients by (BF16, 64, " in str(choice)
+    leaf = torch.empty_like(q).requires_grad_()
+    choice = explain_choice(leaf, q, q, causal=True, facts=facts, deterministic=True)
+    alone = explain_choice(q, q, q, causal=True, facts=facts, direction=BACKWARD, deterministic=True)
+    assert choice.gradients == alone
+    with torch.no_grad():
+        assert explain_choice(leaf, q, q, facts=facts).gradients is None
+    assert explain_choice(leaf, q, q, facts=device_facts("H100"), n_sms=50).gradients is None
+    with pytest.raises(ValueError, match="kernels of gradients keep to no limit of SMs"):
+        explain_choice(q, q, q, facts=facts, n_sms=50, backward_config=CONFIG)
+    one = explain_choice(q, q, q, facts=facts, direction=BACKWARD, backward_config=CONFIG)
+    assert one.kernel == kernel_of(CONFIG)
+
+
+def test_explain_choice_of_meta_tensors_asks_for_a_gpu() -> None:
+    q = torch.empty(2, 512, 4, 64, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(ValueError, match=r"q is a meta tensor.*pass facts=.*device_facts\('H100'\)"):
+        explain_choice(q, q, q)
+
+
+def test_a_kernel_in_place_of_its_configuration() -> None:
+    inputs, message = Inputs(), "BackwardKernel.*pass the configuration alone, kernel.config"
+    with pytest.raises(TypeError, match=f"kernel_cfg is a {message}"):
+        backward(kernel_of(CONFIG), **inputs.arguments())
+    with pytest.raises(TypeError, match=f"backward_config is a {message}"):
+        attention(inputs.q, inputs.k, inputs.v, backward_config=kernel_of(CONFIG))
+
+
+@pytest.mark.parametrize("offset", [-7, 3])
+def test_backward_takes_a_diagonal_offset(offset: int) -> None:
+    inputs = Inputs(causal=True, diagonal_offset=offset)
+    inputs.check(backward(CONFIG, **inputs.arguments()))
+    found, _ = backward_timed(CONFIG, **inputs.arguments())
+    inputs.check(found)
+
+
+# ---------------------------------------------------------------------- backward_config of attention
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_runs_the_backward_kernel_that_is_named(compiled: bool, monkeypatch) -> None:
+    from flash_attention.backends import cpu_gradients
+
+    ran, run = [], cpu_gradients.run_backward
+    monkeypatch.setattr(
+        cpu_gradients, "run_backward", lambda call, choice: ran.append(choice.kernel) or run(call, choice)
+    )
+    torch._dynamo.reset()
+    call = torch.compile(attention, backend="aot_eager", fullgraph=True) if compiled else attention
+    inputs = Inputs(causal=True)
+    leaves = [x.clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    out = call(*leaves, causal=True, backward_config=CONFIG)
+    found = torch.autograd.grad(out, leaves, inputs.dout)
+    assert [kernel.config for kernel in ran] == [CONFIG]
+    inputs.check(found)
+
+
+def test_a_backward_kernel_that_cannot_be_kept_is_refused_before_anything_runs() -> None:
+    inputs = Inputs(d=128)
+    leaf = inputs.q.requires_grad_()
+    with pytest.raises(InfeasibleConfigError, match=r"backward_config .* its head size is 64"):
+        attention(leaf, inputs.k, inputs.v, backward_config=CONFIG)
+    with torch.no_grad():
+        attention(leaf, inputs.k, inputs.v, backward_config=CONFIG)  # no gradient, no kernel
+    for wrong, message in (
+        (FORWARD_CONFIG, "backward_config is a FlashForwardKernelConfig; it must be a FlashBackwardKernelC"),
+        ("(BF16, 64)", "backward_config is a str"),
+        (dataclasses.replace(CONFIG, dtype=DType.FP16), "backward_config computes in FP16, q is torch.bfloa"),
+    ):
+        with torch.no_grad(), pytest.raises(TypeError, match=message):
+            attention(inputs.q, inputs.k, inputs.v, backward_config=wrong)
+
+
+def test_equal_bits_refuse_a_named_kernel_that_does_not_repeat() -> None:
+    ordered = select(PROBLEM.backward(deterministic=True), device_facts("A100")).kernel.config
+    built = (kernel.config for kernel in directions(BACKWARD)[0].built())
+    loose = next(c for c in built if not c.deterministic and (c.dtype, c.d_head) == (DType.BF16, 64))
+    q = torch.empty(2, 512, 4, 64, dtype=torch.bfloat16, device="meta")
+    facts = device_facts("A100")
+    for config, deterministic in ((ordered, True), (ordered, False), (loose, False)):
+        explain_choice(q, q, q, facts=facts, backward_config=config, deterministic=deterministic)
+    with pytest.raises(InfeasibleConfigError, match=r"backward_config .* equal bits in every run are wanted"):
+        explain_choice(q, q, q, facts=facts, backward_config=loose, deterministic=True)
 
 
 def test_problems_of_gradients_are_checked() -> None:

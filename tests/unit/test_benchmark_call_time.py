@@ -21,7 +21,8 @@ OURS = CONTESTANTS[0]
 
 def test_rows_cover_what_is_promised():
     cases = list(all_cases())
-    assert {c.case.feature for c in cases if c.mode == "host"} == {"dense", "decode", "variable length"}
+    host = {c.case.feature for c in cases if c.mode == "host"}
+    assert host == {"dense", "decode", "variable length", "gradients"}
     call = [c.case for c in cases if c.mode == "call"]
     for causal in (False, True):
         dense = {c.seq_k for c in call if c.feature == "dense" and c.causal == causal}
@@ -56,6 +57,30 @@ def test_a_wrong_call_of_ours_is_not_timed_and_right_ones_are(monkeypatch):
     assert set(reasons(row, "wrong")) == {"attention", "attention, Ampere"}
     cells = [list(column.cells) for column in host_table([row]).columns]
     assert dict(zip(cells[1], cells[2], strict=True))["ours"] == "wrong"
+
+
+def test_gradients_are_compared_and_timed_with_their_forward_pass():
+    passes = []
+
+    def bind(case, x):
+        assert x.q.requires_grad
+
+        def call():
+            passes.append(torch.is_grad_enabled())
+            return flash_attention.attention(x.q, x.k, x.v, causal=case.causal)
+
+        return call
+
+    wrong = Contestant("fa3", lambda case, x: lambda: x.q + x.k + x.v)
+    case = Case("gradients", 1, 64, 64, 2, 2, causal=True)
+    everyone = [OURS, Contestant("fa2", bind), wrong]
+    row = measure(TimedCase("host", case), CPU, everyone, rounds=1).outcome
+    assert list(row.milliseconds) == ["ours", "fa2"]
+    assert "relative error" in reasons(row, "wrong")["fa3"]
+    assert passes
+    assert all(passes)
+    cells = [list(column.cells) for column in host_table([row]).columns]
+    assert cells[0] == ["b1 s64 h2 causal, with gradients"] * 3
 
 
 def test_a_run_on_the_cpu(monkeypatch, tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,31 @@ def test_defaults_take_the_next_head_size_and_say_when_equal_bits_were_wanted() 
     assert "equal bits are wanted" in repeated.whole[1]
     assert defaults(problem, A100) is None
     assert defaults(replace(problem, d_head=256, d_head_v=320), H100) is None
+
+
+def test_heads_are_items_where_they_fill_the_gpu_and_their_sums_the_cache() -> None:
+    def chosen(batch: int, heads: int, seq_len: int, d_head: int, **more: Any) -> DqOutput:
+        kv = more.pop("n_heads_kv", heads)
+        problem = AttentionProblem(
+            DType.BF16, batch, seq_len, seq_len, heads, kv, d_head, d_head, **more
+        ).backward()
+        found = defaults(problem, H100)
+        assert found is not None
+        assert found.whole[0].infeasible_reason(H100) is None
+        return found.whole[0].dq_output
+
+    assert H100.sm_count == 132
+    for d_head, seq_len in ((64, 1), (64, 512), (128, 130), (128, 512)):
+        for right in (None, 0):
+            assert chosen(8, 33, seq_len, d_head, right=right) is DqOutput.BLOCK_SUMS
+            assert chosen(1, 120, seq_len, d_head, right=right) is DqOutput.BLOCK_SUMS
+    assert chosen(1, 100, 512, 128) is DqOutput.BULK_REDUCTION  # 32 SMs would be idle
+    assert chosen(1, 150, 512, 128) is DqOutput.BULK_REDUCTION
+    assert chosen(8, 33, 2048, 128) is DqOutput.BULK_REDUCTION  # 138 MB of sums
+    assert chosen(8, 132, 512, 128, n_heads_kv=33) is DqOutput.BULK_REDUCTION  # four heads of each
+    assert chosen(8, 33, 512, 128, varlen=True) is DqOutput.BULK_REDUCTION
+    assert chosen(8, 33, 512, 128, softcap=True) is DqOutput.BULK_REDUCTION
+    assert chosen(8, 33, 512, 256) is DqOutput.OWN_KERNEL
 
 
 def test_gradients_of_a_float32_output_have_a_kernel() -> None:

@@ -178,3 +178,25 @@ def test_sinks_in_place_are_a_part_without_a_value() -> None:
         merge_sinks_into(out, lse, sinks)
         torch.testing.assert_close(out, wanted)
         torch.testing.assert_close(lse, wanted_lse)
+
+
+def test_arrays_of_numpy_are_taken_and_given():
+    import numpy as np
+
+    generator = torch.Generator().manual_seed(0)
+    outputs = [torch.randn(2, 5, 3, 8, generator=generator).half() for _ in range(2)]
+    lses = [torch.randn(2, 3, 5, generator=generator) for _ in range(2)]
+    expected = merge(outputs, lses)
+    found = merge([x.numpy() for x in outputs], [x.numpy() for x in lses])
+    for x, y in zip(found, expected, strict=True):
+        assert isinstance(x, np.ndarray)
+        np.testing.assert_array_equal(x, y.numpy())
+    mixed, lse = merge(outputs, [x.numpy() for x in lses])
+    assert torch.equal(mixed, expected[0])
+    assert torch.equal(lse, expected[1])
+    wide, _ = merge([x.numpy() for x in outputs], lses, out_dtype=torch.float32)
+    assert wide.dtype == np.float32
+    with pytest.raises(ValueError, match="its mask would be lost"):
+        merge([np.ma.masked_array(outputs[0].numpy())], lses[:1])
+    with pytest.raises(TypeError, match=r"lses\[0\] is a str; it must be a tensor"):
+        merge([outputs[0].numpy()], ["lse"])

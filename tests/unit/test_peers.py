@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -94,6 +95,17 @@ def test_the_cpus_own_attention_is_a_peer() -> None:
         o = prepared.call()
     expected = scaled_dot_product_attention(*(x.transpose(1, 2).float() for x in (q, k, v)), is_causal=True)
     assert output_error(o, expected.transpose(1, 2)).wrong_reason(DType.BF16) is None
+
+
+def test_a_deterministic_peer_runs_with_pytorchs_switch_and_puts_it_back() -> None:
+    q, k, v = PROBLEM.inputs(CPU)
+    peer = dataclasses.replace(PEERS["fa2-deterministic"], devices=("cpu",))
+    settings = torch.utils.deterministic
+    with peer.prepare(PROBLEM, q, k, v).context():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not settings.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert settings.fill_uninitialized_memory
 
 
 def test_names_of_peers() -> None:

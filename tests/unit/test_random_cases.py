@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, find, settings
 from typer.testing import CliRunner
 
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType, device_facts
-from flash_helpers.kernels.families import FAMILIES, family_of
+from flash_helpers.kernels.families import FAMILIES, direction_of, family_of
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
-from flash_helpers.test import random_cases
+from flash_helpers.test import random_cases, random_gradients
 from flash_helpers.test.cases import Case
+from flash_helpers.test.draws import for_each
 from flash_helpers.test.random_cases import KernelSet, cases, kernels_for, run_cases, run_workers
 
 
@@ -45,6 +46,20 @@ def test_cases_are_found_for_every_kernel():
         assert case.causal == kernel.traits.causal
 
 
+def test_differentiated_calls_take_a_bounded_set_of_kernels():
+    facts, drawn = device_facts("H100"), []
+    for first, (n, seed) in enumerate(random_cases.shares_of(1000, 0, 16)):
+        for_each(random_gradients.share(first, 16), n, seed, drawn.append)
+    kernels = random_gradients.kernels_of(drawn, facts)
+    assert len(kernels) < 256
+    backward = [kernel for kernel in kernels if direction_of(kernel).name == "backward"]
+    for trait in ("causal", "window", "softcap", "padded_head"):
+        assert len({k.config.d_head for k in backward if getattr(k.traits, trait)}) >= 2, trait
+    assert {case.deterministic for case in drawn} == {False, True}
+    assert any(case.diagonal_offset for case in drawn)
+    assert any(case.sinks for case in drawn)
+
+
 def test_cases_on_the_cpu_in_processes():
     parts = run_workers("cpu", 12, seed=3, workers=2, timeout=120)
     assert sum(part["cases"] for part in parts) >= 12
@@ -57,7 +72,7 @@ def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
             raise RuntimeError("the launch failed")
 
     monkeypatch.setattr(Case, "check", check)
-    (failure,) = run_cases(None, "cpu", 200, seed=0)["failures"]
+    (failure,) = run_cases(cases(), "cpu", 200, seed=0)["failures"]
     assert re.search(r"seq_len_q=6, ", failure)
     assert "group=1," in failure
     assert failure.strip().splitlines()[-1].startswith("python -c ")

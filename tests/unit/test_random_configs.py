@@ -190,7 +190,7 @@ def test_hopper_backward(tmp_path: Path) -> None:
         lines.append(f"static_assert(Kernel_{i}::smem_bytes == {smem});")
         lines.append(f"static_assert(Kernel_{i}::consumer_registers == {registers});")
         lines.append(f"static_assert(Kernel_{i}::n_threads == {config.n_threads});")
-        if config.deterministic:
+        if config.dq_output == DqOutput.OWN_KERNEL:
             own = f"StaticDqKernelConfig<{given}>"
             lines.append(
                 f"static_assert({own}::smem_bytes == {hopper_backward_resources.dq_smem_bytes(config)});"

@@ -33,7 +33,7 @@ class Table:
 
 @pytest.fixture(autouse=True)
 def tables(monkeypatch):
-    backend = SimpleNamespace(call_table=Table, maker_like=lambda x: x.clone)
+    backend = SimpleNamespace(call_table=lambda direction: Table(), maker_like=lambda x: x.clone)
     monkeypatch.setattr(launch_cache, "backend", lambda name: backend)
     launch_cache.forget()
     yield
@@ -41,7 +41,7 @@ def tables(monkeypatch):
 
 
 def remember(q, key=KEY, config=None, kernel=KERNEL):
-    launch_cache.remember(key, (q, q, q, None, None), config, kernel, LAUNCHED, (q, None, None))
+    launch_cache.remember(key, (q, q, q, None, None), (config,), kernel, LAUNCHED, (q, None, None))
 
 
 def test_a_call_like_an_earlier_one_is_repeated():
@@ -77,7 +77,7 @@ def test_tables_are_bounded_and_hold_their_configurations():
     for n in range(3 * launch_cache.MAX_TABLES):
         remember(q, (*KEY[:2], float(n), *KEY[3:]), CONFIG)
         assert len(launch_cache._tables) <= launch_cache.MAX_TABLES
-    assert all(config is CONFIG for *_, config in launch_cache._tables.values())
+    assert all(configs == (CONFIG,) for *_, configs in launch_cache._tables.values())
 
 
 def test_no_other_configuration_gets_the_id_of_a_remembered_one():
@@ -168,9 +168,9 @@ def test_what_an_earlier_generation_chose_is_not_remembered():
     q, chosen_in = torch.zeros(1, 8, 2, 64), generation.number()
     generation.begin()
     given = (q, q, q, None, None)
-    launch_cache.remember(KEY, given, None, KERNEL, LAUNCHED, (q, None, None), chosen_in)
+    launch_cache.remember(KEY, given, (), KERNEL, LAUNCHED, (q, None, None), chosen_in)
     assert launch_cache.repeat(KEY, q, q, q) is None
-    launch_cache.remember(KEY, given, None, KERNEL, LAUNCHED, (q, None, None), generation.number())
+    launch_cache.remember(KEY, given, (), KERNEL, LAUNCHED, (q, None, None), generation.number())
     assert launch_cache.repeat(KEY, q, q, q) is not None
 
 
@@ -187,3 +187,145 @@ def test_windows_are_checked_in_every_call():
     for window in ((True, None), (1.0, None)):
         with pytest.raises(TypeError, match="window's left limit"):
             attention(q, q, q, window=window)
+
+
+# ---------------------------------------------------------------------- gradients
+class Twice:
+    """Stands for both tables: the forward pass doubles q, and a backward pass gives what it was told of."""
+
+    def __init__(self, direction):
+        self.direction, self.told, self.last, self.given = direction, set(), direction, []
+
+    def remember(self, given, made, makers, launch, arguments, device, label):
+        self.told.add(given[0].shape)
+
+    def call(self, *given):
+        records = torch.is_grad_enabled() and any(torch.is_tensor(x) and x.requires_grad for x in given)
+        if records or given[0].shape not in self.told:
+            return None
+        self.given.append(given)
+        q, k, v, *_ = given
+        if self.direction == "forward":
+            return 2 * q.detach(), q.new_zeros(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+        return 2 * given[5], torch.zeros_like(k), torch.zeros_like(v), None
+
+
+@pytest.fixture
+def both_tables(monkeypatch):
+    made = {}
+
+    def call_table(direction):
+        return made.setdefault(direction, Twice(direction))
+
+    monkeypatch.setattr(
+        launch_cache,
+        "backend",
+        lambda name: SimpleNamespace(call_table=call_table, maker_like=lambda x: x.clone),
+    )
+    x = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+    launch_cache.remember(
+        launch_cache.with_lse(("attention", True, *KEY[2:])),
+        (x, x, x, None, None),
+        None,
+        KERNEL,
+        LAUNCHED,
+        (x,),
+    )
+    return made
+
+
+def remember_gradients(x, *wanted, deterministic=False, **options):
+    key = launch_cache.of_gradients(("attention", True, *KEY[2:]), *wanted, deterministic)
+    given = (x, x, x, x, x, x, None)
+    launch_cache.remember(key, given, (), KERNEL, LAUNCHED, (x,) * 4, direction="backward", **options)
+
+
+def leaf():
+    return torch.randn(1, 8, 2, 64, generator=torch.Generator().manual_seed(1)).half().requires_grad_()
+
+
+def test_a_recorded_call_and_its_gradients_are_repeated(both_tables):
+    remember_gradients(leaf(), True, True, True)
+    q, k, v = leaf(), leaf(), leaf()
+    out = attention(q, k, v, causal=True)
+    assert torch.equal(out, 2 * q)
+    assert out.requires_grad
+    dout = torch.randn_like(out)
+    dq, *_ = torch.autograd.grad(out, (q, k, v), dout)
+    assert torch.equal(dq, 2 * dout)
+    ((*_, seen_dout, seen_dlse),) = both_tables["backward"].given
+    assert seen_dlse is None
+    assert torch.equal(seen_dout, dout)
+    assert last_kernel() == "forward"  # of that table
+
+
+def test_what_is_wanted_and_how_tells_passes_apart(both_tables):
+    remember_gradients(leaf(), True, False, False)
+    remember_gradients(leaf(), True, True, True, deterministic=True)
+    passes_made = both_tables["backward"].given
+    other, q = leaf().detach(), leaf()
+    attention(q, other, other, causal=True).sum().backward()
+    assert len(passes_made) == 1
+    k = leaf()
+    for _ in range(2):  # on the CPU no long way is remembered
+        attention(q, k, other, causal=True).sum().backward()
+    assert len(passes_made) == 1
+    out = attention(q, k, leaf(), causal=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(passes_made) == 2
+
+
+def test_a_changed_tensor_is_an_error_on_the_short_way(both_tables):
+    remember_gradients(leaf(), True, True, True)
+    q, k, v = leaf(), leaf(), leaf()
+    between = k * 1
+    out = attention(q, between, v, causal=True)
+    between.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    assert not both_tables["backward"].given
+
+
+def test_a_second_derivative_of_a_repeated_call_is_refused(both_tables):
+    remember_gradients(leaf(), True, True, True)
+    q = leaf()
+    (dq,) = torch.autograd.grad(attention(q, leaf(), leaf(), causal=True).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="a gradient of attention's gradients"):
+        torch.autograd.grad(dq.sum(), q)
+
+
+def test_a_loss_that_does_not_use_the_output_takes_the_long_way(both_tables):
+    remember_gradients(leaf(), True, True, True)
+    q, k, v = leaf(), leaf(), leaf()
+    key = launch_cache.with_lse(("attention", True, *KEY[2:]))
+    assert launch_cache._tables[key]
+    _, lse = attention(q, k, v, causal=True, return_lse=True)
+    *_, dv = torch.autograd.grad(lse.sum(), (q, k, v), allow_unused=True)
+    assert not dv.any()
+    assert not both_tables["backward"].given
+
+
+def test_a_call_that_records_nothing_is_not_repeated_as_a_recorded_one(both_tables):
+    q = leaf().detach()
+    out = attention(q, q, q, causal=True)
+    assert not out.requires_grad
+    assert not torch.equal(out, 2 * q)  # what the table gives
+    with torch.no_grad():
+        assert not torch.equal(attention(leaf(), q, q, causal=True), 2 * leaf())
+
+
+@pytest.mark.parametrize("option", [{"n_sms": 3}, {"out": torch.empty(1, 8, 2, 64, dtype=torch.float16)}])
+def test_what_has_no_gradient_is_refused_before_it_is_looked_up(both_tables, option):
+    with pytest.raises(NotImplementedError, match="a gradient is wanted"):
+        attention(leaf(), leaf(), leaf(), causal=True, **option)
+
+
+def test_transforms_of_functions_go_the_long_way(both_tables):
+    k = leaf().detach()
+    found = torch.func.grad(lambda q: attention(q, k, k, causal=True).float().square().sum())(k)
+    assert found.any()
+    assert not both_tables["forward"].given

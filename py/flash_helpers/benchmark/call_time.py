@@ -5,7 +5,7 @@ a float32 reference is not timed:
 
 host   how long Python is busy with one call of a tiny problem, for which no queue fills up: ``forward``, and
        ``attention`` with an Ampere kernel and with the library's choice; one query over a cache, whose keys
-       are split; packed sequences.
+       are split; packed sequences; and a call that records gradients with its backward pass.
 call   wall time of a call of up to 1024 keys, or of one query over a cache: host and GPU, with one wait for a
        batch of calls.
 """
@@ -24,13 +24,14 @@ from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
 from flash_helpers.benchmark.case_row import CaseRow, measure_case, names_to_show
-from flash_helpers.benchmark.cases import DTYPE, Case, Inputs
+from flash_helpers.benchmark.cases import DTYPE, GRADIENTS, Case, Inputs
 from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
     OURS,
     Call,
     Contestant,
+    differentiated,
     select_contestants,
 )
 from flash_helpers.benchmark.environment import environment
@@ -78,6 +79,8 @@ def all_cases() -> Iterator[TimedCase]:
     yield TimedCase("host", Case("dense", 1, 128, 128, 8, 8))
     yield TimedCase("host", Case("decode", 1, 1, 4096, 32, 8))
     yield TimedCase("host", Case("variable length", 2, 64, 64, 8, 8, lengths=(64, 64)))
+    for causal in (False, True):
+        yield TimedCase("host", Case(GRADIENTS, 1, 128, 128, 8, 8, causal=causal))
     for causal in (False, True):
         for seq_len in (64, 128, 256, 512, 1024):
             yield TimedCase("call", Case("dense", 1, seq_len, seq_len, 16, 16, causal=causal))
@@ -127,6 +130,8 @@ def measure(
     """
     mode = wanted.mode if MODES[wanted.mode][0] in timer_for(device).modes else "call"
     everyone = (*contestants, *(OWN if wanted.mode == "host" else ()))
+    if wanted.case.feature == GRADIENTS:
+        everyone = tuple(map(differentiated, contestants))
     return CallRow(wanted.mode, measure_case(wanted.case, mode, everyone, device, rounds))
 
 
@@ -139,10 +144,14 @@ def host_table(rows: Sequence[CaseRow]) -> Table:
             if (timing := row.milliseconds.get(name)) is not None:
                 ratio = row.over(name, COMPARED_WITH)
                 shown = "-" if ratio is None else f"{ratio:.2f}"
-                table.add_row(row.case.label(), name, f"{1e3 * timing.median:.2f}", shown)
+                table.add_row(_title(row.case), name, f"{1e3 * timing.median:.2f}", shown)
             elif one.status in ("wrong", "failed"):
-                table.add_row(row.case.label(), name, one.status, "-")
+                table.add_row(_title(row.case), name, one.status, "-")
     return table
+
+
+def _title(case: Case) -> str:
+    return f"{case.label()}, with gradients" if case.feature == GRADIENTS else case.label()
 
 
 def call_table(rows: Sequence[CaseRow]) -> Table:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flash_helpers.benchmark.correctness import reference
+from flash_helpers.benchmark.expected import gradients
 from flash_helpers.flops import attention_flop, visible_pairs
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.problem import AttentionProblem, visible_limits
@@ -18,6 +19,8 @@ DTYPE = DType.BF16
 D_HEAD = 128
 NONE_OF = {"window": None, "window_right": 0, "d_head_v": None, "softcap": 0.0, "sinks": False}
 """Entries of a case that result files leave out, and when."""
+GRADIENTS = "gradients"
+"""The feature of dense cases whose calls give the gradients of q, k and v, by way of autograd."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Case:
             self.dtype, self.batch, self.seq_q, self.seq_k, self.heads, self.heads_kv,
             self.d_head, self.value_size, left, right,
             softcap=self.softcap > 0, sinks=self.sinks, varlen=bool(self.lengths),
+            lse=self.feature == GRADIENTS,
         )  # fmt: skip
 
 
@@ -127,6 +131,7 @@ class Inputs:
     Attributes:
         ends: (sequences + 1,) int32, where packed sequences begin and the last one ends; None: not packed.
         sinks: (heads,) of the type of q; None: there are none.
+        dout: gradient of the output, of cases that are differentiated; None: of others.
     """
 
     q: Tensor
@@ -134,6 +139,7 @@ class Inputs:
     v: Tensor
     ends: Tensor | None
     sinks: Tensor | None = None
+    dout: Tensor | None = None
 
 
 def make_inputs(case: Case, device: torch.device) -> Inputs:
@@ -153,11 +159,15 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     q = normal(*rows(case.seq_q), case.heads, case.d_head)
     k = normal(*rows(case.seq_k), case.heads_kv, case.d_head)
     v = normal(*rows(case.seq_k), case.heads_kv, case.value_size)
-    return Inputs(q, k, v, ends, normal(case.heads) if case.sinks else None)
+    sinks = normal(case.heads) if case.sinks else None
+    dout = normal(*rows(case.seq_q), case.heads, case.value_size) if case.feature == GRADIENTS else None
+    return Inputs(q, k, v, ends, sinks, dout)
 
 
-def expected_output(case: Case, x: Inputs) -> Tensor:
-    """What is right, by ``correctness.reference``: float32, of the shape of q."""
+def expected_output(case: Case, x: Inputs) -> Tensor | tuple[Tensor, ...]:
+    """What is right, by ``correctness.reference``: float32, of the shape of q; or the three gradients."""
+    if x.dout is not None:
+        return gradients(x.q, x.k, x.v, x.dout, case.causal)
     options: dict[str, Any] = {"causal": case.causal, "window": case.limits}
     options |= {"softcap": case.softcap, "sinks": x.sinks}
     if not case.lengths:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -136,6 +136,23 @@ def fa3_call(case: Case, x: Inputs) -> Call:
     if case.dtype is not DType.BF16:
         raise UnavailableError("its package takes BF16 only")
     return package_call("fa3_fwd_interface", case, x)
+
+
+def differentiated(contestant: Contestant) -> Contestant:
+    """Whose call runs the other's with gradients recorded, and then the backward pass through it."""
+
+    def bind(case: Case, x: Inputs) -> Call:
+        leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
+        call, dout = contestant.bind(case, replace(x, q=leaves[0], k=leaves[1], v=leaves[2])), x.dout
+        return lambda: torch.autograd.grad(call(), leaves, dout)
+
+    def context() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(contestant.context())
+        return stack
+
+    return Contestant(contestant.name, bind, context, contestant.ran)
 
 
 CONTESTANTS = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,14 @@ class SdpaPeer:
 
     Attributes:
         backend: its name in ``torch.nn.attention.SDPBackend``; empty: what PyTorch chooses.
+        deterministic: with PyTorch's switch for deterministic algorithms, which its gradients obey.
     """
 
     name: str
     backend: str
     devices: tuple[str, ...] = ("cuda",)
     kind: str = "peer"
+    deterministic: bool = False
 
     def unavailable_reason(self, problem: Problem, device: torch.device) -> str | None:
         """PyTorch's own refusals appear when it is prepared; here: device and mask alignment."""
@@ -52,7 +56,27 @@ class SdpaPeer:
 
         if not self.backend:
             return Prepared(call)
-        return Prepared(call, lambda: sdpa_kernel(getattr(SDPBackend, self.backend)))
+        backend = getattr(SDPBackend, self.backend)
+        if self.deterministic:
+            return Prepared(call, lambda: _deterministic(sdpa_kernel(backend)))
+        return Prepared(call, lambda: sdpa_kernel(backend))
+
+
+@contextlib.contextmanager
+def _deterministic(inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """With PyTorch's switch on; new tensors are not filled, which would be timed as well."""
+    import torch
+
+    settings: Any = torch.utils.deterministic
+    before, filled = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False
+    try:
+        with inner:
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = filled
 
 
 @dataclass(frozen=True)
@@ -144,6 +168,7 @@ PEERS: dict[str, Implementation] = {
         FlexPeer(),
         SdpaPeer("sdpa-cpu", "FLASH_ATTENTION", devices=("cpu",)),
         SdpaPeer("sdpa", "", devices=("cuda", "cpu")),
+        SdpaPeer("fa2-deterministic", "FLASH_ATTENTION", deterministic=True),
     )
 }
 """All peers by name: the value of ``--peers``."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from flash_helpers.benchmark.build_ahead import build_for
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.expected import expected_of
 from flash_helpers.benchmark.gradients import implementation_of, in_direction
@@ -90,6 +91,7 @@ def bench(
             if on_row is not None:
                 on_row(results.rows[-1])
 
+    build_for([(problem, everyone_on(problem)) for problem in problems], device)
     for problem in problems:
         everyone = everyone_on(problem)
         try:

@@ -43,10 +43,11 @@ def kernel_source(kernel: Kernel, target: int) -> str:
     return (
         f"{_BANNER}"
         f"// {kernel.short_form()}, sm_{direction.family.arch(target)}\n"
-        f'#include "{direction.launcher_header}"\n\n'
+        f'#include "{direction.launcher_header}"\n'
+        f"{_mod_source(kernel)}\n"
         f"extern const {record};\n"
         f"constinit const {record} =\n"
-        f"    {direction.make_record}<{_template_arguments(kernel)}, {target}>();\n"
+        f"    {direction.make_record}<{_template_arguments(kernel, target)}>();\n"
     )
 
 
@@ -146,8 +147,22 @@ def generate(kernels: Iterable[Kernel], folder: Path, target: int, check: bool =
     return changed
 
 
-def _template_arguments(kernel: Kernel) -> str:
-    return f"{kernel.config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}"
+def _mod_source(kernel: Kernel) -> str:
+    """The struct of a kernel's mod. Nothing in it is the user's text."""
+    if kernel.mod is None:
+        return ""
+    from flash_helpers.mods.cpp import cpp_source  # which loads NumPy, that no other kernel needs
+
+    return f"\n{cpp_source(kernel.mod)}"
+
+
+def _template_arguments(kernel: Kernel, target: int | None = None) -> str:
+    arguments = [kernel.config.to_cpp_struct(), kernel.traits.to_cpp_struct()]
+    if target is not None:
+        arguments.append(str(target))
+    if kernel.mod is not None:
+        arguments.append(kernel.mod.id)
+    return ", ".join(arguments)
 
 
 def _is_generated(path: Path) -> bool:

@@ -14,7 +14,7 @@ from flash_helpers.kernels.problem import (
     visible_limits,
 )
 
-ALL = ("", "all", "none", "-1")  # a side of a window that has no limit
+ALL = ("", "all", "none")  # a side of a window that has no limit
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Asked:
 
 
 def parse_window(text: str) -> Window:
-    """Reads ``--window``: ``1024,0``, ``all,0``, or one number for both sides.
+    """Reads ``--window``: ``1024,0``, ``all,0``, ``all,-2``, or one number for both sides.
 
     Raises:
         ValueError: something else.
@@ -111,11 +111,9 @@ def parse_window(text: str) -> Window:
         if len(sides) != 2:
             raise ValueError
         left, right = (None if side in ALL else int(side) for side in sides)
-        if min(side for side in (left, right, 0) if side is not None) < 0:
-            raise ValueError
     except ValueError:
         raise ValueError(
             f"--window is {text!r}; it must be LEFT,RIGHT: the keys that a query sees before and after its "
-            "own place, each a number from 0 on or all, such as 1024,0"
+            "own place, each a number of either sign or all, such as 1024,0 or all,-2"
         ) from None
     return left, right

@@ -1,4 +1,4 @@
-"""What a launch reads out of one tuple; the binding's list of the same members is generated from it."""
+"""What a launch reads out of tuples; the binding's list of a backward launch's members is generated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ Strides = tuple[int, ...]
 
 UNBOUNDED = 2**30 - 1
 """A side of the window that has no bound; no sequence under a window is longer."""
+
+
+class ModArguments(NamedTuple):
+    """What the functions of a mod captured, for a launch of a kernel with it (``flash::ModArguments``).
+
+    Attributes:
+        numbers: in the mod's order, each of the type that the mod has for it.
+        tensors: in the mod's order, each as (address, strides in elements, sizes).
+    """
+
+    numbers: tuple[int | float, ...]
+    tensors: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
 
 
 class BackwardArguments(NamedTuple):

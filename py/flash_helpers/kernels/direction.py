@@ -53,6 +53,10 @@ def _every_size(*_: Any) -> bool:
     return True
 
 
+def _no_mods(_: Any) -> str | None:
+    return "kernels of its direction and family take no score_mod and no mask_mod yet; CPU tensors do"
+
+
 @dataclass(frozen=True, eq=False)
 class Direction:
     """One direction of one family.
@@ -78,6 +82,9 @@ class Direction:
         defaults: what runs for a problem on a device where nothing was measured; None: nothing.
         reads_beyond: whether a kernel reads zeros beyond tensors of these head sizes (``padded_head``).
         unable_reason: why a configuration cannot compute a problem that its sizes and traits allow, or None.
+        mod_obstacle: why a configuration cannot be compiled with a mod, or None.
+        relieved: a configuration of which a thread holds less, for a mod that this one has no registers for;
+            None: there is none.
         neighbours: field to the values that ``explain`` tries; those next to the present one count as near.
         untuned_reason: why the tuner leaves a configuration out that could run, or None.
         variant: what sets configurations of equal blocks apart in the picture of a tuning space; None: there
@@ -104,6 +111,8 @@ class Direction:
     defaults: Callable[[AttentionProblem, DeviceFacts], Defaults | None] = _none
     reads_beyond: Callable[[Any, tuple[int, int]], bool] = _every_size
     unable_reason: Callable[[Any, AttentionProblem], str | None] = _none
+    mod_obstacle: Callable[[Any], str | None] = _no_mods
+    relieved: Callable[[Any], Any | None] = _none
     neighbours: Mapping[str, Sequence[int | bool]] = field(default_factory=dict)
     untuned_reason: Callable[[Any], str | None] = _none
     variant: Callable[[Any], str] | None = None

@@ -1,4 +1,4 @@
-"""A kernel: one (configuration, traits) pair, and how its id is written."""
+"""A kernel: a configuration with traits and, perhaps, a mod; and how its id is written."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.softmax import SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, PLAIN_BACKWARD, BackwardTraits, ForwardTraits, Traits
+from flash_helpers.mods.mod import Mod
 
 
 class KernelConfig(Protocol):
@@ -80,10 +81,12 @@ class Kernel:
     Attributes:
         config: how to compute.
         traits: what the kernel is compiled to be able to do.
+        mod: what functions of the user's do to its scores; None: there are none.
     """
 
     config: Any
     traits: Any
+    mod: Mod | None = None
 
     traits_type: ClassVar[type[Traits]]
     """The class of the traits; in C++ the struct of the same name."""
@@ -94,7 +97,7 @@ class Kernel:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((type(self), self.config, self.traits))
+        return hash((type(self), self.config, self.traits, self.mod))
 
     def __hash__(self) -> int:
         """Worked out once: every call looks its kernel up, and 20 fields take a microsecond to hash."""
@@ -111,8 +114,10 @@ class Kernel:
         return reason
 
     def short_form(self) -> str:
-        """The configuration's id, followed by `` | `` and the traits that are on, if any."""
+        """The configuration's id, followed by `` | `` and the traits that are on and the mod, if any."""
         name, traits = self.config.short_form(), self.traits.short_form()
+        if self.mod is not None:
+            traits = f"{traits}+{self.mod.id}" if traits else self.mod.id
         return f"{name} | {traits}" if traits else str(name)
 
 
@@ -122,6 +127,7 @@ class ForwardKernel(Kernel):
 
     config: ForwardConfig
     traits: ForwardTraits = PLAIN
+    mod: Mod | None = None
 
     traits_type: ClassVar[type[Traits]] = ForwardTraits
     record: ClassVar[str] = "ForwardKernelRecord"
@@ -136,6 +142,7 @@ class BackwardKernel(Kernel):
 
     config: BackwardConfig
     traits: BackwardTraits = PLAIN_BACKWARD
+    mod: Mod | None = None
 
     traits_type: ClassVar[type[Traits]] = BackwardTraits
     record: ClassVar[str] = "BackwardKernelRecord"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from flash_helpers.kernels.cpp_names import config_in_cpp_name
@@ -106,8 +105,12 @@ class Name(Generic[Config]):
     example: str
     lead: tuple[str, ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
+    # Not cached when first asked for: who compiles a call meets no lock then.
+    _named: tuple[tuple[Field[Any], Any], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        named = tuple((f, f.metadata["name"]) for f in fields(self.config))  # type: ignore[arg-type]
+        object.__setattr__(self, "_named", named)
         CONFIG_FIELDS[self.config] = field_types(self.config)
         CONFIG_DIRECTIONS[self.config] = self.config.__module__.split(".")[-2]
 
@@ -151,10 +154,6 @@ class Name(Generic[Config]):
                 yield f"{kind.stem}_{value}"
             elif isinstance(kind, OneOf) and kind.words[value]:
                 yield kind.words[value]
-
-    @cached_property
-    def _named(self) -> tuple[tuple[Field[Any], Any], ...]:
-        return tuple((f, f.metadata["name"]) for f in fields(self.config))  # type: ignore[arg-type]
 
     def _fields(self, *kinds: type) -> list[tuple[Field[Any], Any]]:
         return [(f, kind) for f, kind in self._named if isinstance(kind, kinds)]

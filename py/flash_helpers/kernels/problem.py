@@ -118,6 +118,8 @@ class AttentionProblem:
         """
         if self.direction != FORWARD or (self.varlen and not self.cached) or self.sees_nothing:
             return self
+        if self.mod is not None:  # its places are those of the call
+            return self
         if self.right is not None and self.right < 0 and not self.cached:
             left = None if self.left is None else self.left + self.right
             cut = replace(self, seq_len_k=self.seq_len_k + self.right, left=left, right=0)
@@ -154,7 +156,7 @@ class AttentionProblem:
         features = {
             "causal": self.causal,
             "window": self.masked and not self.causal,  # a causal window too: its right limit is 0
-            "softcap": self.softcap,
+            "softcap": self.softcap and self.mod is None,
             "sinks": self.sinks,
             "varlen": self.varlen,
             "paged": self.paged,
@@ -162,6 +164,15 @@ class AttentionProblem:
         if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
             del features["sinks"], features["paged"]
         return features
+
+    @property
+    def compiled_mod(self) -> Mod | None:
+        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none."""
+        if self.mod is None or not self.softcap:
+            return self.mod
+        from flash_helpers.mods.capped import capped
+
+        return capped(self.mod)
 
     def label(self) -> str:
         """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
@@ -172,6 +183,7 @@ class AttentionProblem:
         words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
         words += [name for name, on in self.features().items() if on]
         if self.mod is not None:
+            words += ["softcap"] * self.softcap
             words += [word for word, result in MODS if self.mod.result(result) is not None]
         words += ["deterministic"] * self.deterministic
         if self.out_float32:

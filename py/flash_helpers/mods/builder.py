@@ -134,10 +134,18 @@ class Builder:
             tuple(self.tensors[slot] for slot in self.tensor_slots),
         )
 
-    def copy(self, mod: Mod) -> list[int]:
-        """Takes over all nodes of a mod with the same captured values; gives their places here."""
+    def copy(self, mod: Mod, score: int | None = None) -> list[int]:
+        """Takes over all nodes of a mod with the same captured values; gives their places here.
+
+        Args:
+            mod: the mod.
+            score: what stands in the place of the score that it is given; None: a score that is given.
+        """
         places: list[int] = []
         for node in mod.nodes:
+            if node.op == "score" and score is not None:
+                places.append(score)
+                continue
             places.append(
                 self._node(Node(node.op, node.kind, tuple(places[a] for a in node.args), node.data))
             )

@@ -4,8 +4,9 @@ Nothing but numbers, operations and numbered names goes into the text: none of i
 
     struct NAME {
         static constexpr bool kChangesScores, kHidesKeys;  // whether there are score and visible
-        struct Captured { … };   // numbers, and pointers, sizes and strides of tensors: arguments of the
-        launch
+        static constexpr ModSignature kSignature;          // digest, how many numbers and tensors
+        struct Captured { … };   // numbers, and pointers, sizes and strides of tensors, for the kernel
+        static Captured captured(arguments);               // … made of a launch's ModArguments
         struct Once { … };       // what depends on them alone
         struct Head { … };       // … on the batch item or the head
         struct Row { … };        // … on the query, not on the key
@@ -15,15 +16,16 @@ Nothing but numbers, operations and numbered names goes into the text: none of i
         static Row row(captured, once, head, b, h, q);
         static Column column(captured, once, head, b, h, k);
         static float score(captured, once, head, row, column, score, b, h, q, k);   // and each other result
+        …                        // what the mask tells of tiles: cpp_tiles
     };
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 
+from flash_helpers.mods.cpp_tiles import tile_lines
 from flash_helpers.mods.intervals import Interval, intervals
 from flash_helpers.mods.mod import Mod, Node
 from flash_helpers.mods.operations import COMPARISONS, INDICES, REDUCTIONS, Kind
@@ -42,20 +44,14 @@ _LEAVES = (*INDICES, "score", "constant", "number", "loop")
 _VARIABLES = {**{name: f"{name}_index" for name in INDICES}, "score": "given_score", "loop": "step"}
 
 
-def mod_id(mod: Mod) -> str:
-    """A C++ name that is the same for equal mods in every process."""
-    text = repr((mod.nodes, mod.results, mod.numbers, mod.tensors))
-    return "Mod_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def cpp_source(mod: Mod, name: str | None = None) -> str:
-    """The struct of a mod, as text for a unit that includes ``HEADER``.
+    """The struct of a mod, as text for a unit that includes ``HEADER``, as launchers that take mods do.
 
     Args:
         mod: the mod.
-        name: of the struct; None: ``mod_id``.
+        name: of the struct; None: ``mod.id``.
     """
-    return _Writer(mod).struct(mod_id(mod) if name is None else name)
+    return _Writer(mod).struct(mod.id if name is None else name)
 
 
 def float_literal(value: float) -> str:
@@ -90,7 +86,12 @@ class _Writer:
         for flag, result in (("kChangesScores", "score"), ("kHidesKeys", "visible")):
             has = "true" if self.mod.result(result) is not None else "false"
             lines.append(f"    static constexpr bool {flag} = {has};")
-        lines += ["    struct Captured {", *captured, "    };"]
+        mod = self.mod
+        lines.append(
+            "    static constexpr flash::ModSignature kSignature"
+            f"{{0x{mod.digest:016x}u, {len(mod.numbers)}, {len(mod.tensors)}}};"
+        )
+        lines += ["    struct Captured {", *captured, "    };", *self._captured_function()]
         for stage, title in _STRUCTS.items():
             fields = [f"        {self._type(i)} v{i};" for i in self.kept[stage]]
             lines += [f"    struct {title} {{", *fields, "    };"]
@@ -98,7 +99,22 @@ class _Writer:
             lines += self._stage_function(stage, title)
         for result, place in self.mod.results:
             lines += self._result_function(result, place)
+        lines += tile_lines(self.mod)
         return "\n".join([*lines, "};", ""])
+
+    def _captured_function(self) -> list[str]:
+        values = [
+            f"{number.cpp}(given.numbers[{i}].{'real' if number.kind is Kind.FLOAT else 'whole'})"
+            for i, number in enumerate(self.mod.numbers)
+        ] + [
+            f"flash::mods::tensor<{tensor.element.cpp}, {tensor.n_dims}>(given.tensors[{i}])"
+            for i, tensor in enumerate(self.mod.tensors)
+        ]
+        return [
+            "    static Captured captured([[maybe_unused]] const flash::ModArguments &given) {",
+            f"        return {{{', '.join(values)}}};",
+            "    }",
+        ]
 
     def _kept(self) -> dict[Stage, list[int]]:
         """Of each stage the values that later ones read."""

@@ -7,8 +7,10 @@ those are arguments of a launch, and a mod knows their types alone.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from flash_helpers.mods.formula import written
@@ -122,6 +124,21 @@ class Mod:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits, never 0, that are the same for equal mods in every process."""
+        text = repr((self.nodes, self.results, self.numbers, self.tensors))
+        return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) or 1
+
+    @property
+    def id(self) -> str:
+        """The digest as a word: a part of the names of kernels, and the name of the mod's struct in C++."""
+        return f"mod_{self.digest:016x}"
+
+    def __lt__(self, other: Mod) -> bool:
+        """An order for lists of kernels, without a meaning."""
+        return self.digest < other.digest
 
     def result(self, name: str) -> int | None:
         """The place of a result; None: the mod has none of this name."""

@@ -27,6 +27,11 @@ from flash_helpers.report.page import facts_line
 
 ROOT = Path(__file__).parents[3]
 RESULT_FILE = ROOT / "benchmarks" / "results" / "h100-ladders.json"
+BACKWARD_FILES = {  # ladders that were measured elsewhere
+    family: RESULT_FILE.with_name(f"h200-{family.replace('_', '-')}-ladder.json")
+    for family in LADDERS
+    if family.endswith("_backward")
+}
 ATTENTION_FILES = {card: RESULT_FILE.with_name(f"{card}-attention.json") for card in ("h100", "h200")}
 PAGES = ROOT / "docs" / "kernels"
 FIGURES = PAGES / "figures"
@@ -41,19 +46,30 @@ MISSING = "not measured"
 SHOWN_LENGTH = 4096  # of the waterfall figure
 
 
-def filled(text: str, report: Report | None) -> str:
+def measured_ladders(results: Path = RESULT_FILE) -> dict[str, Report]:
+    """What was measured, by family; families without a result file are left out.
+
+    Args:
+        results: of the forward pass.
+    """
+    paths = {family: BACKWARD_FILES.get(family, results) for family in LADDERS}
+    reports = {path: load_report([path]) for path in set(paths.values()) if path.exists()}
+    return {family: reports[path] for family, path in paths.items() if path in reports}
+
+
+def filled(text: str, reports: Mapping[str, Report]) -> str:
     """A page with its tables made anew.
 
     Args:
         text: the page.
-        report: the measured ladders; None: there are none yet.
+        reports: the measured ladders, by family.
 
     Raises:
         ValueError: a marker that names no ladder.
     """
 
     def replacement(match: re.Match[str]) -> str:
-        table = ladder_section(match["family"], int(match["d_head"]), report)
+        table = ladder_section(match["family"], int(match["d_head"]), reports.get(match["family"]))
         return f"{match['begin']}\n{table}\n\n{match['end']}"
 
     text = _MARKED.sub(replacement, text)
@@ -201,11 +217,11 @@ def main(
     check: Annotated[bool, typer.Option("--check", help="write nothing; exit 1 if a page differs")] = False,
 ) -> None:
     """Fills the ladder tables of docs/kernels/ and draws the figures."""
-    report = load_report([results]) if results.exists() else None
+    reports = measured_ladders(results)
     stale = []
     for page in sorted(PAGES.glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        new = filled(text, report)
+        new = filled(text, reports)
         if new == text:
             continue
         stale.append(page)
@@ -216,8 +232,8 @@ def main(
     )
     if check and stale:
         raise typer.Exit(1)
-    if report is not None and not check:
-        for path in [*write_figures(report), *write_attention_figures(ATTENTION_FILES)]:
+    if results.exists() and not check:
+        for path in [*write_figures(load_report([results])), *write_attention_figures(ATTENTION_FILES)]:
             typer.echo(path)
 
 

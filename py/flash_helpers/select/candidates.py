@@ -17,7 +17,8 @@ def default_candidates(direction: str = FORWARD) -> list[KernelConfig]:
 
 
 def kernel_for(config: KernelConfig, problem: AttentionProblem) -> Kernel:
-    """The configuration compiled for the features of the problem, whether or not its family has them.
+    """The configuration compiled for the features of the problem and its mod, whether or not its family has
+    them.
 
     Tensors with smaller heads are taken as they are by kernels that can, and else padded before the call. A
     float32 output is written by kernels that split keys.
@@ -25,6 +26,8 @@ def kernel_for(config: KernelConfig, problem: AttentionProblem) -> Kernel:
     # What parts of split keys leave is float32: one part is the whole, unrounded.
     split = {"split": True} if problem.out_float32 else {}
     kernel = kernel_of(config, **problem.features(), **split)
+    if problem.mod is not None:
+        kernel = replace(kernel, mod=problem.compiled_mod)
     wanted = (problem.d_head, problem.d_head_v)
     if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
         kernel = replace(kernel, traits=replace(kernel.traits, padded_head=True))
@@ -63,8 +66,8 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
     direction = direction_of(config)
     if direction.name != problem.direction:
         return f"it computes {direction.name}, and {problem.direction} is wanted"
-    if problem.mod is not None:
-        return "kernels take no score_mod and no mask_mod yet; CPU tensors do"
+    if problem.mod is not None and (reason := direction.mod_obstacle(config)):
+        return reason
     kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
         return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"

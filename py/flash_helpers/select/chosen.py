@@ -32,6 +32,7 @@ class Choice:
         problem: what the kernel computes, where a single query's heads have become rows, hidden keys are left
             out or the device has no more SMs than the call may use; None: the problem as it was given.
         wanted: the kernel that would run if it were built; None: it is the one that runs.
+        gradients: of a forward pass whose gradients are wanted: what computes these; None: else.
     """
 
     kernel: Kernel
@@ -40,6 +41,7 @@ class Choice:
     n_splits: int = 1
     problem: AttentionProblem | None = None
     wanted: Kernel | None = None
+    gradients: Choice | None = None
 
     @property
     def fused(self) -> bool:
@@ -60,4 +62,6 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
         lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
+        if self.gradients is not None:
+            lines.append(f"gradients by {self.gradients}")
         return "\n".join(lines)

@@ -5,8 +5,9 @@ differentiates the calls.
 
 On CUDA the cases are drawn for a bounded set of kernels of both families, which are built in parallel first:
 nothing is compiled in between. A call either names the kernel's configuration or leaves the choice to the
-library, which takes the best that is built (``FLASH_ATTENTION_JIT=0``) and warns of it. Several processes
-share the cases and the GPU. Failures shrink, and each prints the one line that repeats it.
+library, which takes the best that is built (``FLASH_ATTENTION_JIT=0``) and warns of it. Calls that are
+differentiated are drawn for kinds of calls (``random_gradients``). Several processes share the cases and the
+GPU. Failures shrink, and each prints the one line that repeats it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from unittest import mock
 
 import torch
 import typer
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import seed as hypothesis_seed
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from flash_helpers.benchmark.runner import named_device
@@ -44,29 +45,25 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
-from flash_helpers.kernels.families import directions
-from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.kernels.problem import BACKWARD, AttentionProblem, visible_limits
+from flash_helpers.test import random_gradients
 from flash_helpers.test.cases import LAYOUTS, Case
+from flash_helpers.test.draws import (
+    FEATURES,
+    LENGTHS,
+    LIMITS,
+    MANY_KEYS,
+    OFFSETS,
+    PAGE_SIZES,
+    SCALES,
+    for_each,
+)
 
-FEATURES = (
-    "", "causal", "window", "softcap", "sinks", "causal softcap sinks", "window sinks", "window softcap",
-)  # fmt: skip
-"""Sets of features that each head size and family meets in one of the element types."""
+if TYPE_CHECKING:
+    from flash_attention.backward_call import BackwardCall
+    from flash_helpers.select.chosen import Choice
 
 PAGED_FEATURES = ("", "causal", "window", "causal sinks")
-"""The same of caches in pages."""
-
-LENGTHS = st.one_of(
-    st.integers(0, 5), st.integers(6, 140), st.sampled_from((63, 64, 65, 127, 128, 129, 255, 256, 257, 400))
-)
-MANY_KEYS = st.one_of(LENGTHS, st.integers(500, 3000))
-PAGE_SIZES = st.sampled_from((16, 32, 48, 64, 80, 128, 208, 256, 400))  # Hopper kernels take multiples of 16
-LIMITS = st.one_of(
-    st.none(), st.integers(0, 9), st.integers(10, 300), st.integers(-9, -1), st.integers(-300, -10)
-)
-OFFSETS = st.one_of(st.just(0), st.integers(-9, 9), st.integers(-300, 300))
-SCALES = (None, None, 0.0, 0.05, 1.0, -0.3)
+"""Those of ``FEATURES`` that caches in pages are drawn with."""
 
 
 # ---------------------------------------------------------------------- kernels
@@ -133,12 +130,10 @@ class KernelSet:
     Attributes:
         built: the kernels that are there.
         wanted: those of them that cases are drawn for.
-        backward: the backward kernels that are there.
     """
 
     built: Sequence[ForwardKernel]
     wanted: Sequence[ForwardKernel]
-    backward: Sequence[Kernel] = ()
 
 
 @st.composite
@@ -147,7 +142,7 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None, gradients: bool = F
 
     Args:
         kernels: what may run.
-        gradients: the case is differentiated; keys in pages have no gradient.
+        gradients: without kernels: the case is differentiated; keys in pages have no gradient.
     """
     kernel = None
     if kernels is not None:
@@ -195,9 +190,7 @@ def cases(draw: st.DrawFn, kernels: KernelSet | None = None, gradients: bool = F
     elif traits.paged if kernel is not None else draw(st.booleans()) and draw(st.booleans()):
         case = _in_pages(draw, case)
     if kernel is not None and kernels is not None:
-        assume(not (gradients and traits.paged))
         assume(_is_built_for(case, kernel if case.config else None, kernels.built))
-        assume(not gradients or _gradients_are_built(case, kernels.backward))
     return case
 
 
@@ -222,7 +215,7 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
     """
     from flash_helpers.select.candidates import kernel_for, unable_reason
 
-    problem = _problem_of(case)
+    problem = case.problem
     if named is None:
         problem = problem.with_rows_packed()
     # Chosen for keys in parts alone; where these are too few, another kernel takes them in one go.
@@ -236,73 +229,23 @@ def _is_built_for(case: Case, named: ForwardKernel | None, kernels: Sequence[For
     )
 
 
-def _problem_of(case: Case) -> AttentionProblem:
-    from flash_attention.call import shifted
-
-    mask = shifted(case.causal, case.window, case.diagonal_offset)
-    left, right = visible_limits(*mask, case.seq_len_q, case.seq_len_k)
-    return AttentionProblem(
-        case.dtype, case.batch, case.seq_len_q, case.seq_len_k, case.n_heads_kv * case.group, case.n_heads_kv,
-        case.d_head, case.d_head_v, left, right, case.softcap > 0, case.sinks, lse=True,
-        varlen=case.page_size > 0, cached=case.page_size > 0, paged=case.page_size > 0,
-        tma_obstacle="broadcast" if any(name.startswith("one_") for name in case.layouts) else None,
-    )  # fmt: skip
-
-
-def _gradients_are_built(case: Case, kernels: Sequence[Kernel]) -> bool:
-    """Whether some backward kernel that is built takes the case."""
-    from flash_helpers.select.candidates import kernel_for, unable_reason
-
-    problem = _problem_of(case).backward(deterministic=case.deterministic)
-    configs = [kernel.config for kernel in kernels]
-    return any(
-        unable_reason(kernel.config, problem, configs) is None
-        and kernel_for(kernel.config, problem) == kernel
-        for kernel in kernels
-    )
-
-
-def backward_kernels_for(facts: DeviceFacts) -> list[Kernel]:
-    """The backward kernels that differentiated cases are drawn for: what each family chooses.
-
-    Head sizes and element types take turns; each set of features meets whole and cut heads.
-    """
-    from flash_helpers.select.candidates import kernel_for, unable_reason
-
-    found: dict[Kernel, None] = {}
-    sets = [names for names in FEATURES if "sinks" not in names or "softcap" in names]
-    for number, names in enumerate(sets):
-        on = {**dict.fromkeys(names.split(), True)}
-        kinds = list(DType) if number % 2 else list(DType)[::-1]
-        for dtype, d_head, cut in ((kinds[0], 64, 8), (kinds[1], 128, 0), (kinds[1], 256, 16)):
-            for deterministic in (False, True):
-                problem = AttentionProblem(
-                    dtype, 2, 300, 300, 4, 2, d_head - cut, d_head - cut,
-                    left=40 if "window" in on else None,
-                    right=0 if "causal" in on else 40 if "window" in on else None,
-                    softcap="softcap" in on,
-                ).backward(deterministic)  # fmt: skip
-                for direction in directions(BACKWARD):
-                    answer = direction.defaults(problem, facts)
-                    configs = [] if answer is None else [answer.whole[0]]
-                    for config in configs:
-                        if not (unable_reason(config, problem, configs) or config.infeasible_reason(facts)):
-                            found[kernel_for(config, problem)] = None
-    return list(found)
-
-
-def run_cases(
-    kernels: KernelSet | None, device: str, n: int, seed: int, gradients: bool = False
-) -> dict[str, Any]:
+def run_cases(source: st.SearchStrategy[Case], device: str, n: int, seed: int) -> dict[str, Any]:
     """Checks ``n`` cases in this process.
 
     Returns:
-        ``cases``: how many were checked, ``kernels``: how often each kernel ran, ``failures``: the message
-        of the smallest one found, if any, the last line of which repeats it.
+        ``cases``: how many were checked, ``kernels``: how often each kernel ran, those of gradients too,
+        ``failures``: the message of the smallest one found, if any, the last line of which repeats it.
     """
     import flash_attention
+    from flash_attention.devices import backend, backward_backend
 
     done, ran, latest = 0, Counter[str](), None
+    backward = backend(backward_backend(device.partition(":")[0]))
+    run_backward = backward.run_backward
+
+    def noted(call: BackwardCall, choice: Choice) -> Any:
+        ran[choice.kernel.short_form()] += 1
+        return run_backward(call, choice)
 
     def check(case: Case) -> None:
         nonlocal done, latest
@@ -312,17 +255,10 @@ def run_cases(
         kernel = flash_attention.last_kernel()
         ran[kernel.short_form() if kernel is not None else "none"] += 1
 
-    profile = settings(
-        max_examples=n,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
     failures = []
     try:
-        hypothesis_seed(seed)(profile(given(cases(kernels, gradients))(check)))()
+        with mock.patch.object(backward, "run_backward", noted):
+            for_each(source, n, seed, check)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if latest is not None and not isinstance(error, AssertionError):
@@ -332,23 +268,42 @@ def run_cases(
 
 
 # ---------------------------------------------------------------------- processes
-def build_all(device: str, gradients: bool = False) -> tuple[list[ForwardKernel], list[Kernel], float]:
-    """Builds the kernels of a CUDA device in parallel.
-
-    Returns:
-        the forward kernels, those of the backward pass, where ``gradients`` are wanted, and the seconds.
-    """
+def build_all(device: str) -> tuple[list[ForwardKernel], float]:
+    """Builds the kernels of a CUDA device that calls are drawn for, in parallel; they, and the seconds."""
     if not device.startswith("cuda"):
-        return [], [], 0.0
+        return [], 0.0
     from flash_attention.backends.cuda import device_facts_of
     from flash_helpers.build import build_kernels
 
     begin = time.perf_counter()
     facts = device_facts_of(device)
     kernels = kernels_for(facts)
-    backward = backward_kernels_for(facts) if gradients else []
-    build_kernels([*kernels, *backward], [facts.target])
-    return kernels, backward, time.perf_counter() - begin
+    build_kernels(kernels, [facts.target])
+    return kernels, time.perf_counter() - begin
+
+
+def build_for_gradients(device: str, shares: Sequence[tuple[int, int]]) -> float:
+    """Builds, in parallel, what differentiated calls take on a CUDA device; the seconds.
+
+    Args:
+        shares: number of calls and seed of each process.
+    """
+    if not device.startswith("cuda"):
+        return 0.0
+    from flash_attention.backends.cuda import device_facts_of
+    from flash_helpers.build import build_kernels
+
+    begin = time.perf_counter()
+    facts, drawn = device_facts_of(device), list[Case]()
+    for first, (n, seed) in enumerate(shares):
+        for_each(random_gradients.share(first, len(shares)), n, seed, drawn.append)
+    build_kernels(random_gradients.kernels_of(drawn, facts), [facts.target])
+    return time.perf_counter() - begin
+
+
+def shares_of(n: int, seed: int, workers: int) -> list[tuple[int, int]]:
+    """How many of n calls each process checks, and its seed."""
+    return [(n // workers + (worker < n % workers), seed + worker) for worker in range(workers)]
 
 
 def run_workers(
@@ -358,15 +313,17 @@ def run_workers(
     command = [sys.executable, "-m", "flash_helpers.test.random_cases", "--device", device, "--workers", "0"]
     command += ["--gradients"] * gradients
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    environment = {**os.environ, "FLASH_ATTENTION_JIT": "0", "OMP_NUM_THREADS": threads}
+    environment = {**os.environ, "OMP_NUM_THREADS": threads}
+    if not gradients:
+        environment["FLASH_ATTENTION_JIT"] = "0"
     results = []
     with tempfile.TemporaryDirectory() as folder:
         running = []
-        for worker in range(workers):
-            share, path = n // workers + (worker < n % workers), Path(folder) / f"{worker}.json"
-            arguments = ["--cases", str(share), "--seed", str(seed + worker), "--json", str(path)]
+        for worker, (share, own_seed) in enumerate(shares_of(n, seed, workers)):
+            path = Path(folder) / f"{worker}.json"
+            arguments = ["--cases", str(share), "--seed", str(own_seed), "--json", str(path)]
             arguments += ["--share", f"{worker}/{workers}"]
-            running.append((subprocess.Popen([*command, *arguments], env=environment), path, seed + worker))
+            running.append((subprocess.Popen([*command, *arguments], env=environment), path, own_seed))
         deadline = time.monotonic() + timeout
         for process, path, used_seed in running:
             try:
@@ -396,7 +353,7 @@ def read_share(text: str) -> tuple[int, int]:
 
 @shown_errors()
 def main(
-    cases: Annotated[int, typer.Option(help="calls to check")] = 2000,
+    n_cases: Annotated[int, typer.Option("--cases", help="calls to check")] = 2000,
     device: Annotated[str, typer.Option(help="cuda or cpu")] = "cuda" if torch.cuda.is_available() else "cpu",
     seed: Annotated[int, typer.Option(help="of the draws; each process adds its number")] = 0,
     workers: Annotated[int, typer.Option(help="processes; 0: this one alone")] = 8,
@@ -407,17 +364,23 @@ def main(
 ) -> None:
     """Random calls of attention against the float64 reference."""
     begin = time.perf_counter()
-    if cases < 1 or workers < 0:
-        raise ValueError(f"cases is {cases} and workers {workers}; they must be at least 1 and 0")
+    if n_cases < 1 or workers < 0:
+        raise ValueError(f"cases is {n_cases} and workers {workers}; they must be at least 1 and 0")
     named_device(device)
     check_file(json_file)
     first, step = read_share(share)
-    kernels, backward, build_seconds = build_all(device, gradients)
+    workers, kernels = min(workers, n_cases), list[ForwardKernel]()
+    if not gradients:
+        kernels, build_seconds = build_all(device)
+    else:  # processes that share the work find all built
+        build_seconds = build_for_gradients(device, shares_of(n_cases, seed, workers))
     if workers:
-        parts = run_workers(device, cases, seed, min(workers, max(1, cases)), timeout, gradients)
+        parts = run_workers(device, n_cases, seed, workers, timeout, gradients)
     else:
-        chosen = KernelSet(kernels, kernels[first::step], backward) if kernels else None
-        parts = [run_cases(chosen, device, cases, seed, gradients)]
+        chosen = KernelSet(kernels, kernels[first::step]) if kernels else None
+        on_gpu = gradients and device.startswith("cuda")
+        source = random_gradients.share(first, step) if on_gpu else cases(chosen, gradients)
+        parts = [run_cases(source, device, n_cases, seed)]
     ran = sum((Counter(part["kernels"]) for part in parts), Counter[str]())
     result = {
         "cases": sum(part["cases"] for part in parts),

@@ -71,6 +71,9 @@ struct TileLoader {
         tile -= Tile::rows * row_bytes;
     }
 
+    // Leaves tiles out.
+    FLASH_DEVICE void skip(int n_tiles) { tile -= n_tiles * (Tile::rows * row_bytes); }
+
     // Loads a tile of which only rows first_row … end_row - 1 are read; the others' places are filled with
     // zeros. Pass by pass: what few tiles need is to cost the others no registers.
     FLASH_DEVICE void load_rows(int first_row, int end_row, uint32_t slot) {

@@ -68,6 +68,8 @@ struct PagedTileLoader {
         first_row -= Tile::rows;
     }
 
+    FLASH_DEVICE void skip(int n_tiles) { first_row -= n_tiles * Tile::rows; }
+
     // See TileLoader. Rows that are not read are not looked up either.
     FLASH_DEVICE void load_rows(int first, int end, uint32_t slot) {
         const uint32_t thread = computed_here(threadIdx.x);

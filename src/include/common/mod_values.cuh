@@ -16,11 +16,9 @@
 #include <type_traits>
 
 #include "common/cuda_utils.cuh"
+#include "common/mod_ranges.cuh"
 #include "common/softcap.cuh"
-
-#if defined(__CUDACC__)
-#include <cuda_fp16.h>
-#endif
+#include "mod_arguments.cuh"
 
 namespace flash::mods {
 
@@ -56,7 +54,9 @@ FLASH_HOST_DEVICE int64_t value_of(int64_t x) { return x; }
 FLASH_HOST_DEVICE int value_of(int x) { return x; }
 FLASH_HOST_DEVICE float value_of(Fp16 x) {
 #if defined(__CUDA_ARCH__)
-    return __half2float(__ushort_as_half(x.bits));
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+    return value;
 #else
     const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31;
     const uint32_t mantissa = x.bits & 1023;
@@ -107,6 +107,18 @@ struct Tensor {
         offset += int64_t(index.value) * stride[axis];
     }
 };
+
+// One of a launch's arguments, as the kernel reads it.
+template <typename Element, int kDims>
+Tensor<Element, kDims> tensor(const CapturedTensor &given) {
+    static_assert(kDims <= kMaxCapturedDims);
+    Tensor<Element, kDims> made{static_cast<const Element *>(given.data), {}, {}};
+    for (int axis = 0; axis < kDims; ++axis) {
+        made.stride[axis] = given.strides[axis];
+        made.size[axis] = given.sizes[axis];
+    }
+    return made;
+}
 
 // ---------------------------------------------------------------------- whole numbers
 FLASH_HOST_DEVICE int64_t add(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }

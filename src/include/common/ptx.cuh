@@ -267,6 +267,13 @@ FLASH_DEVICE uint32_t pack(float low, float high) {
     return packed;
 }
 
+// To FP16; what is larger than its largest number, 65504, becomes that. NaN stays NaN.
+FLASH_DEVICE uint32_t pack_finite(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
 // 2^x by the special function unit: relative error below 2^-22; 2^-inf = 0, NaN stays NaN.
 FLASH_DEVICE float exp2_approx(float x) {
     float y;

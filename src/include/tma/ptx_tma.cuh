@@ -154,6 +154,13 @@ FLASH_DEVICE void bulk_add_floats(float *gmem, uint32_t smem, uint32_t bytes) {
                  : "memory");
 }
 
+// The same in place of what is there.
+FLASH_DEVICE void bulk_store(void *gmem, uint32_t smem, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(gmem), "r"(smem),
+                 "r"(bytes)
+                 : "memory");
+}
+
 FLASH_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // All committed stores have read their shared memory: it may be written again.

@@ -35,6 +35,13 @@ inline EncodeTiled encode_tiled() {
     return function;
 }
 
+// The driver encodes only in a thread that has a context. One that has run nothing on its device has none,
+// such as autograd's before its first kernel or allocation.
+inline bool gives_thread_a_context() {
+    int device = 0;
+    return cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
+}
+
 // Refuses (cudaErrorInvalidValue) what a tensor map cannot say: an address or a stride that is not a multiple
 // of 16 bytes, a negative stride, one of 2^40 bytes or more.
 inline cudaError_t encode(const TensorView &view, CUtensorMap &map) {
@@ -47,12 +54,15 @@ inline cudaError_t encode(const TensorView &view, CUtensorMap &map) {
     cuuint64_t sizes[5], strides[4];
     std::copy_n(shape.sizes, 5, sizes);
     std::copy_n(shape.strides, 4, strides);
-    const CUresult result = function(
-        &map, view.dtype == DType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        shape.rank, reinterpret_cast<void *>(shape.base), sizes, strides, box, element_strides,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+    const auto type =
+        view.dtype == DType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const auto is_encoded = [&] {
+        return function(&map, type, shape.rank, reinterpret_cast<void *>(shape.base), sizes, strides, box,
+                        element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    };
+    return is_encoded() || (gives_thread_a_context() && is_encoded()) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // The encoded map of a view, from this thread's cache where it is there.

@@ -73,4 +73,4 @@ def devices(request):
         pytest.skip("this torch has no DLPack exchange API")
     binding.read_tensors(torch.Tensor, api, torch.is_grad_enabled, devices.exchange, devices.stream)
     yield devices
-    cuda._call_table_type.cache_clear()
+    cuda._call_table_types.cache_clear()

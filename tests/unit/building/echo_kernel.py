@@ -40,6 +40,7 @@ class Problem(ctypes.Structure):
         ("o_float32", ctypes.c_bool),
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size", "n_sms")),
+        ("mod", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
     ]
 

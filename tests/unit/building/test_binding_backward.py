@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import flash_attention_kernels as binding
 import pytest
@@ -66,19 +67,25 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in OFFSETS),
         ("total_q", ctypes.c_int64),
         ("total_k", ctypes.c_int64),
+        ("mod", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in WORKSPACES),
         ("stream", ctypes.c_void_p),
     )
 
 
-@pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory):
+def find_backward_echo(folder: Path):
+    """A backward kernel that runs on the host and writes what it was given to dq."""
     config = KERNEL.config
     text = ECHO.replace("CONFIG_TYPE", type(config).__name__).replace("CONFIG", config.to_cpp_struct())
-    binding.load_library(str(compile_library(tmp_path_factory.mktemp("echo"), text)))
+    binding.load_library(str(compile_library(folder, text)))
     found = binding.find(config, BackwardTraits(padded_head=True), 1)
     assert (found.family, found.direction) == ("ampere", "backward")
     return found
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory):
+    return find_backward_echo(tmp_path_factory.mktemp("echo"))
 
 
 def arguments(seen: Problem, **changes) -> BackwardArguments:

@@ -28,6 +28,7 @@ def test_headers_are_found_transitively(small_root):
         "ampere/inner.cuh",
         "flash_attention.cuh",
         "generated/structs.cuh",
+        "mod_arguments.cuh",
     }
 
 

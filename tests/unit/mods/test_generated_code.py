@@ -17,7 +17,7 @@ from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.build.sources import include_root
-from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal, mod_id
+from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal
 
 pytestmark = pytest.mark.compile
 N_RANDOM = 240
@@ -167,7 +167,7 @@ def everything() -> Traced:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_the_gpu_compiler_takes_every_operation(tmp_path: Path, arch: str) -> None:
     mod = everything().mod
-    name = mod_id(mod)
+    name = mod.id
     (tmp_path / "mod.cu").write_text(KERNEL.format(header=HEADER, mod=cpp_source(mod), name=name))
     flags = ["-std=c++20", "-O3", "-Xptxas", "-v", f"-arch={arch}", "-cubin", "-o", "mod.cubin"]
     command = [str(find_nvcc().path), *flags, f"-I{include_root()}", "mod.cu"]

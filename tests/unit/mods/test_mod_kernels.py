@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from gallery import GALLERY, HEADS, SEQ, alibi, causal, documents, softcap, t5_buckets
-from mod_kernels import ModKernel, compiled, unit
 
 import flash_attention
 from flash_attention.mods.tracing import trace
-from flash_helpers.kernel_configs import PLAIN, DType, FlashForwardKernelConfig, ForwardKernel
+from flash_helpers import build
+from flash_helpers.build import KernelCache, KernelCompileError
+from flash_helpers.kernel_configs import DType, FlashForwardKernelConfig, ForwardKernel
 from flash_helpers.kernels.softmax import SoftmaxReference
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.test.reference import reference
@@ -55,15 +55,15 @@ def mods_on(device: str) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("target", [80, 90])
 @pytest.mark.parametrize("d", CONFIGS)
 def test_no_kernel_spills(tmp_path: Path, d: int, target: int) -> None:
-    kernel = ForwardKernel(CONFIGS[d], PLAIN)
     mods = mods_on("cpu")
     mods |= {"documents of the gallery": {"mask_mod": documents(causal, ENDS)}}
     chosen = mods if target == 80 else {name: mods[name] for name in ("documents", "dense bias")}
-    for name, functions in chosen.items():
-        said = compiled(
-            tmp_path, unit(kernel, trace(**functions), target), target, "-cubin", "-o", "unit.cubin"
-        )
-        assert re.findall(r"(\d+) bytes spill stores", said) == ["0"], f"{name}: {said[-500:]}"
+    kernels = [ForwardKernel(CONFIGS[d], mod=trace(**functions).mod) for functions in chosen.values()]
+    built = build.build_library(kernels, target, cache=KernelCache(tmp_path))
+    assert len(built.kernels) == len(chosen)
+    assert {compiled.kernel.mod: compiled.spill_bytes for compiled in built.kernels} == {
+        kernel.mod: 0 for kernel in kernels
+    }
 
 
 @pytest.mark.compile
@@ -73,33 +73,30 @@ def test_no_kernel_spills(tmp_path: Path, d: int, target: int) -> None:
         (CONFIGS[64], ForwardTraits(softcap=True), "a soft cap is a part of it"),
         (
             replace(CONFIGS[64], softmax_reference=SoftmaxReference.LAGGED),
-            PLAIN,
+            ForwardTraits(),
             "a mod may hide any key",
         ),
     ],
 )
 def test_what_no_kernel_with_a_mod_can_be(tmp_path: Path, config, traits, why: str) -> None:
-    text = unit(ForwardKernel(config, traits), trace(None, causal), 80)
-    with pytest.raises(AssertionError, match=why):
-        compiled(tmp_path, text, 80, "-cubin", "-o", "unit.cubin")
+    kernel = ForwardKernel(config, traits, trace(None, causal).mod)
+    with pytest.raises(KernelCompileError) as caught:
+        build.build_library([kernel], 80, cache=KernelCache(tmp_path))
+    assert why in Path(caught.value.log).read_text(encoding="utf-8")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", mods_on("cpu"))
 @pytest.mark.parametrize("d", CONFIGS)
-def test_the_gpu_computes_what_the_cpu_computes(tmp_path: Path, d: int, name: str) -> None:
+def test_the_gpu_computes_what_the_cpu_computes(d: int, name: str) -> None:
     generator = torch.Generator().manual_seed(7)
     q, k, v = (
         torch.randn(2, n, h, d, generator=generator).bfloat16() for n, h in ((SEQ, HEADS), (SEQ, 2), (SEQ, 2))
     )
-    functions = mods_on("cuda")[name]
-    target = 90 if torch.cuda.get_device_capability() >= (9, 0) else 80
-    kernel = ModKernel(
-        tmp_path, ForwardKernel(CONFIGS[d], PLAIN), trace(**functions, device="cuda:0"), target
-    )
-    out, lse = kernel.run(q.cuda(), k.cuda(), v.cuda(), d**-0.5)
+    on_gpu = [x.cuda() for x in (q, k, v)]
+    found = flash_attention.attention(*on_gpu, config=CONFIGS[d], return_lse=True, **mods_on("cuda")[name])
     on_cpu = flash_attention.attention(q, k, v, return_lse=True, **mods_on("cpu")[name])
     expected = reference(q, k, v, **mods_on("cpu")[name])
-    for found, own, exact in zip((out, lse), on_cpu, expected, strict=True):
-        torch.testing.assert_close(found.cpu(), own, rtol=1.6e-2, atol=1.6e-2)
-        torch.testing.assert_close(found.cpu().double(), exact, rtol=1.6e-2, atol=1.6e-2)
+    for x, own, exact in zip(found, on_cpu, expected, strict=True):
+        torch.testing.assert_close(x.cpu(), own, rtol=1.6e-2, atol=1.6e-2)
+        torch.testing.assert_close(x.cpu().double(), exact, rtol=1.6e-2, atol=1.6e-2)

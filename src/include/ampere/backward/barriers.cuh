@@ -28,6 +28,14 @@ struct RingPlace {
             parity ^= slot == 0;
         }
     }
+
+    template <int kSteps>
+    FLASH_DEVICE RingPlace ahead() const {
+        RingPlace place = *this;
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) place.advance();
+        return place;
+    }
 };
 
 template <typename Kernel>

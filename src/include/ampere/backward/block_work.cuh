@@ -9,18 +9,28 @@
 
 namespace flash::ampere {
 
-// In uniform registers: these numbers live through all products.
-FLASH_DEVICE Range same_for_all(Range range) { return {uniform(range.begin), uniform(range.end)}; }
-FLASH_DEVICE SequenceRows same_for_all(const SequenceRows &rows) {
-    return {uniform(rows.batch), uniform(rows.first_row), uniform(rows.n_rows)};
-}
-FLASH_DEVICE BackwardPlace same_for_all(const BackwardPlace &place) {
-    return {uniform(place.batch),      uniform(place.kv_head),    uniform(place.k_block),
-            same_for_all(place.q_seq), same_for_all(place.k_seq), uniform(place.owned_keys)};
-}
+// Numbers that live through all products, the same in all threads. The compiler finds places for them; told
+// to keep them in uniform registers it spills less, but more where warps are paired.
+template <bool kUniform>
+struct BlockNumbers {
+    static FLASH_DEVICE int kept(int x) {
+        if constexpr (kUniform) return uniform(x);
+        return x;
+    }
+    static FLASH_DEVICE Range kept(Range range) { return {kept(range.begin), kept(range.end)}; }
+    static FLASH_DEVICE SequenceRows kept(const SequenceRows &rows) {
+        return {kept(rows.batch), kept(rows.first_row), kept(rows.n_rows)};
+    }
+    static FLASH_DEVICE BackwardPlace kept(const BackwardPlace &place) {
+        return {kept(place.batch), kept(place.kv_head), kept(place.k_block),
+                kept(place.q_seq), kept(place.k_seq),   kept(place.owned_keys)};
+    }
+};
 
 template <typename Kernel>
 struct BlockWork {
+    using Numbers = BlockNumbers<!Kernel::paired_warps>;
+
     const BackwardKernelArgs &args;
     BackwardPlace place;
     VisibleRows<Kernel::traits> mask;
@@ -36,14 +46,14 @@ struct BlockWork {
     FLASH_DEVICE BlockWork(const BackwardKernelArgs &args, const BackwardPlace &place, uint32_t smem,
                            int role_thread)
         : args(args),
-          place(same_for_all(place)),
+          place(Numbers::kept(place)),
           mask{.seq_len_q = this->place.q_seq.n_rows,
                .seq_len_k = this->place.k_seq.n_rows,
                .window_left = Kernel::traits.window ? args.window_left : 0,
                .window_right = Kernel::traits.window ? args.window_right : 0},
           first_key(this->place.k_block * Kernel::B_c),
-          seeing_rows(same_for_all(mask.seeing_rows())),
-          seen_keys(same_for_all(mask.seen_keys())),
+          seeing_rows(Numbers::kept(mask.seeing_rows())),
+          seen_keys(Numbers::kept(mask.seen_keys())),
           smem(smem),
           barriers{smem + Kernel::smem_barriers},
           thread(role_thread),
@@ -54,7 +64,7 @@ struct BlockWork {
         const Range rows = mask.rows_of({first_key, min_of(first_key + Kernel::B_c, mask.seq_len_k)});
         visited = {0, 0};
         if (rows.begin < rows.end) {
-            visited = same_for_all(Range{rows.begin / Kernel::B_r, ceil_div(rows.end, Kernel::B_r)});
+            visited = {rows.begin / Kernel::B_r, ceil_div(rows.end, Kernel::B_r)};
         }
     }
 
@@ -110,7 +120,8 @@ struct BlockWork {
 
     // The sums of dQ of a tile, and how many of its rows, in tiles of 16, there are.
     FLASH_DEVICE float *tile_sums(const QueryWalk &at) const {
-        const int64_t first = args.sum_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
+        const int64_t first = args.sum_tiles.template first<Kernel::traits.varlen>(
+            place.q_seq, args.n_heads, query_head(at), place.batch);
         const int64_t tile = first + at.tile * (Kernel::B_r / kMmaM);
         return args.dQ_sums + tile * (kMmaM * sum_columns());
     }
@@ -119,10 +130,13 @@ struct BlockWork {
     }
     FLASH_DEVICE int sum_columns() const { return Kernel::traits.padded_head ? args.d_head : Kernel::d_head; }
 
-    // Ordered sums: the counter of a warp's part of a tile.
-    FLASH_DEVICE int *turn(const QueryWalk &at, int part) const {
-        const int64_t first = args.turn_tiles.first(place.q_seq, args.n_heads, query_head(at), place.batch);
-        return args.turns + (first + at.tile) * Kernel::dq_warps + part;
+    // Element (row, column) of a tile of dQ; row_0 has the rest.
+    FLASH_DEVICE char *in_dQ(const QueryWalk &at, int row, int column) const {
+        int tile = at.tile;
+        asm volatile("" : "+r"(tile));  // worked out each time: kept from one use to the next it is spilled
+        const int64_t element = (int64_t(tile) * Kernel::B_r + row) * args.dQ_strides.seq + column;
+        return const_cast<char *>(row_0(args.dQ, args.dQ_strides, place.q_seq, query_head(at))) +
+               element * kElementBytes;
     }
     // Blocks before this one that see the tile, and whether none comes behind it.
     struct Turn {

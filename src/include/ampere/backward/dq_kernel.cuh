@@ -108,7 +108,7 @@ struct QueryGradientWarp {
         }
     }
 
-    // P, rounded; with softcap P * (1 - tanh^2).
+    // P, times 2^shift and rounded to FP16; with softcap times 1 - tanh^2.
     FLASH_DEVICE void make_probabilities(Fragments &P, Scores &S, int first_key) const {
         if constexpr (Kernel::traits.softcap) {
 #pragma unroll
@@ -136,7 +136,7 @@ struct QueryGradientWarp {
                         low *= fmaxf(1 - scores[0] * scores[0], 0.0f);
                         high *= fmaxf(1 - scores[1] * scores[1], 0.0f);
                     }
-                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack<Kernel::dtype>(low, high);
+                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack_finite(low, high);
                 }
             }
         }
@@ -153,7 +153,7 @@ struct QueryGradientWarp {
                 for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
                     uint32_t &reg = P.steps[n / 2].rmem[m][n % 2 * 2 + r];
                     const float *values = &dP.rmem[m][n][2 * r];
-                    const float2 p = unpack<Kernel::dtype>(reg);
+                    const float2 p = unpack<DType::FP16>(reg);
                     reg = pack<Kernel::dtype>(p.x * (values[0] - row_delta), p.y * (values[1] - row_delta));
                 }
             }
@@ -178,7 +178,8 @@ struct QueryGradientWarp {
                 char *gmem = row_0 + row * row_bytes;
 #pragma unroll
                 for (int n = 0; n < Kernel::d_head / kMmaN; n += 4) {
-                    Chunk chunk = row_chunk<Kernel::dtype>(dQ.rmem[m], n, half, args.softmax_scale, lane);
+                    Chunk chunk = row_chunk<Kernel::dtype>(
+                        dQ.rmem[m], n, half, args.softmax_scale * unshifted(Kernel::dtype), lane);
                     if (!seeing.has(row)) chunk = Chunk{};
                     const int column = (n + lane % 4) * kMmaN;
                     if (row < owned_rows && (!Kernel::traits.padded_head || column < args.d_head)) {

@@ -28,6 +28,7 @@ namespace flash::ampere {
 template <typename Kernel>
 FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
     constexpr int stages = Kernel::stages;
+    constexpr int kAhead = max_of(1, stages - 1);  // tiles that copies are ahead of their use
     const auto &barriers = work.barriers;
     ScoreRole<Kernel> role(work);
     typename ScoreRole<Kernel>::dVSums dV;
@@ -35,18 +36,19 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
     const ScoreExchange<Kernel> exchange(work.smem, work.group, work.half, work.lane);
     QueryGradientShare<Kernel, DQWarps::SCORE> dQ(work);
 
-    QueryWalk at = work.walk(), ahead = at, before = at, told = at;  // told: the one before `before`
-    RingPlace<stages> stage, ahead_stage;
+    QueryWalk at = work.walk();
+    RingPlace<stages> stage;
     uint32_t P_parity = 0;
     work.copy_K();
-    const auto copy_next = [&](bool wait) {  // dO of the next tile
-        if (ahead.ended()) return;
-        if (wait) mbarrier_wait(barriers.empty_dO(ahead_stage.slot), ahead_stage.parity ^ 1);
-        work.copy_dO(ahead, ahead_stage.slot);
-        ahead.advance();
-        ahead_stage.advance();
+    const auto copy_next = [&] {  // dO of the tile that is due next
+        const QueryWalk next = at.template ahead<kAhead>();
+        const RingPlace<stages> place = stage.template ahead<kAhead>();
+        if (next.ended()) return;
+        mbarrier_wait(barriers.empty_dO(place.slot), place.parity ^ 1);
+        work.copy_dO(next, place.slot);
     };
-    for (int i = 0; i < max_of(1, stages - 1); ++i) copy_next(false);
+    if (!at.ended()) work.copy_dO(at, 0);
+    if (stages > 2 && !at.template ahead<1>().ended()) work.copy_dO(at.template ahead<1>(), 1);
     wait_for_prerequisites();  // the pre-pass; K and dO are not of it
     if (!at.ended()) {
         mbarrier_wait(barriers.full_K(), 0);
@@ -60,41 +62,40 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
 #pragma unroll 1
     for (; !at.ended(); ++visit) {
         typename ScoreRole<Kernel>::Scores S;
-        typename ScoreRole<Kernel>::Fragments P, slopes;
+        typename ScoreRole<Kernel>::Fragments P;
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
         role.make_scores(S, stage.slot);
-        dQ.tell(told, visit - 2);
-        if constexpr (stages > 1) copy_next(true);
-        role.make_probabilities(P, slopes, S, at, stage.slot);
-        barriers.arrive(barriers.empty_Q(stage.slot), work.lane);
+        dQ.tell(at.template back<2>(), visit - 2);
+        if constexpr (stages > 1) copy_next();
         mbarrier_wait(barriers.empty_P(work.group), P_parity ^ 1);
-        exchange.store_P(P, slopes);
+        role.make_probabilities(P, S, exchange, at, stage.slot);
         barriers.arrive(barriers.full_P(work.group), work.lane);
+        barriers.arrive(barriers.empty_Q(stage.slot), work.lane);
         mbarrier_wait(barriers.full_dO(stage.slot), stage.parity);
         if constexpr (Kernel::paired_warps) mbarrier_wait(barriers.full_P(work.group), P_parity);
         role.add_to_dV(dV, exchange, P, stage.slot);
         if constexpr (Kernel::paired_warps) barriers.arrive(barriers.empty_P(work.group), work.lane);
         barriers.arrive(barriers.empty_dO(stage.slot), work.lane);
-        if constexpr (stages == 1) copy_next(true);
-        if (visit > 0) dQ.make(before, visit - 1);
+        if constexpr (stages == 1) copy_next();
+        if (visit > 0) dQ.make(at.template back<1>(), visit - 1);
         P_parity ^= 1;
         stage.advance();
-        told = before;
-        before = at;
         at.advance();
     }
     if (visit > 0) {
-        dQ.tell(told, visit - 2);
-        dQ.make(before, visit - 1);
-        dQ.tell(before, visit - 1);
+        dQ.tell(at.template back<2>(), visit - 2);
+        dQ.make(at.template back<1>(), visit - 1);
+        dQ.tell(at.template back<1>(), visit - 1);
     }
     store_key_gradients<Kernel, Kernel::warp_d_v>(dV, work, work.args.dV, work.args.dV_strides,
-                                                  work.args.d_head_v, work.half * Kernel::warp_d_v, 1.0f);
+                                                  work.args.d_head_v, work.half * Kernel::warp_d_v,
+                                                  unshifted(Kernel::dtype));
 }
 
 template <typename Kernel>
 FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
     constexpr int stages = Kernel::stages;
+    constexpr int kAhead = max_of(1, stages - 1);  // tiles that copies are ahead of their use
     const auto &barriers = work.barriers;
     GradientRole<Kernel> role(work);
     typename GradientRole<Kernel>::dKSums dK;
@@ -102,20 +103,21 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
     const ScoreExchange<Kernel> exchange(work.smem, work.group, work.half, work.lane);
     QueryGradientShare<Kernel, DQWarps::GRADIENT> dQ(work);
 
-    QueryWalk at = work.walk(), ahead = at, before = at;
-    RingPlace<stages> stage, ahead_stage;
+    QueryWalk at = work.walk();
+    RingPlace<stages> stage;
     RingPlace<Kernel::ds_slots> ds;
     uint32_t P_parity = 0;
-    const auto copy_next = [&](bool wait) {  // Q of the next tile
-        if (ahead.ended()) return;
-        if (wait) mbarrier_wait(barriers.empty_Q(ahead_stage.slot), ahead_stage.parity ^ 1);
-        work.copy_Q(ahead, ahead_stage.slot);
-        ahead.advance();
-        ahead_stage.advance();
+    const auto copy_next = [&] {  // Q of the tile that is due next
+        const QueryWalk next = at.template ahead<kAhead>();
+        const RingPlace<stages> place = stage.template ahead<kAhead>();
+        if (next.ended()) return;
+        mbarrier_wait(barriers.empty_Q(place.slot), place.parity ^ 1);
+        work.copy_Q(next, place.slot);
     };
     work.copy_V();
     wait_for_prerequisites();  // the pre-pass, which makes the LSE and delta that come with Q
-    for (int i = 0; i < max_of(1, stages - 1); ++i) copy_next(false);
+    if (!at.ended()) work.copy_Q(at, 0);
+    if (stages > 2 && !at.template ahead<1>().ended()) work.copy_Q(at.template ahead<1>(), 1);
     if (!at.ended()) {
         mbarrier_wait(barriers.full_V(), 0);
         if constexpr (Kernel::holds_V) {
@@ -134,8 +136,8 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         mbarrier_wait(barriers.full_dO(stage.slot), stage.parity);
         role.make_dP(dP, stage.slot);
         barriers.arrive(barriers.empty_dO(stage.slot), work.lane);
-        dQ.tell(before, visit - 1);
-        if constexpr (stages > 1) copy_next(true);
+        dQ.tell(at.template back<1>(), visit - 1);
+        if constexpr (stages > 1) copy_next();
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
         mbarrier_wait(barriers.full_P(work.group), P_parity);
         role.make_dS(dS, dP, exchange, stage.slot);
@@ -150,18 +152,17 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         role.add_to_dK(dK, dS, exchange, ds.slot, stage.slot);
         if constexpr (Kernel::paired_warps) barriers.arrive(barriers.empty_dS(ds.slot), work.lane);
         barriers.arrive(barriers.empty_Q(stage.slot), work.lane);
-        if constexpr (stages == 1) copy_next(true);
+        if constexpr (stages == 1) copy_next();
         dQ.make(at, visit);
         P_parity ^= 1;
         ds.advance();
         stage.advance();
-        before = at;
         at.advance();
     }
-    dQ.tell(before, visit - 1);
+    dQ.tell(at.template back<1>(), visit - 1);
     store_key_gradients<Kernel, Kernel::warp_d>(dK, work, work.args.dK, work.args.dK_strides,
                                                 work.args.d_head, work.half * Kernel::warp_d,
-                                                work.args.softmax_scale);
+                                                work.args.softmax_scale * unshifted(Kernel::dtype));
 }
 
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
     using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
     extern __shared__ char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
-    const BackwardPlace place = find_backward_place<TRAITS>(args, blockIdx.x);
+    const BackwardPlace place = find_backward_place<Kernel>(args, blockIdx.x);
     if constexpr (TRAITS.varlen) {
         wait_for_prerequisites();
         clear_keys_of_none(args);

@@ -14,11 +14,10 @@ struct BackwardKernelArgs {
     void *dQ, *dK, *dV;             // nullptr: not wanted
     const float *lse_log2, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
     float *dQ_sums;                 // dq_sums.cuh
-    int *turns;                     // ordered sums: whose turn it is, for each part of each tile of dQ
     TensorStrides Q_strides, K_strides, V_strides, dO_strides, dQ_strides, dK_strides, dV_strides;
-    RowTiles sum_tiles, turn_tiles;  // of 16 rows, of B_r rows
-    GridShape grid;                  // of blocks of keys and heads of K and V
-    GridShape query_grid;            // of blocks of queries and their heads, likewise
+    RowTiles sum_tiles;
+    GridShape grid;        // of blocks of keys and heads of K and V
+    GridShape query_grid;  // of blocks of queries and their heads, likewise
     int n_heads;
     int heads_per_kv_head;
     int seq_len_q, seq_len_k;
@@ -43,12 +42,14 @@ struct BackwardPlace {
     int owned_keys;  // rows of k that are the sequence's, used or not
 };
 
-// Under a mask, a head's first keys are seen by the most queries: they come first.
-template <BackwardTraits TRAITS>
+// Under a mask, a head's first keys are seen by the most queries: they come first. With ordered sums, too,
+// blocks of several heads start in turn, so that not all of those that run at once wait for one another.
+template <typename Kernel>
 FLASH_DEVICE BackwardPlace find_backward_place(const BackwardKernelArgs &args, int block_index) {
-    constexpr bool longest_first = TRAITS.causal || TRAITS.window;
-    const auto [batch, head, block] = args.grid.decode<longest_first>(block_index);
-    const int k_block = longest_first ? args.grid.n_q_blocks - 1 - block : block;
+    constexpr BackwardTraits TRAITS = Kernel::traits;
+    constexpr bool in_turn = TRAITS.causal || TRAITS.window || Kernel::cfg.dq_sum == DQSum::ORDERED;
+    const auto [batch, head, block] = args.grid.decode<in_turn>(block_index);
+    const int k_block = in_turn ? args.grid.n_q_blocks - 1 - block : block;
     if constexpr (TRAITS.varlen) {
         return {batch,
                 head,

@@ -29,9 +29,6 @@ template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
 struct BackwardLauncher {
     using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
 
-    // Counters of a tile of queries.
-    static constexpr int turns_of_tile = CFG.dq_sum == DQSum::ORDERED ? Kernel::dq_warps : 0;
-
     // Of the kernel that makes dQ by itself; without one any type that has B_r will do.
     static constexpr bool makes_dQ_itself = CFG.dq_sum == DQSum::OWN_KERNEL;
     using QueryKernel = typename QueryKernelOf<CFG, TRAITS, makes_dQ_itself>::type;
@@ -62,7 +59,6 @@ struct BackwardLauncher {
             .lse_log2 = problem.lse_log2,
             .delta = problem.delta,
             .dQ_sums = problem.dq_sums,
-            .turns = problem.counters,
             .Q_strides = problem.q_strides,
             .K_strides = problem.k_strides,
             .V_strides = problem.v_strides,
@@ -70,12 +66,11 @@ struct BackwardLauncher {
             .dQ_strides = problem.dq_strides,
             .dK_strides = problem.dk_strides,
             .dV_strides = problem.dv_strides,
-            .sum_tiles = row_tiles(problem, kMmaM),
-            .turn_tiles = row_tiles(problem, Kernel::B_r),
+            .sum_tiles = row_tiles(problem),
             .grid = {.n_q_blocks = ceil_div(problem.seq_len_k, Kernel::B_c),
                      .n_heads = problem.n_heads_kv,
                      .total_heads = total_heads,
-                     .section_heads = section_width(head_bytes, total_heads)},
+                     .section_heads = heads_in_turn(head_bytes, total_heads)},
             .query_grid = {.n_q_blocks = makes_dQ_itself ? ceil_div(problem.seq_len_q, QueryKernel::B_r) : 0,
                            .n_heads = problem.n_heads,
                            .total_heads = problem.batch * problem.n_heads,
@@ -102,6 +97,15 @@ struct BackwardLauncher {
             .d_head = problem.d_head,
             .d_head_v = problem.d_head_v,
         };
+    }
+
+    // Heads whose blocks start in turn. With ordered sums no more than the L2 cache holds: there blocks of
+    // one head that run at once are so few, and so far apart, that the order costs little.
+    static int heads_in_turn(int64_t head_bytes, int total_heads) {
+        if constexpr (CFG.dq_sum != DQSum::ORDERED) return section_width(head_bytes, total_heads);
+        constexpr int64_t l2_bytes = int64_t(32) << 20;
+        const int64_t heads = l2_bytes / max_of(head_bytes, int64_t(1));
+        return max_of(1, heads < total_heads ? static_cast<int>(heads) : total_heads);
     }
 
     // Times the factor of the exponents it is -inf; a factor of 0 would make NaN of that, so it is not 0.
@@ -138,12 +142,15 @@ struct BackwardLauncher {
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
         constexpr bool ordered = CFG.dq_sum == DQSum::ORDERED;
-        cudaError_t error =
-            launch_prepare_backward<Kernel::dtype, TRAITS>(problem,
-                                                           {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
-                                                            .turns_of_tile = turns_of_tile,
-                                                            .rows_per_tile = Kernel::B_r},
-                                                           stream);
+        cudaError_t error = launch_prepare_backward<Kernel::dtype, TRAITS>(
+            problem,
+            {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
+             .part_rows = Kernel::dq_rows,
+             .part_columns = kMmaTile,
+             .parts_per_row = ordered ? Kernel::dq_column_warps : 0,
+             .rows_per_tile = Kernel::B_r,
+             .lse_shift = probability_shift(Kernel::dtype)},
+            stream);
         BackwardKernelArgs args = make_args(problem);
         const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
         if (error == cudaSuccess && (wants_keys || (!makes_dQ_itself && problem.dq != nullptr))) {
@@ -157,7 +164,8 @@ struct BackwardLauncher {
                                              args.query_grid.n_q_blocks, QueryKernel::n_threads,
                                              QueryKernel::smem_bytes, args, stream);
             } else if constexpr (!ordered) {
-                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream);
+                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream,
+                                                                                unshifted(Kernel::dtype));
             }
         }
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
@@ -180,10 +188,8 @@ struct BackwardLauncher {
         const int64_t rows =  // of all heads
             (packed ? problem.total_q : int64_t(problem.batch) * problem.seq_len_q) * problem.n_heads;
         if (makes_dQ_itself || problem.dq == nullptr) return {.lse_log2 = rows * int64_t(sizeof(float))};
-        const int64_t turns = row_tiles(problem, Kernel::B_r).of_all_heads(problem.n_heads) * turns_of_tile;
         return {.lse_log2 = rows * int64_t(sizeof(float)),
-                .dq_sums = dq_sum_floats(problem) * int64_t(sizeof(float)),
-                .counters = turns * int64_t(sizeof(int))};
+                .dq_sums = dq_sum_floats(problem) * int64_t(sizeof(float))};
     }
 
     // Of the kernel of dK and dV, which makes dQ or takes longer than the one that does.

@@ -60,10 +60,7 @@ struct HeldOperand {
 template <DType kDType, int kSteps, int kM, int kN, typename A, typename LoadB>
 FLASH_DEVICE void multiply(Sums<kM, kN> &C, A &operand, LoadB load_B) {
     constexpr int per_step = kN / 2;
-#ifndef FLASH_AHEAD
-#define FLASH_AHEAD 2
-#endif
-    constexpr int ahead = per_step < 2 ? 1 : FLASH_AHEAD > per_step ? per_step : FLASH_AHEAD;
+    constexpr int ahead = per_step < 2 ? 1 : 2;
     stream_fragments<ahead, kSteps * per_step>(
         [&](uint32_t (&B)[4], int i) {
             if (i % per_step == 0) operand.load(i / per_step);

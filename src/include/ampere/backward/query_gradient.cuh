@@ -18,10 +18,9 @@ struct QueryGradient {
     uint32_t smem_dS, smem_K;
     uint32_t lane_dS, lane_K;
     int first_row_tile, first_column_tile;  // of 16
-    int part;
 
     // `warp`: among those that make dQ together.
-    FLASH_DEVICE QueryGradient(uint32_t smem, int warp, int lane) : part(warp) {
+    FLASH_DEVICE QueryGradient(uint32_t smem, int warp, int lane) {
         const LaneRows rows(lane);
         const int row_warp = warp % Kernel::dq_row_warps, column_warp = warp / Kernel::dq_row_warps;
         first_row_tile = row_warp * Kernel::dq_m_tiles;

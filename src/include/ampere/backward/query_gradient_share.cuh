@@ -38,8 +38,9 @@ struct QueryGradientShare {
     // has had time to arrive. `visit`: -1 before the first one.
     FLASH_DEVICE void tell(const QueryWalk &at, int visit) const {
         if constexpr (takes_part && ordered) {
-            if (visit < 0 || !makes(visit) || work.args.dQ == nullptr || work.turn_number(at).last) return;
-            end_turn(work.turn(at, product.part), work.lane);
+            if (visit < 0 || !makes(visit) || !wanted(at)) return;
+            if (const auto [number, last] = work.turn_number(at); !last)
+                end_turn(turn(at), number, work.lane);
         }
     }
 
@@ -48,18 +49,28 @@ struct QueryGradientShare {
         return who != DQWarps::ALTERNATE || visit % 2 == (kRole == DQWarps::GRADIENT);
     }
 
+    // The warp's part of a tile may lie behind the last row or column.
+    FLASH_DEVICE bool wanted(const QueryWalk &at) const {
+        return work.args.dQ != nullptr && work.row_tiles_of(at) > product.first_row_tile &&
+               (!Kernel::traits.padded_head || product.first_column_tile * kMmaTile < work.args.d_head);
+    }
+    // The part's counter: its first element, which the last block overwrites.
+    FLASH_DEVICE int *turn(const QueryWalk &at) const {
+        return reinterpret_cast<int *>(
+            work.in_dQ(at, product.first_row_tile * kMmaM, product.first_column_tile * kMmaTile));
+    }
+
     FLASH_DEVICE void make_part(const QueryWalk &at) {
-        const bool wanted = work.args.dQ != nullptr;
         int turn_now = 0;
         if constexpr (ordered) {
-            if (wanted) turn_now = load_turn(work.turn(at, product.part));
+            if (wanted(at)) turn_now = load_turn(turn(at));
         }
         Part dQ;
         dQ.clear();
         mbarrier_wait(work.barriers.full_dS(place.slot), place.parity);
         product.multiply_into(dQ, place.slot);
         work.barriers.arrive(work.barriers.empty_dS(place.slot), work.lane);
-        if (!wanted) return;
+        if (!wanted(at)) return;
         const typename Product::Sums sums{work.tile_sums(at), work.row_tiles_of(at), work.sum_columns()};
         if constexpr (ordered) {
             add_in_turn(dQ, sums, at, turn_now);
@@ -71,7 +82,7 @@ struct QueryGradientShare {
     FLASH_DEVICE void add_in_turn(Part &dQ, const typename Product::Sums &sums, const QueryWalk &at,
                                   int turn_now) const {
         const auto [number, last] = work.turn_number(at);
-        wait_for_turn(work.turn(at, product.part), number, turn_now);
+        wait_for_turn(turn(at), number, turn_now);
         if (last) {
             if (number > 0) product.take(dQ, sums, work.lane);
             store(dQ, at);
@@ -88,11 +99,8 @@ struct QueryGradientShare {
         const int first = at.tile * Kernel::B_r;
         const Range rows{0, work.mask.seq_len_q - first};
         const Range seeing{work.seeing_rows.begin - first, work.seeing_rows.end - first};
-        const int64_t row_bytes = work.args.dQ_strides.seq * kElementBytes;
-        const char *row_0 =
-            work.row_0(work.args.dQ, work.args.dQ_strides, work.place.q_seq, work.query_head(at));
-        product.store(dQ, const_cast<char *>(row_0) + first * row_bytes, row_bytes, rows, seeing,
-                      work.args.d_head, work.args.softmax_scale, work.lane);
+        product.store(dQ, work.in_dQ(at, 0, 0), work.args.dQ_strides.seq * kElementBytes, rows, seeing,
+                      work.args.d_head, work.args.softmax_scale * unshifted(Kernel::dtype), work.lane);
     }
 };
 

@@ -34,41 +34,38 @@ struct ScoreExchange {
         first_query_tile = half * Kernel::warp_query_tiles;
     }
 
-    // `slopes`: what the gradient warps take in P's place, with softcap.
-    FLASH_DEVICE void store_P(const Fragments &P, const Fragments &slopes) const {
+    // Fragment (k, m) of P as the operand of dV, and what the gradient warps take (hands_over_apart).
+    FLASH_DEVICE void hand_over(const uint32_t (&P)[4], const uint32_t (&handed)[4], int k, int m) const {
         if constexpr (Kernel::paired_warps) {
-            store_tile(smem_P, P);
-            if constexpr (Kernel::traits.softcap) store_tile(smem_P + Tile::bytes, slopes);
+            store_fragment(smem_P, P, k, m);
+            if constexpr (Kernel::hands_over_apart) store_fragment(smem_P + Tile::bytes, handed, k, m);
         } else {
             // The warp's rows of the tile are as many bytes as its fragments; their order is another.
-#pragma unroll
-            for (int k = 0; k < Kernel::warp_query_tiles; ++k) {
-#pragma unroll
-                for (int m = 0; m < Kernel::m_tiles; ++m) {
-                    const Fragments &given = Kernel::traits.softcap ? slopes : P;
-                    store_shared(place_of(k, m), chunk(given.steps[k].rmem[m]));
-                }
-            }
+            store_shared(place_of(k, m), chunk(Kernel::hands_over_apart ? handed : P));
         }
     }
 
-    // The four registers that store_P had for (k, m).
-    FLASH_DEVICE void take_P(uint32_t (&P)[4], int k, int m) const {
+    // What was handed over for (k, m).
+    FLASH_DEVICE void take(uint32_t (&handed)[4], int k, int m) const {
         if constexpr (Kernel::paired_warps) {
-            const uint32_t taken_P = smem_P + (Kernel::traits.softcap ? Tile::bytes : 0);
+            const uint32_t tile = smem_P + (Kernel::hands_over_apart ? Tile::bytes : 0);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                P[i] = load_shared_word(taken_P + tile_place(k, m, i));
-            }
+            for (int i = 0; i < 4; ++i) handed[i] = load_shared_word(tile + tile_place(k, m, i));
         } else {
             const Chunk taken = load_shared(place_of(k, m));
 #pragma unroll
-            for (int i = 0; i < 4; ++i) P[i] = taken.reg[i];
+            for (int i = 0; i < 4; ++i) handed[i] = taken.reg[i];
         }
     }
 
     FLASH_DEVICE void store_dS(const Fragments &dS, int slot) const {
-        store_tile(smem_dS + slot * Tile::bytes, dS);
+#pragma unroll
+        for (int k = 0; k < Kernel::warp_query_tiles; ++k) {
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+                store_fragment(smem_dS + slot * Tile::bytes, dS.steps[k].rmem[m], k, m);
+            }
+        }
     }
 
     // A pair's A operands, of all queries.
@@ -98,17 +95,9 @@ struct ScoreExchange {
                (m * kMmaM + i % 2 * 8) * Tile::row_bytes;
     }
 
-    FLASH_DEVICE void store_tile(uint32_t smem, const Fragments &fragments) const {
+    FLASH_DEVICE void store_fragment(uint32_t smem, const uint32_t (&fragment)[4], int k, int m) const {
 #pragma unroll
-        for (int k = 0; k < Kernel::warp_query_tiles; ++k) {
-#pragma unroll
-            for (int m = 0; m < Kernel::m_tiles; ++m) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    store_shared(smem + tile_place(k, m, i), fragments.steps[k].rmem[m][i]);
-                }
-            }
-        }
+        for (int i = 0; i < 4; ++i) store_shared(smem + tile_place(k, m, i), fragment[i]);
     }
 
     FLASH_DEVICE void load(RowFragment<Kernel::m_tiles> &fragment, uint32_t smem, int step) const {

@@ -81,9 +81,9 @@ struct ScoreRole {
         }
     }
 
-    // P^T, rounded; with softcap `slopes` gets P * (1 - tanh^2), which dS is made of.
-    FLASH_DEVICE void make_probabilities(Fragments &P, Fragments &slopes, Scores &S, const QueryWalk &at,
-                                         int stage) const {
+    // P^T, times 2^shift and rounded; on its way it is handed over, with softcap times 1 - tanh^2.
+    FLASH_DEVICE void make_probabilities(Fragments &P, Scores &S, const ScoreExchange<Kernel> &exchange,
+                                         const QueryWalk &at, int stage) const {
         if constexpr (Kernel::traits.softcap) {
 #pragma unroll
             for (auto &row : S.rmem) {
@@ -99,22 +99,24 @@ struct ScoreRole {
         const uint32_t lse =
             work.smem_lse(stage) + 4 * (work.half * Kernel::warp_queries + accumulator(work.lane, 0).column);
 #pragma unroll
-        for (int n = 0; n < n_tiles; ++n) {
-            const float2 row_lse = load_shared_float2(lse + 4 * kMmaN * n);
+        for (int k = 0; k < Kernel::warp_query_tiles; ++k) {
+            const float2 row_lse[2] = {load_shared_float2(lse + 4 * kMmaN * (2 * k)),
+                                       load_shared_float2(lse + 4 * kMmaN * (2 * k + 1))};
 #pragma unroll
             for (int m = 0; m < Kernel::m_tiles; ++m) {
+                uint32_t handed[4];
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const float *scores = &S.rmem[m][n][2 * r];
-                    const float low = exp2_approx(scores[0] * factor - row_lse.x);
-                    const float high = exp2_approx(scores[1] * factor - row_lse.y);
-                    const int reg = n % 2 * 2 + r;
-                    P.steps[n / 2].rmem[m][reg] = pack<Kernel::dtype>(low, high);
+                for (int i = 0; i < 4; ++i) {  // rows + 8 for odd i, columns + 8 from i = 2 on
+                    const float *scores = &S.rmem[m][2 * k + i / 2][i % 2 * 2];
+                    float low = exp2_approx(scores[0] * factor - row_lse[i / 2].x);
+                    float high = exp2_approx(scores[1] * factor - row_lse[i / 2].y);
+                    P.steps[k].rmem[m][i] = pack<Kernel::dtype>(low, high);
                     if constexpr (Kernel::traits.softcap) {
-                        slopes.steps[n / 2].rmem[m][reg] =
-                            pack<Kernel::dtype>(low * slope(scores[0]), high * slope(scores[1]));
+                        low *= slope(scores[0]), high *= slope(scores[1]);
                     }
+                    if constexpr (Kernel::hands_over_apart) handed[i] = pack_finite(low, high);
                 }
+                exchange.hand_over(P.steps[k].rmem[m], handed, k, m);
             }
         }
     }

@@ -26,6 +26,14 @@ namespace flash::ampere {
 
 inline constexpr int kMaxBackwardStages = 3;
 
+// dS is made of P in FP16, times 2^shift: 11 bits of every P above 2^-26, where the 8 bits of BF16 would be
+// half of the error of dQ and dK. P below 2^-37 counts as 0 there, beside a delta that the rounding of O has
+// moved by 2^-9. The kernels carry the factor in all that follows, where BF16 and float32 have room for it,
+// and take it out in the end. P is 1 at most, but for roundings, and an LSE that is not of these scores: from
+// 16 on it counts as 16.
+FLASH_HOST_DEVICE constexpr int probability_shift(DType dtype) { return dtype == DType::BF16 ? 12 : 0; }
+FLASH_HOST_DEVICE constexpr float unshifted(DType dtype) { return 1.0f / (1 << probability_shift(dtype)); }
+
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
 struct StaticBackwardKernelConfig {
     static constexpr FlashBackwardKernelConfig cfg = CFG;
@@ -62,6 +70,8 @@ struct StaticBackwardKernelConfig {
                   "B_c must be a multiple of 16 times the warps, or pairs, of one role");
     static_assert(!paired_warps || (d_head % 128 == 0 && d_head_v % 128 == 0),
                   "paired_warps halves d_head and d_head_v: multiples of 128");
+    // The gradient warps take something else than what the score warps multiply by dO.
+    static constexpr bool hands_over_apart = dtype == DType::BF16 || TRAITS.softcap;
     static constexpr bool holds_K = CFG.holds_K;
     static constexpr bool holds_V = CFG.holds_V;
 
@@ -107,7 +117,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int smem_Q = smem_V + VTile::bytes;
     static constexpr int smem_dO = smem_Q + stages * QTile::bytes;
     static constexpr int smem_P = smem_dO + stages * dOTile::bytes;
-    static constexpr int smem_dS = smem_P + (paired_warps && TRAITS.softcap ? 2 : 1) * ScoreTile::bytes;
+    static constexpr int smem_dS = smem_P + (paired_warps && hands_over_apart ? 2 : 1) * ScoreTile::bytes;
     static constexpr int smem_rows = smem_dS + (makes_dQ || paired_warps ? ds_slots * ScoreTile::bytes : 0);
     static constexpr int smem_barriers = smem_rows + stages * 2 * row_bytes;
     static constexpr int n_barriers = 2 + 4 * stages + 2 * role_warps + 2 * ds_slots;

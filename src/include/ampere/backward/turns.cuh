@@ -3,9 +3,11 @@
 // none of those. The first writes its part, so that nothing needs to be cleared; the last takes the sum of
 // the others into its registers and leaves dQ rounded, so that nobody needs to convert it.
 //
-// A part is a warp's, and so is its counter. A warp looks at it before the product whose result it will add,
-// and tells the next block of its turn's end one product later: neither the counter's way nor that of the
-// sums to the L2 cache is waited for, as long as blocks follow each other at a distance.
+// A part is a warp's, and so is its counter, which only the block whose turn it is writes. It takes no
+// memory: it is the part's first element of dQ until the last block leaves dQ there. A warp looks at the
+// counter before the product whose result it will add, and tells the next block of its turn's end one product
+// later: neither the counter's way nor that of the sums to the L2 cache is waited for, as long as blocks
+// follow each other at a distance.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -25,11 +27,11 @@ FLASH_DEVICE void wait_for_turn(const int *turn, int number, int now) {
     __syncwarp();
 }
 
-FLASH_DEVICE void end_turn(int *turn, int lane) {
+// `number`: of the turn that ends; the next one begins.
+FLASH_DEVICE void end_turn(int *turn, int number, int lane) {
     __syncwarp();
     if (lane == 0) {
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
-        asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(turn) : "memory");
+        asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn), "r"(number + 1) : "memory");
     }
 }
 

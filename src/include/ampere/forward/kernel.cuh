@@ -45,6 +45,8 @@ struct ForwardWarp {
     Output<Kernel> O;             // (warp_rows, d_head), not yet divided by l
     const WarpPair<Kernel> pair;  // used with paired_warps only
     [[no_unique_address]] const ScoreMods<Kernel> mods;
+    [[no_unique_address]] const BlockTiles<Kernel> tiles;  // which K/V blocks a mod leaves something of
+    TileKind kind = TileKind::PARTIAL;                     // what it leaves of the block in hand
 
     // Q and the first K/V blocks are under way.
     FLASH_DEVICE void prepare_Q() {
@@ -84,6 +86,17 @@ struct ForwardWarp {
         pipeline.after_output();
     }
 
+    // The block that is worked on behind kv_block; what lies before `first` is no block.
+    FLASH_DEVICE int block_behind(int kv_block, int first) {
+        if constexpr (Kernel::mod_hides_keys) {
+            const Visited next = tiles.behind(kv_block, first, Kernel::traits.window);
+            kind = next.kind;
+            return next.kv_block;
+        } else {
+            return kv_block - 1;
+        }
+    }
+
     // After the last block: both warps of a pair have the sums of all keys.
     FLASH_DEVICE void complete_sums() {
         if constexpr (Kernel::paired_warps && !Kernel::cfg.tensor_row_sums) {
@@ -102,7 +115,7 @@ struct ForwardWarp {
     template <bool kGeneral>
     FLASH_DEVICE void take_scores(Scores<Kernel> &S, int first_key, bool first) {
         softmax.scale_scores(S);
-        if constexpr (Kernel::has_mod) mods.apply(S, q_row + warp_row(), first_key, mask.seq_len_q);
+        if constexpr (Kernel::has_mod) mods.apply(S, q_row + warp_row(), first_key, mask.seq_len_q, kind);
         if constexpr (kGeneral) hide_invisible(S, first_key);
         softmax.template update<kGeneral>(S, O, first, [&](auto &maxima) {
             if constexpr (Kernel::paired_warps) {
@@ -185,7 +198,19 @@ struct ForwardWarp {
 template <typename Kernel>
 FLASH_DEVICE ScoreMods<Kernel> score_mods(const KernelArgs<typename Kernel::Mod> &args, int batch, int head) {
     if constexpr (Kernel::has_mod) {
-        return {args.captured, batch, head};
+        return {args.mod.captured, batch, head};
+    } else {
+        return {};
+    }
+}
+
+// Which K/V blocks a mod's mask leaves something of for a thread block's queries.
+template <typename Kernel>
+FLASH_DEVICE BlockTiles<Kernel> block_tiles(const KernelArgs<typename Kernel::Mod> &args, const Place &place,
+                                            int q_row, int q_rows) {
+    if constexpr (Kernel::mod_hides_keys) {
+        return {args.mod.captured, args.mod.tiles, place.batch,        place.head,
+                place.q_block,     q_row,          q_row + q_rows - 1, place.k_seq.n_rows};
     } else {
         return {};
     }
@@ -232,6 +257,16 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     if constexpr (traits.split) {
         blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
     }
+    const auto tiles = block_tiles<Kernel>(args, place, q_row, q_rows);
+    TileKind first_kind = TileKind::PARTIAL;
+    if constexpr (Kernel::mod_hides_keys) {
+        if (blocks.begin < blocks.end) {
+            const Visited first = tiles.first_of(blocks.end, blocks.begin);
+            blocks.end = first.kv_block + 1;
+            blocks.full_end = min_of(blocks.full_end, blocks.end);
+            first_kind = first.kind;
+        }
+    }
     blocks.end = uniform(blocks.end);
     blocks.full_end = uniform(blocks.full_end);
     if constexpr (traits.window) blocks.full_begin = uniform(blocks.full_begin);
@@ -255,6 +290,8 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
             kv_loader<Kernel>(gmem_V, args, args.V_strides, k_seq.batch, last_key_row, smem + Kernel::smem_V),
         .blocks_left = blocks.end - blocks.begin,
         .hidden_keys = uniform(mask.visible_begin(q_row) - blocks.begin * Kernel::B_c),
+        .last_block = blocks.begin,
+        .tiles = tiles,
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
@@ -268,6 +305,8 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
         .O = {},
         .pair = {smem + Kernel::smem_boxes + group * (2 * Kernel::box_bytes), half},
         .mods = score_mods<Kernel>(args, batch, head),
+        .tiles = tiles,
+        .kind = first_kind,
     };
     state.O.clear();
     if constexpr (begins_early) {
@@ -279,13 +318,20 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
         int kv_block = blocks.end - 1;
         state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         state.prepare_Q();
+        const auto next = [&](int block) { return state.block_behind(block, blocks.begin); };
 #pragma unroll 1
-        for (; kv_block >= blocks.full_end; --kv_block) state.template process_kv_block<true>(kv_block);
+        for (; kv_block >= blocks.full_end; kv_block = next(kv_block)) {
+            state.template process_kv_block<true>(kv_block);
+        }
 #pragma unroll 1
-        for (; kv_block >= blocks.full_begin; --kv_block) state.template process_kv_block<false>(kv_block);
+        for (; kv_block >= blocks.full_begin; kv_block = next(kv_block)) {
+            state.template process_kv_block<false>(kv_block);
+        }
         if constexpr (traits.window) {
 #pragma unroll 1
-            for (; kv_block >= blocks.begin; --kv_block) state.template process_kv_block<true>(kv_block);
+            for (; kv_block >= blocks.begin; kv_block = next(kv_block)) {
+                state.template process_kv_block<true>(kv_block);
+            }
         }
         state.complete_sums();
     }

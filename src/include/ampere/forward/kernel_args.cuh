@@ -41,7 +41,7 @@ struct ForwardKernelArgs {
 // With a mod, what it captures too.
 template <typename Mod>
 struct ModKernelArgs : ForwardKernelArgs {
-    typename Mod::Captured captured;
+    ModOfLaunch<Mod> mod;
 };
 template <typename Mod>
 struct KernelArgsOf {

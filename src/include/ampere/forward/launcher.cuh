@@ -49,7 +49,8 @@ struct ForwardLauncher {
             .seq_len_k = problem.seq_len_k,
             .scale = TRAITS.softcap
                          ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
-                         : make_softmax_scale(problem.softmax_scale, CFG.optimized_softmax && !is_mod<MOD>),
+                         : make_softmax_scale(problem.softmax_scale,
+                                              CFG.optimized_softmax && !Kernel::mod_changes_scores),
             .window_left = problem.window_left,
             .window_right = problem.window_right,
             .sinks = problem.sinks,
@@ -82,13 +83,13 @@ struct ForwardLauncher {
     // An empty output is no error and launches nothing.
     template <int kTarget>
     static int launch(const ForwardProblem &problem, void *stream) {
-        return launch_with<kTarget>(problem, make_args(problem), stream);
-    }
-
-    // A kernel with a mod: also with what the mod captures.
-    template <int kTarget, typename Captured>
-    static int launch_mod(const ForwardProblem &problem, const Captured &captured, void *stream) {
-        return launch_with<kTarget>(problem, Args{make_args(problem), captured}, stream);
+        if constexpr (is_mod<MOD>) {
+            if (problem.mod == nullptr) return cudaErrorInvalidValue;
+            return launch_with<kTarget>(problem, Args{make_args(problem), mod_of_launch<MOD>(*problem.mod)},
+                                        stream);
+        } else {
+            return launch_with<kTarget>(problem, make_args(problem), stream);
+        }
     }
 
     template <int kTarget>
@@ -154,9 +155,9 @@ struct ForwardLauncher {
     }
 };
 
-template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, int kTarget>
+template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, int kTarget, typename MOD = NoMod>
 constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
-    using Launcher = ForwardLauncher<CFG, TRAITS>;
+    using Launcher = ForwardLauncher<CFG, TRAITS, MOD>;
     return {
         .config = CFG,
         .traits = TRAITS,
@@ -166,6 +167,7 @@ constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
         .load = &Launcher::load,
         .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
+        .mod = signature_of<MOD>(),
     };
 }
 

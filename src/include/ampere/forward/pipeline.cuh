@@ -22,6 +22,7 @@
 #include "ampere/forward/static_kernel_configuration.cuh"
 #include "ampere/load_store.cuh"
 #include "ampere/paged_load.cuh"
+#include "common/mod_tiles.cuh"
 #include "common/ptx.cuh"
 
 namespace flash::ampere {
@@ -34,6 +35,21 @@ struct KVSource {
     Loader V;
     int blocks_left;  // 1: the block that is loaded next is the last
     int hidden_keys;  // window: the first rows of the last block, which no query of the thread block sees
+    int last_block;   // with a mod: the number of the block that is loaded last, and which blocks are visited
+    [[no_unique_address]] BlockTiles<Kernel> tiles;
+
+    // To the block behind the one that was loaded.
+    FLASH_DEVICE void advance() {
+        if constexpr (Kernel::mod_hides_keys) {
+            const int loaded = last_block + blocks_left - 1;
+            const int next = tiles.behind(loaded, last_block, Kernel::traits.window).kv_block;
+            K.skip(loaded - 1 - next);
+            V.skip(loaded - 1 - next);
+            blocks_left = next - last_block + 1;
+        } else {
+            --blocks_left;
+        }
+    }
 
     template <bool kEdge>
     FLASH_DEVICE void load_K(int valid_keys, uint32_t slot = 0) {
@@ -91,7 +107,7 @@ struct SingleSlot {
         if constexpr (!eager) source.template load_V<kEdge>(valid_keys);
         wait_for_copies<Kernel>();
         __syncthreads();  // V is complete; all warps are done with K
-        --source.blocks_left;
+        source.advance();
         if constexpr (eager) {
             if (source.blocks_left > 0) source.template load_K<false>(Kernel::B_c);
         }
@@ -121,7 +137,7 @@ struct SlotRing {
             source.template load_K<kEdge>(valid_keys, into * slot_bytes);
             source.template load_V<kEdge>(valid_keys, into * slot_bytes);
         }
-        --source.blocks_left;
+        source.advance();
     }
 };
 
@@ -234,7 +250,7 @@ struct MbarrierRing : SlotRing<Kernel> {
             mbarrier_arrive_after_copies(full(into));
             if (exists) this->source.template load_V<kEdge>(valid_keys, into * Ring::slot_bytes);
             mbarrier_arrive_after_copies(full_V(into));
-            --this->source.blocks_left;
+            this->source.advance();
         } else {
             Ring::template load_block<kEdge>(into, valid_keys);
             mbarrier_arrive_after_copies(full(into));

@@ -8,6 +8,8 @@
 #include "ampere/gemm.cuh"
 #include "common/fragments.cuh"
 #include "common/mod.cuh"
+#include "common/mod_tiles.cuh"
+#include "common/mod_values.cuh"
 #include "common/ptx.cuh"
 
 namespace flash::ampere {
@@ -18,8 +20,21 @@ struct ScoreMods {
     int batch;
     int head;
 
-    // `first_row`, `first_key`: of the warp's scores, counted within the sequence.
-    FLASH_DEVICE void apply(Scores<Kernel> &S, int first_row, int first_key, int size) const {
+    // `first_row`, `first_key`: of the warp's scores, counted within the sequence. `kind`: what the mask
+    // leaves of the block.
+    FLASH_DEVICE void apply(Scores<Kernel> &S, int first_row, int first_key, int size, TileKind kind) const {
+        if constexpr (Mod::kChangesScores && !Mod::kHidesKeys) {
+            apply_some<true, false>(S, first_row, first_key, size);
+        } else if (kind != TileKind::FULL) {
+            apply_some<Mod::kChangesScores, true>(S, first_row, first_key, size);
+        } else if constexpr (Mod::kChangesScores) {
+            apply_some<true, false>(S, first_row, first_key, size);
+        }
+    }
+
+  private:
+    template <bool kScore, bool kMask>
+    FLASH_DEVICE void apply_some(Scores<Kernel> &S, int first_row, int first_key, int size) const {
         const auto once = Mod::once(captured);
         const auto of_head = Mod::head(captured, once, batch, head);
 #pragma unroll
@@ -39,23 +54,23 @@ struct ScoreMods {
                     for (int r = 0; r < 2; ++r) {
                         float &s = S.rmem[m][n][2 * r + c];
                         const float given = s;
-                        if constexpr (Mod::kChangesScores) {
+                        if constexpr (kScore) {
                             s = Mod::score(captured, once, of_head, rows[r], column, given, batch, head,
                                            row + 8 * r, key);
                         }
-                        if constexpr (Mod::kHidesKeys) {
+                        if constexpr (kMask) {
                             const bool seen = Mod::visible(captured, once, of_head, rows[r], column, given,
                                                            batch, head, row + 8 * r, key);
                             if (!seen) s = -INFINITY;
                         }
                     }
                 }
-                divide_schedule(size, kPlaces + m * (Kernel::warp_keys / kMmaN) + n);
+                constexpr int first_place = kPlaces + kMask * Kernel::m_tiles * (Kernel::warp_keys / kMmaN);
+                divide_schedule(size, first_place + m * (Kernel::warp_keys / kMmaN) + n);
             }
         }
     }
 
-  private:
     static constexpr int kPlaces = 1 << 16;  // of divide_schedule, behind those of the products
 };
 

@@ -61,7 +61,7 @@ struct OnlineSoftmax {
     // Before scores are masked. The optimized softmax scales within the exponent where nothing else takes
     // scores.
     FLASH_DEVICE void scale_scores(Scores<Kernel> &S) const {
-        if constexpr (!optimized || Kernel::traits.softcap || Kernel::has_mod) {
+        if constexpr (!optimized || Kernel::traits.softcap || Kernel::mod_changes_scores) {
 #pragma unroll
             for (auto &row : S.rmem) {
 #pragma unroll

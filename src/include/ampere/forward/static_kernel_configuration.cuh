@@ -47,6 +47,8 @@ template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoM
 struct StaticForwardKernelConfig {
     using Mod = MOD;  // functions of the user's
     static constexpr bool has_mod = is_mod<MOD>;
+    static constexpr bool mod_changes_scores = changes_scores<MOD>();
+    static constexpr bool mod_hides_keys = hides_keys<MOD>();
     static constexpr FlashForwardKernelConfig cfg = CFG;
     static constexpr ForwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

@@ -16,7 +16,7 @@ struct ConvertArgs {
     RowTiles sum_tiles;
     void *dQ;
     TensorStrides dQ_strides;
-    float softmax_scale;
+    float factor;
     int n_heads, n_groups, n_sequences;
     int seq_len_q;
     const int *cu_seqlens_q, *seqused_q;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kConvertThreads)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = first + lane / 4 + 8 * half;
-            Chunk chunk = row_chunk<kDType>(tiles, 0, half, args.softmax_scale, lane);
+            Chunk chunk = row_chunk<kDType>(tiles, 0, half, args.factor, lane);
             if (row >= rows.n_rows) chunk = Chunk{};
             if (row < owned.n_rows && column < args.d_head) {
                 store_global(gmem + 8 * half * args.dQ_strides.seq * kElementBytes + column * kElementBytes,
@@ -72,19 +72,19 @@ __global__ void __launch_bounds__(kConvertThreads)
     }
 }
 
-// kEarly: see early_launch.cuh.
+// kEarly: see early_launch.cuh. `factor`: of the sums, beside the scale.
 template <DType kDType, int kDHead, bool kEarly>
-cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t stream) {
+cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t stream, float factor = 1.0f) {
     const int n_groups = ceil_div(problem.seq_len_q, kGroupRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_groups;
     if (blocks == 0 || problem.dq == nullptr) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
     ConvertArgs args{
         .dQ_sums = problem.dq_sums,
-        .sum_tiles = row_tiles(problem, kMmaM),
+        .sum_tiles = row_tiles(problem),
         .dQ = problem.dq,
         .dQ_strides = problem.dq_strides,
-        .softmax_scale = problem.softmax_scale,
+        .factor = problem.softmax_scale * factor,
         .n_heads = problem.n_heads,
         .n_groups = n_groups,
         .n_sequences = problem.batch,

@@ -23,7 +23,7 @@ inline constexpr int kGroupRows = 128;                // that a block of the ker
 inline constexpr int kSumTileFloats = kMmaM * kMmaN;  // 128
 
 inline int64_t dq_sum_floats(const BackwardProblem &problem) {
-    return row_tiles(problem, kMmaM).of_all_heads(problem.n_heads) * kMmaM * problem.d_head;
+    return row_tiles(problem).of_all_heads(problem.n_heads) * kMmaM * problem.d_head;
 }
 
 #if defined(__CUDACC__)

@@ -1,10 +1,12 @@
 // Before the main kernel: of every row and head
 //
 //     delta    = rowsum(O * dO) - dLSE
-//     lse_log2 = LSE * log2(e); +inf for a row that sees no key, whose P = 2^(S - LSE) is then 0
+//     lse_log2 = LSE * log2(e), less a shift that the main kernel wants; +inf for a row that sees no key,
+//     whose P = 2^(S - LSE) is then 0
 //
-// and what the main kernel adds to begins as 0: the sums of dQ, or the turns of ordered sums. Of these the
-// main kernel leaves dQ itself, of tiles that some key is seen from; the rows of the others become 0 here.
+// and what the main kernel adds to begins as 0: the sums of dQ, or the turns of ordered sums, which stand in
+// dQ until it is complete. Of these the main kernel leaves dQ itself, of tiles that some key is seen from;
+// the rows of the others become 0 here.
 //
 // One thread block works on kGroupRows rows of one head; a row is read by as many lanes as it has chunks of
 // 16 bytes, rounded up to a power of 2.
@@ -27,8 +29,12 @@ namespace flash {
 // What a configuration wants of the pre-pass.
 struct PrepareWork {
     bool clears_sums;
-    int turns_of_tile;  // counters of a tile of queries; 0: no order is kept, and another kernel leaves dQ
+    bool clears_unvisited_rows;  // the main kernel leaves dQ of the tiles that it visits
+    // Ordered sums: a tile's parts of dQ, each a counter in its first element, and their sizes. 0: no order
+    // is kept, and another kernel leaves dQ.
+    int part_rows, part_columns, parts_per_row;
     int rows_per_tile;
+    int lse_shift;  // P comes out times 2^lse_shift
 };
 
 struct PrepareArgs {
@@ -36,11 +42,11 @@ struct PrepareArgs {
     const float *lse, *dlse;
     float *delta, *lse_log2;  // lse_log2: nullptr where it is not wanted
     float *dQ_sums;           // nullptr: nothing to clear
-    int *turns;               // likewise
-    int turns_of_tile;
-    RowTiles sum_tiles, turn_tiles;
-    void *dQ;           // nullptr: others write all of it
+    RowTiles sum_tiles;
+    void *dQ;  // nullptr: others write all of it
+    int part_rows, part_columns, parts_per_row;
     int rows_per_tile;  // a divisor of kGroupRows
+    float lse_shift;
     TensorStrides O_strides, dO_strides, dQ_strides;
     int n_heads, n_groups;  // groups of kGroupRows rows of the longest sequence
     int n_sequences;
@@ -84,6 +90,18 @@ FLASH_DEVICE void clear_unvisited_rows(const PrepareArgs &args, const SequenceRo
     }
 }
 
+// The turns of ordered sums, of the rows of one group that the sequence uses.
+FLASH_DEVICE void begin_turns(const PrepareArgs &args, const SequenceRows &rows, int head, int first) {
+    const int row = first + static_cast<int>(threadIdx.x) / args.parts_per_row * args.part_rows;
+    const int column = static_cast<int>(threadIdx.x) % args.parts_per_row * args.part_columns;
+    if (row >= min_of(first + kGroupRows, rows.n_rows) || column >= args.d_head) return;
+    char *gmem =
+        static_cast<char *>(args.dQ) + (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
+                                        (rows.first_row + int64_t(row)) * args.dQ_strides.seq + column) *
+                                           kElementBytes;
+    *reinterpret_cast<int *>(gmem) = 0;
+}
+
 template <DType kDType, int kLanes>  // of a row
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_backward_kernel(const __grid_constant__ PrepareArgs args) {
@@ -98,6 +116,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
         clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ,
                                     args.dQ_strides, args.n_heads, args.d_head);
         clear_unvisited_rows(args, rows, sequence, head, first);
+        if (args.parts_per_row > 0) begin_turns(args, rows, head, first);
     }
     if (first >= rows.n_rows) return;
 
@@ -108,15 +127,6 @@ __global__ void __launch_bounds__(kPrepareThreads)
         float4 *sums = reinterpret_cast<float4 *>(args.dQ_sums + tile * tile_floats);
         for (int i = threadIdx.x; i < ceil_div(n_rows, kMmaM) * tile_floats / 4; i += kPrepareThreads) {
             sums[i] = make_float4(0, 0, 0, 0);
-        }
-    }
-    if (args.turns != nullptr) {
-        const int64_t tile =
-            args.turn_tiles.first(rows, args.n_heads, head, sequence) + first / args.rows_per_tile;
-        int *turns = args.turns + tile * args.turns_of_tile;
-        for (int i = threadIdx.x; i < ceil_div(n_rows, args.rows_per_tile) * args.turns_of_tile;
-             i += kPrepareThreads) {
-            turns[i] = 0;
         }
     }
 
@@ -152,7 +162,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
             if (args.dlse != nullptr) sum -= args.dlse[numbers + row];
             args.delta[numbers + row] = sum;
             if (args.lse_log2 != nullptr) {
-                args.lse_log2[numbers + row] = lse == -INFINITY ? INFINITY : lse * kLog2e;
+                args.lse_log2[numbers + row] = lse == -INFINITY ? INFINITY : lse * kLog2e - args.lse_shift;
             }
         }
     }
@@ -166,6 +176,7 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
     if (blocks == 0) return cudaSuccess;
     if (blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
     constexpr int kUnboundedSide = (1 << 30) - 1;
+    constexpr bool kSomeUnvisited = TRAITS.causal || TRAITS.window || TRAITS.varlen;
     const int right = TRAITS.window ? problem.window_right : kUnboundedSide;
     PrepareArgs args{
         .O = problem.o,
@@ -175,12 +186,13 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .delta = problem.delta,
         .lse_log2 = problem.lse_log2,
         .dQ_sums = work.clears_sums && problem.dq != nullptr ? problem.dq_sums : nullptr,
-        .turns = work.turns_of_tile > 0 && problem.dq != nullptr ? problem.counters : nullptr,
-        .turns_of_tile = work.turns_of_tile,
-        .sum_tiles = row_tiles(problem, kMmaM),
-        .turn_tiles = row_tiles(problem, work.rows_per_tile),
-        .dQ = work.turns_of_tile > 0 ? problem.dq : nullptr,
+        .sum_tiles = row_tiles(problem),
+        .dQ = work.parts_per_row > 0 || (work.clears_unvisited_rows && kSomeUnvisited) ? problem.dq : nullptr,
+        .part_rows = work.part_rows,
+        .part_columns = work.part_columns,
+        .parts_per_row = work.parts_per_row,
         .rows_per_tile = work.rows_per_tile,
+        .lse_shift = static_cast<float>(work.lse_shift),
         .O_strides = problem.o_strides,
         .dO_strides = problem.dout_strides,
         .dQ_strides = problem.dq_strides,

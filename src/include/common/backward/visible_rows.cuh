@@ -63,6 +63,13 @@ struct VisibleRows {
         return {keys_of(rows.begin).begin, keys_of(rows.end - 1).end};
     }
 
+    // The keys that some of these queries see, one of which sees a key.
+    FLASH_HOST_DEVICE constexpr Range keys_of_rows(Range rows) const {
+        const Range seeing = seeing_rows();
+        return {keys_of(max_of(rows.begin, seeing.begin)).begin,
+                keys_of(min_of(rows.end, seeing.end) - 1).end};
+    }
+
     // Whether each of these queries sees each of these keys. Queries beyond the last one count as seeing.
     FLASH_HOST_DEVICE constexpr bool sees_all(int first_row, int last_row, Range keys) const {
         bool all = keys.end <= seq_len_k;

@@ -5,6 +5,7 @@
 #include "common/backward/element.cuh"
 #include "common/softcap.cuh"
 #include "hopper/backward/epilogue.cuh"
+#include "hopper/backward/kept_sums.cuh"
 #include "hopper/backward/products.cuh"
 #include "hopper/backward/unseen_rows.cuh"
 #include "hopper/mask_tile.cuh"
@@ -29,6 +30,7 @@ struct BackwardConsumer {
                          kVStages = Kernel::v_stages;
     static constexpr int kPairs = B_r / 8;  // pairs of neighbouring queries, of one key row of a thread
     static constexpr int kDqRegisters = Kernel::dq_part_floats / Kernel::warpgroup_threads;
+    static constexpr int kDqTiles = kDqRegisters / 4;  // of 8 columns
     static constexpr bool kLseAhead = Kernel::cfg.lse_ahead;
 
     const BackwardKernelArgs &args;
@@ -38,13 +40,15 @@ struct BackwardConsumer {
 
     float rmem_dK[Kernel::d_head / 2];    // (64, d)
     float rmem_dV[Kernel::d_head_v / 2];  // (64, d_v)
-    float rmem_S[B_r / 2];                // (64, B_r): S^T, then P^T; with softcap tanh
+    float rmem_S[B_r / 2];  // (64, B_r): S^T, then P^T; with softcap tanh, then what dS is made of
     float2 rmem_lse[kLseAhead ? kPairs : 1];
     uint32_t blocks = 0, items = 0;  // passed
     BackwardItem item;
     int q_block;
-    int dq_tile;                 // of the block in hand: its first of 16 rows
-    int late_dq_tile = kNoTile;  // of the warp, of the block before, whose dQ is still to come
+    int dq_tile;  // of the block in hand: its first of 16 rows
+    // Of the block whose dQ leaves next, with late_dq the one before: the warp's tile, or with keeps_dq more.
+    int noted_dq_tile = kNoTile;
+    KeptPart kept{};
 
     FLASH_DEVICE BackwardConsumer(const BackwardKernelArgs &kernel_args,
                                   const BackwardSharedMemory<Kernel> &shared, int index)
@@ -90,8 +94,7 @@ struct BackwardConsumer {
         item = read_item(smem.item(slot(items, kKStages)));
         item.n_steps = uniform_word(item.n_steps);
         q_block = item.first_block;
-        dq_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile +
-                  item.first_block * Kernel::dq_row_tiles;
+        dq_tile = first_dq_tile<Kernel>(args, item) + item.first_block * Kernel::dq_row_tiles;
     }
 
     FLASH_DEVICE void go_to_next_block() {
@@ -118,12 +121,12 @@ struct BackwardConsumer {
     }
 
     FLASH_DEVICE void store_dv() const {
-        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, 1.f, args.dv, args.dv_strides, args, item,
-                                                 first_key(), lane, args.d_head_v);
+        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, Kernel::p_unit, args.dv, args.dv_strides, args,
+                                                 item, first_key(), lane, args.d_head_v);
     }
     FLASH_DEVICE void store_dk() const {
-        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale, args.dk, args.dk_strides, args,
-                                               item, first_key(), lane, args.d_head);
+        store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale * Kernel::p_unit, args.dk,
+                                               args.dk_strides, args, item, first_key(), lane, args.d_head);
     }
 
     // ---------------------------------------------------------------- rows that take no part
@@ -181,27 +184,23 @@ struct BackwardConsumer {
         return rows.end <= q_block * B_r || rows.begin >= q_block * B_r + B_r;
     }
 
-    // S -> P, rounded into rmem_P. Without softcap P in float32 stays in rmem_S.
-    FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4]) {
+    // S -> P, rounded into rmem_P, and with half_p into rmem_half. What stays in rmem_S is P in float32, with
+    // softcap times the derivative of the cap, so that dS is the gradient of the score before the cap.
+    FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
         if constexpr (Kernel::traits.softcap) cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         if (needs_mask()) {
-            exponentials<true>(rmem_P);
+            exponentials<true>(rmem_P, rmem_half);
         } else {
-            exponentials<false>(rmem_P);
+            exponentials<false>(rmem_P, rmem_half);
         }
     }
 
-    // dS from P and dP. With softcap dS is the gradient of the score before the cap.
+    // dS from P and dP; with half_p rmem_dS holds P before.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_r / 4], const uint32_t (&rmem_P)[B_r / 4],
                                       const float (&rmem_dP)[B_r / 2]) const {
         make_score_gradients<false>(rmem_dS, rmem_dP, [&](int i) {
-            float2 p{rmem_S[i], rmem_S[i + 1]};
-            if constexpr (!Kernel::float_p) p = unpack<Kernel::dtype>(rmem_P[i / 2]);
-            if constexpr (Kernel::traits.softcap) {
-                p.x *= 1.f - rmem_S[i] * rmem_S[i];
-                p.y *= 1.f - rmem_S[i + 1] * rmem_S[i + 1];
-            }
-            return p;
+            if constexpr (Kernel::float_p) return float2{rmem_S[i], rmem_S[i + 1]};
+            return unpack<DType::FP16>(Kernel::half_p ? rmem_dS[i / 2] : rmem_P[i / 2]);
         });
     }
 
@@ -243,30 +242,38 @@ struct BackwardConsumer {
         return q_block * B_r + row_tile * kMmaM < item.seq_len_q ? dq_tile + row_tile : kNoTile;
     }
 
+    // For the reducing warp, when the part before has been read.
+    FLASH_DEVICE void stage_dq(const float (&rmem_dQ)[kDqRegisters]) const {
+        const uint32_t address = smem.dq(warpgroup) + (warp * kDqTiles * kWarpSize + lane) * 16;
+#pragma unroll
+        for (int c = 0; c < kDqTiles; ++c) {
+            store_shared(address + c * kWarpSize * 16,
+                         make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
+                                   __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
+        }
+        fence_async_proxy();  // the bulk reduction must see what was staged
+    }
+    FLASH_DEVICE void await_stage() const {
+        named_barrier_sync(named_barrier::kStageFree + warpgroup, Kernel::warpgroup_threads + kWarpSize);
+    }
+    FLASH_DEVICE void pass_stage() const {
+        named_barrier_arrive(named_barrier::kStaged + warpgroup, Kernel::warpgroup_threads + kWarpSize);
+    }
+
     // A warp holds 16 rows and 64 columns: eight tiles of 8 columns, of which only the tensor's have sums.
     FLASH_DEVICE void send_dq(const float (&rmem_dQ)[kDqRegisters], int tile) const {
-        constexpr int kTiles = kDqRegisters / 4;
         if constexpr (Kernel::stages_dq) {
-            constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
-            named_barrier_sync(named_barrier::kStageFree + warpgroup, kThreads);
-            const uint32_t address = smem.dq(warpgroup) + (warp * kTiles * kWarpSize + lane) * 16;
-#pragma unroll
-            for (int c = 0; c < kTiles; ++c) {
-                store_shared(
-                    address + c * kWarpSize * 16,
-                    make_int4(__float_as_int(rmem_dQ[4 * c]), __float_as_int(rmem_dQ[4 * c + 1]),
-                              __float_as_int(rmem_dQ[4 * c + 2]), __float_as_int(rmem_dQ[4 * c + 3])));
-            }
-            fence_async_proxy();  // the bulk reduction must see what was staged
-            named_barrier_arrive(named_barrier::kStaged + warpgroup, kThreads);
+            await_stage();
+            stage_dq(rmem_dQ);
+            pass_stage();
         } else {
             if (tile == kNoTile) return;
-            const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kTiles;
+            const int column_tile = Kernel::dq_parts_are_rows ? 0 : warpgroup * kDqTiles;
             const int columns = Kernel::traits.padded_head ? args.d_head : Kernel::d_head;
             float *sums =
                 args.dq_sums + int64_t{tile} * (kMmaM * columns) + column_tile * kSumTileFloats + lane * 4;
 #pragma unroll
-            for (int c = 0; c < kTiles; ++c) {
+            for (int c = 0; c < kDqTiles; ++c) {
                 if (Kernel::traits.padded_head && (column_tile + c) * kMmaN >= columns) break;
                 add_global_floats(sums + c * kSumTileFloats, rmem_dQ[4 * c], rmem_dQ[4 * c + 1],
                                   rmem_dQ[4 * c + 2], rmem_dQ[4 * c + 3]);
@@ -276,7 +283,7 @@ struct BackwardConsumer {
 
   private:
     template <bool kMasked>
-    FLASH_DEVICE void exponentials(uint32_t (&rmem_P)[B_r / 4]) {
+    FLASH_DEVICE void exponentials(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
         const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
@@ -286,22 +293,30 @@ struct BackwardConsumer {
             for (int i = 0; i < 4; ++i) {
                 p[i] =
                     exp2_approx(fmaf(rmem_S[4 * j + i], args.exponent_factor, i % 2 == 0 ? -lse.x : -lse.y));
-                if (!Kernel::traits.softcap) rmem_S[4 * j + i] = p[i];
+                const float tanh = rmem_S[4 * j + i];
+                rmem_S[4 * j + i] = Kernel::traits.softcap ? p[i] * (1.f - tanh * tanh) : p[i];
             }
             if (!kMasked || Kernel::traits.softcap) {
-                rmem_P[2 * j] = pack<Kernel::dtype>(p[0], p[1]);
-                rmem_P[2 * j + 1] = pack<Kernel::dtype>(p[2], p[3]);
+                round_pair(rmem_P, rmem_half, 2 * j, p[0], p[1]);
+                round_pair(rmem_P, rmem_half, 2 * j + 1, p[2], p[3]);
             }
         }
-        if constexpr (kMasked && Kernel::traits.softcap) {
+        if constexpr (!kMasked) return;
+        mask_probabilities();
+        if constexpr (Kernel::traits.softcap) {
             mask_packed(rmem_P);
-        } else if constexpr (kMasked) {
-            mask_probabilities();
+        } else {
 #pragma unroll
             for (int i = 0; i < B_r / 4; ++i) {
-                rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
+                round_pair(rmem_P, rmem_half, i, rmem_S[2 * i], rmem_S[2 * i + 1]);
             }
         }
+    }
+
+    static FLASH_DEVICE void round_pair(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4], int i,
+                                        float first, float second) {
+        rmem_P[i] = pack<Kernel::dtype>(first, second);
+        if constexpr (Kernel::half_p) rmem_half[i] = pack<DType::FP16>(first, second);
     }
 
     // Columns of the block in hand that see the thread's key of row r.

@@ -1,10 +1,10 @@
 // dQ's own kernel: addresses in shared memory, barriers, and the warp that loads.
 #pragma once
 
+#include "hopper/backward/load_warp.cuh"
 #include "hopper/backward/maps.cuh"
 #include "hopper/backward/query_items.cuh"
 #include "tma/rings.cuh"
-#include "tma/scheduler.cuh"
 
 namespace flash::hopper {
 
@@ -85,26 +85,19 @@ struct DqLoadWarp {
     RingPosition<Kernel::v_stages> v_position{1};
 
     FLASH_DEVICE void run() {
-        const bool issues = threadIdx.x % kWarpSize == 0;
-        Items scheduler(args, smem);
-        while (scheduler.has_item()) {
-            const BackwardItem item = scheduler.item();
-            scheduler.advance();
-            if (item.n_steps == 0) {
-                clear_queries<Kernel>(args, item);
-            } else if (issues) {
-                load_item(item);
-            }
-            __syncwarp();
-            scheduler.prefetch();
-        }
-        if (!issues) return;
-        mbarrier_wait(smem.q_empty(q_position.slot()), q_position.phase());
-        BackwardItem end{};
-        end.n_steps = kEndOfItems;
-        write_item(smem.item(q_position.slot()), end);
-        mbarrier_arrive(smem.q_full(q_position.slot()));
-        scheduler.finish();
+        hand_out_items<Items>(
+            args, smem,
+            [&](const BackwardItem &item, bool issues) {
+                if (item.n_steps == 0) {
+                    clear_queries<Kernel>(args, item);
+                } else if (issues) {
+                    load_item(item);
+                }
+            },
+            [&] {
+                const uint32_t slot = q_position.slot();
+                return ItemSlot{smem.item(slot), smem.q_full(slot), smem.q_empty(slot), q_position.phase()};
+            });
     }
 
   private:

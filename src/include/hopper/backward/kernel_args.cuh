@@ -13,10 +13,10 @@ using namespace flash::tma;
 
 struct BackwardKernelArgs {
     const float *lse, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
-    float *dq_sums;            // in tiles of 16 rows (common/backward/dq_sums.cuh)
+    float *dq_sums;            // in tiles of 16 rows (common/backward/dq_sums.cuh), or as kept_sums.cuh says
     void *dk, *dv;
     TensorStrides dk_strides, dv_strides;
-    // Of dQ's own kernel.
+    // Of dQ's own kernel, and dq also where the main kernel rounds it.
     const void *o;
     const float *dlse;  // nullptr: none
     float *written_delta;
@@ -29,7 +29,7 @@ struct BackwardKernelArgs {
     int n_tiles;            // of a sequence; not with varlen
     int n_items;            // not with varlen
     int section_heads;      // (batch, key head) pairs that are worked on together
-    int dq_tiles;           // of 16 rows, of a head
+    int dq_tiles;           // of dq_sums, of a head
     float score_factor;     // softcap: scores become tanh(score_factor S)
     float exponent_factor;  // of the scores, or of their tanh: P = 2^(factor S - LSE log2e)
     float softmax_scale;

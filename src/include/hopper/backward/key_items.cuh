@@ -1,7 +1,8 @@
 // Items of dK and dV: a tile of B_c keys of one (batch, key head) pair, and the query blocks of all query
 // heads of its group that see some of these keys: head by head, each from the first block to the last. Under
 // a causal mask the first tiles are seen by most queries. With reversed_heads the last pair is the first: the
-// kernel before this one has just touched it.
+// kernel before this one has just touched it. With keeps_dq a number stands for all tiles of a pair, which
+// the load warp makes items of, one after the other.
 #pragma once
 
 #include "hopper/backward/items.cuh"
@@ -30,7 +31,7 @@ struct KeyItems {
         if constexpr (!Kernel::traits.varlen) return number < args.n_items;
         return groups.advance_to(
             args.batch, number, [&](int sequence) { return owned_keys(args, sequence).n_rows; },
-            [&](int n_rows) { return ceil_div(n_rows, Kernel::B_c) * args.n_heads_kv; });
+            [&](int n_rows) { return tiles_of_sequence(n_rows) * args.n_heads_kv; });
     }
 
     FLASH_DEVICE BackwardItem item(const BackwardKernelArgs &args, int number) const {
@@ -40,7 +41,7 @@ struct KeyItems {
             const SequenceRows keys = owned_keys(args, sequence);
             const SequenceRows queries =
                 sequence_rows(args.cu_seqlens_q, args.seqused_q, args.seq_len_q, args.rows_q, sequence);
-            item = place_of(in_sequence, ceil_div(keys.n_rows, Kernel::B_c), args.n_heads_kv, args);
+            item = place_of(in_sequence, tiles_of_sequence(keys.n_rows), args.n_heads_kv, args);
             item.batch = sequence;
             item.seq_len_q = queries.n_rows;
             item.q_row = queries.first_row;
@@ -62,6 +63,11 @@ struct KeyItems {
     }
 
   private:
+    // That are numbered: with keeps_dq the first stands for all.
+    static FLASH_DEVICE int tiles_of_sequence(int n_rows) {
+        return Kernel::keeps_dq ? min_of(n_rows, 1) : ceil_div(n_rows, Kernel::B_c);
+    }
+
     static FLASH_DEVICE BackwardItem place_of(int number, int n_tiles, int pairs,
                                               const BackwardKernelArgs &args) {
         const ItemPlace place = ordered_item(number, n_tiles, pairs, args.section_heads);

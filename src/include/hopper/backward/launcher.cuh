@@ -62,7 +62,7 @@ cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, Backwar
 template <typename Kernel>
 cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
-    const RowTiles dq_tiles = row_tiles(p, kMmaM);
+    const RowTiles dq_tiles = row_tiles(p);
     if (dq_tiles.of_all_heads(p.n_heads) > INT32_MAX) return cudaErrorInvalidValue;
     args.lse = p.lse;
     args.delta = p.delta;
@@ -82,7 +82,7 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
     args.n_heads_kv = p.n_heads_kv;
     args.group = p.n_heads / p.n_heads_kv;
     args.batch = p.batch;
-    args.dq_tiles = static_cast<int>(dq_tiles.of_head());
+    args.dq_tiles = Kernel::keeps_dq ? ceil_div(p.seq_len_q, Kernel::B_r) : static_cast<int>(dq_tiles.of_head);
     if (Kernel::traits.softcap) {
         const SoftmaxScale scale = make_capped_softmax_scale(p.softmax_scale, p.softcap);
         args.score_factor = scale.score_factor;
@@ -107,6 +107,12 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
 }
 
 // ---------------------------------------------------------------- launches
+// Persistent: one an SM. How many items packed sequences have, only the device knows.
+template <typename Kernel>
+int thread_blocks(int n_sms, int n_items) {
+    return Kernel::traits.varlen ? n_sms : std::min(n_sms, n_items);
+}
+
 // Persistent blocks of one kernel over its items. kEarly: see early_launch.cuh.
 template <typename Kernel, bool kEarly>
 cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardKernelArgs &args,
@@ -126,7 +132,7 @@ cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardK
         if (error == cudaSuccess) error = counters->acquire(stream, args.counter);
         if (error != cudaSuccess) return error;
     }
-    const int n_blocks = Kernel::traits.varlen ? n_sms : std::min(n_sms, args.n_items);
+    const int n_blocks = thread_blocks<Kernel>(n_sms, args.n_items);
     void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.dout, &args};
     return launch_kernel<kEarly>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
 }
@@ -134,7 +140,8 @@ cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardK
 // dK and dV, and where it has no kernel of its own the sums of dQ. delta is there, dq_sums are 0.
 template <typename Kernel>
 cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs args, cudaStream_t stream) {
-    const cudaError_t error = plan_items<Kernel>(p, p.n_heads_kv, ceil_div(p.seq_len_k, Kernel::B_c), args);
+    const int n_tiles = Kernel::keeps_dq ? 1 : ceil_div(p.seq_len_k, Kernel::B_c);
+    const cudaError_t error = plan_items<Kernel>(p, p.n_heads_kv, n_tiles, args);
     if (error != cudaSuccess) return error;
     return launch_items<Kernel, true>(
         reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), p, args,
@@ -170,11 +177,14 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
     BackwardKernelArgs args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
     if constexpr (Kernel::sums_dq) {
-        const PrepareWork work{.clears_sums = true};
+        const PrepareWork work{.clears_sums = !Kernel::keeps_dq,
+                               .clears_unvisited_rows = Kernel::keeps_dq,
+                               .rows_per_tile = Kernel::B_r};
         if (error == cudaSuccess)
             error = launch_prepare_backward<Kernel::dtype, Kernel::traits>(p, work, stream);
         if (error == cudaSuccess) error = launch_key_blocks<Kernel>(p, args, stream);
-        if (error == cudaSuccess) error = launch_convert_dq<Kernel::dtype, Kernel::d_head, true>(p, stream);
+        if (error == cudaSuccess && !Kernel::keeps_dq)
+            error = launch_convert_dq<Kernel::dtype, Kernel::d_head, true>(p, stream, Kernel::p_unit);
     } else {
         // Also where dQ is not wanted: delta has the same bits then.
         if (error == cudaSuccess) error = launch_dq<Kernel>(p, args, stream);
@@ -217,9 +227,21 @@ cudaError_t backward_attributes(KernelAttributes &out) {
     return cudaSuccess;
 }
 
+// Each thread block's sums of the query heads of one key head. Without a device, for as many as there may be.
+template <typename Kernel>
+int64_t kept_sum_bytes(const BackwardProblem &p) {
+    const int64_t pairs = int64_t{p.batch} * p.n_heads_kv;
+    if (p.n_heads_kv < 1 || pairs > kMaxItems) return 0;  // refused by the launch
+    int n_sms = 0;
+    if (sm_count(n_sms) != cudaSuccess) n_sms = static_cast<int>(pairs);
+    return int64_t{thread_blocks<Kernel>(n_sms, static_cast<int>(pairs))} * (p.n_heads / p.n_heads_kv) *
+           ceil_div(p.seq_len_q, Kernel::B_r) * Kernel::B_r * Kernel::d_head * int64_t{sizeof(float)};
+}
+
 template <typename Kernel>
 BackwardWorkspaces backward_workspaces(const BackwardProblem &problem) {
     const BackwardProblem p = plain_problem<Kernel>(problem);
+    if constexpr (Kernel::keeps_dq) return {.dq_sums = kept_sum_bytes<Kernel>(p)};
     return {.dq_sums = Kernel::sums_dq ? dq_sum_floats(p) * int64_t{sizeof(float)} : 0};
 }
 

@@ -11,7 +11,7 @@
 // exponentials and dS meet the other's products of dK, dQ and S.
 #pragma once
 
-#include "hopper/backward/consumer.cuh"
+#include "hopper/backward/kept_dq.cuh"
 
 namespace flash::hopper {
 
@@ -30,6 +30,26 @@ FLASH_DEVICE void issue_scores(BackwardConsumer<Kernel> &wg) {
     const uint32_t word =
         wg.uniform_word(wg.slot(wg.blocks, Kernel::q_stages) | wg.slot(wg.items, Kernel::k_stages) << 8);
     wg.products.issue_scores(wg.rmem_S, word >> 8, word & 255);
+}
+
+// Remembers where dQ of the block in hand goes ...
+template <typename Kernel>
+FLASH_DEVICE void note_dq(BackwardConsumer<Kernel> &wg) {
+    if constexpr (Kernel::keeps_dq) {
+        wg.kept = part_of_block(wg);
+    } else {
+        wg.noted_dq_tile = wg.dq_tile_of_warp();
+    }
+}
+
+// ... and sends it there.
+template <typename Kernel, int n>
+FLASH_DEVICE void send_dq(const BackwardConsumer<Kernel> &wg, float (&rmem_dQ)[n]) {
+    if constexpr (Kernel::keeps_dq) {
+        leave_dq(wg, rmem_dQ);
+    } else {
+        wg.send_dq(rmem_dQ, wg.noted_dq_tile);
+    }
 }
 
 // Block `i` of the item; the number of steps of the next item where this is the last one. kHidden: none of
@@ -58,7 +78,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
         float rmem_dP[Kernel::B_r / 2];
         uint32_t rmem_P[Kernel::B_r / 4];
         wg.products.issue_dp(rmem_dP, uniform_v, uniform_q);
-        wg.probabilities(rmem_P);
+        wg.probabilities(rmem_P, rmem_dS);
         wg.products.issue_dv(wg.rmem_dV, rmem_P, uniform_q);
         wgmma_wait<1>();  // dP is there
         pin_registers(rmem_dP);
@@ -113,14 +133,15 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
         if (wg.blocks > 1) {
             wg.release(wg.smem.ds_empty(wg.slot(wg.blocks, 2)));
             if (first && !last) wg.release(wg.smem.k_empty(wg.slot(wg.items + kK - 1, kK)));
-            wg.send_dq(rmem_dQ, wg.late_dq_tile);
+            send_dq(wg, rmem_dQ);
         }
-        wg.late_dq_tile = wg.dq_tile_of_warp();
+        note_dq(wg);
     } else {
         pin_registers(rmem_dQ);
         wg.release(wg.smem.ds_empty(wg.slot(wg.blocks - 1, 2)));
         if (last && kK > 1) wg.release(wg.smem.k_empty(wg.slot(wg.items + kK - 1, kK)));
-        wg.send_dq(rmem_dQ, wg.dq_tile_of_warp());
+        note_dq(wg);
+        send_dq(wg, rmem_dQ);
     }
     wg.go_to_next_block();
     wg.read_lse_ahead();
@@ -172,7 +193,7 @@ FLASH_DEVICE void run_backward_consumer(BackwardConsumer<Kernel> &wg) {
             wg.products.issue_dq(rmem_dQ, word & 255, word >> 8);
             wgmma_wait<0>();
             pin_registers(rmem_dQ);
-            wg.send_dq(rmem_dQ, wg.late_dq_tile);
+            send_dq(wg, rmem_dQ);
         }
     }
     // Barriers end as they began.

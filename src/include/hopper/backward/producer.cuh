@@ -5,9 +5,10 @@
 
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/empty_items.cuh"
+#include "hopper/backward/kept_sums.cuh"
+#include "hopper/backward/load_warp.cuh"
 #include "hopper/backward/maps.cuh"
 #include "hopper/backward/shared_memory.cuh"
-#include "tma/scheduler.cuh"
 
 namespace flash::hopper {
 
@@ -26,29 +27,32 @@ struct BackwardLoadWarp {
     RingPosition<Kernel::q_stages> q_position{1};
 
     FLASH_DEVICE void run() {
-        const bool issues = threadIdx.x % kWarpSize == 0;
-        Items scheduler(args, smem);
-        while (scheduler.has_item()) {
-            const BackwardItem item = scheduler.item();
-            scheduler.advance();
-            if (item.n_steps == 0) {
-                clear_item<Kernel>(args, item);
-            } else if (issues) {
-                load_item(item);
-            }
-            __syncwarp();
-            scheduler.prefetch();
-        }
-        if (!issues) return;
-        mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
-        BackwardItem end{};
-        end.n_steps = kEndOfItems;
-        write_item(smem.item(k_position.slot()), end);
-        mbarrier_arrive(smem.k_full(k_position.slot()));
-        scheduler.finish();
+        hand_out_items<Items>(
+            args, smem,
+            [&](BackwardItem item, bool issues) {
+                hand_out(item, issues);
+                if constexpr (Kernel::keeps_dq) {
+                    while (++item.tile < ceil_div(item.owned_rows, Kernel::B_c)) {
+                        set_query_blocks<Kernel>(args, item);
+                        hand_out(item, issues);
+                    }
+                }
+            },
+            [&] {
+                const uint32_t slot = k_position.slot();
+                return ItemSlot{smem.item(slot), smem.k_full(slot), smem.k_empty(slot), k_position.phase()};
+            });
     }
 
   private:
+    FLASH_DEVICE void hand_out(const BackwardItem &item, bool issues) {
+        if (item.n_steps == 0) {
+            clear_item<Kernel>(args, item);
+        } else if (issues) {
+            load_item(item);
+        }
+    }
+
     FLASH_DEVICE void load_item(const BackwardItem &item) {
         const uint32_t k_slot = k_position.slot();
         mbarrier_wait(smem.k_empty(k_slot), k_position.phase());  // K and the item before are done with
@@ -156,7 +160,7 @@ struct RowWarp {
         for (int r = 0; r < kRows; ++r) {
             const int row = q_block * Kernel::B_r + r * kWarpSize + lane;
             const bool exists = row < item.seq_len_q;
-            const float x = exists ? args.lse[begin + row] * kLog2e : INFINITY;
+            const float x = exists ? args.lse[begin + row] * kLog2e - Kernel::p_shift : INFINITY;
             lse[r] = x == -INFINITY ? INFINITY : x;
             delta[r] = exists ? args.delta[begin + row] : 0.f;
         }
@@ -164,7 +168,7 @@ struct RowWarp {
 };
 
 // Adds the tiles of dQ of one part, which its consumer warpgroup stages, to the sums: of 16 rows each, as
-// many as the sequence has rows for, and as many columns as the tensor has.
+// many as the sequence has rows for, and as many columns as the tensor has. With keeps_dq, whole parts.
 template <typename Kernel>
 struct DqReducer {
     static constexpr int kThreads = Kernel::warpgroup_threads + kWarpSize;
@@ -181,16 +185,20 @@ struct DqReducer {
         BackwardItem item;
         named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
         while (items.next(item)) {
-            int head_tile = item.head * args.group * args.dq_tiles + item.first_dq_tile;
+            int head_tile = first_dq_tile<Kernel>(args, item);
             int q_block = item.first_block;
 #pragma unroll 1
             for (int i = 0; i < item.n_steps; ++i) {
                 named_barrier_sync(named_barrier::kStaged + part, kThreads);
                 if (first_lane) {
-                    add(head_tile + q_block * Kernel::dq_row_tiles,
-                        ceil_div(min(Kernel::B_r, item.seq_len_q - q_block * Kernel::B_r), kMmaM));
-                    tma_store_commit();
-                    tma_store_wait_read();
+                    if constexpr (Kernel::keeps_dq) {
+                        leave(item, head_tile + q_block, q_block);
+                    } else {
+                        add(head_tile + q_block * Kernel::dq_row_tiles,
+                            ceil_div(min(Kernel::B_r, item.seq_len_q - q_block * Kernel::B_r), kMmaM));
+                        tma_store_commit();
+                        tma_store_wait_read();
+                    }
                 }
                 __syncwarp();
                 named_barrier_arrive(named_barrier::kStageFree + part, kThreads);
@@ -204,6 +212,20 @@ struct DqReducer {
     }
 
   private:
+    // With keeps_dq. What is added later, and read, finds the part there.
+    FLASH_DEVICE void leave(const BackwardItem &item, int tile, int q_block) const {
+        const PartOfSum part_of = part_of_sum<Kernel>(args, item, q_block);
+        if (part_of.last) return;  // the consumers have it
+        float *sums = kept_sums<Kernel>(args, tile, part);
+        if (part_of.first) {
+            bulk_store(sums, smem.dq(part), Kernel::dq_part_floats * 4);
+        } else {
+            bulk_add_floats(sums, smem.dq(part), Kernel::dq_part_floats * 4);
+        }
+        tma_store_commit();
+        tma_store_wait();
+    }
+
     // `tile`: the block's first; n_tiles: so many of it exist.
     FLASH_DEVICE void add(int tile, int n_tiles) const {
         const int columns = Kernel::traits.padded_head ? args.d_head : Kernel::d_head;

@@ -21,33 +21,20 @@ FLASH_DEVICE uint32_t exchanged_pair(const BackwardConsumer<Kernel> &wg, uint32_
 }
 
 // ---------------------------------------------------------------- S and dV
-// P as dS needs it: with softcap times the derivative of the cap.
+// P as dS needs it.
 template <typename Kernel>
-FLASH_DEVICE void send_probabilities(BackwardConsumer<Kernel> &wg,
-                                     const uint32_t (&rmem_P)[Kernel::B_r / 4]) {
+FLASH_DEVICE void send_probabilities(BackwardConsumer<Kernel> &wg) {
     const uint32_t slot = wg.slot(wg.blocks, 2);
     mbarrier_wait(wg.smem.p_empty(slot), wg.phase(wg.blocks, 2) ^ 1);
 #pragma unroll
     for (int j = 0; j < wg.kPairs; ++j) {
-        float p[4];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int i = 4 * j + 2 * r;
-            float2 pair{wg.rmem_S[i], wg.rmem_S[i + 1]};
-            if constexpr (Kernel::traits.softcap) {
-                const float2 rounded = unpack<Kernel::dtype>(rmem_P[i / 2]);
-                pair.x = rounded.x * (1.f - pair.x * pair.x);
-                pair.y = rounded.y * (1.f - pair.y * pair.y);
-            }
-            p[2 * r] = pair.x;
-            p[2 * r + 1] = pair.y;
-        }
+        const float *p = wg.rmem_S + 4 * j;
         if constexpr (Kernel::cfg.float_p) {
             store_shared(exchanged_pair(wg, slot, j), make_int4(__float_as_int(p[0]), __float_as_int(p[1]),
                                                                 __float_as_int(p[2]), __float_as_int(p[3])));
         } else {
-            store_shared_pair(exchanged_pair(wg, slot, j), pack<Kernel::dtype>(p[0], p[1]),
-                              pack<Kernel::dtype>(p[2], p[3]));
+            store_shared_pair(exchanged_pair(wg, slot, j), pack<DType::FP16>(p[0], p[1]),
+                              pack<DType::FP16>(p[2], p[3]));
         }
     }
     __syncwarp();
@@ -61,9 +48,9 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     const uint32_t q_slot = wg.slot(wg.blocks, kQ);
     const uint32_t uniform_q = wg.uniform_word(q_slot);
     if (last) wg.release(wg.smem.k_empty(wg.slot(wg.items, Kernel::k_stages)));  // all scores are there
-    uint32_t rmem_P[Kernel::B_r / 4];
-    wg.probabilities(rmem_P);
-    send_probabilities(wg, rmem_P);
+    uint32_t rmem_P[Kernel::B_r / 4], none[Kernel::B_r / 4];
+    wg.probabilities(rmem_P, none);
+    send_probabilities(wg);
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
     wg.clear_unseen_queries();
     wg.products.issue_dv(wg.rmem_dV, rmem_P, uniform_q);
@@ -113,7 +100,7 @@ FLASH_DEVICE float2 received_probabilities(const BackwardConsumer<Kernel> &wg, u
     if constexpr (Kernel::cfg.float_p) {
         return load_shared_float2(address + i / 2 % 2 * 8);
     } else {
-        return unpack<Kernel::dtype>(load_shared_int(address + i / 2 % 2 * 4));
+        return unpack<DType::FP16>(load_shared_int(address + i / 2 % 2 * 4));
     }
 }
 

@@ -34,16 +34,23 @@ struct StaticBackwardKernelConfig {
     static constexpr int q_stages = CFG.q_stages, k_stages = CFG.k_stages, v_stages = CFG.v_stages;
 
     static constexpr bool sums_dq = CFG.dq_output != DqOutput::OWN_KERNEL;
-    static constexpr bool stages_dq = CFG.dq_output == DqOutput::BULK_REDUCTION;
+    // A block takes all keys of a head, and its sums of dQ are its own.
+    static constexpr bool keeps_dq = CFG.dq_output == DqOutput::BLOCK_SUMS;
+    static constexpr bool stages_dq = CFG.dq_output == DqOutput::BULK_REDUCTION || keeps_dq;
     static constexpr bool late_dq = CFG.late_dq && sums_dq;
-    // The derivative of the cap takes the registers in which P would stay float32.
-    static constexpr bool float_p = CFG.float_p && !TRAITS.softcap;
+    // dS is made of P in float32, with softcap of its product with the derivative of the cap, where that fits
+    // the registers; else of P in FP16, while P of dV is of the inputs' type. For BF16 P is 2^p_shift times
+    // what it is, so that small ones are not lost in FP16; gradients are divided by that when they leave.
+    static constexpr bool float_p = CFG.float_p || TRAITS.softcap;
+    static constexpr int p_shift = !CFG.float_p && CFG.dtype == DType::BF16 ? 12 : 0;
+    static constexpr float p_unit = 1.f / (1 << p_shift);
 
     static constexpr bool trimmed = CFG.trimmed;
 
     static constexpr int warpgroup_threads = 128;
     // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
     static constexpr bool split = CFG.split_gradients;
+    static constexpr bool half_p = !float_p && !split && CFG.dtype == DType::BF16;  // P twice, in both types
     static constexpr int n_consumers = 2;
     static constexpr int n_consumer_warps = n_consumers * 4;
     static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;
@@ -60,7 +67,9 @@ struct StaticBackwardKernelConfig {
     static constexpr bool dq_parts_are_rows = B_r == n_consumers * kWarpgroupRows;
     static constexpr int dq_columns = dq_parts_are_rows ? d_head : d_head / n_consumers;
     static constexpr int dq_part_floats = kWarpgroupRows * dq_columns;
-    static constexpr int dq_row_tiles = B_r / kMmaM;  // of 16 rows, of a query block
+    // What dq_sums is counted in: tiles of 16 rows; sums that a block keeps in query blocks.
+    static constexpr int dq_tile_rows = keeps_dq ? B_r : kMmaM;
+    static constexpr int dq_row_tiles = B_r / dq_tile_rows;  // of a query block
 
     static constexpr int k_bytes = tile_bytes(B_c, d_head), v_bytes = tile_bytes(B_c, d_head_v);
     static constexpr int q_bytes = tile_bytes(B_r, d_head), do_bytes = tile_bytes(B_r, d_head_v);

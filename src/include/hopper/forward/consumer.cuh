@@ -6,6 +6,7 @@
 #include "hopper/forward/epilogue.cuh"
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
+#include "hopper/forward/score_mods.cuh"
 #include "hopper/forward/softmax.cuh"
 #include "hopper/forward/tile_range.cuh"
 #include "hopper/forward/turns.cuh"
@@ -18,7 +19,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
     static constexpr bool kLagged = Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
 
-    const ForwardKernelArgs &args;
+    const KernelArgs<typename Kernel::Mod> &args;
     const SharedMemory<Kernel> smem;
     const Products<Kernel> products;
     const int warpgroup;  // 0 ... n_consumers - 1
@@ -34,9 +35,11 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
     WorkItem item;
-    int kv_block;  // tile in hand
+    int kv_block;                    // tile in hand
+    TileKind kind = TileKind::FULL;  // what a mod's mask leaves of it
 
-    FLASH_DEVICE Consumer(const ForwardKernelArgs &kernel_args, const SharedMemory<Kernel> &shared, int index)
+    FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
+                          const SharedMemory<Kernel> &shared, int index)
         : args(kernel_args),
           smem(shared),
           products(shared, index),
@@ -48,6 +51,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     FLASH_DEVICE void first_softmax() {
         small_scores = Kernel::traits.softcap && args.cap_series.end > 0.f;
         cap_scores();
+        if constexpr (Kernel::has_mod) apply_mod();
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
@@ -56,6 +60,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     FLASH_DEVICE void tile_softmax() {
         if constexpr (Kernel::traits.softcap && kLagged && !kMasked) return capped_lagged_softmax();
         cap_scores();
+        if constexpr (Kernel::has_mod) apply_mod();
         if (kMasked) mask_tile();
         if constexpr (kLagged && !kMasked) {
             softmax.lagged_step(rmem_S, args.exponent_factor);
@@ -108,6 +113,14 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         if constexpr (Kernel::traits.softcap) {
             if (!flash::cap_scores(rmem_S, args.score_factor, args.exponent_factor)) small_scores = false;
         }
+    }
+
+    // What functions of the user's do to the scores of the tile in hand.
+    FLASH_DEVICE void apply_mod() {
+        const int row = this->first_row() + warp * 16 + accumulator(lane, 0).row;
+        const ScoreMods<typename Kernel::Mod, B_c> mods{args.mod.captured, item.batch, item.head,
+                                                        this->seq_len_q()};
+        mods.apply(rmem_S, args.score_factor, row, kv_block * B_c, lane, kind);
     }
 
     FLASH_DEVICE void mask_tile() {
@@ -165,7 +178,25 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     FLASH_DEVICE void go_to_first_tile() {
         pass_tiles_of_the_other_block();
         kv_block = this->leading_kv_block();
+        if constexpr (Kernel::mod_hides_keys) {
+            take(this->visited_tiles().first_of(kv_block + 1, this->end_of_loops()));
+        }
         skip_leading_tiles();
+    }
+
+    // To the tile behind the one in hand.
+    FLASH_DEVICE void go_to_next_tile() {
+        if constexpr (Kernel::mod_hides_keys) {
+            take(this->visited_tiles().behind(kv_block, this->end_of_loops(), Kernel::traits.window));
+        } else {
+            --kv_block;
+        }
+    }
+
+    // Through a shuffle, as in fetch_item: the loops end by it.
+    FLASH_DEVICE void take(const Visited &tile) {
+        kv_block = __shfl_sync(kAllLanes, tile.kv_block, 0);
+        kind = static_cast<TileKind>(__shfl_sync(kAllLanes, static_cast<int>(tile.kind), 0));
     }
 
     // Of paired blocks the one with the lower queries passes on what lies above its diagonal. All its

@@ -15,28 +15,23 @@ namespace flash::hopper {
 
 extern __shared__ __align__(1024) uint8_t dynamic_smem[];
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads, 1)
-    hopper_forward_kernel(const __grid_constant__ CUtensorMap q_map,
-                          const __grid_constant__ CUtensorMap k_map,
-                          const __grid_constant__ CUtensorMap v_map,
-                          const __grid_constant__ CUtensorMap o_map,
-                          const __grid_constant__ ForwardKernelArgs args) {
-    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+// What a block does.
+template <typename Kernel>
+FLASH_DEVICE void run_block(const TensorMaps &maps, const KernelArgs<typename Kernel::Mod> &args) {
+    constexpr ForwardTraits traits = Kernel::traits;
     const SharedMemory<Kernel> smem{smem_address(dynamic_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
     const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroupThreads, 0);
     if (threadIdx.x == 32 && (!Kernel::warp_loads || args.work.seq_len_k > 0)) {  // else there are no maps
-        prefetch_tensor_map(&q_map);
-        prefetch_tensor_map(&k_map);
-        prefetch_tensor_map(&v_map);
+        prefetch_tensor_map(&maps.q);
+        prefetch_tensor_map(&maps.k);
+        prefetch_tensor_map(&maps.v);
     }
     smem.initialise();
-    if (TRAITS.split) wait_for_prerequisites();
+    if (traits.split) wait_for_prerequisites();
 
     if (warpgroup == 0) {
         release_registers<Kernel::registers.producer>();
-        const TensorMaps maps{q_map, k_map, v_map, o_map};
         const int warp = threadIdx.x / 32;
         if (Kernel::warp_loads ? warp == 0 : threadIdx.x == 0) {
             LoadThread<Kernel>{smem, maps, args}.run();
@@ -45,7 +40,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         } else if (warp >= 2) {  // these have nothing else to do
             if constexpr (!Kernel::warp_loads) {
                 fill_rows_without_keys<Kernel>(args, threadIdx.x - 64, 64);
-            } else if constexpr (TRAITS.varlen && !TRAITS.split) {
+            } else if constexpr (traits.varlen && !traits.split) {
                 clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
                                    chunks_of_row<Kernel>(args), threadIdx.x - 64, 64);
             }
@@ -56,6 +51,27 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
         run_consumer(consumer);
     }
     if (Kernel::paired_blocks) cluster_sync();  // the other block may still arrive at this one's barriers
+}
+
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads, 1)
+    hopper_forward_kernel(const __grid_constant__ CUtensorMap q_map,
+                          const __grid_constant__ CUtensorMap k_map,
+                          const __grid_constant__ CUtensorMap v_map,
+                          const __grid_constant__ CUtensorMap o_map,
+                          const __grid_constant__ ForwardKernelArgs args) {
+    run_block<StaticForwardKernelConfig<CFG, TRAITS>>({q_map, k_map, v_map, o_map}, args);
+}
+
+// The same with functions of the user's.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS, MOD>::n_threads, 1)
+    hopper_forward_mod_kernel(const __grid_constant__ CUtensorMap q_map,
+                              const __grid_constant__ CUtensorMap k_map,
+                              const __grid_constant__ CUtensorMap v_map,
+                              const __grid_constant__ CUtensorMap o_map,
+                              const __grid_constant__ ModKernelArgs<MOD> args) {
+    run_block<StaticForwardKernelConfig<CFG, TRAITS, MOD>>({q_map, k_map, v_map, o_map}, args);
 }
 
 }  // namespace flash::hopper

@@ -1,6 +1,7 @@
 // The kernel's arguments beside the tensor maps. Strides are in elements.
 #pragma once
 
+#include "common/mod.cuh"
 #include "common/page_table.cuh"
 #include "common/sequence_rows.cuh"
 #include "common/softcap.cuh"
@@ -48,6 +49,22 @@ struct ForwardKernelArgs {
         return {seq_len_q, seq_len_k, window_left, window_right};
     }
 };
+
+// With a mod, what it captures too.
+template <typename Mod>
+struct ModKernelArgs : ForwardKernelArgs {
+    ModOfLaunch<Mod> mod;
+};
+template <typename Mod>
+struct KernelArgsOf {
+    using Type = ModKernelArgs<Mod>;
+};
+template <>
+struct KernelArgsOf<NoMod> {
+    using Type = ForwardKernelArgs;
+};
+template <typename Mod>
+using KernelArgs = typename KernelArgsOf<Mod>::Type;
 
 // Where an item's queries are in q, o and lse, and how many its sequence has.
 template <ForwardTraits TRAITS>

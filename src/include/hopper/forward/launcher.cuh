@@ -37,10 +37,12 @@ inline constexpr float kLeastExponentFactor = 0x1p-100f;
 // What would make a kernel compute nonsense or touch memory that is not the tensors'.
 template <typename Kernel>
 bool traits_allow(const ForwardProblem &problem) {
-    if (Kernel::traits.window &&
+    // Bounds of a mod's values count on shorter ones, too (flash_helpers/mods/intervals.py).
+    if ((Kernel::traits.window || Kernel::has_mod) &&
         (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
         return false;
     }
+    if (Kernel::has_mod && problem.mod == nullptr) return false;
     if (problem.n_sms < 0 || (problem.o_float32 && !Kernel::traits.split)) return false;
     if (Kernel::traits.softcap && !(problem.softcap > 0)) return false;
     if (Kernel::traits.sinks && problem.sinks == nullptr) return false;
@@ -65,7 +67,7 @@ bool traits_allow(const ForwardProblem &problem) {
 }
 
 template <typename Kernel>
-cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &args) {
+cudaError_t make_arguments(const ForwardProblem &problem, KernelArgs<typename Kernel::Mod> &args) {
     constexpr int kKeyBytes = (Kernel::d_head + Kernel::d_head_v) * 2;
     if (!(problem.softmax_scale >= 0.f)) return cudaErrorNotSupported;
     if (!traits_allow<Kernel>(problem)) return cudaErrorInvalidValue;
@@ -82,6 +84,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
                    args.work)) {
         return cudaErrorInvalidValue;
     }
+    if constexpr (Kernel::has_mod) args.mod = mod_of_launch<typename Kernel::Mod>(*problem.mod);
     args.o = problem.o;
     args.lse = problem.lse;
     args.o_strides = problem.o_strides;
@@ -89,7 +92,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, ForwardKernelArgs &arg
     const SoftmaxScale scale =
         Kernel::traits.softcap
             ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap, kLeastExponentFactor)
-            : make_softmax_scale(problem.softmax_scale, true, kLeastExponentFactor);
+            : make_softmax_scale(problem.softmax_scale, !Kernel::mod_changes_scores, kLeastExponentFactor);
     args.score_factor = scale.score_factor;
     args.exponent_factor = scale.exponent_factor;
     args.inv_exponent_factor = 1.f / scale.exponent_factor;
@@ -134,8 +137,19 @@ inline bool output_is_aligned(const ForwardProblem &problem) {
 
 // ---------------------------------------------------------------- launch
 template <typename Kernel>
-cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, ForwardKernelArgs &args, cudaStream_t stream) {
-    const void *kernel = reinterpret_cast<const void *>(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
+const void *kernel_function() {
+    if constexpr (Kernel::has_mod) {
+        return reinterpret_cast<const void *>(
+            &hopper_forward_mod_kernel<Kernel::cfg, Kernel::traits, typename Kernel::Mod>);
+    } else {
+        return reinterpret_cast<const void *>(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
+    }
+}
+
+template <typename Kernel>
+cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, KernelArgs<typename Kernel::Mod> &args,
+                          cudaStream_t stream) {
+    const void *kernel = kernel_function<Kernel>();
     void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
     if constexpr (Kernel::paired_blocks) {
         cudaLaunchAttribute cluster{};
@@ -165,7 +179,7 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     cudaError_t error = sm_count(n_sms);
     if (error != cudaSuccess) return error;
     if (problem.n_sms > 0) n_sms = std::min(n_sms, problem.n_sms);
-    ForwardKernelArgs args{};
+    KernelArgs<typename Kernel::Mod> args{};
     error = make_arguments<Kernel>(problem, args);
     if (error != cudaSuccess) return error;
 
@@ -202,9 +216,8 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
 
 template <typename Kernel>
 cudaError_t load() {
-    const cudaError_t error =
-        cudaFuncSetAttribute(&hopper_forward_kernel<Kernel::cfg, Kernel::traits>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel_function<Kernel>(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
     if (error != cudaSuccess || !Kernel::cfg.dynamic_schedule) return error;
     SchedulerCounters *counters = nullptr;
     const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
@@ -214,12 +227,10 @@ cudaError_t load() {
 template <typename Kernel>
 cudaError_t attributes(KernelAttributes &out) {
     cudaFuncAttributes attributes{};
-    cudaError_t error =
-        cudaFuncGetAttributes(&attributes, &hopper_forward_kernel<Kernel::cfg, Kernel::traits>);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel_function<Kernel>());
     if (error != cudaSuccess) return error;
     int blocks_per_sm = 0;
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm,
-                                                          &hopper_forward_kernel<Kernel::cfg, Kernel::traits>,
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, kernel_function<Kernel>(),
                                                           Kernel::n_threads, Kernel::smem_bytes);
     if (error != cudaSuccess) return error;
     out = {attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
@@ -227,10 +238,10 @@ cudaError_t attributes(KernelAttributes &out) {
     return cudaSuccess;
 }
 
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target>
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, int target, typename MOD = NoMod>
 constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
     static_assert(target == kTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
-    using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+    using Kernel = StaticForwardKernelConfig<CFG, TRAITS, MOD>;
     return {
         .config = CFG,
         .traits = TRAITS,
@@ -243,6 +254,7 @@ constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
                 return static_cast<int>(launch<Kernel>(problem, static_cast<cudaStream_t>(stream)));
             },
         .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<Kernel>(out)); },
+        .mod = signature_of<MOD>(),
     };
 }
 

@@ -61,18 +61,24 @@ FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
 // All further tiles; P V lags by one.
 template <typename Kernel>
 FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
-    --wg.kv_block;
+    wg.go_to_next_tile();
     if constexpr (Kernel::masks_diagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
-        for (; wg.kv_block >= last_masked; --wg.kv_block) overlapped_step<true>(wg);
+        for (; wg.kv_block >= last_masked; wg.go_to_next_tile()) {
+            overlapped_step<true>(wg);
+        }
     }
     const int first_whole = wg.first_whole_block();
 #pragma unroll 1
-    for (; wg.kv_block >= first_whole; --wg.kv_block) overlapped_step<false>(wg);
+    for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
+        overlapped_step<false>(wg);
+    }
     if constexpr (Kernel::traits.window) {
 #pragma unroll 1
-        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) overlapped_step<true>(wg);
+        for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) {
+            overlapped_step<true>(wg);
+        }
     }
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
@@ -132,18 +138,24 @@ template <typename Kernel>
 FLASH_DEVICE void serial_tiles(Consumer<Kernel> &wg) {
     wg.go_to_first_tile();
     serial_step<true, true>(wg);
-    --wg.kv_block;
+    wg.go_to_next_tile();
     if constexpr (Kernel::masks_diagonal) {
         const int last_masked = wg.last_masked_block();
 #pragma unroll 1
-        for (; wg.kv_block >= last_masked; --wg.kv_block) serial_step<false, true>(wg);
+        for (; wg.kv_block >= last_masked; wg.go_to_next_tile()) {
+            serial_step<false, true>(wg);
+        }
     }
     const int first_whole = wg.first_whole_block();
 #pragma unroll 1
-    for (; wg.kv_block >= first_whole; --wg.kv_block) serial_step<false, false>(wg);
+    for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
+        serial_step<false, false>(wg);
+    }
     if constexpr (Kernel::traits.window) {
 #pragma unroll 1
-        for (; wg.kv_block >= wg.end_of_loops(); --wg.kv_block) serial_step<false, true>(wg);
+        for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) {
+            serial_step<false, true>(wg);
+        }
     }
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }

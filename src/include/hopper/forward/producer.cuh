@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/forward/epilogue.cuh"
+#include "hopper/forward/visited_tiles.cuh"
 #include "tma/scheduler.cuh"
 
 namespace flash::hopper {
@@ -34,7 +35,7 @@ struct LoadThread {
 
     const SharedMemory<Kernel> smem;
     const TensorMaps &maps;
-    const ForwardKernelArgs &args;
+    const KernelArgs<typename Kernel::Mod> &args;
     const uint64_t q_policy = evict_first_policy();
     const uint64_t kv_policy = evict_last_policy();
 
@@ -75,10 +76,11 @@ struct LoadThread {
         // With one slot Q waits for the whole item before it: the first K goes first.
         if (Kernel::q_stages > 1) load_q(item);
         const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
-        for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
+        const int begin = leading_tile(item, first);
+        for (int kv_block = begin; kv_block >= first; kv_block = tile_behind(item, kv_block, first)) {
             load_k(kv_block, keys);
             load_pending_v();
-            if (Kernel::q_stages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
+            if (Kernel::q_stages == 1 && kv_block == begin) load_q(item);
             pending_v = {kv_block, keys};
             k_position.advance();
             // Behind the second tile: this item's own first tiles come first.
@@ -89,6 +91,27 @@ struct LoadThread {
                     prefetch_item(scheduler.item());
             }
         }
+    }
+
+    // As the consumers go from tile to tile of the same item.
+    FLASH_DEVICE int leading_tile(const WorkItem &item, int first) const {
+        if constexpr (Kernel::mod_hides_keys) {
+            return visited_tiles(item).first_of(item.end_kv_block, first).kv_block;
+        } else {
+            return item.end_kv_block - 1;
+        }
+    }
+    FLASH_DEVICE int tile_behind(const WorkItem &item, int kv_block, int first) const {
+        if constexpr (Kernel::mod_hides_keys) {
+            return visited_tiles(item).behind(kv_block, first, Kernel::traits.window).kv_block;
+        } else {
+            return kv_block - 1;
+        }
+    }
+    FLASH_DEVICE auto visited_tiles(const WorkItem &item) const {
+        const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : args.work.seq_len_q;
+        const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : args.work.seq_len_k;
+        return visited_tiles_of<Kernel>(args, item, seq_len_q, seq_len_k);
     }
 
     // Asks for the first tiles of an item that is yet to come. Until then memory would often stand idle:

@@ -9,6 +9,7 @@
 //     control     1 KiB: mbarriers, the work item of each Q slot
 #pragma once
 
+#include "common/mod.cuh"
 #include "flash_attention.cuh"
 #include "hopper/layout.cuh"
 
@@ -26,14 +27,17 @@ inline constexpr int kMaxSmemBytes = 227 * 1024;
 struct RegisterBudget {
     int producer, consumer;
 };
-// warp_loads: finding sequences and parts takes the load warp more. Three and four consumers have none to
-// give: their load warp spills, outside of its loop over tiles.
-constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads) {
+// Finding sequences and parts (warp_loads) takes the load warp more, and so does finding the tiles that a mod
+// leaves something of. Three and four consumers have none to give: their load warp spills, outside of its
+// loop over tiles.
+constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads, bool finds_tiles = false) {
     switch (n_consumers) {
         case 1:
-            return {warp_loads ? 56 : 40, 240};
+            return {warp_loads || finds_tiles ? 56 : 40, 240};
         case 2:
-            return warp_loads ? RegisterBudget{72, 216} : RegisterBudget{40, 232};
+            return warp_loads    ? RegisterBudget{72, 216}
+                   : finds_tiles ? RegisterBudget{56, 224}
+                                 : RegisterBudget{40, 232};
         case 3:
             return {32, 160};
         case 4:
@@ -48,8 +52,12 @@ constexpr bool is_head_size(int d) { return d == 64 || d == 96 || d == 128 || d 
 
 // Where a member has the name of a configuration's field (direct_store, half_tiles, paired_blocks,
 // prefetch_next), the traits may have overruled the field: kernels read the member.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS>
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoMod>
 struct StaticForwardKernelConfig {
+    using Mod = MOD;  // functions of the user's
+    static constexpr bool has_mod = is_mod<MOD>;
+    static constexpr bool mod_changes_scores = changes_scores<MOD>();
+    static constexpr bool mod_hides_keys = hides_keys<MOD>();
     static constexpr HopperForwardKernelConfig cfg = CFG;
     static constexpr ForwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;
@@ -88,16 +96,16 @@ struct StaticForwardKernelConfig {
     // all write the rows of items without.
     static constexpr bool warp_loads = TRAITS.varlen || TRAITS.split;
     // Causal: of an item's first tile a warpgroup may see only the first half.
-    static constexpr bool half_tiles = CFG.half_tiles && TRAITS.causal && !tiles_begin;
-    static constexpr RegisterBudget registers = register_budget(n_consumers, warp_loads);
-    static constexpr int prefetch_next = warp_loads ? 0 : CFG.prefetch_next;
+    static constexpr bool half_tiles = CFG.half_tiles && TRAITS.causal && !tiles_begin && !has_mod;
+    static constexpr RegisterBudget registers = register_budget(n_consumers, warp_loads, mod_hides_keys);
+    static constexpr int prefetch_next = warp_loads || has_mod ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool long_items = tiles_begin || TRAITS.varlen;
     // Causal: the first tiles may lie wholly above the diagonal of all but the last warpgroup, which pass
     // them on unused. So many at most; the tile before the item's first must keep its V slot meanwhile.
     static constexpr int tiles_above_diagonal = ceil_div((n_consumers - 1) * kWarpgroupRows, B_c);
     static constexpr int max_skipped_tiles =
-        !TRAITS.causal || tiles_begin || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
+        !TRAITS.causal || tiles_begin || has_mod || CFG.next_item == NextItem::AFTER_LAST_PV ? 0
         : CFG.trimmed      ? min_of(tiles_above_diagonal, v_stages - 1)
         : n_consumers == 3 ? 1
                            : 0;
@@ -108,7 +116,7 @@ struct StaticForwardKernelConfig {
     static constexpr bool can_pass_tiles =
         CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) + max_skipped_tiles < v_stages;
     static constexpr bool paired_blocks =
-        CFG.paired_blocks && !TRAITS.window && !warp_loads && (!TRAITS.causal || can_pass_tiles);
+        CFG.paired_blocks && !TRAITS.window && !warp_loads && !has_mod && (!TRAITS.causal || can_pass_tiles);
     static constexpr bool passes_tiles = paired_blocks && TRAITS.causal;
     // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
     // by the tiles in the K ring at most, each of another item, and by the item whose number it sends.
@@ -120,6 +128,10 @@ struct StaticForwardKernelConfig {
     static constexpr int item_rows =
         paired_blocks ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
 
+    static_assert(!has_mod || CFG.softmax_reference != SoftmaxReference::LAGGED,
+                  "a mod may hide any key: no tile is known to show each query one, as a LAGGED "
+                  "softmax_reference needs it");
+    static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static_assert(!TRAITS.paged || TRAITS.varlen,
                   "paged: rows behind a sequence's last one are cut off as with varlen");
     static_assert(is_head_size(d_head) && is_head_size(d_head_v),

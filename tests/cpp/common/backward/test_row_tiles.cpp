@@ -22,27 +22,25 @@ static void check_tiles(const RowTiles &tiles, const std::vector<SequenceRows> &
     }
 }
 
-static void check_packed(int size, int before, const std::vector<int> &lengths, int behind) {
+static void check_packed(int before, const std::vector<int> &lengths, int behind) {
     std::vector<SequenceRows> sequences;
     int row = before;
     for (const int length : lengths) {
         sequences.push_back({0, row, length});
         row += length;
     }
-    check_tiles({size, true, 0, int(lengths.size()), row + behind}, sequences);
+    check_tiles(RowTiles::of_packed(int(lengths.size()), row + behind), sequences);
 }
 
 int main() {
-    for (const int size : {16, 64, 128}) {
-        for (const int length : {0, 1, 15, 16, 17, 200}) {
-            check_tiles({size, false, length, 2, 0}, {{0, 0, length}, {1, 0, length}});
-            check_packed(size, 0, {length}, 0);
-            check_packed(size, 0, {length, 1, length, 129, 0, length}, 0);
-            check_packed(size, 13, {length, 64, 0, 63, length}, 5);
-            check_packed(size, 127, {1, length, 127, 255, 1, 1, 1}, 0);
-        }
+    for (const int length : {0, 1, 15, 16, 17, 200}) {
+        check_tiles(RowTiles::of_sequences(2, length), {{0, 0, length}, {1, 0, length}});
+        check_packed(0, {length}, 0);
+        check_packed(0, {length, 1, length, 129, 0, length}, 0);
+        check_packed(13, {length, 64, 0, 63, length}, 5);
+        check_packed(127, {1, length, 127, 255, 1, 1, 1}, 0);
     }
-    RowTiles all{16, true, 0, 4, 64};
+    const RowTiles all = RowTiles::of_packed(4, 64);
     CHECK(all.of_all_heads(2) == 2 * (64 / 16 + 4));  // no more than a tile a sequence beside the rows
     return report();
 }

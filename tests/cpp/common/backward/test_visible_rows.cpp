@@ -54,6 +54,30 @@ static void check_blocks(const VisibleRows<TRAITS> &mask, int size) {
     }
 }
 
+// What a block of queries sees is a range of keys, and the tiles of keys that it is visited from are those of
+// this range, the first and the last included.
+template <BackwardTraits TRAITS>
+static void check_query_blocks(const VisibleRows<TRAITS> &mask, int rows, int tile) {
+    for (int first = 0; first < mask.seq_len_q; first += rows) {
+        const int end = min_of(first + rows, mask.seq_len_q);
+        Found keys, tiles;
+        for (int key = 0; key < mask.seq_len_k; ++key) {
+            bool any = false;
+            for (int row = first; row < end; ++row) any = any || visible(mask, row, key);
+            if (any) keys.add(key);
+        }
+        for (int begin = 0; begin < mask.seq_len_k; begin += tile) {
+            const Range seeing = mask.rows_of({begin, min_of(begin + tile, mask.seq_len_k)});
+            if (max_of(seeing.begin, first) < min_of(seeing.end, end)) tiles.add(begin / tile);
+        }
+        CHECK((keys.begin < 0) == (tiles.begin < 0));
+        if (keys.begin < 0) continue;
+        const Range found = mask.keys_of_rows({first, first + rows});
+        CHECK(keys.is(found));
+        CHECK(tiles.is({found.begin / tile, (found.end - 1) / tile + 1}));
+    }
+}
+
 template <BackwardTraits TRAITS>
 static void check_mask(const VisibleRows<TRAITS> &mask) {
     Found rows, keys;
@@ -72,7 +96,10 @@ static void check_mask(const VisibleRows<TRAITS> &mask) {
     }
     CHECK(rows.is(mask.seeing_rows()));
     CHECK(keys.is(mask.seen_keys()));
-    for (int size : {1, 4, 7}) check_blocks(mask, size);
+    for (int size : {1, 4, 7}) {
+        check_blocks(mask, size);
+        for (int rows : {1, 3, 8}) check_query_blocks(mask, rows, size);
+    }
 }
 
 int main() {

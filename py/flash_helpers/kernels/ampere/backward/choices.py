@@ -67,17 +67,21 @@ _D256 = "pairs of warps share 32 keys and halve the columns of dK and dV, which 
 _ONE_STAGE = "; one stage, for two pass 163 KiB of shared memory"
 _SMALL = "the largest tiles that 99 KiB of shared memory hold"
 _PAIRED = dict(paired_warps=True, dq_warps=DQWarps.BOTH)
+# A warp ends a turn every second tile, with a fence that it waits for.
+_IN_TURN: dict[str, Any] = dict(dq_sum=DQSum.ORDERED, dq_warps=DQWarps.ALTERNATE)
 
 CHOICES = (
     # ------------------------------------------------------------------ H100: 227 KiB
-    BackwardChoice((9, 0), _config(64, 128, 128, 8, dq_warps=DQWarps.BOTH), _D64),
-    BackwardChoice((9, 0), _config(128, 64, 128, 8, dq_warps=DQWarps.BOTH), _D128),
+    BackwardChoice((9, 0), _config(64, 128, 128, 8, dq_warps=DQWarps.BOTH), _D64, _IN_TURN),
+    BackwardChoice((9, 0), _config(128, 64, 128, 8, dq_warps=DQWarps.BOTH), _D128, _IN_TURN),
     BackwardChoice((9, 0), _config(192, 64, 64, 8, 128), _D192),
     BackwardChoice((9, 0), _config(192, 64, 64, 8), _D192),
     BackwardChoice((9, 0), _config(256, 64, 64, 8, **_PAIRED), _D256),
     # ------------------------------------------------------------------ A100: 163 KiB a block
-    BackwardChoice((8, 0), _config(64, 128, 128, 8, ds_slots=1, dq_warps=DQWarps.BOTH), _D64),
-    BackwardChoice((8, 0), _config(128, 64, 128, 8, stages=1, dq_warps=DQWarps.BOTH), _D128 + _ONE_STAGE),
+    BackwardChoice((8, 0), _config(64, 128, 128, 8, ds_slots=1, dq_warps=DQWarps.BOTH), _D64, _IN_TURN),
+    BackwardChoice(
+        (8, 0), _config(128, 64, 128, 8, stages=1, dq_warps=DQWarps.BOTH), _D128 + _ONE_STAGE, _IN_TURN
+    ),
     BackwardChoice((8, 0), _config(192, 64, 64, 8, 128), _D192),
     BackwardChoice((8, 0), _config(192, 64, 64, 8, stages=1), _D192 + _ONE_STAGE),
     BackwardChoice((8, 0), _config(256, 64, 64, 8, stages=1, **_PAIRED), _D256 + _ONE_STAGE),

@@ -178,10 +178,11 @@ class FlashBackwardKernelConfig:
         return self.smem_bytes_for(PLAIN_BACKWARD)
 
     def smem_bytes_for(self, traits: BackwardTraits) -> int:
-        """The same, compiled for some traits: a pair with a soft cap hands on two forms of P."""
+        """The same for some traits: pairs have P in two forms, but for FP16 without a soft cap."""
         columns = _whole_panels(self.d_head) + _whole_panels(self.d_head_v)
         scores = 2 * self.B_c * _whole_panels(self.B_r)  # a tile of P, or of dS
-        P_tiles = 2 if self.paired_warps and traits.softcap else 1
+        handed_apart = self.dtype == DType.BF16 or traits.softcap
+        P_tiles = 2 if self.paired_warps and handed_apart else 1
         dS_tiles = self.ds_slots if self.paired_warps or not self.has_dq_kernel else 0
         numbers = self.stages * 2 * 4 * self.B_r  # LSE and delta
         barriers = 8 * (2 + 4 * self.stages + 2 * self.role_warps + 2 * self.ds_slots)

@@ -6,12 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from flash_helpers.kernels.ampere.backward.config import WARP_SIZE, DQSum, FlashBackwardKernelConfig
-from flash_helpers.kernels.gates import Instruction, MachineCode, common_violations
+from flash_helpers.kernels.gates import Instruction, MachineCode
 
 # Instructions of the score warps' loop, the mask's among them: an ldmatrix for three products; of a score
 # the multiply-add, the exponential, half a conversion and what hides it; copies, waits, addresses and
-# additions to dQ.
-PER_PRODUCT, PER_SCORE, OTHERS = 4 / 3, 5, 400
+# additions to dQ. Ordered sums have three ways to go with a value of dQ, one of which rounds and stores it.
+PER_PRODUCT, PER_SCORE, OTHERS = 4 / 3, 6, 480
+PER_SUM = {DQSum.ATOMIC: 2, DQSum.ORDERED: 28, DQSum.OWN_KERNEL: 0}
+
+
+# Two sums of 128 registers and what is beside them leave none: a few numbers of the block, read once a tile,
+# may lie in local memory. Bytes written and read, all kernels of the pass.
+MAX_SPILL_BYTES, MAX_LOCAL_ACCESSES = 320, 24
 
 
 def violations(config: FlashBackwardKernelConfig, code: MachineCode) -> list[str]:
@@ -21,9 +27,15 @@ def violations(config: FlashBackwardKernelConfig, code: MachineCode) -> list[str
         config: the kernel's configuration.
         code: its machine code. ``code.loop`` is that of the score warps.
     """
-    problems = common_violations(config, code)
+    problems = [f"ptxas: {warning}" for warning in code.warnings if "spilled" not in warning]
+    if code.spill_bytes > MAX_SPILL_BYTES:
+        problems.append(f"{code.spill_bytes} bytes of registers are spilled, more than {MAX_SPILL_BYTES}")
     if not code.loop:
-        return problems
+        return [*problems, "no loop holds the products of exactly one tile"]
+    if (local := sum(i.name in ("LDL", "STL") for i in code.loop)) > MAX_LOCAL_ACCESSES:
+        problems.append(
+            f"score warps' loop: {local} accesses to local memory, more than {MAX_LOCAL_ACCESSES}"
+        )
     return problems + _loop_violations(config, code.loop) + _sum_violations(config, code.body)
 
 
@@ -39,7 +51,9 @@ def _loop_violations(config: FlashBackwardKernelConfig, loop: Sequence[Instructi
         problems.append(
             "score warps' loop: no cp.async; the next dO must be under way while this one is used"
         )
+    sums = config.B_r * config.d_head // config.dq_tile_warps // WARP_SIZE
     allowed = round(PER_PRODUCT * config.products_per_block + PER_SCORE * scores + OTHERS)
+    allowed += PER_SUM[config.dq_sum] * sums
     if (found := sum(names.values()) - names["NOP"]) > allowed:
         problems.append(f"score warps' loop: {found} instructions; its products and scores take {allowed}")
     return problems

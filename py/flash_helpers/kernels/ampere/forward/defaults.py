@@ -31,7 +31,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             problem.seq_len_q,
             facts.capability,
             lse=problem.lse or split,  # partial results are combined by their LSEs
-            exact=split,  # an anchored reference is not to be had for parts
+            exact=split or problem.mod is not None,  # parts, and masks of the user's, leave no other
         )
         return kernel.config, reason
 

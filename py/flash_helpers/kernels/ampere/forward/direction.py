@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from flash_helpers.kernels.ampere.family import AMPERE
 from flash_helpers.kernels.ampere.forward.choices import get_ampere_best_kernels
-from flash_helpers.kernels.ampere.forward.config import NAME, FlashForwardKernelConfig
+from flash_helpers.kernels.ampere.forward.config import MMA_M, NAME, FlashForwardKernelConfig
 from flash_helpers.kernels.ampere.forward.defaults import defaults, sizes
 from flash_helpers.kernels.ampere.forward.ladder import STEPS, get_ampere_ladder
 from flash_helpers.kernels.ampere.forward.model import AmpereForwardModel
@@ -17,6 +20,8 @@ from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
+
+MOST_WARPS = 8  # of a block; twice as many would halve the registers of a thread
 
 NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
     "B_r": (32, 64, 128, 256),
@@ -56,6 +61,31 @@ def _unable_reason(_: FlashForwardKernelConfig, problem: AttentionProblem) -> st
     return None
 
 
+def _mod_obstacle(config: FlashForwardKernelConfig) -> str | None:
+    if config.softmax_reference in (SoftmaxReference.LAGGED, SoftmaxReference.ANCHORED):
+        return (
+            f"its softmax_reference {config.softmax_reference.name} counts on blocks that show each query a "
+            "key, and a mod may hide any"
+        )
+    return None
+
+
+def _relieved(config: FlashForwardKernelConfig) -> FlashForwardKernelConfig | None:
+    """With half the rows a warp, then with fewer keys a block."""
+    changes: list[dict[str, Any]] = []
+    if config.rows_per_warp > MMA_M and not config.paired_warps:
+        fewer: dict[str, Any] = (
+            {"B_r": config.B_r // 2} if config.n_warps >= MOST_WARPS else {"n_warps": 2 * config.n_warps}
+        )
+        changes += [fewer, {**fewer, "B_c": 64}]
+    changes.append({"B_c": config.B_c // 2})
+    for change in changes:
+        relieved = replace(config, **change)
+        if relieved.malformed_reason() is None:
+            return relieved
+    return None
+
+
 DIRECTION = Direction(
     family=AMPERE,
     names=NAME,
@@ -70,6 +100,8 @@ DIRECTION = Direction(
     defaults=defaults,
     sizes=sizes,
     unable_reason=_unable_reason,
+    mod_obstacle=_mod_obstacle,
+    relieved=_relieved,
     neighbours=NEIGHBOURS,
     untuned_reason=skip_autotune_reason,
     variant=_variant,

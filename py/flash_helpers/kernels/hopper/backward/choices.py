@@ -70,6 +70,7 @@ class HopperBackwardChoice:
         deterministic: equal calls have to give equal bits, or need not, or (None) both.
         softcap: scores are capped, or not, or (None) both.
         max_seq_len: up to this many queries; None: any number.
+        min_fill: so much of the SMs' rounds is filled by thread blocks that take a head each; 0: whatever is.
     """
 
     d_head: int
@@ -80,8 +81,16 @@ class HopperBackwardChoice:
     deterministic: bool | None = None
     softcap: bool | None = None
     max_seq_len: int | None = None
+    min_fill: float = 0.0
 
-    def fits(self, sizes: tuple[int, int], traits: BackwardTraits, deterministic: bool, seq_len: int) -> bool:
+    def fits(
+        self,
+        sizes: tuple[int, int],
+        traits: BackwardTraits,
+        deterministic: bool,
+        seq_len: int,
+        fill: float = 0.0,
+    ) -> bool:
         """Whether it was made for such a problem."""
         wanted = (traits.causal or traits.window, deterministic, traits.softcap)
         own = (self.masked, self.deterministic, self.softcap)
@@ -89,6 +98,7 @@ class HopperBackwardChoice:
             (self.d_head, self.d_head_v) == sizes
             and all(a is None or a == b for a, b in zip(own, wanted, strict=True))
             and (self.max_seq_len is None or seq_len <= self.max_seq_len)
+            and fill >= self.min_fill
         )
 
 
@@ -97,9 +107,13 @@ _D64_FULL = replace(_D64, head_sections=False)
 _D64_RED = replace(_D64_FULL, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
 _D64_OWN = _two_kernels(64, 64, 128, B_r=128, float_p=False)
 _D64_CAPPED = _two_kernels(64, 64, 128)
+_D64_BLOCK = _summed(64, 128, dq_output=DqOutput.BLOCK_SUMS, lse_ahead=False, head_sections=False)
+_D128_BLOCK = _summed(128, 64, dq_output=DqOutput.BLOCK_SUMS, head_sections=False)
 _D128 = _summed(128, 64, float_p=True)
 _D128_OWN = _two_kernels(128, 128, 96)
 _TWO_KERNELS = "dK, dV and dQ fit no block together"
+_WHOLE_HEADS = "nothing is cleared before and rounded after, and bits are equal in every run"
+_FILL = 0.85  # of the SMs' rounds
 _EQUAL_BITS = "two kernels, so that nothing is added in an order that may differ"
 
 CHOICES: tuple[HopperBackwardChoice, ...] = (
@@ -110,6 +124,7 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         "with 128 rows the derivative of the cap has no registers; not measured",
         softcap=True,
     ),
+    HopperBackwardChoice(64, 64, _D64_BLOCK, f"{_WHOLE_HEADS}: not measured", softcap=False, min_fill=_FILL),
     HopperBackwardChoice(
         64,
         64,
@@ -156,6 +171,9 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         "342, 446, 524 and 583 at 1024, 2048, 4096 and 16384 keys; from registers, without turns, 332, 438, "
         "519 and 571",
         masked=True,
+    ),
+    HopperBackwardChoice(
+        128, 128, _D128_BLOCK, f"{_WHOLE_HEADS}: not measured", softcap=False, min_fill=_FILL
     ),
     HopperBackwardChoice(
         128,
@@ -205,6 +223,7 @@ def choose_hopper_backward_kernel(
     seq_len: int,
     traits: BackwardTraits = PLAIN_BACKWARD,
     deterministic: bool = False,
+    fill: float = 0.0,
 ) -> tuple[BackwardKernel, str]:
     """The kernel that runs for a problem unless tuning has found a faster one, and why.
 
@@ -214,12 +233,13 @@ def choose_hopper_backward_kernel(
         seq_len: queries a head.
         traits: what the kernel must be able to do.
         deterministic: equal calls have to give equal bits.
+        fill: see ``HopperBackwardChoice``.
 
     Raises:
         ValueError: no choice has these head sizes.
     """
     for choice in CHOICES:
-        if choice.fits(sizes, traits, deterministic, seq_len):
+        if choice.fits(sizes, traits, deterministic, seq_len, fill):
             return BackwardKernel(replace(choice.config, dtype=dtype), traits), choice.reason
     known = ", ".join(sorted({f"{c.d_head}/{c.d_head_v}" for c in CHOICES}))
     raise ValueError(

@@ -13,6 +13,8 @@ from flash_helpers.kernels.traits import BackwardTraits
 
 PLACE = 0  # the Ampere family comes behind
 DETERMINISTIC = "equal bits are wanted: "
+SUM_BYTES = 4
+SHARE_OF_L2 = 0.75
 
 
 def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
@@ -21,10 +23,32 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     if found is None:
         return None
     kernel, reason = choose_hopper_backward_kernel(
-        problem.dtype, found, problem.seq_len_q, BackwardTraits(**problem.features()), problem.deterministic
+        problem.dtype,
+        found,
+        problem.seq_len_q,
+        BackwardTraits(**problem.features()),
+        problem.deterministic,
+        head_fill(problem, found[0], facts),
     )
     chosen = (kernel.config, (DETERMINISTIC if problem.deterministic else "") + reason)
     return Defaults(chosen, chosen, PLACE)
+
+
+def head_fill(problem: AttentionProblem, d_head: int, facts: DeviceFacts) -> float:
+    """How much of the SMs' rounds is filled by thread blocks that take a head each, with its sums of dQ.
+
+    0 where packed sequences may differ in length, and where the sums do not stay in the L2 cache beside what
+    passes through it.
+    """
+    heads = problem.batch * problem.n_heads_kv
+    if problem.varlen or not heads or not facts.sm_count:
+        return 0.0
+    group = problem.n_heads // problem.n_heads_kv
+    sums = min(heads, facts.sm_count) * group * problem.seq_len_q * d_head * SUM_BYTES
+    if sums > SHARE_OF_L2 * facts.l2_bytes:
+        return 0.0
+    rounds = -(-heads // facts.sm_count)
+    return heads / (rounds * facts.sm_count)
 
 
 @cache

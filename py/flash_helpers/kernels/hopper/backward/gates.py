@@ -39,7 +39,7 @@ def _sum_violations(config: HopperBackwardKernelConfig, body: Sequence[Instructi
     """How dQ leaves: as the configuration says, and in no other way."""
     bulk = sum(i.name == "UBLKRED" for i in body)
     single = sum(i.name in ("RED", "REDG") for i in body)
-    wanted_bulk = config.dq_output == DqOutput.BULK_REDUCTION
+    wanted_bulk = config.dq_output.is_staged
     wanted_single = config.dq_output == DqOutput.REGISTER_REDUCTION
     problems = []
     if bool(bulk) != wanted_bulk:
@@ -63,7 +63,7 @@ def _loop_violations(config: HopperBackwardKernelConfig, loop: Sequence[Instruct
         problems.append(f"loop: {names['MUFU']} exponentials; each of a thread's {scores} scores has one")
     turns = Counter(i.opcode.split(".")[1] for i in loop if i.name == "BAR")
     paths = 1 + config.trimmed  # a step, and one of a block that the warpgroup does not see
-    both = paths * (config.ping_pong + (config.dq_output == DqOutput.BULK_REDUCTION))  # turns, staged dQ
+    both = paths * (config.ping_pong + config.dq_output.is_staged)  # turns, staged dQ
     # Under a mask one more a path, on the rare way that clears rows of queries that see no key.
     if turns["ARV"] != both or not both <= turns["SYNC"] <= both + paths:
         problems.append(

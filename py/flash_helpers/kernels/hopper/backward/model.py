@@ -18,7 +18,6 @@ from flash_helpers.kernels.hopper.backward.resources import (
     REGISTER_OVERHEAD,
     WARPGROUP_ROWS,
     WARPGROUP_SIZE,
-    DqOutput,
     consumer_registers,
 )
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset
@@ -99,7 +98,7 @@ class HopperBackwardModel(CostModel):
         if config.sums_dq:
             ds, part = config.B_c * config.B_r, config.B_c * 2 * WARPGROUP_ROWS
             moved += config.dtype.itemsize * (ds + config.n_consumers * part)
-            if config.dq_output == DqOutput.BULK_REDUCTION:
+            if config.dq_output.is_staged:
                 moved += 2 * FLOAT_BYTES * config.B_r * config.d_head
         else:
             moved += _dq_kernel_bytes(config)

@@ -33,11 +33,20 @@ class DqOutput(IntEnum):
         REGISTER_REDUCTION: parts are added from registers, 16 bytes a thread.
         OWN_KERNEL: a kernel of its own goes over the query blocks and computes S and dP a second time.
             Nothing is added in an order that may differ: equal calls give equal bits.
+        BLOCK_SUMS: a block takes all keys of a head, one tile after the other, and has the sums to itself. It
+            stores the first part of a query block, adds others by bulk reductions, and rounds the last sum:
+            nothing is cleared before and converted after, and equal calls give equal bits.
     """
 
     BULK_REDUCTION = 0
     REGISTER_REDUCTION = 1
     OWN_KERNEL = 2
+    BLOCK_SUMS = 3
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether parts go through shared memory."""
+        return self in (DqOutput.BULK_REDUCTION, DqOutput.BLOCK_SUMS)
 
     def to_cpp_str(self) -> str:
         """The enumerator as C++ source text."""
@@ -97,7 +106,7 @@ def smem_bytes(config: Fields, elem_size: int = 2) -> int:
     keys = config.B_c * (config.k_stages * d + config.v_stages * d_v)
     queries = config.q_stages * config.B_r * (d + d_v)
     scores = DS_STAGES * config.B_c * padded(config.B_r) if config.sums_dq else 0
-    staged = config.B_r * config.d_head * 4 if config.dq_output == DqOutput.BULK_REDUCTION else 0
+    staged = config.B_r * config.d_head * 4 if config.dq_output.is_staged else 0
     exchanged = DS_STAGES * config.B_c * config.B_r * (4 if config.float_p else 2)
     rows = config.q_stages * config.B_r * 2 * 4  # LSE and delta
     return (
@@ -133,9 +142,9 @@ def _dq_smem_bytes(config: Fields, q_stages: int, v_stages: int, elem_size: int 
 def resident_registers(config: Fields) -> int:
     """Of a consumer thread of the main kernel, where most are in use.
 
-    dK and dV stay. While dS is made: dP, dS, P in 16 bits and, with float_p, in float32. Later the next
-    scores, with their LSE, and dQ; without dQ P and dS, but for 128 rows. With ``split_gradients`` a
-    warpgroup has one of the gradients.
+    dK and dV stay. While dS is made: dP, P of dV, dS in the place of its P in FP16, and, with float_p, P in
+    float32. Later the next scores, with their LSE, and dQ; without dQ P and dS, but for 128 rows. With
+    ``split_gradients`` a warpgroup has one of the gradients.
     """
     tile, packed = config.B_r // 2, config.B_r // 4
     if config.split_gradients:

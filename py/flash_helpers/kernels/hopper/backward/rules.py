@@ -100,7 +100,7 @@ def _split_reason(config: resources.Fields) -> str | None:
 def _registers_reason(config: resources.Fields, traits: BackwardTraits) -> str | None:
     budget = resources.consumer_registers(config) - resources.REGISTER_OVERHEAD
     registers = resources.resident_registers(config)
-    # The tanh of the scores stays until dS is made, in float32.
+    # What dS is made of stays in float32 then.
     if traits.softcap and not config.float_p and not config.split_gradients:
         registers += config.B_r // 2
     if registers > budget:

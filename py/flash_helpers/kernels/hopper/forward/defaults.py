@@ -34,10 +34,12 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             found[0],
             problem.causal,
             problem.seq_len_q,
+            exact=problem.mod is not None,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split}),
             n_keys=problem.seq_len_k,
             few_blocks=has_few_blocks(problem, facts),
+            mod=problem.mod is not None,
         )
         return kernel.config, reason
 

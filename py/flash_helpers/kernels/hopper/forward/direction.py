@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
 from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.hopper.forward.config import (
+    MMA_K,
     NAME,
     PANEL_COLUMNS,
     PRODUCT_WIDTHS,
@@ -41,6 +44,8 @@ NEIGHBOURS: dict[str, tuple[int | bool, ...]] = {
 }
 """What never makes a kernel impossible is left out."""
 
+LEAST_COLUMNS = 48  # of a tile: with fewer a step is mostly latency
+
 
 def _candidates() -> list[ForwardConfig]:
     return sorted({kernel.config for kernel in get_hopper_best_kernels()})
@@ -68,6 +73,31 @@ def _unable_reason(config: HopperForwardKernelConfig, problem: AttentionProblem)
     return None
 
 
+def _mod_obstacle(config: HopperForwardKernelConfig) -> str | None:
+    if config.softmax_reference is SoftmaxReference.LAGGED:
+        return (
+            "its softmax_reference LAGGED counts on tiles that show each query a key, and a mod may hide any"
+        )
+    return None
+
+
+def _relieved(config: HopperForwardKernelConfig) -> HopperForwardKernelConfig | None:
+    """With narrower tiles; then with one product at a time, so that nothing is in flight beside a mod."""
+    narrower = [width for width in PRODUCT_WIDTHS if width <= config.B_c * 3 // 4 and width % MMA_K == 0]
+    if narrower and narrower[-1] >= LEAST_COLUMNS:
+        return replace(config, B_c=narrower[-1], half_tiles=False)
+    if config.overlap_products:
+        return replace(
+            config,
+            overlap_products=False,
+            forced_overlap=False,
+            early_pass=False,
+            half_tiles=False,
+            next_item=NextItem.NONE,
+        )
+    return None
+
+
 DIRECTION = Direction(
     family=HOPPER,
     names=NAME,
@@ -86,6 +116,8 @@ DIRECTION = Direction(
     sizes=sizes,
     reads_beyond=_reads_beyond,
     unable_reason=_unable_reason,
+    mod_obstacle=_mod_obstacle,
+    relieved=_relieved,
     neighbours=NEIGHBOURS,
     ladder=Ladder(STEPS, get_hopper_ladder),
 )

@@ -25,6 +25,7 @@ def choose_hopper_kernel(
     traits: ForwardTraits = PLAIN,
     n_keys: int | None = None,
     few_blocks: bool = False,
+    mod: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
 
@@ -38,13 +39,15 @@ def choose_hopper_kernel(
         traits: what else the kernel must be able to do.
         n_keys: keys; None: many.
         few_blocks: blocks of 64 queries all find an SM of their own.
+        mod: whether functions of the user's change its scores or hide keys. Three and four consumers leave
+            them no registers.
 
     Raises:
         ValueError: no choice has this head size.
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen else CHOICES
+    choices = SPLIT_CHOICES if traits.split else VARLEN_CHOICES if traits.varlen or mod else CHOICES
     for choice in choices:
         if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len, n_keys, few_blocks):
             return _kernel(choice.config, dtype, traits, exact), choice.reason

@@ -1,0 +1,173 @@
+// What the two passes of attention are to a table of calls: the tensors of a call, which of them the caller
+// gives and which are made, the pointers of a problem, and its launch.
+//
+// A pass has
+//     Problem         what a launch takes; its pointers are new in each call
+//     Slot            its tensors: those that the caller hands over, in the order of the arguments, then
+//                     those that are only made; kGivenSlots of them are given, at least kFewest
+//     kMade           what the library makes, unless the caller gives it
+//     kTable          the name of the Python type of its tables, and what one takes and gives
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "backward.cuh"
+#include "binding/kernel_type.hpp"
+#include "binding/launch.hpp"
+#include "binding/launch_backward.hpp"
+#include "binding/python.hpp"
+#include "binding/registry.hpp"
+#include "flash_attention.cuh"
+
+namespace flash::binding {
+
+inline constexpr int kMostGivenSlots = 11;  // of any pass
+inline constexpr int kMaxNumbers = 2;
+
+// ---------------------------------------------------------------- forward
+struct ForwardPass {
+    using Problem = ForwardProblem;
+
+    enum Slot {
+        kQ,
+        kK,
+        kV,
+        kOut,
+        kSinks,
+        kCuSeqlensQ,
+        kCuSeqlensK,
+        kSequsedK,
+        kBlockTable,
+        kLse,
+        kWorkspace,
+        kSlots
+    };
+    static constexpr int kGivenSlots = kLse, kFewest = kOut;
+    static constexpr std::array kMade{kOut, kLse, kWorkspace};
+    static constexpr const char *kMadeNames = "out, lse, workspace";
+    static constexpr const char *kTable = "CallTable";
+    static constexpr const char *kCall =
+        "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)\n\n"
+        "The result of a call that is known here, or None. The same as calling the table, which takes "
+        "longer.";
+
+    // Whether a tensor holds numbers of which the memory may hold the negative.
+    static constexpr bool may_be_negated(int slot) { return slot <= kSinks; }
+
+    // f(pointer, slot) for each pointer of a problem and the tensor that it points into.
+    template <typename F>
+    static void for_each_pointer(Problem &problem, F f) {
+        f(problem.q, kQ);
+        f(problem.k, kK);
+        f(problem.v, kV);
+        f(problem.o, kOut);
+        f(problem.lse, kLse);
+        f(problem.sinks, kSinks);
+        f(problem.cu_seqlens_q, kCuSeqlensQ);
+        f(problem.cu_seqlens_k, kCuSeqlensK);
+        f(problem.seqused_k, kSequsedK);
+        f(problem.block_table, kBlockTable);
+        f(problem.partial_o, kWorkspace);
+        f(problem.partial_lse, kWorkspace);
+    }
+    static constexpr int kPointers = 12;
+
+    static const Kernel *kernel_of_launch(PyObject *function) {
+        return binding::kernel_of_method(function, as_method(&kernel_launch));
+    }
+
+    static Problem read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
+        return read_launch(kernel, args, n_args).problem;
+    }
+
+    static int launch(const Kernel &kernel, const Problem &problem, void *stream) {
+        return kernel.launch(problem, stream);
+    }
+
+    // What a call gives: out, with the LSE where that is made.
+    static Reference result(std::array<Reference, kSlots> &made, PyObject *const *args) {
+        Reference out = made[kOut] != nullptr ? std::move(made[kOut]) : share(args[kOut]);
+        return made[kLse] == nullptr ? std::move(out) : pack_tuple(out, made[kLse]);
+    }
+};
+
+// ---------------------------------------------------------------- backward
+struct BackwardPass {
+    using Problem = BackwardProblem;
+
+    enum Slot {
+        kQ,
+        kK,
+        kV,
+        kOut,
+        kLse,
+        kDout,
+        kDlse,
+        kCuSeqlensQ,
+        kCuSeqlensK,
+        kSequsedK,
+        kBlockTable,
+        kDq,
+        kDk,
+        kDv,
+        kWorkspace,
+        kSlots
+    };
+    static constexpr int kGivenSlots = kDq, kFewest = kDlse;
+    static constexpr std::array kMade{kDq, kDk, kDv, kWorkspace};
+    static constexpr const char *kMadeNames = "dq, dk, dv, workspace";
+    static constexpr const char *kTable = "BackwardCallTable";
+    static constexpr const char *kCall =
+        "call(q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)"
+        "\n\n(dq, dk, dv, workspace) of a call that is known here, each None where it is not made; or None. "
+        "The same as calling the table, which takes longer.";
+
+    static constexpr bool may_be_negated(int slot) { return slot <= kDlse; }
+
+    template <typename F>
+    static void for_each_pointer(Problem &problem, F f) {
+        f(problem.q, kQ);
+        f(problem.k, kK);
+        f(problem.v, kV);
+        f(problem.o, kOut);
+        f(problem.lse, kLse);
+        f(problem.dout, kDout);
+        f(problem.dlse, kDlse);
+        f(problem.dq, kDq);
+        f(problem.dk, kDk);
+        f(problem.dv, kDv);
+        f(problem.cu_seqlens_q, kCuSeqlensQ);
+        f(problem.cu_seqlens_k, kCuSeqlensK);
+        f(problem.seqused_q, kSequsedK);  // is of no launch that is remembered
+        f(problem.seqused_k, kSequsedK);
+        f(problem.delta, kWorkspace);
+        f(problem.lse_log2, kWorkspace);
+        f(problem.dq_sums, kWorkspace);
+        f(problem.counters, kWorkspace);
+    }
+    static constexpr int kPointers = 18;
+
+    static const Kernel *kernel_of_launch(PyObject *function) {
+        return binding::kernel_of_method(function, as_method(&kernel_launch_backward));
+    }
+
+    static Problem read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
+        return read_launch_backward(kernel, args, n_args).problem;
+    }
+
+    static int launch(const Kernel &kernel, const Problem &problem, void *stream) {
+        return kernel.launch_backward(problem, stream);
+    }
+
+    static Reference result(std::array<Reference, kSlots> &made, PyObject *const *) {
+        for (const Slot slot : kMade) {
+            if (made[slot] == nullptr) made[slot] = share(Py_None);
+        }
+        return pack_tuple(made[kDq], made[kDk], made[kDv], made[kWorkspace]);
+    }
+};
+
+static_assert(ForwardPass::kGivenSlots <= kMostGivenSlots && BackwardPass::kGivenSlots <= kMostGivenSlots);
+
+}  // namespace flash::binding

@@ -1,0 +1,72 @@
+// What a thread does to its scores where the kernel has a mod: behind the product, before the mask.
+//
+// What the thread's two rows need is computed once a tile, what a column needs once for both, and nothing is
+// held in registers from tile to tile.
+#pragma once
+
+#include "common/fragments.cuh"
+#include "common/mod.cuh"
+#include "common/mod_tiles.cuh"
+#include "common/mod_values.cuh"
+#include "common/ptx.cuh"
+#include "hopper/layout.cuh"
+
+namespace flash::hopper {
+
+template <typename Mod, int B_c>
+struct ScoreMods {
+    const typename Mod::Captured &captured;  // arguments of the launch
+    int batch;
+    int head;
+    int seq_len_q;
+
+    // `row`: the first of the thread's two, 8 apart; `first_key` is the tile's; both within the sequence.
+    FLASH_DEVICE void apply(float (&rmem_S)[B_c / 2], float scale, int row, int first_key, int lane,
+                            TileKind kind) const {
+        const auto once = Mod::once(captured);
+        const auto of_head = Mod::head(captured, once, batch, head);
+        const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
+                                           Mod::row(captured, once, of_head, batch, head, row + 8)};
+        if constexpr (Mod::kChangesScores) {
+            for_each_column<0>(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &s = rmem_S[i + 2 * r];
+                    s = Mod::score(captured, once, of_head, rows[r], column, s * scale, batch, head,
+                                   row + 8 * r, key);
+                }
+            });
+        }
+        if constexpr (Mod::kHidesKeys) {
+            if (kind == TileKind::FULL) return;
+            for_each_column<1>(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const bool seen = Mod::visible(captured, once, of_head, rows[r], column, 0.f, batch, head,
+                                                   row + 8 * r, key);
+                    rmem_S[i + 2 * r] = seen ? rmem_S[i + 2 * r] : -INFINITY;
+                }
+            });
+        }
+    }
+
+  private:
+    static constexpr int kColumnsAhead = 4;  // times 8: loads of so many columns may be under way
+
+    // f(column, key, index of its element in the thread's first row)
+    template <int kPass, typename Once, typename Head, typename F>
+    FLASH_DEVICE void for_each_column(const Once &once, const Head &of_head, int first_key, int lane,
+                                      const F &f) const {
+#pragma unroll
+        for (int n = 0; n < B_c / kMmaN; ++n) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int key = first_key + n * kMmaN + accumulator(lane, c).column;
+                f(Mod::column(captured, once, of_head, batch, head, key), key, 4 * n + c);
+            }
+            if (n % kColumnsAhead == kColumnsAhead - 1) divide_schedule(seq_len_q, kPass * B_c + n);
+        }
+    }
+};
+
+}  // namespace flash::hopper

@@ -1,0 +1,25 @@
+// Which tiles of an item a mod's mask leaves something of: the load thread and the consumers go through the
+// same ones, from the last to the first. Under a window the first one is always visited: what
+// hidden_values.cuh clears is in it.
+#pragma once
+
+#include "common/mod_tiles.cuh"
+#include "hopper/forward/kernel_args.cuh"
+#include "hopper/forward/static_kernel_configuration.cuh"
+
+namespace flash::hopper {
+
+template <typename Kernel, typename Args>
+FLASH_DEVICE auto visited_tiles_of(const Args &args, const WorkItem &item, int seq_len_q, int seq_len_k) {
+    const int first_row = item.q_block * Kernel::B_r;
+    return VisitedTiles<typename Kernel::Mod, Kernel::B_c>{args.mod.captured,
+                                                           args.mod.tiles,
+                                                           item.batch,
+                                                           item.head,
+                                                           item.q_block,
+                                                           first_row,
+                                                           min(first_row + Kernel::B_r, seq_len_q) - 1,
+                                                           seq_len_k};
+}
+
+}  // namespace flash::hopper

@@ -1,0 +1,130 @@
+"""One tiny backward call of each kind of kernel, for NVIDIA's compute-sanitizer; see sanitizer_cases.py.
+
+``python tests/gpu/sanitizer_gradients.py --build`` compiles the kernels first, outside the sanitizer. Forward
+pass and comparison run on the CPU, so that the backward kernels are the only ones. A word among the arguments
+that is part of a kernel's short form picks those kernels, ``2/12`` the third twelfth of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+import torch
+from torch import Tensor
+
+from flash_attention import attention
+from flash_attention.backends.cuda import device_facts_of
+from flash_attention.backward_call import BackwardCall
+from flash_attention.call import DENSE, Layout, Mask, Packed, Scores
+from flash_helpers import build
+from flash_helpers.kernel_configs import BackwardKernel, BackwardTraits, DType
+from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.problem import BACKWARD
+from flash_helpers.kernels.traits import PLAIN_BACKWARD
+from flash_helpers.test.gradients import NAMES, check_gradients, run_gradients
+
+KINDS = ("causal", "window", "softcap", "varlen causal", "causal padded_head")
+WINDOW = (40, 7)
+SOFTCAP = 20.0
+MANY_HEADS = 140  # of keys, of plain kernels: persistent blocks get several items
+
+
+def kernels() -> Iterator[BackwardKernel]:
+    """Every configuration in BF16 that the GPU runs, plain and with one kind of traits after another."""
+    facts = device_facts_of("cuda")
+    for direction in directions(BACKWARD):
+        configs = dict.fromkeys(k.config for k in direction.built() if k.config.dtype is DType.BF16)
+        for config, kind in zip(configs, itertools.cycle(KINDS), strict=False):
+            for names in dict.fromkeys(("", kind)):
+                kernel = BackwardKernel(config, BackwardTraits(**dict.fromkeys(names.split(), True)))
+                if not (kernel.malformed_reason() or kernel.infeasible_reason(facts)):
+                    yield kernel
+
+
+class Sequences:
+    """Lengths of queries and keys, and what a kernel's traits make of them."""
+
+    def __init__(self, kernel: BackwardKernel) -> None:
+        self.traits = kernel.traits
+        # One query block and several, and under a causal mask keys that nobody sees.
+        self.q, self.k = ((70, 1, 133), (130, 65, 40)) if self.traits.varlen else ((150,), (300,))
+        self.heads, self.heads_kv = 2, 1
+        if kernel.traits == PLAIN_BACKWARD:
+            self.q, self.k = (70,), (130,)
+            self.heads = self.heads_kv = MANY_HEADS
+        cut = 24 if self.traits.padded_head else 0
+        self.d, self.d_v = kernel.config.d_head - cut, kernel.config.d_head_v - cut
+
+    def options(self) -> dict[str, Any]:
+        """Keywords of ``attention``."""
+        options: dict[str, Any] = {"causal": self.traits.causal}
+        if self.traits.window:
+            options["window"] = WINDOW
+        if self.traits.softcap:
+            options["softcap"] = SOFTCAP
+        return options
+
+
+def run(kernel: BackwardKernel) -> None:
+    """Computes the gradients once and compares them with float64, on the CPU."""
+    of = Sequences(kernel)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(n: int, heads: int, d: int) -> Tensor:
+        return torch.randn(1, n, heads, d, generator=generator).bfloat16()
+
+    parts = []  # of each sequence: q, k, v, dout, out, lse
+    for n, m in zip(of.q, of.k, strict=True):
+        q, k, v = rows(n, of.heads, of.d), rows(m, of.heads_kv, of.d), rows(m, of.heads_kv, of.d_v)
+        out, lse = attention(q, k, v, return_lse=True, **of.options())
+        parts.append((q, k, v, rows(n, of.heads, of.d_v), out, lse))
+    q, k, v, dout, out = (torch.cat(x, 1) for x in list(zip(*parts, strict=True))[:5])
+    lse = torch.cat([part[5] for part in parts], 2)
+    packed = of.traits.varlen
+    layout: Layout = DENSE
+    if packed:
+        ends = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32).cuda() for n in (of.q, of.k)]
+        layout = Packed(*ends, max(of.q), max(of.k))
+    q, k, v, dout, out, lse = ((x[0] if packed else x).contiguous().cuda() for x in (q, k, v, dout, out, lse))
+    mask = Mask.of(of.traits.causal, WINDOW if of.traits.window else (None, None))
+    scores = Scores(of.d**-0.5, SOFTCAP if of.traits.softcap else 0.0)
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    call = BackwardCall(q, k, v, out, lse, dout, None, *grads, None, mask, scores, layout)
+    found = {name: x.cpu() for name, x in run_gradients(call, kernel.config).items()}
+    begin_q = begin_k = 0
+    for part in parts:
+        end_q, end_k = begin_q + part[0].shape[1], begin_k + part[1].shape[1]
+        mine = {}
+        for name in NAMES[:3]:
+            at = slice(begin_q, end_q) if name == "dq" else slice(begin_k, end_k)
+            mine[name] = found[name][None, at] if packed else found[name]
+        check_gradients(mine, *part[:4], **of.options())
+        begin_q, begin_k = end_q, end_k
+
+
+def main() -> None:
+    """Builds, or runs every kernel once."""
+    words = [word for word in sys.argv[1:] if word != "--build"]
+    parts = [tuple(map(int, word.split("/"))) for word in words if word.replace("/", "").isdigit()]
+    words = [word for word in words if not word.replace("/", "").isdigit()]
+    every = [kernel for kernel in kernels() if all(word in kernel.short_form() for word in words)]
+    for part, parts_in_all in parts:
+        every = every[part::parts_in_all]
+    if "--build" in sys.argv:
+        capability = torch.cuda.get_device_capability()
+        build.build_kernels(every, [10 * capability[0] + capability[1]])
+        print(f"{len(every)} kernels are built")
+        return
+    for kernel in every:
+        run(kernel)
+        print(f"right: {kernel.short_form()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
