@@ -38,20 +38,30 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split}),
             n_keys=problem.seq_len_k,
-            few_blocks=has_few_blocks(problem, facts),
+            few_blocks_of=few_blocks_of(problem, facts),
             mod=problem.mod is not None,
         )
         return kernel.config, reason
 
     # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
     small_blocks_are_faster = problem.decoding and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
-    return Defaults(choose(False), choose(True), LAST if small_blocks_are_faster else FIRST)
+    whole = choose(False)
+    # At 1024 keys on an H200, parts of blocks of 128 queries take three times as long as whole blocks of 64.
+    small_blocks = whole[0].B_r == WARPGROUP_ROWS and few_blocks_of(problem, facts) == WARPGROUP_ROWS
+    return Defaults(
+        whole,
+        choose(True),
+        LAST if small_blocks_are_faster else FIRST,
+        in_parts=problem.decoding or not small_blocks,
+    )
 
 
-def has_few_blocks(problem: AttentionProblem, facts: DeviceFacts) -> bool:
-    """Whether blocks of 64 queries, the smallest, all find an SM of their own."""
-    blocks = -(-problem.seq_len_q // WARPGROUP_ROWS) * problem.batch * problem.n_heads
-    return blocks <= facts.sm_count
+def few_blocks_of(problem: AttentionProblem, facts: DeviceFacts) -> int | None:
+    """The least number of queries whose blocks all find an SM of their own: 64, 128; None: neither does."""
+    for rows in (WARPGROUP_ROWS, 2 * WARPGROUP_ROWS):
+        if -(-problem.seq_len_q // rows) * problem.batch * problem.n_heads <= facts.sm_count:
+            return rows
+    return None
 
 
 @cache
