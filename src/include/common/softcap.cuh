@@ -5,7 +5,7 @@
 // to 50, that is up to 0.024 in the score, 24 times what the LSE may be off, and more than fp16 scores
 // are rounded by. So tanh is made of two other forms,
 //
-//     tanh x = x (c1 + x^2 (c3 + x^2 (c5 + …)))      error below 2^-20 of it up to |x| = 0.75
+//     tanh x = x (c1 + x^2 (c3 + x^2 (c5 + …)))      error below 2^-20 of it up to |x| = 0.75, of five terms
 //     tanh x = 1 - 2 / (2^(2 log2e x) + 1)           error below 2^-22, absolute
 //
 // The second form cancels for small x, and a large cap leaves x small and multiplies what it loses. It also
@@ -25,12 +25,16 @@
 
 namespace flash {
 
-inline constexpr float kTanhSeriesEnd = 0.75f;
+inline constexpr float kTanhSeriesEnd = 0.75f;  // of five terms
+inline constexpr float kShortTanhSeriesEnd = 0.4f;
+inline constexpr float kShortTanhSeriesScore = 20.0f;
 
 // value_factor * tanh(factor * s), of positive factors, as an odd polynomial of s. Of those of its degree
-// tanh's has the least relative error on |x| <= kTanhSeriesEnd; it grows with x everywhere.
+// tanh's has the least relative error on its range, 2^-20 with five terms and 2^-17 with three; it grows with
+// x everywhere. Of three terms the range also ends at scores of 20, so that no score is off by more than
+// 2^-12 whatever the cap is.
+template <int kTerms>
 struct TanhSeries {
-    static constexpr int kTerms = 5;
     float terms[kTerms];
     // It holds for s within `end` of 0, whose values are within `bound`; 0, 0: it can't be used.
     float end, bound;
@@ -44,28 +48,38 @@ struct TanhSeries {
     }
 };
 
-FLASH_HOST_DEVICE constexpr TanhSeries tanh_series_of(double factor, double value_factor) {
-    constexpr double kTerms[] = {0.999999463558197, -0.3332825005054474, 0.13258983194828033,
-                                 -0.05005628988146782, 0.012929621152579784};
-    constexpr double kTanhAtEnd = 0.6351489523872873;
+template <int kTerms>
+FLASH_HOST_DEVICE constexpr TanhSeries<kTerms> tanh_series_of(double factor, double value_factor) {
+    static_assert(kTerms == 3 || kTerms == 5, "a series of tanh has three or five terms");
+    constexpr double kLong[] = {0.999999463558197, -0.3332825005054474, 0.13258983194828033,
+                                -0.05005628988146782, 0.012929621152579784};
+    constexpr double kShort[] = {0.9999937529884932, -0.3326257899260653, 0.1212778367154386};
     constexpr double kLeastTerm = 0x1p-125,
                      kLargestTerm = 0x1p100;  // they don't overflow, and lose no digits
-    TanhSeries series{};
-    double power = factor * value_factor;
-    series.end = static_cast<float>(kTanhSeriesEnd / factor);
-    series.bound = static_cast<float>(kTanhAtEnd * value_factor);
-    for (int i = 0; i < TanhSeries::kTerms; ++i) {
-        const double term = kTerms[i] * power;
-        const double size = term < 0 ? -term : term;
-        if (!(size > kLeastTerm && size < kLargestTerm)) return TanhSeries{};
-        series.terms[i] = static_cast<float>(term);
-        power *= factor * factor;
+    double x = kTanhSeriesEnd;
+    if (kTerms == 3) {
+        const double end = kShortTanhSeriesScore * kLog2e / value_factor;
+        x = end < kShortTanhSeriesEnd ? end : kShortTanhSeriesEnd;
     }
+    TanhSeries<kTerms> series{};
+    double power = factor * value_factor, x_power = x, value = 0;
+    for (int i = 0; i < kTerms; ++i) {
+        const double coefficient = kTerms == 3 ? kShort[i] : kLong[i];
+        const double term = coefficient * power;
+        const double size = term < 0 ? -term : term;
+        if (!(size > kLeastTerm && size < kLargestTerm)) return TanhSeries<kTerms>{};
+        series.terms[i] = static_cast<float>(term);
+        value += coefficient * x_power;
+        power *= factor * factor;
+        x_power *= x * x;
+    }
+    series.end = static_cast<float>(x / factor);
+    series.bound = static_cast<float>(value * value_factor);
     return series;
 }
 
 FLASH_HOST_DEVICE float tanh_series(float x) {
-    constexpr TanhSeries series = tanh_series_of(1, 1);
+    constexpr TanhSeries<5> series = tanh_series_of<5>(1, 1);
     return x * series.slope(x * x);
 }
 

@@ -1,9 +1,10 @@
 // Exponents of soft-capped scores for a lagged softmax (softcap.cuh).
 //
-// Small scores take the series, which ends in the exponent: the cap costs its terms and nothing else. Whether
-// they are all small is seen beside the work, like the growth of the reference: the series grows with the
-// score, so that none is too large where no exponent is, and none too small where no score is. A step that
-// met another score says that its reference was outgrown by everything: its scores are computed again.
+// Scores take a series as long as it holds for them, which ends in the exponent: the cap costs its terms and
+// nothing else. Whether it held for all is seen beside the work, like the growth of the reference: the series
+// grows with the score, so that none is too large where no exponent is, and the least score is found by an
+// integer maximum. A step that met another score says that its reference was outgrown by everything: its
+// scores are computed again, and the warp takes the next longer form until its item ends.
 #pragma once
 
 #include <climits>
@@ -13,10 +14,14 @@
 
 namespace flash::hopper {
 
-inline constexpr int kUnusableStep = INT_MAX;  // as a growth; as NaN it counts as more than any other
+inline constexpr int kUnusableStep = INT_MAX;  // as a growth of all lanes; like NaN it is more than any other
 
-struct SmallCappedExponents {
-    const TanhSeries &series;
+// Which form a warp takes: the shortest that was right for all scores of its item so far.
+enum class CapForm { SHORT_SERIES, LONG_SERIES, ANY };
+
+template <int kTerms>
+struct CappedExponents {
+    const TanhSeries<kTerms> &series;
     const float exponent_factor;
     uint32_t least = 0;  // bits of the least score below 0: those of floats below 0 order backwards
 

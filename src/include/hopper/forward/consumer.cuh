@@ -30,7 +30,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     uint32_t rmem_P[B_c / 4];              // (64, B_c) P, 16 bit
     float rmem_O[d_v / 2];                 // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
-    bool small_scores;  // softcap: the warp has met no other in its item
+    CapForm cap_form;  // softcap
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
@@ -49,7 +49,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        small_scores = Kernel::traits.softcap && args.cap_series.end > 0.f;
+        if constexpr (Kernel::traits.softcap) {
+            cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
+        }
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod();
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
@@ -69,10 +71,12 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         }
     }
 
-    // While the warp has met no other scores they take the series, which ends in the exponent.
     FLASH_DEVICE void capped_lagged_softmax() {
-        if (small_scores) {
-            SmallCappedExponents exponents{args.cap_series, args.exponent_factor};
+        if (cap_form == CapForm::SHORT_SERIES) {
+            CappedExponents<3> exponents{args.short_cap_series, args.exponent_factor};
+            softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
+        } else if (cap_form == CapForm::LONG_SERIES) {
+            CappedExponents<5> exponents{args.long_cap_series, args.exponent_factor};
             softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
         } else {
             cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
@@ -101,8 +105,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     }
 
     FLASH_DEVICE void undo_lagged_step() {
-        if (Kernel::traits.softcap && softmax.growth[0] == kUnusableStep) {
-            small_scores = false;
+        // NaN looks like an unusable step, where no step can be; others are known to the whole warp.
+        if (Kernel::traits.softcap && cap_form != CapForm::ANY && softmax.growth[0] == kUnusableStep) {
+            cap_form = CapForm::LONG_SERIES;  // unless cap_scores finds that it does not hold either
         } else {
             softmax.undo_lagged_step(rmem_S);
         }
@@ -111,7 +116,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
     FLASH_DEVICE void cap_scores() {
         if constexpr (Kernel::traits.softcap) {
-            if (!flash::cap_scores(rmem_S, args.score_factor, args.exponent_factor)) small_scores = false;
+            if (!flash::cap_scores(rmem_S, args.score_factor, args.exponent_factor)) cap_form = CapForm::ANY;
         }
     }
 

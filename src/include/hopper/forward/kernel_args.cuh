@@ -41,7 +41,9 @@ struct ForwardKernelArgs {
     int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes
     PageSize page_size;      // paged
-    TanhSeries cap_series;   // softcap: the exponent of a small score S
+    // softcap: the exponent of a score S that is small, or not large
+    TanhSeries<3> short_cap_series;
+    TanhSeries<5> long_cap_series;
 
     // The mask of a launch; of one sequence of it, where lengths differ.
     template <ForwardTraits TRAITS>
