@@ -34,3 +34,10 @@ def size_for(problem: AttentionProblem, sizes: Iterable[tuple[int, int]]) -> tup
     """The smallest of some (d_head, d_head_v) that hold the problem's; None where none does."""
     holding = (s for s in sizes if s[0] >= problem.d_head and s[1] >= problem.d_head_v)
     return min(holding, default=None)
+
+
+def gathering_reason(problem: AttentionProblem) -> str:
+    """What a reason says of gradients of captured tensors, which cost more than the kernel that is chosen."""
+    if not problem.captured_gradients:
+        return ""
+    return "gradients of captured tensors are summed by two more passes over all scores; "

@@ -7,6 +7,7 @@
 #include "common/backward/visible_rows.cuh"
 #include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
+#include "tma/rings.cuh"
 
 namespace flash::hopper {
 

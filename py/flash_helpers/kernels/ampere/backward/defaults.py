@@ -6,7 +6,7 @@ from functools import cache
 
 from flash_helpers.kernels.ampere.backward.choices import CHOICES, choices_for
 from flash_helpers.kernels.ampere.backward.config import MIN_CAPABILITY
-from flash_helpers.kernels.defaults import Defaults, size_for
+from flash_helpers.kernels.defaults import Defaults, gathering_reason, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.problem import AttentionProblem
 
@@ -21,7 +21,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     if size is None:
         return None
     choice = next(c for c in choices if (c.config.d_head, c.config.d_head_v) == size)
-    reason = (DETERMINISTIC if problem.deterministic else "") + choice.reason
+    reason = gathering_reason(problem) + (DETERMINISTIC if problem.deterministic else "") + choice.reason
     chosen = (choice.form(problem.dtype, problem.deterministic), reason)
     return Defaults(chosen, chosen, PLACE)
 

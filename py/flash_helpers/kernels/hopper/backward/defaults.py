@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from flash_helpers.kernels.defaults import Defaults, size_for
+from flash_helpers.kernels.defaults import Defaults, gathering_reason, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.backward.choices import CHOICES, choose_hopper_backward_kernel
 from flash_helpers.kernels.hopper.backward.config import CAPABILITY
@@ -30,16 +30,19 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         problem.deterministic,
         head_fill(problem, found[0], facts),
     )
-    chosen = (kernel.config, (DETERMINISTIC if problem.deterministic else "") + reason)
+    begin = gathering_reason(problem) + (DETERMINISTIC if problem.deterministic else "")
+    chosen = (kernel.config, begin + reason)
     return Defaults(chosen, chosen, PLACE)
 
 
 def head_fill(problem: AttentionProblem, d_head: int, facts: DeviceFacts) -> float:
     """How much of the SMs' rounds is filled by thread blocks that take a head each, with its sums of dQ.
 
-    0 where packed sequences may differ in length, and where the sums do not stay in the L2 cache beside what
-    passes through it.
+    0 where packed sequences may differ in length, where a mod hides keys, of which such blocks skip none, and
+    where the sums do not stay in the L2 cache beside what passes through it.
     """
+    if problem.mod is not None and problem.mod.result("visible") is not None:
+        return 0.0
     heads = problem.batch * problem.n_heads_kv
     if problem.varlen or not heads or not facts.sm_count:
         return 0.0
