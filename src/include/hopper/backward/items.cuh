@@ -12,6 +12,8 @@
 
 namespace flash::hopper {
 
+using namespace flash::tma;
+
 struct BackwardItem {
     int tile, head, batch;
     int n_steps;  // kEndOfItems: there is no item

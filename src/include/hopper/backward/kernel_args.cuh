@@ -11,8 +11,6 @@
 
 namespace flash::hopper {
 
-using namespace flash::tma;
-
 struct BackwardKernelArgs {
     const float *lse, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
     float *dq_sums;            // in tiles of 16 rows (common/backward/dq_sums.cuh), or as kept_sums.cuh says
