@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from flash_attention.call import DENSE, Packed, shifted
+from flash_attention.call import DENSE, Packed, PackedCached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_sms, checked_window
-from flash_attention.options import NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
+from flash_attention.checks.options import (
+    checked_dropout,
+    checked_factors,
+    checked_sms,
+    checked_splits,
+    checked_window,
+)
+from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
@@ -76,6 +82,8 @@ def attention(
     backward_config: BackwardConfig | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    dropout_p: float = NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -110,9 +118,13 @@ def attention(
             None: the library chooses.
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function that gives the new score of a scaled
             and soft-capped one; -inf hides the key. It is called once, with symbols (docs/mods.md), and
-            becomes a part of the kernel. Without gradients; None: scores stay.
+            becomes a part of the kernel. Tensors that it captures get gradients. None: scores stay.
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
-            ``window``; likewise.
+            ``window``; likewise. Or a ``BlockMask`` of PyTorch, made for these lengths.
+        dropout_p: the probability that a weight is dropped behind the softmax; those that stay are divided by
+            1 - dropout_p. The LSE is that of the softmax. On CPU tensors only; 0.0: none is.
+        dropout_seed: () int64 on the device of q: which weights are dropped. None: drawn from PyTorch's
+            generator of that device, so that ``torch.manual_seed`` repeats it.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
@@ -131,9 +143,14 @@ def attention(
         raise unknown_keyword("attention", unknown, parameters(attention))
     if diagonal_offset is not NO_OFFSET:
         causal, window = shifted(causal, window, diagonal_offset)
+    if dropout_p is not NO_DROPOUT:
+        dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None:
+    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    if at_once and (score_mod is not None or mask_mod is not None):
+        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -146,10 +163,14 @@ def attention(
             n_sms = checked_sms(n_sms)
             key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
             key += (None if backward_config is None else id(backward_config),)
-        result = launch_cache.repeat(key, q, k, v, out, sinks)
+        if mods is launch_cache.NO_MODS:
+            result = launch_cache.repeat(key, q, k, v, out, sinks)
+        else:
+            key += mods[0]
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *launch_cache.NO_LAYOUT, *mods[1])
         if result is not None:
             return result
-    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
@@ -164,12 +185,16 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: Literal[False] = ...,
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> Tensor: ...
 
@@ -180,12 +205,16 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: Literal[True],
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -196,12 +225,16 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
     return_lse: bool,
     validate: bool = ...,
+    seqused_q: Tensor | None = ...,
+    seqused_k: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    n_splits: int | None = ...,
     **options: Unpack[Keywords],
 ) -> Result: ...
 
@@ -211,7 +244,7 @@ def attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
@@ -232,27 +265,47 @@ def attention_varlen(
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    dropout_p: float = NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    n_splits: int | None = None,
     **unknown: Never,
 ) -> Result:
     """Attention within each of several sequences that are packed one behind the other.
 
     Each sequence is computed as ``attention`` computes it alone; masks are aligned within the sequence.
+    Prompts, chunks of prompts, decoding and the verification of drafts over a cache of keys are one call:
+    a sequence has as many queries as its offsets say, and as many keys as ``seqused_k`` says. These numbers
+    stay on the device, where the work is divided, so that one CUDA graph serves all lengths.
 
     Args:
         q: (total_q, n_heads, d_head).
-        k: (total_k, n_heads_kv, d_head).
-        v: (total_k, n_heads_kv, d_head_v).
+        k: (total_k, n_heads_kv, d_head); without ``cu_seqlens_k`` (batch, capacity, n_heads_kv, d_head), with
+            ``block_table`` (n_pages, page_size, n_heads_kv, d_head).
+        v: (total_k, n_heads_kv, d_head_v), or as k.
         cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q. Rows
             behind the last end are padding: their output is 0, their LSE -inf.
-        cu_seqlens_k: likewise in k and v.
+        cu_seqlens_k: likewise in k and v; None: keys are a cache, and ``seqused_k`` says how many count.
         max_seqlen_q: the most queries of one sequence.
         max_seqlen_k: the most keys of one sequence.
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
         causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
-            n_sms, deterministic, backward_config: as in ``attention``.
+            n_sms, deterministic, backward_config, dropout_p, dropout_seed: as in ``attention``.
         score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
             it.
+        seqused_q: (batch,) int32 on the device of q: of a sequence's queries only the first so many count.
+            The others are padding, as the rows behind the last end. None: all.
+        seqused_k: (batch,) int32 on the device of q: of a sequence's keys only the first so many count;
+            more than there is room for are cut down to it. None: all.
+        block_table: (batch, max_pages) int32 on the device of q: key j of sequence b is row
+            ``j % page_size`` of page ``block_table[b, j // page_size]``. See ``attention_cached``.
+        n_splits: parts that the keys of each sequence are cut into, 1 … 256; None: the device finds the
+            number for each, by its lengths. It is visible in time, and in rounding, alone.
+
+    With one of the last four a call has no gradient.
 
     Returns:
         out (total_q, n_heads, d_head_v); with ``return_lse`` also lse (n_heads, total_q), float32.
@@ -264,9 +317,14 @@ def attention_varlen(
         raise unknown_keyword("attention_varlen", unknown, parameters(attention_varlen))
     if diagonal_offset is not NO_OFFSET:
         causal, window = shifted(causal, window, diagonal_offset)
+    if dropout_p is not NO_DROPOUT:
+        dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None:
+    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    if at_once and (score_mod is not None or mask_mod is not None):
+        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -280,13 +338,24 @@ def attention_varlen(
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
                 key += (None if backward_config is None else id(backward_config),)
-            packing = (cu_seqlens_q, cu_seqlens_k, None, None, max_seqlen_q, max_seqlen_k)
-            result = launch_cache.repeat(key, q, k, v, out, sinks, *packing)
+            if n_splits is not None:
+                key += (checked_splits(n_splits),)
+            key += mods[0]
+            rows = cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q
+            result = launch_cache.repeat(
+                key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k, *mods[1]
+            )
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
-    layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    layout: Packed | PackedCached
+    if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is n_splits is None:
+        layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)
+    else:
+        counts = seqused_q, seqused_k, block_table
+        longest = max_seqlen_q, max_seqlen_k
+        layout = PackedCached(cu_seqlens_q, cu_seqlens_k, *counts, *longest, n_splits, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)
         if result is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from flash_attention.call import DENSE, Layout, Mask, Scores, problem_of
+from flash_attention.call import DENSE, Dropout, Layout, Mask, Scores, problem_of
 from flash_helpers.kernels.problem import AttentionProblem
 
 
@@ -27,10 +28,12 @@ class BackwardCall:
         dk: likewise of k.
         dv: likewise of v.
         dsinks: likewise of the sinks, (n_heads,); None: not wanted, or there are none.
+        dcaptured: likewise of tensors that ``score_mod`` captures, by their places in ``scores.traced``.
         mask: which keys a query sees.
         scores: what becomes of a product.
         layout: how rows form sequences; pages have no gradient.
         deterministic: equal calls give equal bits.
+        dropout: what the forward pass dropped of the softmax; None: nothing.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -49,17 +52,23 @@ class BackwardCall:
     scores: Scores
     layout: Layout = DENSE
     deterministic: bool = False
+    dcaptured: Mapping[int, Tensor] = field(default_factory=dict)
+    dropout: Dropout | None = None
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
-        q, k, v, (_, softcap, sinks, _) = self.q, self.k, self.v, self.scores
+        q, k, v, (_, softcap, sinks, traced) = self.q, self.k, self.v, self.scores
         asked = (
             (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
             (self.mask, softcap > 0, sinks is None, self.deterministic),
+            (None if traced is None else traced.mod, *self.dcaptured),
+            self.dropout is None,
         )
         problem = _problems.get(asked)
         if problem is None:
-            problem = problem_of(q, k, v, self.mask, self.scores, self.layout).backward(self.deterministic)
+            dropout = self.dropout is not None
+            problem = problem_of(q, k, v, self.mask, self.scores, self.layout, dropout=dropout)
+            problem = problem.backward(self.deterministic, tuple(sorted(self.dcaptured)))
             if len(_problems) >= PROBLEMS_KEPT:
                 _problems.clear()
             _problems[asked] = problem

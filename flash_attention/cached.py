@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_factors, checked_sms, checked_window
-from flash_attention.options import NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
+from flash_attention.checks.options import checked_dropout, checked_factors, checked_sms, checked_window
+from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
 from flash_attention.run.launch_cache import Key
@@ -46,6 +46,8 @@ def attention_cached(
     validate: bool = False,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    dropout_p: float = NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     **unknown: Never,
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
@@ -67,8 +69,8 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod: as in ``attention``, with
-            ``seqused_k[b]`` in place of seq_len_k.
+            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed:
+            as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -80,9 +82,14 @@ def attention_cached(
         raise unknown_keyword("attention_cached", unknown, parameters(attention_cached))
     if diagonal_offset is not NO_OFFSET:
         causal, window = shifted(causal, window, diagonal_offset)
+    if dropout_p is not NO_DROPOUT:
+        dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None:
+    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    if at_once and (score_mod is not None or mask_mod is not None):
+        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -97,10 +104,12 @@ def attention_cached(
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
                 key += (None if backward_config is None else id(backward_config),)
-            result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
+            key += mods[0]
+            held = (None, None, seqused_k, block_table, None)
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *held, *mods[1])
             if result is not None:
                 return result
-    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod
+    rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
     options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:

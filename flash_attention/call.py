@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks import calls as checks
-from flash_attention.checks.options import checked_flag, checked_offset, checked_window
+from flash_attention.checks.options import checked_flag, checked_offset, checked_splits, checked_window
 from flash_attention.checks.tma import page_obstacle, stride_obstacle
 from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.kernel import Kernel
@@ -24,6 +24,7 @@ Sizes = tuple[int, int, int]  # batch items, most queries of one, most keys of o
 
 
 BATCHES = "(batch, seq, heads, d)"
+PACKED = "(total, heads, d)"
 
 
 # ---------------------------------------------------------------------- layouts
@@ -39,6 +40,11 @@ class Dense(NamedTuple):
     def paged(self) -> bool:
         """Whether the first axis of k and v counts pages."""
         return False
+
+    @property
+    def axes_kv(self) -> str:
+        """The axes of k and v, for messages."""
+        return self.axes
 
     def sizes(self, q: Tensor, k: Tensor) -> Sizes:
         return q.shape[0], q.shape[1], k.shape[1]
@@ -76,7 +82,11 @@ class Packed(NamedTuple):
 
     @property
     def axes(self) -> str:
-        return "(total, heads, d)"
+        return PACKED
+
+    @property
+    def axes_kv(self) -> str:
+        return PACKED
 
     @property
     def paged(self) -> bool:
@@ -112,7 +122,7 @@ class Packed(NamedTuple):
         return self._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
     def slots(self) -> tuple[Any, ...]:
-        return self.cu_seqlens_q, self.cu_seqlens_k, None, None, self.max_seqlen_q, self.max_seqlen_k
+        return self.cu_seqlens_q, self.cu_seqlens_k, None, None, None, self.max_seqlen_q, self.max_seqlen_k
 
 
 class Cached(NamedTuple):
@@ -124,6 +134,10 @@ class Cached(NamedTuple):
 
     @property
     def axes(self) -> str:
+        return BATCHES
+
+    @property
+    def axes_kv(self) -> str:
         return BATCHES
 
     @property
@@ -162,13 +176,86 @@ class Cached(NamedTuple):
         return None, None, self.seqused_k, self.block_table
 
 
-Layout = Dense | Packed | Cached
+class PackedCached(NamedTuple):
+    """Packed queries of which, or of whose keys, a tensor says how many count. See ``attention_varlen``.
+
+    Keys are packed (``cu_seqlens_k``), a cache of one piece a sequence, or pages.
+    """
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
+    block_table: Tensor | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+    n_splits: int | None = None
+    validate: bool = False
+
+    @property
+    def axes(self) -> str:
+        return PACKED
+
+    @property
+    def axes_kv(self) -> str:
+        return BATCHES if self.cu_seqlens_k is None else PACKED
+
+    @property
+    def paged(self) -> bool:
+        return self.block_table is not None
+
+    def sizes(self, q: Tensor, k: Tensor) -> Sizes:
+        return self.cu_seqlens_q.numel() - 1, self.max_seqlen_q, min(self.max_seqlen_k, self.capacity(k))
+
+    def capacity(self, k: Tensor) -> int:
+        """Keys of a sequence for which there is room."""
+        if self.cu_seqlens_k is not None:
+            return self.max_seqlen_k
+        if self.block_table is None:
+            return k.shape[1]
+        return k.shape[1] * self.block_table.shape[1] if k.shape[0] else 0
+
+    def check_numbers(self) -> None:
+        checks.check_max_seqlen("max_seqlen_q", self.max_seqlen_q)
+        checks.check_max_seqlen("max_seqlen_k", self.max_seqlen_k)
+        checked_splits(self.n_splits)
+        checked_flag("validate", self.validate)
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        checks.check_packed_cache(q, k, *self[:7])
+        checked_splits(self.n_splits)
+
+    def check_values(self, q: Tensor, k: Tensor) -> None:
+        if checked_flag("validate", self.validate) or not q.is_cuda:
+            checks.check_packed_cache_values(q, k, *self[:7])
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        return {name: getattr(self, name) for name in self._fields[:5]}
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> PackedCached:
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table = tensors
+        assert cu_seqlens_q is not None
+        return self._replace(
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            block_table=block_table,
+        )
+
+    def slots(self) -> tuple[Any, ...]:
+        tensors = self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_k, self.block_table, self.seqused_q
+        return (*tensors, self.max_seqlen_q, self.max_seqlen_k)
+
+
+Layout = Dense | Packed | Cached | PackedCached
 DENSE = Dense()
 # The function and the operator that take each.
 NAMES: dict[type[Layout], str] = {
     Dense: "attention",
     Packed: "attention_varlen",
     Cached: "attention_cached",
+    PackedCached: "attention_packed_cached",
 }
 
 
@@ -230,6 +317,18 @@ class Scores(NamedTuple):
     traced: Traced | None = None
 
 
+class Dropout(NamedTuple):
+    """Weights that are dropped behind the softmax; its sums and the LSE know nothing of it.
+
+    Attributes:
+        p: the probability of each; what stays is divided by 1 - p.
+        seed: (), int64, on the device of q: with the place of a weight it decides.
+    """
+
+    p: float
+    seed: Tensor
+
+
 EVERYTHING, PLAIN = Mask(), Scores(1.0)
 
 
@@ -249,6 +348,7 @@ class Call:
         scores: what becomes of a product.
         layout: how rows form sequences.
         n_sms: SMs that it may use; None: all.
+        dropout: what is dropped of the softmax; None: nothing.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -261,6 +361,7 @@ class Call:
     scores: Scores
     layout: Layout = DENSE
     n_sms: int | None = None
+    dropout: Dropout | None = None
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
@@ -274,6 +375,7 @@ class Call:
             lse=self.lse is not None,
             out_float32=self.out.dtype is torch.float32,
             n_sms=self.n_sms,
+            dropout=self.dropout is not None,
         )
         object.__setattr__(self, "problem", problem)
 
@@ -289,10 +391,12 @@ def problem_of(
     lse: bool = False,
     out_float32: bool = False,
     n_sms: int | None = None,
+    dropout: bool = False,
 ) -> AttentionProblem:
     """What a call with these parts computes, without its tensors; see ``Call``."""
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
     left, right = mask.limits(seq_len_q, seq_len_k)
+    planned = isinstance(layout, PackedCached)
     obstacle = stride_obstacle(q=q, k=k, v=v)
     *_, n_heads, d_head = q.shape
     *_, n_heads_kv, d_head_v = v.shape
@@ -310,13 +414,15 @@ def problem_of(
         softcap=scores.softcap > 0,
         sinks=scores.sinks is not None,
         varlen=not isinstance(layout, Dense),
-        cached=isinstance(layout, Cached),
+        cached=isinstance(layout, Cached) or planned,
         paged=layout.paged,
+        planned=planned,
         lse=lse,
         tma_obstacle=obstacle or (page_obstacle(k.shape[1]) if layout.paged else None),
         out_float32=out_float32,
         n_sms=n_sms,
         mod=None if scores.traced is None else scores.traced.mod,
+        dropout=dropout,
     )
 
 
@@ -327,8 +433,12 @@ class Ran(NamedTuple):
         kernel: the kernel, or the steps of its configuration; None: there was nothing to compute.
         launched: its launch (``backends.cuda.Launched``), to be made again; None: on the CPU.
         workspace: float32 memory for the parts of split keys, or None.
+        kept: what else the launch reads, and the library keeps; or None.
+        repeatable: whether the launch reads nothing but tensors of the call and what is kept.
     """
 
     kernel: Kernel | None
     launched: Any = None
     workspace: Tensor | None = None
+    kept: Tensor | None = None
+    repeatable: bool = True

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
+    checked_dropout,
     checked_flag,
     checked_out_dtype,
     checked_sms,
@@ -20,7 +21,7 @@ from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 # Defaults, which a call that leaves them out is known by: `is` asks for type and value at once.
-NO_OFFSET, NO_SOFTCAP = 0, 0.0
+NO_OFFSET, NO_SOFTCAP, NO_DROPOUT = 0, 0.0, 0.0
 
 
 ScoreMod = Callable[..., Any]  # (score, b, h, q_idx, kv_idx), the new score
@@ -45,6 +46,8 @@ class Keywords(TypedDict, total=False):
     backward_config: BackwardConfig | None
     score_mod: ScoreMod | None
     mask_mod: MaskMod | None
+    dropout_p: float
+    dropout_seed: Tensor | None
 
 
 class Options(NamedTuple):
@@ -65,6 +68,8 @@ class Options(NamedTuple):
     backward_config: BackwardConfig | None = None
     score_mod: ScoreMod | None = None
     mask_mod: MaskMod | None = None
+    dropout_p: float = NO_DROPOUT
+    dropout_seed: Tensor | None = None
 
     @property
     def has_mods(self) -> bool:
@@ -82,8 +87,10 @@ class Options(NamedTuple):
         deterministic = checked_flag("deterministic", self.deterministic)
         window, softcap = checked_window(self.window), checked_softcap(self.softcap)
         n_sms, out_dtype = checked_sms(self.n_sms), self.out_dtype
+        dropout_p = checked_dropout(self.dropout_p)
         if isinstance(q, Tensor):
             out_dtype = checked_out_dtype(out_dtype, q.dtype)
+            checks.check_seed(self.dropout_seed, q)
         if isinstance(q, Tensor) and not (self.backend is self.config is self.backward_config is None):
             checks.check_choice(self.backend, self.config, q, self.backward_config)
         return self._replace(
@@ -94,4 +101,5 @@ class Options(NamedTuple):
             out_dtype=out_dtype,
             n_sms=n_sms,
             deterministic=deterministic,
+            dropout_p=dropout_p,
         )

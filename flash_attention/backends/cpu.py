@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.backends import cpu_fused
+from flash_attention.backends.cpu_dropout import BlockDropout
 from flash_attention.backends.cpu_items import Item, items_of
 from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.full_precision import full_precision
@@ -63,8 +64,10 @@ def _run_item(call: Call, choice: Choice, item: Item) -> Kernel:
     group = n_heads // n_heads_kv
     everything = (slice(0, q.shape[0]), slice(0, n_heads))
     mods = None
+    places = range(first, first + q.shape[0]), range(n_heads), group
     if traced is not None:
-        mods = BlockMods(traced, range(first, first + q.shape[0]), range(n_heads), group)
+        mods = BlockMods(traced, *places)
+    dropout = None if call.dropout is None else BlockDropout(call.dropout, *places)
     left_over: list[Any] = [everything]
     if choice.fused:
         left_over = cpu_fused.attention(q, k, v, out, scale, left, right, lse)
@@ -83,6 +86,7 @@ def _run_item(call: Call, choice: Choice, item: Item) -> Kernel:
             softcap=softcap,
             sinks=None if sinks is None else sinks[heads],
             mods=None if mods is None else mods.part(parts, heads),
+            dropout=None if dropout is None else dropout.part(parts, heads),
         )
     rows_left = sum((parts.stop - parts.start) * (heads.stop - heads.start) for parts, heads in left_over)
     if choice.fused and rows_left == q.shape[0] * n_heads:
@@ -129,6 +133,7 @@ def attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     mods: BlockMods | None = None,
+    dropout: BlockDropout | None = None,
 ) -> None:
     """Attention with every feature; arguments as in ``forward``.
 
@@ -138,6 +143,7 @@ def attention(
         softcap: scores become ``softcap * tanh(score / softcap)``; 0: they stay.
         sinks: (n_heads,) one more logit a head that takes its share of the softmax and has no value.
         mods: what changes scores, behind the soft cap, and hides keys; None: nothing.
+        dropout: what is dropped of P; None: nothing.
     """
     batch, seq_len_q, n_heads, _ = q.shape
     n_heads_kv = k.shape[2]
@@ -148,7 +154,9 @@ def attention(
     for items, heads_kv, queries in _chunks(batch, n_heads_kv, seq_len_q, group):
         heads = slice(heads_kv.start * group, heads_kv.stop * group)
         own = None if mods is None else mods.part(items, heads)
-        chunk = _Chunk(config, q[items, queries, heads], v.shape[3], group, softmax_scale, softcap, own)
+        dropped = None if dropout is None else dropout.part(items, heads)
+        rows = q[items, queries, heads]
+        chunk = _Chunk(config, rows, v.shape[3], group, softmax_scale, softcap, own, dropped)
         with full_precision:
             chunk.attend(k[items, :, heads_kv], v[items, :, heads_kv], visibility, queries.start)
         chunk.finish(
@@ -185,9 +193,10 @@ class _Chunk:
         softmax_scale: float,
         softcap: float,
         mods: BlockMods | None = None,
+        dropout: BlockDropout | None = None,
     ) -> None:
         items, queries, n_heads, d_head = q.shape
-        self.mods = mods
+        self.mods, self.dropout = mods, dropout
         self.B_c = config.B_c
         self.dtype = q.dtype
         self.group = group
@@ -274,7 +283,10 @@ class _Chunk:
         row_max.copy_(new_max)
         row_sum.mul_(rescale).add_(p.sum(-1, keepdim=True))
         rounded = self._p[: math.prod(shape)].view(shape).copy_(p)
-        o.mul_(rescale).baddbmm_(p.copy_(rounded), v)
+        p.copy_(rounded)
+        if self.dropout is not None:
+            self.dropout.apply(p, queries, keys)
+        o.mul_(rescale).baddbmm_(p, v)
 
     def finish(self, o: Tensor, lse: Tensor | None, sinks: Tensor | None) -> None:
         """Divides by the sums and writes o (items, queries, heads, d_head_v), lse (items, heads, queries)."""
@@ -282,6 +294,8 @@ class _Chunk:
         row_max = (self.row_max * self.unit).view(self.shape)
         row_sum = self.row_sum.view(self.shape)
         acc = self.o.view(*self.shape, -1)
+        if self.dropout is not None:
+            acc = acc * self.dropout.factor
         nothing = row_sum == 0  # no visible key, or scores of -inf alone
         if sinks is not None:
             sink = sinks.float().view(1, heads_kv, 1, group)

@@ -6,8 +6,9 @@ one final rounding. With ``D = rowsum(dO * O) - dLSE`` of a query row:
 
     dV = P^T dO        dP = dO V^T        dS = P * (dP - D)        dQ = scale dS K        dK = scale dS^T Q
 
-A score function multiplies dS by its derivative, and a soft cap c by ``1 - (s / c)^2`` of the capped score
-s. The gradient of a head's sink is the sum over its rows of ``-exp(sink - LSE) D``.
+Where dropout keeps an element, dV takes P / (1 - p), and dP is divided by 1 - p; where it drops one, both are
+0. A score function multiplies dS by its derivative, and a soft cap c by ``1 - (s / c)^2`` of the capped
+score s. The gradient of a head's sink is the sum over its rows of ``-exp(sink - LSE) D``.
 
 Shapes in the comments: n = batch items x kv heads of a chunk, rows = queries x group, as in ``cpu``.
 """
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.backends.cpu import LARGEST_CAP, _chunks, _rows_of
+from flash_attention.backends.cpu_dropout import BlockDropout
 from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.sink_gradient import sink_gradient
@@ -39,7 +41,8 @@ class Gradients:
         dk: (batch, seq_len_k, n_heads_kv, d_head).
         dv: (batch, seq_len_k, n_heads_kv, d_head_v).
         dsinks: (n_heads,).
-        captured: by the places of captured tensors of real numbers, each like its tensor.
+        captured: by the places of captured tensors of real numbers: float64, contiguous, of their shapes.
+            What is computed is added to them, so that a call of several parts is rounded once.
     """
 
     dq: Tensor | None = None
@@ -55,6 +58,7 @@ class Gradients:
             None if self.dk is None else self.dk[items, :, heads_kv],
             None if self.dv is None else self.dv[items, :, heads_kv],
             None if self.dsinks is None else self.dsinks[heads],
+            self.captured,
         )
 
 
@@ -75,6 +79,7 @@ def backward(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     mods: BlockMods | None = None,
+    dropout: BlockDropout | None = None,
 ) -> None:
     """Writes the gradients of one attention call. The arguments are taken as checked.
 
@@ -94,6 +99,7 @@ def backward(
         softcap: as in the forward pass; 0: none.
         sinks: (n_heads,), as in the forward pass.
         mods: as in the forward pass.
+        dropout: as in the forward pass.
     """
     batch, seq_len_q, n_heads, _ = q.shape
     seq_len_k, n_heads_kv = k.shape[1:3]
@@ -106,12 +112,7 @@ def backward(
     for wanted in (gradients.dq, gradients.dk, gradients.dv):
         if wanted is not None:
             wanted.zero_()
-    sums = {
-        slot: torch.zeros(x.shape, dtype=torch.float64, device="cpu")
-        for slot, x in gradients.captured.items()
-    }
-    for x in gradients.captured.values():
-        x.zero_()
+    sums = gradients.captured
     if gradients.dq is None and gradients.dk is None and gradients.dv is None and not sums:
         return
     # Keys and queries that take part: what lies outside may hold anything.
@@ -137,6 +138,7 @@ def backward(
         chunk = _Chunk(
             config.B_c, group, softmax_scale, softcap, inner, queries.start,
             do_rows, q_rows, lse_rows, delta_rows, own, (seeing.start, keys.start), sums,
+            None if dropout is None else dropout.part(items, heads),
         )  # fmt: skip
         with full_precision:
             chunk.take(
@@ -149,9 +151,7 @@ def backward(
     if gradients.dk is not None and dk is not None:
         gradients.dk[:, keys].copy_(dk.mul_(softmax_scale))
     if gradients.dv is not None and dv is not None:
-        gradients.dv[:, keys].copy_(dv)
-    for slot, x in gradients.captured.items():
-        x.copy_(sums[slot])
+        gradients.dv[:, keys].copy_(dv if dropout is None else dv.mul_(dropout.factor))
 
 
 def delta_of(do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
@@ -179,10 +179,11 @@ class _Chunk:
         delta: Tensor,
         mods: BlockMods | None,
         origin: tuple[int, int],
-        sums: dict[int, Tensor],
+        sums: Mapping[int, Tensor],
+        dropout: BlockDropout | None,
     ) -> None:
         # The mods count queries and keys from the begin of the sequence: ours are that many further.
-        self.mods, self.origin, self.sums = mods, origin, sums
+        self.mods, self.origin, self.sums, self.dropout = mods, origin, sums, dropout
         self.B_c, self.group, self.scale = B_c, group, softmax_scale
         self.softcap = min(softcap, LARGEST_CAP)
         self.visibility, self.first_query = visibility, first_query
@@ -237,7 +238,7 @@ class _Chunk:
     def _p_and_ds(
         self, k: Tensor, v: Tensor, rows: slice, first_query: int, first_key: int, tile: Tile
     ) -> tuple[Tensor, Tensor]:
-        """P and dS of a block, (n, rows, keys), rounded to the input type, in float32."""
+        """P, without what is dropped, and dS of a block, (n, rows, keys), rounded to the input type."""
         s = torch.bmm(self.q[:, rows], k.mT).mul_(self.scale)
         slope = None
         if self.softcap:
@@ -253,10 +254,16 @@ class _Chunk:
             self.visibility.hide(s.unflatten(1, (-1, self.group)), first_query, first_key)
         hidden = s == -math.inf
         p = torch.exp(s - self.lse[:, rows])
-        ds = torch.bmm(self.do[:, rows], v.mT).sub_(self.delta[:, rows]).mul_(p)
+        dp = torch.bmm(self.do[:, rows], v.mT)
+        if self.dropout is not None:
+            self.dropout.apply(dp.mul_(self.dropout.factor), *places)
+        ds = dp.sub_(self.delta[:, rows]).mul_(p)
         ds.masked_fill_(hidden, 0.0)
         if self.mods is not None:
             self.mods.slopes(ds, given, *places, self.sums)
         if slope is not None:
             ds.mul_(slope)
-        return p.to(self.dtype).float(), ds.to(self.dtype).float()
+        p = p.to(self.dtype).float()
+        if self.dropout is not None:
+            self.dropout.apply(p, *places)
+        return p, ds.to(self.dtype).float()

@@ -37,6 +37,7 @@ def reason_against(
     lse: bool,
     out_float32: bool = False,
     mods: bool = False,
+    dropout: bool = False,
 ) -> str | None:
     """Why PyTorch's fused attention does not compute such calls, or None."""
     if _fused is None:
@@ -45,6 +46,8 @@ def reason_against(
         return f"it has no {'soft cap' if softcap else 'sinks'}"
     if mods:
         return "it takes no score_mod and no mask_mod"
+    if dropout:
+        return "its random bits are others than this library's"
     if d_head != d_head_v:
         return "it takes one head size for all tensors"
     if out_float32:

@@ -21,10 +21,14 @@ from flash_attention.backends.visibility import Visibility
 _fused: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 
 
-def reason_against(softcap: bool) -> str | None:
+def reason_against(softcap: bool, mods: bool = False, dropout: bool = False) -> str | None:
     """Why PyTorch's backward pass does not compute such calls, or None."""
     if _fused is None:
         return f"torch {torch.__version__} does not have it"
+    if mods:
+        return "it has no score_mod and no mask_mod"
+    if dropout:
+        return "its random bits are others than this library's"
     return "it has no soft cap" if softcap else None
 
 

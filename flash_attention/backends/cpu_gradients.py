@@ -11,6 +11,8 @@ from torch import Tensor
 
 from flash_attention.backends import cpu_backward, cpu_fused_backward
 from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backends.cpu_dropout import BlockDropout
+from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Cached, Packed
@@ -18,7 +20,10 @@ from flash_helpers.select.chosen import Choice
 
 
 class Item(NamedTuple):
-    """Batch items of one length: (batch, seq, heads, d), of LSEs (batch, heads, seq)."""
+    """Batch items of one length: (batch, seq, heads, d), of LSEs (batch, heads, seq).
+
+    ``first`` is the place of the first of them in the call, as in ``cpu_items``.
+    """
 
     dout: Tensor
     q: Tensor
@@ -28,6 +33,7 @@ class Item(NamedTuple):
     lse: Tensor
     dlse: Tensor | None
     gradients: Gradients
+    first: int = 0
 
 
 @torch.autocast("cpu", enabled=False)  # which would round the factors of float32 products
@@ -40,23 +46,34 @@ def run_backward(call: BackwardCall, choice: Choice) -> None:
     if call.dsinks is not None:
         call.dsinks.zero_()
     sinks_sum = None if call.dsinks is None else torch.zeros_like(call.dsinks, dtype=torch.float32)
+    captured = {
+        slot: torch.zeros(x.shape, dtype=torch.float64, device="cpu") for slot, x in call.dcaptured.items()
+    }
     for item in _items(call):
+        item = item._replace(gradients=replace(item.gradients, captured=captured))
         left, right = call.mask.limits(item.q.shape[1], item.k.shape[1])
         _run_item(call, choice, item, left, right)
         if sinks_sum is not None and item.gradients.dsinks is not None:
             sinks_sum += item.gradients.dsinks
     if call.dsinks is not None and sinks_sum is not None:
         call.dsinks.copy_(sinks_sum)
+    for slot, total in captured.items():
+        call.dcaptured[slot].copy_(total)
 
 
 def _run_item(call: BackwardCall, choice: Choice, item: Item, left: int | None, right: int | None) -> None:
-    dout, q, k, v, out, lse, dlse, gradients = item
-    scale, softcap, sinks, _ = call.scores
+    dout, q, k, v, out, lse, dlse, gradients, first = item
+    scale, softcap, sinks, traced = call.scores
     if gradients.dsinks is not None and sinks is not None:
         gradients.dsinks.copy_(sink_gradient(sinks, lse, cpu_backward.delta_of(dout, out, lse, dlse)))
         gradients = replace(gradients, dsinks=None)
     group = q.shape[2] // k.shape[2] if k.shape[2] else 1
     everything = (slice(0, q.shape[0]), slice(0, k.shape[2]))
+    mods = None
+    places = range(first, first + q.shape[0]), range(q.shape[2]), group
+    if traced is not None:
+        mods = BlockMods(traced, *places)
+    dropout = None if call.dropout is None else BlockDropout(call.dropout, *places)
     left_over: list[tuple[slice, slice]] = [everything]
     if choice.fused:
         left_over = list(
@@ -79,6 +96,8 @@ def _run_item(call: BackwardCall, choice: Choice, item: Item, left: int | None, 
             right=right,
             softcap=softcap,
             sinks=None if sinks is None else sinks[heads],
+            mods=None if mods is None else mods.part(parts, heads),
+            dropout=None if dropout is None else dropout.part(parts, heads),
         )
 
 
@@ -112,6 +131,7 @@ def _sequences(call: BackwardCall, layout: Packed) -> Iterator[Item]:
             call.lse[None, :, queries],
             None if call.dlse is None else call.dlse[None, :, queries],
             Gradients(dq, dk, dv, _own_dsinks(call)),
+            i,
         )
 
 
@@ -132,6 +152,7 @@ def _cached(call: BackwardCall, layout: Cached) -> Iterator[Item]:
             call.lse[one],
             None if call.dlse is None else call.dlse[one],
             Gradients(dq, dk, dv, _own_dsinks(call)),
+            i,
         )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from flash_attention.backends.without_keys import fill_without_keys
-from flash_attention.call import Cached, Call, Packed
+from flash_attention.call import Cached, Call, Packed, PackedCached
 
 
 class Item(NamedTuple):
@@ -31,6 +31,8 @@ def items_of(call: Call) -> Iterator[Item]:
         yield from _sequences(call, call.layout)
     elif isinstance(call.layout, Cached):
         yield from _cached(call, call.layout)
+    elif isinstance(call.layout, PackedCached):
+        yield from _packed_cached(call, call.layout)
     else:
         yield Item(call.q, call.k, call.v, call.out, call.lse)
 
@@ -53,6 +55,28 @@ def _cached(call: Call, layout: Cached) -> Iterator[Item]:
         k, v = (_first_rows(x, i, n, layout.block_table) for x in (call.k, call.v))
         lse = None if call.lse is None else call.lse[one]
         yield Item(call.q[one], k, v, call.out[one], lse, i)
+
+
+def _packed_cached(call: Call, layout: PackedCached) -> Iterator[Item]:
+    ends = layout.cu_seqlens_q.tolist()
+    fill_without_keys(call.out, call.lse, None)  # rows that do not count, too
+    for i in range(len(ends) - 1):
+        used = ends[i + 1] - ends[i]
+        if layout.seqused_q is not None:
+            used = min(used, int(layout.seqused_q[i]))
+        queries = slice(ends[i], ends[i] + used)
+        k, v = (_keys_of(x, i, layout) for x in (call.k, call.v))
+        lse = None if call.lse is None else call.lse[None, :, queries]
+        yield Item(call.q[None, queries], k, v, call.out[None, queries], lse, i)
+
+
+def _keys_of(x: Tensor, item: int, layout: PackedCached) -> Tensor:
+    """The keys or values of a sequence that count, (1, n, heads, d)."""
+    n = layout.capacity(x) if layout.seqused_k is None else int(layout.seqused_k[item])
+    if layout.cu_seqlens_k is None:
+        return _first_rows(x, item, min(n, layout.capacity(x)), layout.block_table)
+    begin, end = layout.cu_seqlens_k[item : item + 2].tolist()
+    return x[None, begin : min(end, begin + n)]
 
 
 def _first_rows(cache: Tensor, item: int, n: int, block_table: Tensor | None) -> Tensor:

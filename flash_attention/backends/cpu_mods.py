@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +73,9 @@ class BlockMods:
             seen = evaluate(self.traced, "visible", None, *indices)
             s.masked_fill_(~seen, -math.inf)
 
-    def slopes(self, ds: Tensor, given: Tensor, queries: range, keys: range, sums: dict[int, Tensor]) -> None:
+    def slopes(
+        self, ds: Tensor, given: Tensor, queries: range, keys: range, sums: Mapping[int, Tensor]
+    ) -> None:
         """Turns gradients of changed scores into those of scores as they were before.
 
         Args:

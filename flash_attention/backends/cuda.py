@@ -22,7 +22,9 @@ from flash_attention.backends.cuda_kernels import (
     launch_error,
     load_kernel,
     registered_kernels,
+    spill_bytes,
 )
+from flash_attention.backends.cuda_tiles import tiles_of
 from flash_attention.call import Call, Ran
 from flash_attention.torch_private import (
     current_device,
@@ -50,6 +52,7 @@ __all__ = [
     "maker_like",
     "registered_kernels",
     "run",
+    "spill_bytes",
     "window_side",
 ]
 
@@ -69,12 +72,27 @@ _launches: dict[int, dict[Kernel, Launch]] = {}  # by device index
 def run(call: Call, choice: Choice) -> Ran:
     """Launches the chosen kernel on a call's tensors, brought into the form that it takes."""
     form = prepared(call, choice)
+    mod, tiles = form.mod, None
+    if mod is not None and get_kernel(choice.kernel, call.q.device).needs_tiles:
+        tiles = tiles_of(call, choice.kernel, current_stream(call.q.get_device()))
+        mod = mod if tiles is None else mod._replace(tiles=tiles.arguments)
     launched = forward(
-        choice.kernel, form.q, form.k, form.v, form.target, form.lse, form.scale, form.features, form.mod
+        choice.kernel,
+        form.q,
+        form.k,
+        form.v,
+        form.target,
+        form.lse,
+        form.scale,
+        form.features,
+        mod,
+        find_tiles=tiles is not None and not tiles.found,
     )
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
-    return Ran(choice.kernel, launched, form.workspace)
+    if tiles is None:
+        return Ran(choice.kernel, launched, form.workspace)
+    return Ran(choice.kernel, launched, form.workspace, tiles.words, tiles.is_kept)
 
 
 def forward(
@@ -87,6 +105,8 @@ def forward(
     softmax_scale: float,
     features: Features | None = None,
     mod: ModArguments | None = None,
+    *,
+    find_tiles: bool = False,
 ) -> Launched:
     """Launches ``kernel`` on the current stream of the tensors' device and returns at once.
 
@@ -102,6 +122,7 @@ def forward(
         features: what the kernel's traits need beside that; None for plain and for causal kernels whose
             head sizes are the tensors'.
         mod: what the kernel's mod captured, beside features; None for a kernel without one.
+        find_tiles: write ``mod.tiles`` before.
 
     Returns:
         The launch, for a ``call_table`` to make it again.
@@ -116,7 +137,7 @@ def forward(
     index = q.get_device()
     if index != current_device():
         with torch.cuda.device(index):
-            return forward(kernel, q, k, v, o, lse, softmax_scale, features)
+            return forward(kernel, q, k, v, o, lse, softmax_scale, features, mod, find_tiles=find_tiles)
     try:
         launch = _launches[index][kernel]
     except KeyError:
@@ -139,6 +160,8 @@ def forward(
         *(() if mod is None else (mod,)),
     )
     try:
+        if find_tiles:
+            get_kernel(kernel, index).find_tiles(*arguments)
         launch(*arguments)
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None

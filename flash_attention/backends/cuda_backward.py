@@ -67,6 +67,7 @@ def run_backward(call: BackwardCall, choice: Choice) -> Launched | None:
     launched = _launch(choice.kernel, index, form)
     for gradient, written in form.copied:
         gradient.copy_(written[..., : gradient.shape[-1]])
+    _write_captured(call, form)
     if call.dsinks is not None and call.scores.sinks is not None:
         call.dsinks.copy_(gradient_of_sinks(call.scores.sinks, form.lse, launched.workspace))
     return launched
@@ -76,6 +77,16 @@ def gradient_of_sinks(sinks: Tensor, lse: Tensor, workspace: Tensor) -> Tensor:
     """The gradient of sinks, float32, from what a launch left in its workspace; lse is contiguous."""
     delta = workspace[: lse.numel() * 4].view(torch.float32).view(lse.shape)
     return sink_gradient(sinks, lse, delta)
+
+
+def _write_captured(call: BackwardCall, form: Form) -> None:
+    """The gradients of captured tensors; of one that no score loads it is 0."""
+    gathered = {} if form.sums is None else form.sums.sums
+    for place, gradient in call.dcaptured.items():
+        if place not in gathered:
+            gradient.zero_()
+    if form.sums is not None:
+        form.sums.write(call.dcaptured)
 
 
 def _launch(kernel: Kernel, index: int, form: Form) -> Launched:
@@ -90,7 +101,8 @@ def _launch(kernel: Kernel, index: int, form: Form) -> Launched:
         workspace = torch.empty(total, dtype=torch.uint8, device=form.lse.device)
         begin = workspace.data_ptr()
         addresses = (begin + place if size else 0 for place, size in zip(places, sizes, strict=True))
-        arguments = (form.arguments, current_stream(index), *addresses)
+        mod = () if form.mod is None else (form.mod,)
+        arguments = (form.arguments, current_stream(index), *addresses, *mod)
         functions.launch(*arguments)
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None

@@ -8,14 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flash_attention.backends.cuda_form import window_side
+from flash_attention.backends.captured_sums import CapturedSums
+from flash_attention.backends.cuda_form import cap_of_mod, window_side
+from flash_attention.backends.cuda_tiles import LEAST_TILES, TILES_A_WORD
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Cached, Packed
 from flash_attention.checks.memory import ALIGNMENT, misalignment
 from flash_attention.checks.tma import stride_obstacle
-from flash_helpers.kernels.arguments import BackwardArguments
+from flash_attention.mods.arguments import mod_arguments
+from flash_helpers.kernels.arguments import BackwardArguments, ModArguments
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.mods.mask_inputs import MASK, mask_inputs, needs_bits
+from flash_helpers.mods.mod import Mod
+
+FOUND_ROWS = FOUND_KEYS = 64  # of a tile of which bits tell (trimmed_tiles.cuh)
 
 Strides = tuple[int, ...]
 NO_STRIDES: Strides = (0, 0, 0, 1)
@@ -29,17 +36,21 @@ class Form(NamedTuple):
         lse: contiguous, as the arguments have its address.
         copied: (gradient, what is written in its place, with as many columns or more).
         kept: tensors of which the arguments have addresses.
+        mod: what the kernel's mod captured, or None.
+        sums: where it gathers the gradients of captured tensors, or None.
     """
 
     arguments: BackwardArguments
     lse: Tensor
     copied: list[tuple[Tensor, Tensor]]
     kept: tuple[Tensor | None, ...]
+    mod: ModArguments | None = None
+    sums: CapturedSums | None = None
 
 
 def prepared(call: BackwardCall, kernel: Kernel) -> Form:
     """The tensors of a call, none of which is empty, in the form that a kernel takes."""
-    scale, softcap, *_ = call.scores
+    scale, softcap, _, traced = call.scores
     d_head, d_head_v = kernel.config.d_head, kernel.config.d_head_v
     if kernel.traits.padded_head:
         d_head, d_head_v = call.q.shape[-1], call.v.shape[-1]
@@ -96,7 +107,29 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
         0 if packed is None else q.shape[0],
         0 if packed is None else k.shape[0],
     )
-    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv))
+    mod = sums = words = None
+    if traced is not None:
+        assert kernel.mod is not None
+        sums = CapturedSums.of(kernel.mod, traced.tensors)
+        mod = mod_arguments(traced, *cap_of_mod(softcap), sums=() if sums is None else sums.tensors())
+        words, mod = _with_tiles(mod, kernel.mod, call)
+    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv, words), mod, sums)
+
+
+def _with_tiles(arguments: ModArguments, mod: Mod, call: BackwardCall) -> tuple[Tensor | None, ModArguments]:
+    """Room for the bits of the mask's tiles that the launch finds, where bounds do not tell of them."""
+    if mod.result(MASK) is None or not needs_bits(mod):
+        return None, arguments
+    problem, inputs = call.problem, mask_inputs(mod)
+    n_rows, n_tiles = -(-problem.seq_len_q // FOUND_ROWS), -(-problem.seq_len_k // FOUND_KEYS)
+    if n_rows * n_tiles < LEAST_TILES:
+        return None, arguments
+    row = -(-n_tiles // TILES_A_WORD)
+    n_heads = problem.n_heads if inputs.head else 1
+    head, batch = n_rows * row if inputs.head else 0, n_heads * n_rows * row if inputs.batch else 0
+    n_words = (problem.batch if inputs.batch else 1) * n_heads * n_rows * row
+    words = torch.empty(n_words, dtype=torch.int32, device=call.q.device)
+    return words, arguments._replace(tiles=(words.data_ptr(), batch, head, row))
 
 
 def _fitted(x: Tensor, d_head: int) -> Tensor:
@@ -137,7 +170,7 @@ def _address(x: Tensor | None) -> int:
 
 def empty_gradients(call: BackwardCall) -> None:
     """Writes the gradients of a call without queries or without keys: only sinks can have one."""
-    for gradient in (call.dq, call.dk, call.dv):
+    for gradient in (call.dq, call.dk, call.dv, *call.dcaptured.values()):
         if gradient is not None:
             gradient.zero_()
     if call.dsinks is not None and call.scores.sinks is not None:

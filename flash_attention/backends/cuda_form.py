@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flash_attention.call import Cached, Call, Packed
+from flash_attention.call import Cached, Call, Packed, PackedCached
 from flash_attention.checks.memory import misalignment
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
 from flash_helpers.select.chosen import Choice
+from flash_helpers.select.part_plan import part_plan
 
 SMALLEST_CAP, LARGEST_CAP = 2.0**-126, 2.0**100  # as kernels with a soft cap of their own bound it
 
@@ -21,6 +22,11 @@ SMALLEST_CAP, LARGEST_CAP = 2.0**-126, 2.0**100  # as kernels with a soft cap of
 def window_side(limit: int | None) -> int:
     """A side of the window as kernels take it, in 32 bits; no sequence under a window is longer than that."""
     return UNBOUNDED if limit is None else max(-UNBOUNDED - 1, min(limit, UNBOUNDED))
+
+
+def cap_of_mod(softcap: float) -> tuple[float, ...]:
+    """The soft cap as a number of a mod, the last one; none without it."""
+    return (min(max(softcap, SMALLEST_CAP), LARGEST_CAP),) if softcap else ()
 
 
 class Prepared(NamedTuple):
@@ -56,8 +62,9 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     problem, traits, layout = call.problem, choice.kernel.traits, call.layout
     q, k, v, out, lse = call.q, call.k, call.v, call.out, call.lse
     scale, softcap, sinks, traced = call.scores
-    packed = layout if isinstance(layout, Packed) else None
-    cache = layout if isinstance(layout, Cached) else None
+    packed = layout if isinstance(layout, Packed | PackedCached) else None
+    cache = layout if isinstance(layout, Cached | PackedCached) else None
+    keys_packed = packed is not None and packed.cu_seqlens_k is not None
     d_head, d_head_v = choice.head_sizes
     if traits.padded_head:
         d_head, d_head_v = problem.d_head, problem.d_head_v
@@ -76,8 +83,7 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     target, features, workspace, table = o, None, None, None
     mod = None
     if traced is not None:  # a soft cap is a part of the kernel's mod, and a number of 32 bits
-        caps = (min(max(softcap, SMALLEST_CAP), LARGEST_CAP),) if softcap else ()
-        mod = mod_arguments(traced, *caps)
+        mod = mod_arguments(traced, *cap_of_mod(softcap))
     if not choice.is_plain or mod is not None or d_head != d_head_v or problem.n_sms is not None:
         sinks = None if sinks is None else sinks.float().contiguous()
         n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q
@@ -85,6 +91,20 @@ def prepared(call: Call, choice: Choice) -> Prepared:
             # Outputs, then LSEs of the parts. It is given out again only after the stream has used it.
             workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
         table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
+        planned: dict[str, int] = {}
+        if isinstance(layout, PackedCached):
+            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0], layout.n_splits)
+            if n_rows := plan.rows:
+                workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
+            planned = {
+                "seqused_q": 0 if layout.seqused_q is None else layout.seqused_q.data_ptr(),
+                "plan_slots": plan.slots,
+                "plan_shortest": plan.shortest,
+                "plan_longest": plan.longest,
+                "plan_few_queries": plan.few_queries,
+                "plan_fixed": plan.fixed,
+                "partial_rows": plan.rows,
+            }
         features = Features(
             d_head_v=d_head_v,
             window_left=window_side(problem.left),
@@ -92,10 +112,10 @@ def prepared(call: Call, choice: Choice) -> Prepared:
             softcap=softcap,
             sinks=_address(sinks),
             cu_seqlens_q=0 if packed is None else packed.cu_seqlens_q.data_ptr(),
-            cu_seqlens_k=0 if packed is None else packed.cu_seqlens_k.data_ptr(),
-            seqused_k=0 if cache is None else cache.seqused_k.data_ptr(),
+            cu_seqlens_k=0 if packed is None else _address(packed.cu_seqlens_k),
+            seqused_k=0 if cache is None else _address(cache.seqused_k),
             total_q=0 if packed is None else q.shape[0],
-            total_k=0 if packed is None else k.shape[0],
+            total_k=k.shape[0] if keys_packed else 0,
             n_splits=choice.n_splits,
             partial_o=_address(workspace),
             partial_lse=0 if workspace is None else workspace[n_rows * d_head_v :].data_ptr(),
@@ -104,10 +124,12 @@ def prepared(call: Call, choice: Choice) -> Prepared:
             page_size=0 if table is None else k.shape[1],
             o_float32=problem.out_float32,
             n_sms=problem.n_sms or 0,
+            **planned,
         )
     if packed is not None:
         q, target = (_as_sequences(x, problem.batch, problem.seq_len_q) for x in (q, o))
-        k, v = (_as_sequences(x, problem.batch, x.shape[0]) for x in (k, v))
+        if keys_packed:
+            k, v = (_as_sequences(x, problem.batch, x.shape[0]) for x in (k, v))
     elif problem.n_heads != q.shape[2]:
         q, target = _groups_as_rows(q, problem.n_heads), _groups_as_rows(o, problem.n_heads)
         lse = None if lse is None else lse.view(problem.batch, problem.n_heads, problem.seq_len_q)

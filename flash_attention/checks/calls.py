@@ -35,11 +35,13 @@ def check_inputs(
     any_dtype: bool = False,
     device_types: tuple[str, ...] | None = None,
     names: tuple[str, str, str] = ("q", "k", "v"),
+    layout_kv: str | None = None,
 ) -> None:
     """Types, devices, shapes and head counts.
 
     Args:
         layout: ``(batch, seq, heads, d)`` or ``(total, heads, d)``.
+        layout_kv: that of k and v, if another.
         paged: the first dimension of k and v counts pages, not batch items.
         padded: other head sizes up to the largest are taken, too: the caller pads them.
         any_dtype, device_types: as in ``check_kinds``.
@@ -53,7 +55,13 @@ def check_inputs(
     check_tensors(inputs if sinks is None else {**inputs, "sinks": sinks})
     check_kinds(inputs, any_dtype, device_types)
     rank = layout.count(",") + 1
-    if not q.ndim == k.ndim == v.ndim == rank:
+    if layout_kv not in (None, layout):
+        if (q.ndim, k.ndim, v.ndim) != (rank, 4, 4):
+            raise ValueError(
+                f"{nq} must be {layout}, and {nk} and {nv} {layout_kv} or, with block_table, (n_pages, "
+                f"page_size, heads, d); given {shapes_of(inputs)}: keys that are packed need cu_seqlens_k"
+            )
+    elif not q.ndim == k.ndim == v.ndim == rank:
         other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
         raise ValueError(f"{nq}, {nk} and {nv} must be {layout}; given {shapes_of(inputs)}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
@@ -188,6 +196,24 @@ def check_choice(
             raise TypeError(f"{name} computes in {named.dtype.name}, q is {q.dtype}: take one of q's type")
 
 
+def check_seed(seed: object, q: Tensor) -> None:
+    """Refuses a seed of dropout that is neither None nor a 64-bit number on the device of q.
+
+    Raises:
+        TypeError: no such tensor.
+        ValueError: on another device.
+    """
+    if seed is None:
+        return
+    if not (isinstance(seed, Tensor) and seed.ndim == 0 and seed.dtype is torch.int64):
+        raise TypeError(
+            f"dropout_seed is {given(seed)}; it must be a tensor () int64 on the device of q, or None: "
+            "PyTorch's generator gives one then"
+        )
+    if seed.device != q.device:
+        raise ValueError(f"dropout_seed is on {seed.device}, and q on {q.device}: move it there")
+
+
 def check_problem(problem: AttentionProblem) -> None:
     """A problem that a caller made by hand: such that there are tensors of it.
 
@@ -208,22 +234,28 @@ def check_problem(problem: AttentionProblem) -> None:
             raise error(f"a problem's {name} is {given(size)}; it must be an int, at least 0")
     checked_window((problem.left, problem.right))
     checked_sms(problem.n_sms)
-    for name in ("softcap", "sinks", "varlen", "cached", "paged", "lse", "out_float32"):
+    for name in ("softcap", "sinks", "varlen", "cached", "paged", "planned", "lse", "out_float32"):
         checked_flag(f"a problem's {name}", getattr(problem, name))
     if (problem.paged and not problem.cached) or (problem.cached and not problem.varlen):
         raise ValueError(
             f"a problem has paged={problem.paged}, cached={problem.cached}, varlen={problem.varlen}; what is "
             "paged is cached, and what is cached is varlen: turn these on too"
         )
+    if problem.planned and not problem.cached:
+        raise ValueError(
+            f"a problem has planned=True, cached={problem.cached}; what is planned is cached: turn it on too"
+        )
     if problem.direction not in (FORWARD, BACKWARD):
         raise ValueError(
             f"a problem's direction is {given(problem.direction)}; it must be {FORWARD!r} or {BACKWARD!r}"
         )
     checked_flag("a problem's deterministic", problem.deterministic)
-    if problem.paged and problem.direction != FORWARD:
-        raise ValueError(
-            "a problem is paged, and its direction is 'backward'; keys in pages have no gradient"
-        )
+    for name in ("paged", "planned"):
+        if getattr(problem, name) and problem.direction != FORWARD:
+            raise ValueError(
+                f"a problem is {name}, and its direction is 'backward'; keys in pages, and packed queries "
+                "over a cache, have no gradient"
+            )
     check_head_sizes(problem.d_head, problem.d_head_v)
     check_heads(problem.n_heads, problem.n_heads_kv)
 
@@ -236,43 +268,53 @@ def check_offsets(name: str, offsets: Tensor, q: Tensor) -> None:
         raise ValueError(
             f"{name} has shape {tuple(offsets.shape)}; it must be (batch + 1,): 0, then each sequence's end"
         )
-    check_int32_row(name, offsets, q)
+    check_int32_row(name, offsets, q.device)
 
 
-def check_int32_row(name: str, row: Tensor, q: Tensor) -> None:
+def check_int32_row(name: str, row: Tensor, device: torch.device) -> None:
     """Numbers that a kernel reads: int32, on the device of q, one behind the other."""
     if row.dtype is not torch.int32:
         raise TypeError(f"{name} is {row.dtype}; it must be torch.int32: use {name}.int()")
-    if row.device != q.device:
-        raise ValueError(f"{name} is on {row.device}, q on {q.device}: move it with .to(q.device)")
+    if row.device != device:
+        raise ValueError(f"{name} is on {row.device}, q on {device}: move it with .to(q.device)")
     if not row.is_contiguous():
         raise ValueError(f"{name} has stride {row.stride(0)}; it must be 1: pass {name}.contiguous()")
 
 
 def check_seqused(name: str, seqused: Tensor, q: Tensor) -> None:
     """How many keys of each batch item there are: (batch,) int32 on the device of q, contiguous."""
-    check_tensors({name: seqused})
-    if tuple(seqused.shape) != (q.shape[0],):
+    check_counts_row(name, seqused, q.shape[0], q.device)
+
+
+def check_counts_row(name: str, counts: Tensor, batch: int, device: torch.device) -> None:
+    """A count for each of ``batch`` items: int32 on the device of q, contiguous."""
+    check_tensors({name: counts})
+    if tuple(counts.shape) != (batch,):
         raise ValueError(
-            f"{name} has shape {tuple(seqused.shape)}; it must be ({q.shape[0]},): a count a batch item"
+            f"{name} has shape {tuple(counts.shape)}; it must be ({batch},): a count a batch item"
         )
-    check_int32_row(name, seqused, q)
+    check_int32_row(name, counts, device)
 
 
-def check_counts(name: str, seqused: Tensor) -> None:
+def check_counts(name: str, seqused: Tensor, of: str = "keys") -> None:
     """Reads how many keys there are, which on a GPU waits for it. ValueError: less than none."""
     if seqused.numel() and (fewest := int(seqused.min())) < 0:
-        raise ValueError(f"{name} has {fewest}; a count of keys is at least 0")
+        raise ValueError(f"{name} has {fewest}; a count of {of} is at least 0")
 
 
-def check_block_table(block_table: Tensor, q: Tensor) -> None:
-    """The pages of each batch item: (batch, max_pages) int32 on the device of q."""
+def check_block_table(block_table: Tensor, q: Tensor, batch: int | None = None) -> None:
+    """The pages of each batch item: (batch, max_pages) int32 on the device of q.
+
+    Args:
+        batch: batch items; None: the first size of q.
+    """
+    batch = q.shape[0] if batch is None else batch
     check_tensors({"block_table": block_table})
     if block_table.dtype is not torch.int32:
         raise TypeError(f"block_table is {block_table.dtype}; it must be torch.int32: use block_table.int()")
-    if block_table.ndim != 2 or block_table.shape[0] != q.shape[0]:
+    if block_table.ndim != 2 or block_table.shape[0] != batch:
         raise ValueError(
-            f"block_table has shape {tuple(block_table.shape)}; it must be ({q.shape[0]}, max_pages): a row "
+            f"block_table has shape {tuple(block_table.shape)}; it must be ({batch}, max_pages): a row "
             "a batch item"
         )
     if block_table.device != q.device:
@@ -317,6 +359,74 @@ def check_packing(
             f"cu_seqlens_q has {cu_seqlens_q.numel()} entries, cu_seqlens_k {cu_seqlens_k.numel()}; both "
             "need batch + 1"
         )
+
+
+def check_packed_cache(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    block_table: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> None:
+    """All that is known of packed queries over a cache without reading a number of a tensor."""
+    check_offsets("cu_seqlens_q", cu_seqlens_q, q)
+    check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    check_max_seqlen("max_seqlen_k", max_seqlen_k)
+    batch = cu_seqlens_q.numel() - 1
+    if block_table is not None and cu_seqlens_k is not None:
+        raise ValueError(
+            "block_table and cu_seqlens_k are both given: keys are in pages, or packed; pass one of them"
+        )
+    if cu_seqlens_k is not None:
+        check_packing(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    elif seqused_k is None:
+        raise ValueError(
+            "cu_seqlens_k is None, and so is seqused_k; nothing says how many keys a sequence has: pass "
+            "seqused_k (batch,) for a cache or pages, or cu_seqlens_k (batch + 1,) for packed keys"
+        )
+    elif block_table is None and k.shape[0] != batch:
+        raise ValueError(
+            f"k and v have {k.shape[0]} sequences, cu_seqlens_q {batch}; without cu_seqlens_k and "
+            "block_table they must be (batch, capacity, heads, d)"
+        )
+    for name, counts in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+        if counts is not None:
+            check_counts_row(name, counts, batch, q.device)
+    if block_table is not None:
+        check_block_table(block_table, q, batch)
+
+
+def check_packed_cache_values(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    block_table: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> None:
+    """Reads offsets, counts and pages, which on a GPU waits for it. ValueError: what is wrong with them."""
+    check_offset_values("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
+    if cu_seqlens_k is not None:
+        check_offset_values("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
+    for name, counts, of in (("seqused_q", seqused_q, "queries"), ("seqused_k", seqused_k, "keys")):
+        if counts is not None:
+            check_counts(name, counts, of)
+    if seqused_k is not None and cu_seqlens_k is None:
+        most = int(seqused_k.max()) if seqused_k.numel() else 0
+        if most > max_seqlen_k:
+            raise ValueError(
+                f"seqused_k has {most}; max_seqlen_k is {max_seqlen_k}: it is the most keys of one sequence"
+            )
+    if block_table is not None:
+        assert seqused_k is not None
+        check_pages(block_table, seqused_k, k)
 
 
 def check_max_seqlen(name: str, value: int) -> None:

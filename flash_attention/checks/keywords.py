@@ -30,11 +30,12 @@ MEANINGS = (
     ("cu_seqlens_q", "cu_seqlens"),
     ("max_seqlen_q", "max_seqlen"),
     ("enable_gqa",),
-    ("attn_mask", "mask", "block_mask"),
+    ("dropout_p", "dropout"),
+    ("attn_mask", "mask"),
     ("attention_mask", "key_padding_mask"),
     ("alibi_slopes", "attn_bias", "bias", "position_bias"),
     ("score_mod", "score_modifier"),
-    ("mask_mod", "mask_function"),
+    ("mask_mod", "mask_function", "block_mask"),
     ("q_descale", "k_descale", "v_descale", "descale_q", "descale_k", "descale_v"),
     ("pack_gqa", "sm_margin", "scheduler_metadata"),
     ("layout", "tensor_layout", "qkv_layout", "input_layout"),
@@ -42,14 +43,15 @@ MEANINGS = (
 
 # What a function may lack, and what to do then. ``{names}`` are those that the call has.
 ADVICE = {
-    "dropout_p": "there is no dropout: leave it out",
-    "dropout": "there is no dropout: leave it out",
-    "alibi_slopes": "there is no such bias of scores; on CPU tensors a score_mod adds one",
-    "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function, on CPU tensors",
-    "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function, on CPU tensors",
-    "attn_mask": "the kernels take no mask tensor: causal and window say which keys are visible, and "
-    "attention_varlen takes padded batches without their padding",
-    "attention_mask": "the kernels take no mask tensor: attention_varlen takes batches without padding",
+    "dropout_p": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
+    "dropout": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
+    "alibi_slopes": "there is no such bias of scores; a score_mod adds one (flash_attention.mods.dense_bias)",
+    "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function",
+    "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function",
+    "attn_mask": "causal and window say which keys are visible, attention_varlen takes padded batches "
+    "without their padding, and flash_attention.mods.dense_mask makes a mask_mod of a tensor",
+    "attention_mask": "attention_varlen takes batches without padding, and flash_attention.mods.dense_mask "
+    "makes a mask_mod of a tensor",
     "enable_gqa": "heads are shared without asking where those of q are a multiple of those of k and v",
     "deterministic": "leave it out: equal calls give equal bits, as far as no gradient is computed",
     "q_descale": "there is no 8-bit type to scale: convert the tensors to float16 or bfloat16",
@@ -61,8 +63,11 @@ ADVICE = {
     "num_splits": "leave it out: the library chooses how many parts the keys are cut into",
     "cu_seqlens_q": "flash_attention.attention_varlen takes packed sequences",
     "cu_seqlens_k": "flash_attention.attention_varlen takes packed sequences",
-    "seqused_k": "flash_attention.cached.attention_cached takes a cache of keys",
-    "block_table": "flash_attention.cached.attention_cached takes a cache of keys in pages",
+    "seqused_q": "flash_attention.attention_varlen(…, seqused_q=…) takes packed queries",
+    "seqused_k": "flash_attention.attention_varlen takes a cache of keys, for packed queries; "
+    "flash_attention.cached.attention_cached for batches",
+    "block_table": "flash_attention.attention_varlen takes a cache of keys in pages, for packed queries; "
+    "flash_attention.cached.attention_cached for batches",
     "config": "flash_attention.attention(…, config=…) takes a configuration",
     "backward_config": "flash_attention.attention(…, backward_config=…) takes one of the gradients",
     "sinks": "flash_attention.attention(…, sinks=…) takes sinks",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
-from flash_helpers.kernels.problem import Window
+from flash_helpers.kernels.problem import MAX_SPLITS, Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
@@ -60,6 +60,14 @@ def checked_softcap(softcap: float) -> float:
     if not 0 <= cap <= FLOAT32_MAX:
         raise ValueError(f"softcap is {cap}; it must be finite in float32 and at least 0: 0.0 means no cap")
     return max(cap, FLOAT32_TINY) if cap else cap
+
+
+def checked_dropout(dropout_p: float) -> float:
+    """The probability that a weight is dropped. TypeError: no number; ValueError: not from 0 to below 1."""
+    p = checked_number("dropout_p", dropout_p)
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout_p is {p}; it must be from 0.0, which drops nothing, to below 1")
+    return p
 
 
 def checked_factors(softmax_scale: float | None, softcap: float) -> tuple[float | None, float]:
@@ -112,6 +120,19 @@ def checked_sms(n_sms: int | None) -> int | None:
     return n_sms
 
 
+def checked_splits(n_splits: int | None) -> int | None:
+    """Parts that keys are to be cut into; None: the library decides. TypeError, ValueError: anything else."""
+    if n_splits is None or isinstance(n_splits, torch.SymInt):
+        return n_splits
+    if type(n_splits) is not int:
+        raise TypeError(f"n_splits is {given(n_splits)}; it must be an int, or None: the library decides")
+    if not 1 <= n_splits <= MAX_SPLITS:
+        raise ValueError(
+            f"n_splits is {n_splits}; it must be 1 to {MAX_SPLITS}, or None: the library decides"
+        )
+    return n_splits
+
+
 def checked_out_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
     """The type of the output of a call on tensors of type ``dtype``. TypeError: neither that nor float32."""
     if out_dtype is None or out_dtype is dtype:
@@ -146,10 +167,14 @@ def checked_number(name: str, value: object) -> float:
     )
 
 
+# What asks for nothing, beside None.
+NEUTRAL: dict[str, object] = {"dropout_p": 0, "return_debug_mask": False, "sm_margin": 0, "cp_rank": 0}
+
+
 def refuse(**arguments: object) -> None:
     """Raises NotImplementedError for the first argument that asks for something; None never does."""
     for name, value in arguments.items():
-        neutral = {"dropout_p": 0, "num_splits": 0, "return_debug_mask": False}.get(name)
+        neutral = NEUTRAL.get(name)
         if value is None or (
             neutral is not None
             and isinstance(value, Real)

@@ -10,22 +10,20 @@ out, since type checkers, editors and the API page read them.
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import numpy as np
-import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
-from flash_attention.call import BATCHES
-from flash_attention.checks.calls import check_head_sizes, check_kinds
+from flash_attention.call import BATCHES, PACKED
+from flash_attention.checks.calls import check_head_sizes, check_kinds, check_offsets
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, given, refuse
+from flash_attention.checks.options import checked_dropout, checked_flag, refuse
 from flash_attention.checks.tensors import check_tensors
+from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.kv_cache import attend_with_cache
-from flash_attention.compat.padding import check_unpadded, cut, missing_columns, padded
+from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
+from flash_attention.compat.padding import Result, check_unpadded, cut, padded
 from flash_attention.run.tracing import wants_autocast
-from flash_helpers.kernels.problem import Window
 
 __all__ = [
     "flash_attn_func",
@@ -36,9 +34,6 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
-
-WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-Result = Tensor | tuple[Tensor, ...]
 
 
 # ---------------------------------------------------------------------- batches
@@ -62,7 +57,8 @@ def flash_attn_func(
         q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
         k: (batch, seq_len_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
         v: (batch, seq_len_k, n_heads_kv, d_head_v), likewise.
-        dropout_p: 0.0.
+        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device; on CPU
+            tensors.
         softmax_scale: factor of the scores; None: d_head ** -0.5.
         causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
         window_size: (left, right), keys that are visible before and after that place; -1: all.
@@ -76,12 +72,13 @@ def flash_attn_func(
         n_heads, seq_len_q) float32, an empty tensor).
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes.
+        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs.
         and what ``flash_attention.attention`` raises.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
-    options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
+    options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, BATCHES)
     return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
@@ -183,7 +180,8 @@ def flash_attn_varlen_func(
         cu_seqlens_k: likewise in k and v.
         max_seqlen_q: the most queries of one sequence.
         max_seqlen_k: the most keys of one sequence.
-        block_table: None.
+        block_table: (batch, max_pages) int32: k and v are pages, (n_pages, page_size, n_heads_kv, d_head),
+            and ``cu_seqlens_k`` says how many keys each sequence has. With it there is no gradient.
         dropout_p and all behind it: as in ``flash_attn_func``, within each sequence.
 
     Returns:
@@ -191,18 +189,22 @@ def flash_attn_varlen_func(
         float32, an empty tensor).
 
     Raises:
-        NotImplementedError: dropout_p, alibi_slopes, block_table.
+        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs or block_table.
         and what ``flash_attention.attention_varlen`` raises.
     """
-    refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
-    options = _options(q, softmax_scale, causal, window_size, softcap, lse)
+    options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
+    options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
-    check_unpadded(q, k, v, "(total, heads, d)")
-    longest_q = _host_number("max_seqlen_q", max_seqlen_q)
-    longest_k = _host_number("max_seqlen_k", max_seqlen_k)
-    packing = (cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)
-    out = attention_varlen(padded(q), padded(k), padded(v), *packing, **options)
+    check_unpadded(q, k, v, PACKED, None if block_table is None else BATCHES)
+    longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
+    if block_table is not None:
+        check_tensors({"cu_seqlens_k": cu_seqlens_k})
+        check_offsets("cu_seqlens_k", cu_seqlens_k, q)
+        options |= {"seqused_k": cu_seqlens_k.diff(), "block_table": block_table}
+    ends_k = cu_seqlens_k if block_table is None else None
+    out = attention_varlen(padded(q), padded(k), padded(v), cu_seqlens_q, ends_k, *longest, **options)
     return _with_probs(cut(out, v))
 
 
@@ -315,8 +317,8 @@ def flash_attn_with_kvcache(
     Args:
         q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
         k_cache: (batch_cache, capacity, n_heads_kv, d_head), of the type of q, with at least as many items as
-            q; with ``block_table`` (n_pages, page_size, n_heads_kv, d_head), page_size a multiple of 16.
-            Where k is appended, no elements of the caches may share memory.
+            q; with ``block_table`` (n_pages, page_size, n_heads_kv, d_head), pages of any size. Where k is
+            appended, no elements of the caches may share memory.
         v_cache: like k_cache.
         k: (batch, seq_len_new, n_heads_kv, d_head), of the cache's type, appended behind ``cache_seqlens``.
             There must be room, and item and page must be there, which on a CUDA device is not checked before
@@ -325,11 +327,14 @@ def flash_attn_with_kvcache(
         rotary_cos: (seq_len_rotary, d_rotary / 2), applied to q and k at their positions.
         rotary_sin: like rotary_cos.
         cache_seqlens: keys in the cache before the call, (batch,) int32 or one int; None: the capacity.
-        cache_batch_idx: (batch,) int32 or int64, the item of the cache for each batch item; None: the first.
+        cache_batch_idx: (batch,) int32 or int64, the item of the cache, or the row of ``block_table``, for
+            each batch item; None: the first.
+        cache_leftpad: (batch,) int32, rows of padding before each item's first key, which ``cache_seqlens``
+            counts, too; the rows of the caches then follow each other.
         block_table: (batch, max_pages) int32, the pages of each batch item.
         rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
-        num_splits: 0, the library chooses how many parts the keys are cut into.
-        cache_leftpad, alibi_slopes: None.
+        num_splits: parts that the keys are cut into; 0: the library chooses their number.
+        alibi_slopes: None.
         return_softmax_lse: also return the log-sum-exp.
         softmax_scale, causal, window_size, softcap: as in ``flash_attn_func``.
 
@@ -337,11 +342,28 @@ def flash_attn_with_kvcache(
         out like q; with ``return_softmax_lse`` (out, lse (batch, n_heads, seq_len_q) float32).
 
     Raises:
-        NotImplementedError: cache_leftpad, alibi_slopes, num_splits other than 0 (the library chooses).
+        NotImplementedError: alibi_slopes.
         ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
     """
-    refuse(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
+    refuse(alibi_slopes=alibi_slopes)
+    n_splits = parts_of(num_splits)
     lse = ("return_softmax_lse", return_softmax_lse)
+    both = block_table is not None and cache_batch_idx is not None
+    if cache_leftpad is not None or n_splits is not None or both:
+        return attend_packed_cache(
+            q,
+            k_cache,
+            v_cache,
+            k,
+            v,
+            cache_seqlens=cache_seqlens,
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            block_table=block_table,
+            rotary=Rotary(rotary_cos, rotary_sin, checked_flag("rotary_interleaved", rotary_interleaved)),
+            n_splits=n_splits,
+            options=options_of(q, softmax_scale, causal, window_size, softcap, lse),
+        )
     return attend_with_cache(
         q,
         k_cache,
@@ -353,61 +375,20 @@ def flash_attn_with_kvcache(
         cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx,
         block_table=block_table,
-        options=_options(q, softmax_scale, causal, window_size, softcap, lse),
+        options=options_of(q, softmax_scale, causal, window_size, softcap, lse),
     )
 
 
 # ---------------------------------------------------------------------- between the two libraries' words
-def _options(
-    q: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
-    lse: tuple[str, bool],
-) -> dict[str, Any]:
-    """The keywords of ``flash_attention.attention``. The scale is that of q as the caller gave it.
-
-    Args:
-        lse: name and value of the flag that asks for it.
-    """
-    if softmax_scale is None and missing_columns(q):
-        softmax_scale = q.shape[-1] ** -0.5
-    return {
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window": _window(window_size),
-        "softcap": softcap,
-        "return_lse": checked_flag(*lse),
-    }
-
-
-def _window(window_size: tuple[int, int]) -> Window:
-    if isinstance(window_size, Tensor | np.ndarray) and window_size.ndim == 1:
-        if isinstance(window_size, Tensor):
-            check_tensors({"window_size": window_size})
-        sides = window_size.tolist()  # those of a device are waited for
-    else:
-        sides = window_size
-    if isinstance(sides, tuple | list) and len(sides) == 2:
-        left, right = (_host_number("window_size", side) for side in sides)
-        if all(type(side) is int or isinstance(side, SymInt) for side in (left, right)):
-            return (None if left < 0 else left), (None if right < 0 else right)
-    raise TypeError(
-        f"window_size is {given(window_size)}; it must be two whole numbers (left, right), such as (128, 0), "
-        "where -1 means no limit"
-    )
-
-
-def _host_number(name: str, x: Any) -> Any:
-    """The whole number in a tensor of one or of NumPy, as flash-attn takes it; a device's is waited for.
-
-    Anything else stays as it is, for the checks to refuse: nothing is rounded.
-    """
-    if isinstance(x, Tensor) and x.ndim == 0 and x.dtype in WHOLE:
-        check_tensors({name: x})
-        return x.item()
-    return int(x) if isinstance(x, np.integer) else x
+def _dropout(dropout_p: float, return_attn_probs: bool) -> float:
+    """The probability, checked."""
+    p = checked_dropout(dropout_p)
+    if p and return_attn_probs:
+        raise NotImplementedError(
+            f"dropout_p is {p}, and return_attn_probs is True: which weights are dropped would be the third "
+            "result, and nobody writes them: pass return_attn_probs=False"
+        )
+    return p
 
 
 def _with_probs(result: Result) -> Result:

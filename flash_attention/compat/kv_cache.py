@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.cached import attention_cached
-from flash_attention.checks.calls import check_counts, check_seqused
+from flash_attention.checks.calls import check_counts, check_counts_row
 from flash_attention.checks.options import checked_flag, given
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat import kv_cache_checks as checks
@@ -64,12 +64,12 @@ def attend_with_cache(
     page_size = k_cache.shape[1]
     capacity = page_size if block_table is None else block_table.shape[1] * page_size
     checks.check_items(cache_batch_idx, k_cache, appended=k is not None)
-    seqused = _counts(cache_seqlens, capacity, q)
+    seqused = counts_of(cache_seqlens, capacity, batch, q.device)
     if k is not None and v is not None:
         n_new = k.shape[1]
         checks.check_room(seqused, n_new, capacity)
         checks.check_apart({**tensors, "k_cache": k_cache, "v_cache": v_cache})
-        places = _from_the_start(seqused)[:, None]  # (batch, 1)
+        places = from_the_start(seqused)[:, None]  # (batch, 1)
         if n_new != 1:
             places = places + torch.arange(n_new, device=q.device)  # (batch, n_new)
         if cos is not None and sin is not None:
@@ -83,11 +83,11 @@ def attend_with_cache(
             items = (
                 torch.arange(batch, device=q.device)
                 if cache_batch_idx is None
-                else _from_the_start(cache_batch_idx)
+                else from_the_start(cache_batch_idx)
             )
             index = (items[:, None], places)
         else:
-            pages = _from_the_start(block_table.gather(1, places // page_size))
+            pages = from_the_start(block_table.gather(1, places // page_size))
             index = (pages, places % page_size)
             checks.check_one_owner(*index)
         k_cache.index_put_(index, k)
@@ -103,7 +103,7 @@ def attend_with_cache(
     return cut(out, v_cache)
 
 
-def _from_the_start(index: Tensor) -> Tensor:
+def from_the_start(index: Tensor) -> Tensor:
     """int32 or int64 as int64. A negative one becomes too large for any cache, else it would count from the
     end, and what is there be overwritten."""
     return index.view(torch.uint32).long() if index.dtype is torch.int32 else index & MAX_INT64
@@ -131,19 +131,19 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bo
     return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 
-def _counts(cache_seqlens: int | Tensor | None, capacity: int, q: Tensor) -> Tensor:
+def counts_of(cache_seqlens: int | Tensor | None, capacity: int, batch: int, device: torch.device) -> Tensor:
     """Keys in the cache, (batch,) int32 on the device of q."""
     if isinstance(cache_seqlens, Tensor):
         check_tensors({"cache_seqlens": cache_seqlens})
         counts = cache_seqlens.contiguous()
-        check_seqused("cache_seqlens", counts, q)
+        check_counts_row("cache_seqlens", counts, batch, device)
         if is_readable(counts):
             check_counts("cache_seqlens", counts)
         return counts
     count = capacity if cache_seqlens is None else cache_seqlens
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**31:
         raise TypeError(
-            f"cache_seqlens is {given(count)}; it must be an int32 tensor of shape ({q.shape[0]},) on "
-            f"{q.device}, or one int, from 0 to 2^31 - 1, for all batch items"
+            f"cache_seqlens is {given(count)}; it must be an int32 tensor of shape ({batch},) on "
+            f"{device}, or one int, from 0 to 2^31 - 1, for all batch items"
         )
-    return torch.full((q.shape[0],), count, dtype=torch.int32, device=q.device)
+    return torch.full((batch,), count, dtype=torch.int32, device=device)

@@ -17,14 +17,16 @@ from flash_attention.options import Options
 from flash_attention.run.tracing import is_read_later, is_readable, stands_for_another, wants_autocast
 from flash_attention.torch_private import assert_async
 
-PAGE_MULTIPLE = 16  # tokens
 ROTARY_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_tensor_kinds(tensors: dict[str, Any]) -> None:
+def check_tensor_kinds(tensors: dict[str, Any], rank: int = 4) -> None:
     """Tensors on one device, by their names in the call.
 
     All but the first three may be None, and ``cache_seqlens`` one count for all items.
+
+    Args:
+        rank: of q; 3: packed queries.
     """
     required = ("q", "k_cache", "v_cache")
     given = {
@@ -35,8 +37,9 @@ def check_tensor_kinds(tensors: dict[str, Any]) -> None:
     check_tensors(given)
     check_no_gradient(given, "attention over a cache has none", "call flash_attn_func on tensors that stay")
     q = given["q"]
-    if q.ndim != 4:
-        raise ValueError(f"q has shape {tuple(q.shape)}; it must be (batch, seq_len_q, n_heads, d_head)")
+    if q.ndim != rank:
+        axes = "(batch, seq_len_q, n_heads, d_head)" if rank == 4 else "(total_q, n_heads, d_head)"
+        raise ValueError(f"q has shape {tuple(q.shape)}; it must be {axes}")
     for name, x in given.items():
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}: move it with .to(q.device)")
@@ -58,7 +61,7 @@ def check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, shared: bool, option
     check_inputs(q, k_cache, v_cache, None, BATCHES, shared, padded=True, any_dtype=any_dtype, names=names)
     if not compiling:
         Options(**options).checked(q)
-        checked_scale(options["softmax_scale"], q.shape[3])
+        checked_scale(options["softmax_scale"], q.shape[-1])
 
 
 def _in_memory(tensors: dict[str, Any]) -> dict[str, Tensor]:
@@ -103,10 +106,10 @@ def check_rotary(cos: Tensor | None, sin: Tensor | None, q: Tensor, k: Tensor | 
             raise TypeError(
                 f"{name} is {table.dtype}; it must be one of {', '.join(map(str, ROTARY_TYPES))}: convert it"
             )
-    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[3]:
+    if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
             f"rotary_cos has shape {tuple(cos.shape)}, rotary_sin {tuple(sin.shape)}; both must be "
-            f"(seq_len_rotary, d_rotary / 2) with d_rotary at most the head size {q.shape[3]}"
+            f"(seq_len_rotary, d_rotary / 2) with d_rotary at most the head size {q.shape[-1]}"
         )
 
 
@@ -176,16 +179,7 @@ def check_cache(
         )
     if block_table is None:
         return
-    if cache_batch_idx is not None:
-        raise ValueError(
-            "cache_batch_idx and block_table exclude each other: reorder the rows of block_table"
-        )
     check_block_table(block_table, q)
-    if k_cache.shape[1] % PAGE_MULTIPLE:
-        raise ValueError(
-            f"pages have {k_cache.shape[1]} tokens (k_cache's second dimension); with block_table it must be "
-            f"a multiple of {PAGE_MULTIPLE}"
-        )
 
 
 def check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:

@@ -21,15 +21,21 @@ def missing_columns(x: Any) -> int:
     return -x.shape[-1] % HEAD_SIZES.step
 
 
-def check_unpadded(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
+def check_unpadded(q: Tensor, k: Tensor, v: Tensor, layout: str, layout_kv: str | None = None) -> None:
     """Refuses the caller's tensors as they are: once padded, different head sizes may be equal.
 
     Where nothing is padded, the call itself checks them, but for arrays of other libraries, which it takes.
+
+    Args:
+        layout: the axes of q, and of k and v.
+        layout_kv: those of k and v, if they are others: a cache, or pages.
     """
     tensors = all(isinstance(x, Tensor) for x in (q, k, v))
     if not tensors or any(map(missing_columns, (q, k, v))):
         any_dtype = tensors and wants_autocast(q, k, v)
-        check_inputs(q, k, v, None, layout, padded=True, any_dtype=any_dtype)
+        check_inputs(
+            q, k, v, None, layout, layout_kv is not None, True, any_dtype, layout_kv=layout_kv
+        )  # fmt: skip
 
 
 def padded(x: Tensor) -> Tensor:

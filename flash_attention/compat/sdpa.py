@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from flash_attention.attention import attention
 from flash_attention.checks.calls import check_head_sizes, check_heads, check_kinds
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, checked_number, checked_scale, given, refuse
+from flash_attention.checks.options import checked_dropout, checked_flag, checked_number, checked_scale, given
 from flash_attention.checks.tensors import check_tensors
+from flash_attention.mods.dense import dense_bias, dense_mask
 from flash_attention.run.tracing import wants_autocast
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 NAMES = ("query", "key", "value")
+MASK_TYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 
 @named_keywords
@@ -27,15 +31,19 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.scaled_dot_product_attention`` for 16-bit tensors without a mask tensor.
+    """``torch.nn.functional.scaled_dot_product_attention`` for 16-bit tensors.
 
     Args:
         query: (…, n_heads, seq_len_q, d_head), float16 or bfloat16; also without heads, (seq_len_q, d_head).
         key: (…, n_heads_kv, seq_len_k, d_head).
         value: (…, n_heads_kv, seq_len_k, d_head_v).
-        attn_mask: None, or ``causal_upper_left(seq_len_q, seq_len_k)`` or ``causal_lower_right`` of
-            ``torch.nn.attention.bias``. Queries without a visible key give 0.
-        dropout_p: 0.0.
+        attn_mask: a tensor that broadcasts to (…, n_heads, seq_len_q, seq_len_k), with two dimensions at
+            least: of bools, True where the query sees the key; of float16, bfloat16 or float32, added to the
+            scaled scores. It is read where it is, element by element. Or ``causal_upper_left(seq_len_q,
+            seq_len_k)`` or ``causal_lower_right`` of ``torch.nn.attention.bias``, which are no tensors to a
+            kernel. Queries without a visible key give 0. None: no mask.
+        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device: other bits
+            than PyTorch's own, as many of them.
         is_causal: key j is visible to query i when j <= i: aligned top-left, unlike ``attention``.
         scale: factor of the scores; None: d_head ** -0.5.
         enable_gqa: query heads may be a multiple of the heads of key and value.
@@ -44,12 +52,12 @@ def sdpa(
         (…, n_heads, seq_len_q, d_head_v), a view of a contiguous (batch, seq_len_q, n_heads, d_head_v).
 
     Raises:
-        NotImplementedError: attn_mask is another tensor, dropout_p.
-        ValueError, TypeError: arguments that do not fit; head counts that differ without enable_gqa.
+        NoKernelError: dropout_p is above 0 on a CUDA device.
+        ValueError, TypeError: arguments that do not fit; head counts that differ without enable_gqa;
+            attn_mask together with is_causal, as in PyTorch.
     """
-    refuse(dropout_p=dropout_p)
-    _check(query, key, value, checked_flag("enable_gqa", enable_gqa))
-    top_left, bottom_right = _alignment(query, key, attn_mask, checked_flag("is_causal", is_causal))
+    check_heads_first(query, key, value, checked_flag("enable_gqa", enable_gqa))
+    top_left, bottom_right, mods = _mask(query, key, attn_mask, checked_flag("is_causal", is_causal))
     if scale is not None:  # a tracer's number is looked at when the call runs
         compiling = torch.compiler.is_compiling()
         scale = (
@@ -59,7 +67,16 @@ def sdpa(
     window: Window = UNLIMITED
     if top_left:
         k, v, window = _top_left(q, k, v)
-    result = attention(q, k, v, causal=bottom_right, softmax_scale=scale, window=window)
+    result = attention(
+        q,
+        k,
+        v,
+        causal=bottom_right,
+        softmax_scale=scale,
+        window=window,
+        dropout_p=checked_dropout(dropout_p),
+        **mods,
+    )
     assert isinstance(result, Tensor)  # without return_lse
     out = result.transpose(1, 2)
     if query.ndim == 4:
@@ -67,7 +84,7 @@ def sdpa(
     return out.reshape(*query.shape[:-3], *out.shape[1:]) if query.ndim >= 3 else out[0, 0]
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def check_heads_first(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """The caller's tensors under the caller's names, before anything is cut off or transposed."""
     tensors = dict(zip(NAMES, (query, key, value), strict=True))
     check_tensors(tensors)
@@ -103,20 +120,30 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     check_heads(n_heads, n_heads_kv, NAMES, hint)
 
 
-def _alignment(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tuple[bool, bool]:
-    """Whether the mask is causal from the top left, and from the bottom right."""
+def _mask(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool
+) -> tuple[bool, bool, dict[str, Any]]:
+    """Whether the mask is causal from the top left, from the bottom right, and what else it says, as mods."""
     if attn_mask is None:
-        return is_causal, False
+        return is_causal, False, {}
     from torch.nn.attention.bias import CausalBias, CausalVariant  # with it comes all of torch's compiler
 
-    if not isinstance(attn_mask, CausalBias):
-        raise NotImplementedError(
-            f"attn_mask is {'a tensor' if isinstance(attn_mask, Tensor) else given(attn_mask)}; the kernels "
-            "take no mask tensor: pass is_causal=True or one of torch.nn.attention.bias, or call "
-            "flash_attention.attention(window=…), or attention_varlen for padded batches"
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(
+            f"attn_mask is {given(attn_mask)}; it must be a tensor, a mask of torch.nn.attention.bias, "
+            "or None"
         )
     if is_causal:
-        raise ValueError("attn_mask is a causal one, and is_causal is True: pass one of them")
+        raise ValueError(
+            "attn_mask is given and is_causal is True, which PyTorch refuses, too: pass one of them"
+        )
+    if not isinstance(attn_mask, CausalBias):
+        mask = _four_dimensions(query, key, attn_mask)
+        return (
+            False,
+            False,
+            {"mask_mod": dense_mask(mask)} if mask.dtype is torch.bool else {"score_mod": dense_bias(mask)},
+        )
     lengths = (query.shape[-2], key.shape[-2])
     if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != lengths:
         raise ValueError(
@@ -124,7 +151,31 @@ def _alignment(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
             f"have {lengths[0]} and {lengths[1]}: make it for these"
         )
     lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
-    return not lower_right, lower_right
+    return not lower_right, lower_right, {}
+
+
+def _four_dimensions(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """A mask tensor with two to four dimensions, checked. Several dimensions before the heads become one."""
+    check_tensors({"attn_mask": mask})
+    if mask.dtype not in MASK_TYPES:
+        raise TypeError(
+            f"attn_mask has the type {mask.dtype}; it must be bool, True where a query sees a key, or "
+            "float16, bfloat16 or float32, which is added to the scores"
+        )
+    if mask.device != query.device:
+        raise ValueError(f"attn_mask is on {mask.device}, and query on {query.device}: move it there")
+    sizes = (*query.shape[:-1], key.shape[-2])
+    of_mask = zip(reversed(mask.shape), reversed(sizes), strict=False)
+    if not 2 <= mask.ndim <= len(sizes) or any(has not in (1, size) for has, size in of_mask):
+        raise ValueError(
+            f"attn_mask has shape {tuple(mask.shape)}; it must have two dimensions at least and broadcast to "
+            f"{sizes}, (…, n_heads, seq_len_q, seq_len_k)"
+        )
+    if mask.ndim <= 4:
+        if mask.ndim == 4 and len(sizes) > 4 and mask.shape[0] != 1:  # of several dimensions the last one
+            return mask.expand(*sizes[:-3], *mask.shape[1:]).flatten(0, -4)
+        return mask
+    return mask.expand(*sizes[:-3], *mask.shape[-3:]).flatten(0, -4)
 
 
 def _top_left(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Window]:

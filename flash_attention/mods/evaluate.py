@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attention.mods.philox import random_reals
 from flash_attention.mods.tracing import Traced
 from flash_helpers.mods.mod import Node
 from flash_helpers.mods.operations import LARGEST_INT, REDUCTIONS, Kind
@@ -82,6 +83,8 @@ class _Evaluation:
             return self._load(node, args)
         if node.op == "where":
             return torch.where(*args)
+        if node.op == "random":
+            return random_reals(self.dtype, *args)
         if node.op == "to_float":
             return args[0].to(self.dtype)
         return _OPERATIONS[node.op](*args)

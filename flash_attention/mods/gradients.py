@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced
-from flash_helpers.mods.derivative import TensorGradient, derivative
+from flash_helpers.mods.derivative import derivative
+from flash_helpers.mods.mod import TensorGradient
 
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]  # b, h, q, k
 
@@ -43,12 +45,13 @@ class ScoreDerivative:
         """The derivative by the score, float32, of a shape that broadcasts to the scores'."""
         return evaluate(self.traced, "d_score", score, *indices)
 
-    def add(self, sums: dict[int, Tensor], slopes: Tensor, score: Tensor, indices: Indices) -> None:
+    def add(self, sums: Mapping[int, Tensor], slopes: Tensor, score: Tensor, indices: Indices) -> None:
         """Adds what a block contributes to the gradients of captured tensors, in the order of its elements.
 
         Args:
             sums: by the places of the tensors, float64, contiguous, of their shapes.
-            slopes: gradients of the function's results, the shape of the scores.
+            slopes: gradients of the function's results, the shape of the scores. Where one is 0, nothing is
+                added, whatever the derivative is.
             score: what the function was given.
             indices: as the function was given them.
         """
@@ -56,7 +59,7 @@ class ScoreDerivative:
             for step in range(part.length or 1):
                 value = evaluate(self.traced, part.value, score, *indices, step=step)
                 places = [evaluate(self.traced, name, score, *indices, step=step) for name in part.indices]
-                self._scatter(sums[part.slot], slopes * value, places)
+                self._scatter(sums[part.slot], (slopes * value).masked_fill(slopes == 0, 0.0), places)
 
     @staticmethod
     def _scatter(total: Tensor, values: Tensor, places: list[Tensor]) -> None:

@@ -3,6 +3,7 @@
     flash_attention::attention_backward         -> (dq, dk, dv, dsinks)
     flash_attention::attention_varlen_backward  -> likewise
     flash_attention::attention_cached_backward  -> likewise
+    flash_attention::attention_packed_cached_backward  -> likewise; never called, for it has no gradient
 
 Gradients that are not wanted have shape (0,).
 """
@@ -84,11 +85,11 @@ def backward_pass(
     key: Key | None = None,
 ) -> Gradients:
     """``passes.backward_pass`` as a call of the operator, which is not remembered."""
-    q, k, v, sinks, out, lse = saved
+    q, k, v, sinks, out, lse, _ = saved
     rest = sent(options._replace(sinks=sinks)._asdict())
     operator = getattr(torch.ops.flash_attention, f"{NAMES[type(layout)]}_backward")
-    made = operator(dout, dlse, out, lse, q, k, v, *layout, *rest, *wanted)
-    dq, dk, dv, dsinks = (grad if asked else None for grad, asked in zip(made, wanted, strict=True))
+    made = operator(dout, dlse, out, lse, q, k, v, *layout, *rest, *wanted[:4])
+    dq, dk, dv, dsinks = (grad if asked else None for grad, asked in zip(made, wanted, strict=False))
     return dq, dk, dv, dsinks
 
 

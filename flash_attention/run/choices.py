@@ -18,7 +18,8 @@ from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
 from flash_attention.checks.tensors import check_output_kind, records_gradients
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
-from flash_attention.options import Options
+from flash_attention.mods.tracing import trace
+from flash_attention.options import MaskMod, Options, ScoreMod
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig
@@ -65,6 +66,7 @@ def choose_with_gradients(
     config: KernelConfig | None = None,
     backward_config: KernelConfig | None = None,
     deterministic: bool = False,
+    captured_gradients: tuple[int, ...] = (),
 ) -> tuple[Choice, Choice]:
     """What runs a problem and then its gradients. Where neither kernel is built, both are compiled at once.
 
@@ -74,6 +76,7 @@ def choose_with_gradients(
         config: of the forward pass, as of ``choose``.
         backward_config: of the backward pass, likewise.
         deterministic: the gradients have to be the same bits in every run.
+        captured_gradients: places of captured tensors whose gradients will be wanted.
 
     Returns:
         the choice for the forward pass, and that for the backward pass.
@@ -81,7 +84,7 @@ def choose_with_gradients(
     Raises:
         as ``choose``.
     """
-    gradients = problem.backward(deterministic)
+    gradients = problem.backward(deterministic, captured_gradients)
     known = (problem, device, config) in _choices and (gradients, device, backward_config) in _choices
     if device.type == "cuda" and not known:
         cuda = backend("cuda")
@@ -125,10 +128,13 @@ def explain_choice(
     diagonal_offset: int = 0,
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     facts: DeviceFacts | None = None,
     direction: str = FORWARD,
     deterministic: bool = False,
     backward_config: BackwardConfig | None = None,
+    dropout_p: float = 0.0,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
@@ -160,6 +166,9 @@ def explain_choice(
         n_sms,
         deterministic,
         backward_config,
+        score_mod,
+        mask_mod,
+        dropout_p=dropout_p,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
@@ -188,7 +197,8 @@ def explain_choice(
     scale = checked_scale(softmax_scale, q.shape[3])
     if out is not None:
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), options.out_dtype or q.dtype, q.device)
-    mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
+    traced = trace(score_mod, mask_mod) if options.has_mods else None
+    mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced)
     problem = problem_of(
         q,
         k,
@@ -198,6 +208,7 @@ def explain_choice(
         lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
+        dropout=options.dropout_p > 0,
     )
     generation.follow_environment()
 

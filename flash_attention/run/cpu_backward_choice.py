@@ -21,7 +21,9 @@ def cpu_backward_choice(problem: AttentionProblem) -> Choice:
     configs = (kernel.config for kernel in family.built() if kernel.config.dtype is problem.dtype)
     config = min((config for config in configs if holds(config, wanted)), key=head_sizes)
     kernel = kernel_for(replace(config, B_c=CPU_BACKWARD_B_C), problem)
-    against = backend("cpu_fused_backward").reason_against(problem.softcap)
+    against = backend("cpu_fused_backward").reason_against(
+        problem.softcap, problem.mod is not None, problem.dropout
+    )
     if against:
         own = f"the CPU backend computes every gradient, here in blocks of {CPU_BACKWARD_B_C} keys"
         return Choice(kernel, f"{own}; PyTorch's own backward pass is faster, but {against}")

@@ -60,6 +60,7 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
         problem.lse,
         problem.out_float32,
         problem.mod is not None,
+        problem.dropout,
     )
     if against:
         own = f"the CPU backend computes every problem, here in blocks of {CPU_B_C} keys"

@@ -19,7 +19,7 @@ from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import unable_reason
 from flash_helpers.select.chosen import Choice
-from flash_helpers.select.select import ranking, select, usable_part
+from flash_helpers.select.select import ranking, select, usable_part, with_slots
 
 
 def choice_on(
@@ -42,6 +42,7 @@ def choice_on(
         choice = available(
             choice, lambda: ranking(problem, facts, _tuning_results()), device, build=not explained
         )
+        choice = with_slots(choice, usable_part(problem, facts)[1])
     return choice
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from flash_attention.call import Layout
@@ -10,8 +11,8 @@ from flash_attention.options import Options
 from flash_attention.run import gradients
 from flash_attention.run.gradients import Result
 from flash_attention.run.launch_cache import Key
-from flash_attention.run.passes import forward_pass
-from flash_attention.run.tracing import not_for_eager
+from flash_attention.run.passes import forward_pass, traced_functions
+from flash_attention.run.tracing import not_for_eager, stands_for_another
 
 
 def attend(
@@ -29,7 +30,31 @@ def attend(
         return again
     if not_for_eager(q, k, v, options.sinks, options.out, *layout):
         return None
+    if options.dropout_p and options.dropout_seed is None:  # the backward pass has to know it, too
+        options = options._replace(dropout_seed=drawn_seed(q.device))
+    if options.has_mods:
+        return _with_mods(q, k, v, layout, options, key)
     if records_gradients(q, k, v, options.sinks):
         return gradients.record(q, k, v, layout, options, key)
     out, lse = forward_pass(q, k, v, layout, options, key)
+    return out if lse is None else (out, lse)
+
+
+def drawn_seed(device: torch.device) -> Tensor:
+    """A seed of PyTorch's generator of a device, () int64. On a GPU nobody waits for it, and a captured graph
+    draws another one in each replay."""
+    return torch.empty((), dtype=torch.int64, device=device).random_()
+
+
+def _with_mods(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None
+) -> Result | None:
+    """The same with functions of the user's, which are called here, once each, unless they are known."""
+    traced = traced_functions(options, q, k, layout)
+    captured = () if traced is None else traced.tensors
+    if any(stands_for_another(x) for x in captured):
+        return None
+    if records_gradients(q, k, v, options.sinks, *captured):
+        return gradients.record(q, k, v, layout, options, None, traced)
+    out, lse = forward_pass(q, k, v, layout, options, key, traced=traced)
     return out if lse is None else (out, lse)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from flash_attention.call import Layout
+from flash_attention.call import Layout, PackedCached
 from flash_attention.checks.tensors import no_derivative, records_gradients
 from flash_attention.devices import backend
+from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.launch_cache import Key
@@ -48,18 +49,18 @@ def check_differentiable(layout: Layout, options: Options) -> None:
     """Refuses what has no gradient of a call whose gradients somebody wants.
 
     Raises:
-        NotImplementedError: keys in pages, an output that is given, a limit of SMs, functions of the
-            user's.
+        NotImplementedError: keys in pages, an output that is given, a limit of SMs.
     """
-    if options.has_mods:
-        raise NotImplementedError(
-            "a gradient is wanted, and calls with score_mod or mask_mod have none yet: call under "
-            "torch.no_grad(), or detach q, k, v and the sinks"
-        )
     if layout.paged:
         raise NotImplementedError(
             "a gradient is wanted, and keys in pages (block_table) have none: call under torch.no_grad(), "
             "or pass the keys in one piece, without block_table"
+        )
+    if isinstance(layout, PackedCached):
+        raise NotImplementedError(
+            "a gradient is wanted, and packed queries with seqused_q, seqused_k or keys in a cache have "
+            "none: call under torch.no_grad(), or pack the queries and keys that count, with cu_seqlens_q "
+            "and cu_seqlens_k alone"
         )
     if options.n_sms is not None:
         raise NotImplementedError(
@@ -81,13 +82,14 @@ def _forward_at_once(
     layout: Layout,
     options: Options,
     key: Key | None = None,
+    traced: Traced | None = None,
 ) -> tuple[Tensor, Tensor]:
     if key is not None:
         key = launch_cache.with_lse(key)
         result = launch_cache.repeat(key, q, k, v, None, sinks, *layout.slots())
         if result is not None:
             return result
-    out, lse = forward_pass(q, k, v, layout, options, key, keep_lse=True)
+    out, lse = forward_pass(q, k, v, layout, options, key, keep_lse=True, traced=traced)
     assert lse is not None  # it is kept
     return out, lse
 
@@ -103,7 +105,7 @@ def _backward_at_once(
 ) -> Gradients:
     if key is None:
         return backward_pass(saved, layout, options, wanted, dout, dlse)
-    q, k, v, sinks, out, lse = saved
+    q, k, v, sinks, out, lse, _ = saved
     key = launch_cache.of_gradients(key, *wanted[:3], is_deterministic(options))
     found = launch_cache.repeat_gradients(key, q, k, v, out, lse, dout, dlse, *layout.slots())
     if found is None:
@@ -118,17 +120,34 @@ def _backward_at_once(
 AT_ONCE = Passes(_forward_at_once, _backward_at_once)
 
 
-def record(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None) -> Result:
-    """A call whose gradients are wanted. Arguments as in ``eager.attend``."""
+def record(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    options: Options,
+    key: Key | None,
+    traced: Traced | None = None,
+) -> Result:
+    """A call whose gradients are wanted. Arguments as in ``eager.attend``; ``traced`` as in ``passes``."""
     check_differentiable(layout, options)
-    return _Attention.apply(q, k, v, options.sinks, layout, options, key)
+    if traced is None:
+        return _Attention.apply(q, k, v, options.sinks, layout, options, key)
+    # What is captured is an input too, so that autograd sees it.
+    return _Attention.apply(q, k, v, options.sinks, layout, options, key, traced, *traced.tensors)
 
 
 def repeat(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None
 ) -> Result | None:
     """The same for a call that was made before; None: it has to go the long way, which checks it first."""
-    if key is None or layout.paged or options.out is not None or options.n_sms is not None:
+    if (
+        key is None
+        or layout.paged
+        or options.has_mods
+        or options.out is not None
+        or options.n_sms is not None
+    ):
         return None
     if is_transforming() or not records_gradients(q, k, v, options.sinks):
         return None
@@ -161,25 +180,36 @@ class _Attention(torch.autograd.Function):
         layout: Layout,
         options: Options,
         key: Key | None,
+        traced: Traced | None = None,
+        *captured: Tensor,
     ) -> Result:
-        out, lse = _forward_at_once(q, k, v, sinks, layout, options, key)
-        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key)
+        out, lse = _forward_at_once(q, k, v, sinks, layout, options, key, traced)
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key, traced)
         return (out, lse) if options.return_lse else out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
+        rest = ctx.needs_input_grad[4:]  # layout, options, what computes it or the key, what is captured
         if dout is None and dlse is None:
-            return (None,) * 7
-        layout, options, passes, key = ctx.kept
+            return (None, None, None, None, *(None for _ in rest))
+        layout, options, passes, key, traced = ctx.kept
         q, k, v, sinks, out, lse, *own = ctx.saved_tensors
-        if own:
-            layout = layout.with_tensors(own)
-        kept = layout, options, Wanted(*ctx.needs_input_grad[:4])
+        n_captured = 0 if traced is None else len(traced.mod.tensors)
+        captured = tuple(own[len(own) - n_captured :])
+        if layout.tensors():
+            layout = layout.with_tensors(own[: len(own) - n_captured])
+        if traced is not None:
+            traced = traced.with_tensors(captured)
+        places = tuple(i for i, asked in enumerate(rest[len(rest) - n_captured :]) if asked)
+        kept = layout, options, Wanted(*ctx.needs_input_grad[:4])._replace(captured=places)
         if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate the gradients
-            made = _Gradients.apply(q, k, v, sinks, out, lse, dout, dlse, *kept, passes, key)
+            made = _Gradients.apply(
+                q, k, v, sinks, out, lse, traced, dout, dlse, *kept, passes, key, *captured
+            )
         else:
-            made = passes.backward(Saved(q, k, v, sinks, out, lse), *kept, dout, dlse, key)
-        return (*made, None, None, None)
+            made = passes.backward(Saved(q, k, v, sinks, out, lse, traced), *kept, dout, dlse, key)
+        others = (None,) * (len(rest) - n_captured)
+        return (*made[:4], *others, *made[4:])
 
 
 def _keep(
@@ -194,11 +224,14 @@ def _keep(
     options: Options,
     passes: Passes,
     key: Key | None,
+    traced: Traced | None = None,
 ) -> None:
     """Keeps what ``_Attention.backward`` takes."""
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values())
-    ctx.kept = layout, options, passes, key  # the saved tensors take the places of theirs
+    captured = () if traced is None else traced.tensors
+    ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values(), *captured)
+    # The saved tensors take the places of theirs.
+    ctx.kept = layout, options, passes, key, None if traced is None else traced.with_tensors(())
 
 
 class _Repeated(torch.autograd.Function):
@@ -267,7 +300,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(*given: Any) -> Gradients:
-        *saved, dout, dlse, layout, options, wanted, passes, key = given
+        saved, (dout, dlse, layout, options, wanted, passes, key) = given[:7], given[7:14]
         return passes.backward(Saved(*saved), layout, options, wanted, dout, dlse, key)
 
     @staticmethod

@@ -18,8 +18,9 @@ from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelCo
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.problem import Window
 
-# out is an argument of operators of its own, the backend has been checked, and functions cannot travel.
-STAY = ("out", "backend", "score_mod", "mask_mod")
+# out is an argument of operators of its own, the backend has been checked, functions cannot travel, and
+# operators draw no numbers.
+STAY = ("out", "backend", "score_mod", "mask_mod", "dropout_p", "dropout_seed")
 TYPES: dict[Any, str] = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",

@@ -8,20 +8,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attention.backends.without_keys import fill_without_keys
+from flash_attention.backends.without_keys import fill_packed_without_keys, fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Layout, Mask, Packed, Ran, Scores
+from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, PackedCached, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
-from flash_attention.mods.tracing import Traced, trace
+from flash_attention.mods.block_mask import check_block_mask, is_block_mask, mask_of_blocks
+from flash_attention.mods.remembered import recorded
+from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
 from flash_helpers.kernels.problem import BACKWARD
+
+GIVEN_SLOTS = 10  # tensors of a call, as ``launch_cache.repeat`` is given them
 
 
 # ---------------------------------------------------------------------- forward
@@ -33,22 +37,28 @@ def forward_pass(
     options: Options,
     key: Key | None = None,
     keep_lse: bool = False,
+    traced: Traced | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The output of a call, and its LSE where the caller wants it.
 
     Args:
         key: by which the call is to be remembered (``launch_cache``); None: it is not.
         keep_lse: the LSE is wanted for a backward pass, too.
+        traced: what the user's functions do (``traced_functions``); None: there are none.
     """
     options = options.checked(q)
-    call = _checked(q, k, v, layout, options, keep_lse)
+    call = _checked(q, k, v, layout, options, keep_lse, traced)
     problem = call.problem
     if not (problem.batch and problem.seq_len_q and problem.n_heads):
         fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
     elif not isinstance(layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
-        fill_without_keys(call.out, call.lse, options.sinks)
+        if isinstance(layout, PackedCached):
+            rows = layout.cu_seqlens_q, layout.seqused_q
+            fill_packed_without_keys(call.out, call.lse, options.sinks, *rows)
+        else:
+            fill_without_keys(call.out, call.lse, options.sinks)
     else:
         chosen_in = generation.number()
         if not (q.is_cuda or options.return_lse):
@@ -56,7 +66,9 @@ def forward_pass(
             problem = replace(problem, lse=False) if problem.lse else problem
         if q.is_cuda and keep_lse:  # gradients are wanted, whose kernel is compiled beside this one's
             configs = options.config, options.backward_config
-            choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options))
+            captured = () if traced is None else enumerate(traced.tensors)
+            learnt = tuple(place for place, x in captured if x.requires_grad)
+            choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options), learnt)
         else:
             choice = choose(problem, q.device, options.config)
             if keep_lse and options.backward_config is not None:  # which is refused before anything runs
@@ -66,13 +78,20 @@ def forward_pass(
     return call.out, call.lse
 
 
-def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, keep_lse: bool) -> Call:
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    options: Options,
+    keep_lse: bool,
+    traced: Traced | None,
+) -> Call:
     """The call with its results. Whatever can be known is refused before one number of a tensor is read."""
     sinks, out = options.sinks, options.out
-    checks.check_inputs(q, k, v, sinks, layout.axes, layout.paged)
+    checks.check_inputs(q, k, v, sinks, layout.axes, layout.paged, layout_kv=layout.axes_kv)
     scale = checked_scale(options.softmax_scale, q.shape[-1])
     layout.check(q, k)
-    traced = _traced(options, q)
     inputs = {"q": q, "k": k, "v": v, "sinks": sinks, **layout.tensors(), **_captured(traced)}
     check_memory(inputs if out is None else {**inputs, "out": out})
     layout.check_values(q, k)
@@ -88,12 +107,37 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, 
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
     scores = Scores(scale, options.softcap, sinks, traced)
-    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms)
+    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms, dropout_of(options))
 
 
-def _traced(options: Options, q: Tensor) -> Traced | None:
-    """What the user's functions do; they are called here, once each."""
-    return trace(options.score_mod, options.mask_mod, q.device) if options.has_mods else None
+def dropout_of(options: Options) -> Dropout | None:
+    """What is dropped of the softmax. Whoever runs a call at once has drawn the seed."""
+    if not options.dropout_p:
+        return None
+    assert options.dropout_seed is not None
+    return Dropout(options.dropout_p, options.dropout_seed)
+
+
+def traced_functions(options: Options, q: object, k: object, layout: Layout) -> Traced | None:
+    """What the user's functions do; they are called here, once each, unless they are as they
+    were before. None: there are none.
+
+    Also None where q is no tensor, which the checks refuse.
+    """
+    if not (options.has_mods and isinstance(q, Tensor)):
+        return None
+    mask_mod = options.mask_mod
+    if is_block_mask(mask_mod):
+        if not isinstance(layout, Dense):
+            raise NotImplementedError(
+                "mask_mod is a BlockMask, which lists blocks of batch items of one length; packed sequences "
+                "and caches count places within each: pass its mask_mod"
+            )
+        if isinstance(k, Tensor) and q.ndim == k.ndim == 4:  # the checks refuse others
+            batch, seq_len_q, seq_len_k = layout.sizes(q, k)
+            check_block_mask(mask_mod, batch, q.shape[2], seq_len_q, seq_len_k)
+        mask_mod = mask_of_blocks(mask_mod)
+    return recorded(options.score_mod, mask_mod, q.device)
 
 
 def _captured(traced: Traced | None) -> dict[str, Tensor]:
@@ -104,12 +148,6 @@ def _captured(traced: Traced | None) -> dict[str, Tensor]:
         f"the captured tensor of shape {tuple(x.shape)}, number {i},": x for i, x in enumerate(traced.tensors)
     }
     check_tensors(names)
-    for name, x in names.items():
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise NotImplementedError(
-                f"{name} requires grad, and attention has no gradient through score_mod yet: call under "
-                "torch.no_grad(), or capture .detach() of it"
-            )
     return names
 
 
@@ -117,21 +155,27 @@ def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in
     if ran.kernel is None:
         return
     launch_cache.set_last_kernel(ran.kernel)
-    if key is not None and ran.launched is not None:
+    if key is not None and ran.launched is not None and ran.repeatable:
         given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
+        if options.has_mods:
+            mods = launch_cache.mods_of(options.score_mod, options.mask_mod, call.q)
+            if mods is None:
+                return
+            given = (*given, *(None,) * (GIVEN_SLOTS - len(given)), *mods[1])
         made = (call.out if options.out is None else None, call.lse, ran.workspace)
         held = options.config, options.backward_config
-        launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in)
+        launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in, kept=ran.kept)
 
 
 # ---------------------------------------------------------------------- backward
 class Wanted(NamedTuple):
-    """Of which tensors gradients are wanted, or these gradients."""
+    """Of which tensors gradients are wanted. ``captured``: places of what ``score_mod`` captures."""
 
     q: bool
     k: bool
     v: bool
     sinks: bool
+    captured: tuple[int, ...] = ()
 
 
 class Saved(NamedTuple):
@@ -143,9 +187,10 @@ class Saved(NamedTuple):
     sinks: Tensor | None
     out: Tensor
     lse: Tensor
+    traced: Traced | None = None
 
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # of q, k, v and the sinks
+Gradients = tuple[Tensor | None, ...]  # of q, k, v and the sinks, then of each captured tensor
 
 
 def backward_pass(
@@ -157,7 +202,7 @@ def backward_pass(
     dlse: Tensor | None,
     key: Key | None = None,
 ) -> Gradients:
-    """The gradients that are wanted of q, k, v and the sinks; the others are None.
+    """The gradients that are wanted of q, k, v, the sinks and captured tensors; the others are None.
 
     Args:
         saved: the tensors of the forward pass.
@@ -168,14 +213,16 @@ def backward_pass(
         dlse: gradient of the LSE; None: likewise.
         key: by which the pass is to be remembered (``launch_cache``); None: it is not.
     """
-    q, k, v, sinks, out, lse = saved
+    q, k, v, sinks, out, lse, traced = saved
     given = (q, k, v, out, lse, dout, dlse, *layout.slots())
     dq = room_for(q) if wanted.q else None
     dk = room_for(k) if wanted.k else None
     dv = room_for(v) if wanted.v else None
     dsinks = room_for(sinks) if wanted.sinks and sinks is not None else None
-    made = (dq, dk, dv, dsinks)
-    to_compute = made
+    captured = () if traced is None else traced.tensors
+    dcaptured = {place: captured[place].new_empty(captured[place].shape) for place in wanted.captured}
+    to_compute = (dq, dk, dv, dsinks)
+    made = (*to_compute, *(dcaptured.get(place) for place in range(len(captured))))
     if dout is None:  # the LSE does not depend on v
         dout, key = torch.zeros_like(out), None
         if dv is not None:
@@ -189,17 +236,20 @@ def backward_pass(
         dout = dout.resolve_neg()
     if dlse is not None and (dlse.dtype is not torch.float32 or dlse.is_neg()):
         dlse = dlse.resolve_neg().float()
-    if all(grad is None for grad in to_compute):
+    if not dcaptured and all(grad is None for grad in to_compute):
         return made
     mask = Mask.of(options.causal, options.window)
-    scores = Scores(checked_scale(options.softmax_scale, q.shape[-1]), options.softcap, sinks)
+    scores = Scores(checked_scale(options.softmax_scale, q.shape[-1]), options.softcap, sinks, traced)
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
     if not (batch and seq_len_q and q.shape[-2]) or not (seq_len_k or isinstance(layout, Packed)):
         _fill_without_keys(to_compute, dlse)
+        for gradient in dcaptured.values():
+            gradient.zero_()
         return made
     call = BackwardCall(
-        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options)
-    )
+        q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options),
+        dcaptured, dropout_of(options),
+    )  # fmt: skip
     chosen_in = generation.number()
     choice = choose(call.problem, q.device, options.backward_config)
     launched = backend(backward_backend(q.device.type)).run_backward(call, choice)

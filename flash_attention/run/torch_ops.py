@@ -10,6 +10,8 @@ work.
     flash_attention::attention_varlen_out  -> lse; writes out
     flash_attention::attention_cached      -> (out, lse)
     flash_attention::attention_cached_out  -> lse; writes out
+    flash_attention::attention_packed_cached      -> (out, lse)
+    flash_attention::attention_packed_cached_out  -> lse; writes out
 
 The first of each two is differentiated by an operator of ``backward_ops``. Where neither the caller nor the
 backward pass wants an LSE (``keep_lse``), it has shape (0,). A configuration travels as its name.
@@ -78,6 +80,11 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
         raise NotImplementedError(
             "score_mod and mask_mod run at once, on plain tensors: call attention outside of torch.compile, "
             "export and autocast, with tensors that have memory"
+        )
+    if options.dropout_p:
+        raise NotImplementedError(
+            f"dropout_p is {options.dropout_p}; weights are dropped at once, on plain tensors: call "
+            "attention outside of torch.compile, export, autocast and torch.func, with real tensors"
         )
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
     keep_lse = records_gradients(q, k, v, sinks)
@@ -197,7 +204,7 @@ def _fake(
 ) -> tuple[Tensor, Tensor]:
     q, k, v, *own = leading
     layout, given = kind(*own), received(options, out)
-    checks.check_inputs(q, k, v, given.sinks, layout.axes, layout.paged)
+    checks.check_inputs(q, k, v, given.sinks, layout.axes, layout.paged, layout_kv=layout.axes_kv)
     layout.check(q, k)
     checked_window(given.window)
     checked_scale(given.softmax_scale, q.shape[-1])

@@ -76,6 +76,18 @@ inline PyObject *kernel_launch(PyObject *self, PyObject *const *args, Py_ssize_t
     });
 }
 
+inline PyObject *kernel_find_tiles(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    return guarded([&] {
+        const Kernel &kernel = kernel_of(self);
+        if (kernel.find_tiles == nullptr) raise_error(PyExc_TypeError, "find_tiles: the kernel needs none");
+        Launch launch = read_launch(kernel, args, n_args);
+        const ModArguments mod = launch.captured.arguments();
+        launch.problem.mod = &mod;
+        check_cuda(kernel, "find_tiles", kernel.find_tiles(launch.problem, launch.stream));
+        return Py_NewRef(Py_None);
+    });
+}
+
 inline PyObject *kernel_launch_backward(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     return guarded([&] {
         const Kernel &kernel = kernel_of(self);
@@ -133,6 +145,9 @@ inline const Kernel *kernel_of_method(PyObject *function, PyCFunction method) {
 inline Reference make_kernel_type() {
     static PyMethodDef methods[] = {
         {"launch", as_method(&kernel_launch), METH_FASTCALL, kLaunchArguments},
+        {"find_tiles", as_method(&kernel_find_tiles), METH_FASTCALL,
+         "find_tiles(the arguments of launch)\n\nWrites what the mod's mask leaves of each tile into "
+         "mod.tiles."},
         {"launch_backward", as_method(&kernel_launch_backward), METH_FASTCALL, kLaunchBackwardArguments},
         {"workspaces", kernel_workspaces, METH_O,
          "workspaces(arguments) -> (lse_log2, dq_sums, counters)\n\n"
@@ -148,6 +163,9 @@ inline Reference make_kernel_type() {
         {"direction", kernel_member<&Kernel::direction>, nullptr, nullptr, nullptr},
         {"target", kernel_member<&Kernel::target>, nullptr,
          "GPU generation it is compiled for, 80 for sm_80.", nullptr},
+        {"needs_tiles",
+         [](PyObject *self, void *) { return PyBool_FromLong(kernel_of(self).find_tiles != nullptr); },
+         nullptr, "Whether bits of tiles tell more of the mod's mask than its bounds do.", nullptr},
         {"d_head", kernel_member<&Kernel::d_head>, nullptr, nullptr, nullptr},
         {"n_threads", kernel_member<&Kernel::n_threads>, nullptr, "Threads of a block.", nullptr},
         {"smem_bytes", kernel_member<&Kernel::smem_bytes>, nullptr, "Dynamic shared memory of a block.",

@@ -16,10 +16,11 @@ class CapturedValues {
   public:
     CapturedValues() = default;
 
-    // `given`: (numbers, tensors), a tensor being (address, strides, sizes). Throws PythonError where they
-    // are not as many as the kernel reads.
+    // `given`: (numbers, tensors, tiles), a tensor being (address, strides, sizes), tiles None or (address,
+    // strides of a batch item, a head and a row). Throws PythonError where they are not as many as the kernel
+    // reads.
     CapturedValues(const ModSignature &wanted, PyObject *given) {
-        if (!is_tuple_of(2, given) || !is_tuple_of(wanted.n_numbers, PyTuple_GetItem(given, 0)) ||
+        if (!is_tuple_of(3, given) || !is_tuple_of(wanted.n_numbers, PyTuple_GetItem(given, 0)) ||
             !is_tuple_of(wanted.n_tensors, PyTuple_GetItem(given, 1))) {
             raise_error(PyExc_TypeError,
                         "launch: mod is %R; the kernel's mod captures %d numbers and %d tensors, so it must "
@@ -32,9 +33,10 @@ class CapturedValues {
         for (int i = 0; i < wanted.n_tensors; ++i) {
             tensors_.push_back(read_tensor(PyTuple_GetItem(PyTuple_GetItem(given, 1), i)));
         }
+        read_tiles(PyTuple_GetItem(given, 2));
     }
 
-    ModArguments arguments() const { return {numbers_.data(), tensors_.data(), {}}; }
+    ModArguments arguments() const { return {numbers_.data(), tensors_.data(), tiles_}; }
     const std::vector<CapturedTensor> &tensors() const { return tensors_; }
 
     // The same with the tensors at other addresses, which is as long as they are many.
@@ -82,6 +84,20 @@ class CapturedValues {
         return tensor;
     }
 
+    void read_tiles(PyObject *value) {
+        if (value == Py_None) return;
+        if (!is_tuple_of(4, value)) {
+            raise_error(PyExc_TypeError, "launch: tiles are %R; wanted None or (address, three strides)",
+                        value);
+        }
+        tiles_.words = read_pointer<const uint32_t>(PyTuple_GetItem(value, 0));
+        tiles_.batch_stride = to_int64(PyTuple_GetItem(value, 1));
+        tiles_.head_stride = to_int64(PyTuple_GetItem(value, 2));
+        tiles_.row_stride = to_int64(PyTuple_GetItem(value, 3));
+        check_address("tiles", tiles_.words, true);
+    }
+
+    ModTiles tiles_{};
     std::vector<CapturedNumber> numbers_;
     std::vector<CapturedTensor> tensors_;
 };

@@ -31,6 +31,7 @@ struct Kernel {
     int smem_bytes;
     int (*load)();
     int (*launch)(const ForwardProblem &problem, void *stream);            // nullptr: a backward kernel
+    int (*find_tiles)(const ForwardProblem &problem, void *stream);        // nullptr: it needs no tiles
     int (*launch_backward)(const BackwardProblem &problem, void *stream);  // nullptr: no backward kernel
     BackwardWorkspaces (*workspaces)(const BackwardProblem &problem);      // likewise
     int (*attributes)(KernelAttributes &out);
@@ -126,6 +127,7 @@ int file_records(const KernelLibrary &library) {
             kernel.workspaces = record.workspaces;
         } else {
             kernel.launch = record.launch;
+            kernel.find_tiles = record.find_tiles;
         }
         n_new += loaded_kernels<Config>()
                      .try_emplace({record.config, record.traits, record.target, record.mod.digest}, kernel)

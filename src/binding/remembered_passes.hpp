@@ -3,7 +3,8 @@
 //
 // A pass has
 //     Problem         what a launch takes; its pointers are new in each call
-//     Slot            its tensors: those that the caller hands over, in the order of the arguments, then
+//     Slot            its tensors but those that functions of the user's capture, which come last: those that
+//     the caller hands over, in the order of the arguments, then
 //                     those that are only made; kGivenSlots of them are given, at least kFewest
 //     kMade           what the library makes, unless the caller gives it
 //     kTable          the name of the Python type of its tables, and what one takes and gives
@@ -22,8 +23,10 @@
 
 namespace flash::binding {
 
-inline constexpr int kMostGivenSlots = 11;  // of any pass
-inline constexpr int kMaxNumbers = 2;
+inline constexpr int kMostGivenSlots = 12;  // of any pass
+inline constexpr int kMaxCaptured = 8;      // tensors that functions of the user's capture
+// Two of a layout; of captured tensors whose contents count an address and a version each, and the stream.
+inline constexpr int kMaxNumbers = 2 + 2 * kMaxCaptured + 1;
 
 // ---------------------------------------------------------------- forward
 struct ForwardPass {
@@ -39,6 +42,7 @@ struct ForwardPass {
         kCuSeqlensK,
         kSequsedK,
         kBlockTable,
+        kSequsedQ,
         kLse,
         kWorkspace,
         kSlots
@@ -48,7 +52,8 @@ struct ForwardPass {
     static constexpr const char *kMadeNames = "out, lse, workspace";
     static constexpr const char *kTable = "CallTable";
     static constexpr const char *kCall =
-        "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)\n\n"
+        "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
+        "*numbers, *captured)\n\n"
         "The result of a call that is known here, or None. The same as calling the table, which takes "
         "longer.";
 
@@ -68,17 +73,18 @@ struct ForwardPass {
         f(problem.cu_seqlens_k, kCuSeqlensK);
         f(problem.seqused_k, kSequsedK);
         f(problem.block_table, kBlockTable);
+        f(problem.seqused_q, kSequsedQ);
         f(problem.partial_o, kWorkspace);
         f(problem.partial_lse, kWorkspace);
     }
-    static constexpr int kPointers = 12;
+    static constexpr int kPointers = 13;
 
     static const Kernel *kernel_of_launch(PyObject *function) {
         return binding::kernel_of_method(function, as_method(&kernel_launch));
     }
 
-    static Problem read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
-        return read_launch(kernel, args, n_args).problem;
+    static Launch read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
+        return read_launch(kernel, args, n_args);
     }
 
     static int launch(const Kernel &kernel, const Problem &problem, void *stream) {
@@ -108,6 +114,7 @@ struct BackwardPass {
         kCuSeqlensK,
         kSequsedK,
         kBlockTable,
+        kSequsedQ,
         kDq,
         kDk,
         kDv,
@@ -119,7 +126,8 @@ struct BackwardPass {
     static constexpr const char *kMadeNames = "dq, dk, dv, workspace";
     static constexpr const char *kTable = "BackwardCallTable";
     static constexpr const char *kCall =
-        "call(q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)"
+        "call(q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
+        "*numbers)"
         "\n\n(dq, dk, dv, workspace) of a call that is known here, each None where it is not made; or None. "
         "The same as calling the table, which takes longer.";
 
@@ -139,7 +147,7 @@ struct BackwardPass {
         f(problem.dv, kDv);
         f(problem.cu_seqlens_q, kCuSeqlensQ);
         f(problem.cu_seqlens_k, kCuSeqlensK);
-        f(problem.seqused_q, kSequsedK);  // is of no launch that is remembered
+        f(problem.seqused_q, kSequsedQ);
         f(problem.seqused_k, kSequsedK);
         f(problem.delta, kWorkspace);
         f(problem.lse_log2, kWorkspace);
@@ -152,8 +160,8 @@ struct BackwardPass {
         return binding::kernel_of_method(function, as_method(&kernel_launch_backward));
     }
 
-    static Problem read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
-        return read_launch_backward(kernel, args, n_args).problem;
+    static BackwardLaunch read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
+        return read_launch_backward(kernel, args, n_args);
     }
 
     static int launch(const Kernel &kernel, const Problem &problem, void *stream) {

@@ -66,6 +66,13 @@ struct ForwardProblem {
     // which seqused_k cuts down; cu_seqlens_k is nullptr.
     const int *block_table;
     int n_pages, max_pages, page_size;
+    // planned: cu_seqlens_q is given, and of each sequence's queries only the first seqused_q, (batch), count,
+    // if that is given; the others are padding. How many parts the keys of a sequence are cut into follows
+    // from its lengths and from plan_* (part_plan.cuh). partial_o and partial_lse have partial_rows rows;
+    // n_splits is not used.
+    const int *seqused_q;
+    int plan_slots, plan_shortest, plan_longest, plan_few_queries, plan_fixed;
+    int64_t partial_rows;
     // Multiprocessors that the launch may use, by kernels whose blocks are persistent; 0: all.
     int n_sms;
     // What a kernel with a mod is told; nullptr for one without. Read while `launch` runs, and not later.
@@ -94,6 +101,8 @@ struct ForwardKernelRecord {
     int (*launch)(const ForwardProblem &problem, void *stream);
     int (*attributes)(KernelAttributes &out);
     ModSignature mod{};  // what problem.mod has to hold; by default it is not read
+    // Fills problem.mod->tiles for later launches; nullptr: they need none.
+    int (*find_tiles)(const ForwardProblem &problem, void *stream) = nullptr;
 };
 
 // What a kernel library exports. `abi` is kAbiVersion of the headers it was compiled from.

@@ -2,6 +2,8 @@
 
     python tests/compat/run_flash_attn_tests.py .../flash_attn-2.8.3/tests/test_flash_attn.py
     python tests/compat/run_flash_attn_tests.py --names 3 --gradients .../hopper/test_flash_attn.py
+    python tests/compat/run_flash_attn_tests.py --names 3-cache .../hopper/test_flash_attn.py
+    python tests/compat/run_flash_attn_tests.py --names vllm .../tests/kernels/attention/test_flash_attn.py
     python tests/compat/run_flash_attn_tests.py --names 4 --gradients .../tests/cute/test_flash_attn.py
 
 The file comes with flash-attn's sources (PyPI's source distribution has it) and is run as it is, with its own
@@ -43,6 +45,7 @@ import torch
 from flash_attn_module import install
 from newer_flash_attn_modules import install_3, install_4
 from parameter_grid import Case, Sample, sample
+from server_modules import install_cache_3, install_vllm
 from torch.overrides import TorchFunctionMode
 
 from flash_attention.backends import backend
@@ -61,12 +64,6 @@ BACKWARD_ONLY = (
 OUTSIDE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dropout_p": ("dropout_p", lambda p: p > 0),
     "alibi": ("alibi_slopes", bool),
-    "has_leftpad": ("cache_leftpad", bool),
-    "num_splits": ("num_splits", lambda n: n != 0),
-}
-# The same, of single functions.
-OUTSIDE_IN: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
-    "test_flash_attn_varlen_causal": {"paged_kv_block_size": ("block_table", lambda size: size is not None)},
 }
 
 
@@ -105,6 +102,20 @@ NAMES = {
         },
         {"DISABLE_LOCAL": True},  # after its grid is made: no attention_chunk
         256,
+    ),
+    "3-cache": Names(
+        install_cache_3,
+        (
+            "test_flash_attn_output", "test_flash_attn_varlen_output", "test_flash_attn_kvcache",
+            "test_flash_attn_combine",
+        ),
+        {"has_qv": ("qv", bool)},
+        {"DISABLE_LOCAL": True},  # after its grid is made: no attention_chunk
+        256,
+    ),
+    "vllm": Names(
+        install_vllm,
+        outside={"q_dtype": ("q_descale", lambda dtype: dtype is not None)},
     ),
     "4": Names(
         install_4,
@@ -202,7 +213,7 @@ def samples(
     for name, function in vars(module).items():
         chosen = name.startswith("test_") and (not names.functions or name in names.functions)
         if chosen and callable(function) and name not in left_out:
-            rules = names.outside | OUTSIDE_IN.get(name, {})
+            rules = names.outside
 
             def outside(case: Case, rules: dict[str, Any] = rules) -> str | None:
                 hits = (rules[p] for p in case if p in rules and rules[p][1](case[p]))

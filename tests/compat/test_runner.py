@@ -31,7 +31,9 @@ def test_output(seqlen_q, seqlen_k, d, alibi, dropout_p):
     q = torch.randn(1, seqlen_q, 2, d, device="cuda", dtype=torch.float16, requires_grad=True)
     k = torch.randn(1, seqlen_k, 2, d, device="cuda", dtype=torch.float16, requires_grad=True)
     slopes = torch.ones(2, device="cuda") if alibi else None
-    out = flash_attn_func(q, k, k, dropout_p, alibi_slopes=slopes, window_size=torch.tensor((3, 100)))
+    out, _, _ = flash_attn_func(
+        q, k, k, dropout_p, alibi_slopes=slopes, window_size=torch.tensor((3, 100)), return_attn_probs=True
+    )
     dq, dk = torch.autograd.grad(out, (q, k), out)
     assert dq.shape == q.shape and (dk == 0).all()
     assert out.shape == q.shape

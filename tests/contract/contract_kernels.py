@@ -56,6 +56,24 @@ def chosen_kernels(facts: DeviceFacts) -> list[ForwardKernel]:
     return list(chosen)
 
 
+def planned_kernels(facts: DeviceFacts) -> list[ForwardKernel]:
+    """What it chooses for packed queries over a cache, of either family."""
+    results, chosen = TuningResults(), dict[ForwardKernel, None]()
+    for names, sinks, paged, obstacle, longest in itertools.product(
+        PACKED[:4], (False, True), (False, True), (None, "pages of 5 rows"), (1, 70)
+    ):
+        if obstacle and not paged:
+            continue
+        problem = AttentionProblem(
+            DType.FP16, 6, longest, 144, 4, 2, 64, 64, softcap="softcap" in names, sinks=sinks, varlen=True,
+            cached=True, paged=paged, planned=True, lse=True, tma_obstacle=obstacle,
+        )  # fmt: skip
+        limits = {"window": {"left": 20, "right": 5}}.get("".join(names), {"right": 0} if names else {})
+        problem = replace(problem, **limits).without_idle_limits()
+        chosen[select(problem, facts, results, explained=False).kernel] = None
+    return list(chosen)
+
+
 def family_configs(dtype: DType, causal: bool) -> dict[str, ForwardConfig]:
     """What each family chooses for a few hundred queries of head size 64, able to give an LSE."""
     return {
@@ -76,7 +94,7 @@ def family_kernels(dtype: DType) -> list[ForwardKernel]:
 
 def kernels(facts: DeviceFacts) -> list[ForwardKernel]:
     """All of them that run on a GPU, each once."""
-    found = chosen_kernels(facts)
+    found = chosen_kernels(facts) + planned_kernels(facts)
     packed = {DType.FP16: PACKED, DType.BF16: ()}
     for dtype, d_head, padded in itertools.product(DType, (64, 128), (False, True)):
         # A causal mask over one query hides nothing: what is left of the last set.

@@ -17,7 +17,7 @@ from flash_attention import attention_varlen, merge
 from flash_attention.cached import attention_cached
 from flash_attention.errors import NoKernelError
 from flash_helpers.test.gradients import check_gradients
-from flash_helpers.test.reference import reference_gradients
+from flash_helpers.test.reference import reference, reference_gradients
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 NAMES = ("dq", "dk", "dv", "dsinks")
@@ -655,3 +655,57 @@ def test_c46_memory(deterministic: bool, n_heads_kv: int, causal: bool) -> None:
     rows = batch * seq_len * n_heads
     assert peak <= made + rows * (4 * d + 8) + 4096
     assert after <= made + 4096
+
+
+# ---------------------------------------------------------------------- C62: functions of the user's
+def scored(table: Tensor, slopes: Tensor) -> Any:
+    return lambda s, b, h, q, k: s * (1.0 + 0.1 * torch.sin(s)) + table[h, q - k + 90] + slopes[h] * (k % 5)
+
+
+def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q + 30 >= k) & ((q + k + h) % 3 != 0)
+
+
+def test_c62_gradients_through_functions_and_of_what_they_capture(device: str) -> None:
+    inputs = Inputs(device, n_heads=4, seq_len_q=70, seq_len_k=90)
+    generator = torch.Generator().manual_seed(5)
+    tables = [torch.randn(*s, generator=generator).to(device).requires_grad_() for s in ((4, 160), (4,))]
+    own = (*inputs.leaves(), *tables)
+
+    def gradients() -> tuple[Tensor, ...]:
+        results = attend(*own[:3], score_mod=scored(*tables), mask_mod=seen, return_lse=True)
+        return torch.autograd.grad(results, own, (inputs.dout, inputs.dlse))
+
+    found = gradients()
+    assert all(map(torch.equal, gradients()[3:], found[3:]))
+    wide = [x.detach().double().requires_grad_() for x in own]
+    out, lse = reference(*wide[:3], score_mod=scored(*wide[3:]), mask_mod=seen)
+    expected = torch.autograd.grad((out, lse), wide, (inputs.dout.double(), inputs.dlse.double()))
+    for x, grad, exact in zip(own, found, expected, strict=True):
+        assert (grad.dtype, grad.shape, grad.device) == (x.dtype, x.shape, x.device)
+        assert (grad.double() - exact).abs().max() <= 2e-2 * exact.abs().max()
+
+
+def test_c62_what_is_hidden_adds_exactly_0(device: str) -> None:
+    inputs = Inputs(device, seq_len_q=20, seq_len_k=20)
+    table = torch.arange(20.0, device=device).requires_grad_()  # whose first root has no finite slope
+
+    def roots(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return torch.where(k > 0, s + torch.sqrt(table[k]), -math.inf)
+
+    own = (*inputs.leaves(), table)
+    out = attend(*own[:3], score_mod=roots, mask_mod=lambda b, h, q, k: (k != 7) & (q != 3))
+    dq, dk, dv, dtable = torch.autograd.grad(out, own, inputs.dout)
+    assert all(x.isfinite().all() and x.any() for x in (dq, dk, dv, dtable))
+    assert not dq[:, 3].any()
+    assert not any(x[:, [0, 7]].any() for x in (dk, dv))
+    assert not dtable[[0, 7]].any()
+
+
+def test_c62_a_captured_tensor_that_changes_in_between_is_an_error(device: str) -> None:
+    inputs = Inputs(device, seq_len_q=20, seq_len_k=20)
+    table = torch.zeros(20, device=device)
+    out = attend(*inputs.leaves(), score_mod=lambda s, b, h, q, k: s + table[k])
+    table.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(inputs.dout)

@@ -35,9 +35,9 @@ def test_host(source: Path, tmp_path: Path) -> None:
         *host_compiler(),
         "-std=c++20",
         "-O1",
+        f"-I{HERE / 'fake_cuda'}",  # before the headers that it stands in for
         f"-I{INCLUDE}",
         f"-I{HERE}",
-        f"-I{HERE / 'fake_cuda'}",
         "-o",
         str(program),
         str(source),

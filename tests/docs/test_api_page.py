@@ -17,7 +17,9 @@ pytestmark = pytest.mark.unit
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 PUBLIC = (
     "flash_attention", "flash_attention.cached", "flash_attention.mods",
-    "flash_attention.flash_attn_interface",
+    "flash_attention.flash_attn_interface", "flash_attention.flex_attention",
+    "flash_attention.integrations.flash_attn_3", "flash_attention.integrations.vllm",
+    "flash_attention.integrations.flashinfer",
     "flash_attention.scaled_dot_product", "flash_attention.integrations.transformers",
     "flash_attention.distributed", "flash_attention.distributed.transformers",
     "flash_helpers.kernel_configs", "flash_helpers.build", "flash_attention.errors",

@@ -9,9 +9,13 @@ import pytest
 import torch
 from gpu_cases import CONFIG
 
-from flash_attention import api, attention, attention_varlen, forward, last_kernel
+from flash_attention import api, attention, attention_varlen, backward, forward, last_kernel
+from flash_attention.backends.cuda import device_facts_of
 from flash_attention.cached import attention_cached
 from flash_attention.run import gradients, launch_cache, passes
+from flash_helpers.kernel_configs import DType
+from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.problem import BACKWARD
 
 D = 128
 
@@ -316,3 +320,31 @@ def test_remembered_gradients_take_no_more_memory() -> None:
     launch_cache.forget()
     first = peak()
     assert [peak() for _ in range(3)] == [first] * 3
+
+
+def test_kernels_that_are_named_are_remembered_apart() -> None:
+    """Each family's repeatable kernel in turn: the bits are those of the kernel that is called by name."""
+    facts = device_facts_of()
+    configs = {
+        direction.label: kernel.config
+        for direction in directions(BACKWARD)
+        for kernel in direction.built()
+        if kernel.config.deterministic
+        and (kernel.config.dtype, kernel.config.d_head, kernel.config.d_head_v) == (DType.FP16, D, D)
+        and kernel.config.infeasible_reason(facts) is None
+    }
+    q, k, v = (x.requires_grad_() for x in tensors(0, 200, 300, 4, 2))
+    dout = normal(2, 200, 4, D, seed=5)
+    with torch.no_grad():
+        out, lse = attention(q, k, v, causal=True, return_lse=True)
+        expected = {
+            name: backward(config, dout, *(x.detach() for x in (q, k, v)), out, lse, causal=True)
+            for name, config in configs.items()
+        }
+    for _ in range(3):
+        for name, config in configs.items():
+            found = torch.autograd.grad(
+                attention(q, k, v, causal=True, backward_config=config), (q, k, v), dout
+            )
+            for x, y in zip(found, expected[name], strict=True):
+                assert torch.equal(x, y), name

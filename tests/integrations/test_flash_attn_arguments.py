@@ -192,7 +192,7 @@ REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
     "qkv": [*TENSOR[:4], *TENSOR[5:]],  # all tensors may be on meta
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens"), OFFSETS),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), LONGEST),
-    "dropout_p": [value(x) for x in (0.1, True, "0", torch.nan, torch.zeros(2))],
+    "dropout_p": [value(x) for x in (-0.1, 1.0, True, "0", torch.nan, torch.zeros(2))],
     "softmax_scale": [
         value(x) for x in (True, False, "1", torch.inf, torch.nan, 1j, torch.tensor(True), [1.0])
     ],
@@ -252,7 +252,7 @@ def test_head_sizes_are_compared_before_they_are_padded(function: str, compiled:
         ("scale", "its name here is softmax_scale"),
         ("window", "its name here is window_size"),
         ("query", "its name here is q"),
-        ("attn_mask", "take no mask tensor"),
+        ("attn_mask", "flash_attention.mods.dense_mask"),
         ("return_lse", "its name here is return_"),
         ("out", "writes into a tensor"),
         ("s_aux", "attention(…, sinks=…)"),
@@ -331,8 +331,10 @@ CACHE_REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
             torch.zeros(2, 3).long(),
         )
     ],
-    "cache_leftpad": [value(torch.zeros(2).int()), value(0)],
-    "num_splits": [value(x) for x in (1, 4, False, "0", -1)],
+    "cache_leftpad": [
+        value(x) for x in (0, torch.zeros(3).int(), torch.zeros(2), torch.zeros(2).int() - 1)
+    ],
+    "num_splits": [value(x) for x in (257, 1.0, False, "0", -1)],
     "rotary_interleaved": [value(x) for x in ("no", 2, None)],
     "return_softmax_lse": [value(x) for x in ("no", 2, None)],
     **{name: REFUSED[name] for name in ("softmax_scale", "causal", "window_size", "softcap", "alibi_slopes")},

@@ -71,11 +71,13 @@ def test_grouped_heads_only_when_enabled() -> None:
 
 def test_what_is_refused_is_named() -> None:
     x = random(1, 2, 6, 32)
-    with pytest.raises(NotImplementedError, match=r"^attn_mask is"):
-        sdpa(x, x, x, torch.ones(6, 6, dtype=torch.bool))
-    with pytest.raises(NotImplementedError, match=r"^dropout_p is 0\.5"):
-        sdpa(x, x, x, dropout_p=0.5)
-    with pytest.raises(NotImplementedError, match=r"^dropout_p is a tensor of shape \(2,\)"):
+    with pytest.raises(TypeError, match=r"^attn_mask has the type torch\.int64; it must be bool"):
+        sdpa(x, x, x, torch.ones(6, 6, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^attn_mask has shape \(6, 5\); .* broadcast to \(1, 2, 6, 6\)"):
+        sdpa(x, x, x, torch.ones(6, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"^dropout_p is 1\.5"):
+        sdpa(x, x, x, dropout_p=1.5)
+    with pytest.raises(TypeError, match=r"^dropout_p is a tensor of shape \(2,\)"):
         sdpa(x, x, x, dropout_p=torch.zeros(2))
     with pytest.raises(TypeError, match="enable_gqa is 'False'; it must be True or False"):
         sdpa(x, x[:, :1], x[:, :1], enable_gqa="False")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -69,15 +70,18 @@ SERVED: list[tuple[str, Callable[[], Arguments]]] = [
     ("enable_gqa", lambda: {"enable_gqa": False}),
 ]
 REFUSED: list[tuple[str, Callable[[], Arguments]]] = [
-    ("attn_mask", lambda: {"attn_mask": torch.ones(20, 20, dtype=torch.bool)}),
-    ("attn_mask", lambda: {"attn_mask": torch.ones(20, 20, dtype=torch.bool).tril()}),
-    ("attn_mask", lambda: {"attn_mask": torch.zeros(20, 20, dtype=torch.bfloat16)}),
-    ("attn_mask", lambda: {"attn_mask": torch.ones(BATCH, 1, 1, 20, dtype=torch.bool)}),
-    ("attn_mask", lambda: {"attn_mask": torch.zeros(BATCH, HEADS, 20, 20)}),
+    ("attn_mask", lambda: {"attn_mask": torch.ones(20, 20, dtype=torch.bool), "is_causal": True}),
+    ("attn_mask", lambda: {"attn_mask": torch.ones(20, 19, dtype=torch.bool)}),
+    ("attn_mask", lambda: {"attn_mask": torch.ones(20, dtype=torch.bool)}),
+    ("attn_mask", lambda: {"attn_mask": torch.zeros(1, BATCH, HEADS, 20, 20)}),
+    ("attn_mask", lambda: {"attn_mask": torch.zeros(HEADS, BATCH, 20, 20)}),
+    ("attn_mask", lambda: {"attn_mask": torch.zeros(20, 20, dtype=torch.int32)}),
+    ("attn_mask", lambda: {"attn_mask": torch.zeros(20, 20, dtype=torch.float64)}),
+    ("attn_mask", lambda: {"attn_mask": torch.zeros(20, 20, device="meta")}),
     ("attn_mask", lambda: {"attn_mask": "causal"}),
     ("attn_mask", lambda: {"attn_mask": causal_lower_right(20, 21)}),
     ("attn_mask", lambda: {"attn_mask": causal_upper_left(20, 20), "is_causal": True}),
-    ("dropout_p", lambda: {"dropout_p": 0.1}),
+    ("dropout_p", lambda: {"dropout_p": -0.1}),
     ("dropout_p", lambda: {"dropout_p": True}),
     ("dropout_p", lambda: {"dropout_p": torch.nan}),
     ("is_causal", lambda: {"is_causal": "yes"}),
@@ -136,6 +140,68 @@ def test_causal_biases_give_what_pytorchs_math_gives(make: Any, seq_len_q: int, 
     arguments = {**tensors(seq_len_q, seq_len_k), "attn_mask": bias(make, seq_len_q, seq_len_k), "scale": 0.3}
     expected = math(arguments).nan_to_num(0.0)  # a query without keys
     torch.testing.assert_close(sdpa(**arguments).double(), expected, atol=1.6e-2, rtol=1.6e-2)
+
+
+def masks(seq_len_q: int, seq_len_k: int) -> list[Tensor]:
+    """Masks of every shape that broadcasts. Some of them hide all keys of a query."""
+    sizes = (BATCH, HEADS, seq_len_q, seq_len_k)
+    shapes = [
+        [size if kept else 1 for size, kept in zip(sizes, bits, strict=True)]
+        for bits in itertools.product((False, True), repeat=4)
+    ]
+    shapes += [shape[-2:] for shape in shapes[:4]] + [shape[-3:] for shape in shapes[:8]]
+    made = [random(*shape) for shape in shapes]
+    made += [random(*shape).float().masked_fill(random(*shape) > 0.3, -torch.inf) for shape in shapes]
+    return made + [random(*shape) < 0.3 for shape in shapes]
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(("seq_len_q", "seq_len_k"), LENGTHS)
+def test_mask_tensors_give_what_pytorchs_math_gives(seq_len_q: int, seq_len_k: int) -> None:
+    for mask in masks(seq_len_q, seq_len_k):
+        arguments = {**tensors(seq_len_q, seq_len_k), "attn_mask": mask}
+        expected = math(arguments).nan_to_num(0.0)  # scores of -inf alone
+        torch.testing.assert_close(sdpa(**arguments).double(), expected, atol=1.6e-2, rtol=1.6e-2)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize(
+    "shape", [(20, 20), (HEADS, 1, 20), (2, 1, 1, 20), (3, 1, HEADS, 20, 1), (1, 2, 1, 20, 20)]
+)
+def test_masks_of_several_dimensions_before_the_heads(shape: tuple[int, ...]) -> None:
+    arguments = {name: torch.stack([torch.stack([x[i % 2] + i for i in (j, j + 1)]) for j in range(3)])
+                 for name, x in tensors().items()}  # fmt: skip
+    for mask in (random(*shape), random(*shape) < 0.3):
+        given = {**arguments, "attn_mask": mask}
+        torch.testing.assert_close(sdpa(**given).double(), math(given).nan_to_num(0.0), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.only_on("cpu")
+def test_masks_without_heads() -> None:
+    three = {name: x[0] for name, x in tensors().items()}
+    for mask in (random(20, 20), random(HEADS, 20, 1) > 0):
+        given = {**three, "attn_mask": mask}
+        torch.testing.assert_close(
+            sdpa(**given).double(), math(given).nan_to_num(0.0), atol=1.6e-2, rtol=1.6e-2
+        )
+    two = {name: x[0, 0] for name, x in tensors().items()} | {"attn_mask": random(1, 20) > 0}
+    torch.testing.assert_close(sdpa(**two).double(), math(two).nan_to_num(0.0), atol=1.6e-2, rtol=1.6e-2)
+
+
+@pytest.mark.only_on("cpu")
+def test_the_smallest_number_hides_no_more_than_pytorch_does() -> None:
+    """Where it is added to all scores of a query, all of its keys are seen alike."""
+    mask = torch.zeros(20, 20).masked_fill(torch.ones(20, 20).triu(1) > 0, torch.finfo(torch.float32).min)
+    mask[3] = torch.finfo(torch.float32).min
+    arguments = {**tensors(), "attn_mask": mask}
+    torch.testing.assert_close(sdpa(**arguments).double(), math_float(arguments), atol=1.6e-2, rtol=1.6e-2)
+
+
+def math_float(arguments: Arguments) -> Tensor:
+    """As ``math``, with scores in float32, in which the smallest number plus a score is that number."""
+    query, key, value = (arguments[name].float() for name in ("query", "key", "value"))
+    scores = query @ key.mT * D_HEAD**-0.5 + arguments["attn_mask"]
+    return (torch.softmax(scores, -1) @ value).double()
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2])

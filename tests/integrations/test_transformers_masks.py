@@ -1,4 +1,4 @@
-"""Every kind of mask function that Transformers has: computed as its own grid of pairs says, or refused."""
+"""Every kind of mask function that Transformers has: computed as its own grid of pairs says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ transformers = pytest.importorskip("transformers", minversion="5")
 kernels = pytest.importorskip("flash_attention.integrations.transformers")
 from transformers import masking_utils as masks  # noqa: E402
 
+from flash_attention.compat.transformers import masks as kernel_masks  # noqa: E402
+
 N_TOKENS, N_HEADS, D_HEAD = 12, 2, 16
-SERVED, REFUSED = "served", "refused"
+SERVED, BY_FUNCTION = "served", "by function"  # the latter have no band
 
 ZEROS = torch.zeros(2, dtype=torch.int64)
 BLOCKS = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, -1, -1, -1, -1]] * 2)
@@ -67,18 +69,18 @@ MASK_FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "window by overlay": (masks.and_masks(CAUSAL, masks.sliding_window_overlay(5)), OVERLAY, SERVED),
     "chunks that cut": (masks.chunked_causal_mask_function(4, ZEROS), {"local_size": 4}, SERVED),  # as packed
     "chunks that cut nothing": (masks.chunked_causal_mask_function(64, ZEROS), {"local_size": 64}, SERVED),
-    "blocks of images": (masks.or_masks(CAUSAL, blocks(BLOCKS)), {}, REFUSED),
-    "a block with a gap": (masks.or_masks(CAUSAL, blocks(ONE_BLOCK_APART)), {}, REFUSED),
+    "blocks of images": (masks.or_masks(CAUSAL, blocks(BLOCKS)), {}, BY_FUNCTION),
+    "a block with a gap": (masks.or_masks(CAUSAL, blocks(ONE_BLOCK_APART)), {}, BY_FUNCTION),
     "no blocks": (masks.or_masks(CAUSAL, blocks(-torch.ones_like(BLOCKS))), {}, SERVED),
-    "blocks by or_mask_function": (masks.or_masks(CAUSAL, blocks(BLOCKS)), OVERLAY, REFUSED),
-    "prefix": (masks.or_masks(CAUSAL, prefix), OVERLAY, REFUSED),
-    "keys alone": (masks.and_masks(CAUSAL, lambda b, h, q, k: k >= 3), OVERLAY, REFUSED),
-    "heads": (masks.and_masks(CAUSAL, lambda b, h, q, k: h != 0), OVERLAY, REFUSED),
+    "blocks by or_mask_function": (masks.or_masks(CAUSAL, blocks(BLOCKS)), OVERLAY, BY_FUNCTION),
+    "prefix": (masks.or_masks(CAUSAL, prefix), OVERLAY, BY_FUNCTION),
+    "keys alone": (masks.and_masks(CAUSAL, lambda b, h, q, k: k >= 3), OVERLAY, BY_FUNCTION),
+    "heads": (masks.and_masks(CAUSAL, lambda b, h, q, k: h != 0), OVERLAY, BY_FUNCTION),
     "packed": (packed(CAUSAL, POSITIONS), PACKED, SERVED),
     "packed, a window": (packed(WINDOW, POSITIONS), {**PACKED, "local_size": 4}, SERVED),
     "packed, no order": (masks.and_masks(ALL, masks.packed_sequence_mask_function(SEQUENCES)), {}, SERVED),
     "packed with blocks": (
-        masks.or_masks(packed(CAUSAL, POSITIONS), blocks(BLOCKS)), {}, REFUSED
+        masks.or_masks(packed(CAUSAL, POSITIONS), blocks(BLOCKS)), {}, BY_FUNCTION
     ),
 }  # fmt: skip
 PADDINGS = {
@@ -163,12 +165,27 @@ def test_mask_function(kind: str, padding: str) -> None:
     given = dict(q_length=N_TOKENS, kv_length=N_TOKENS, mask_function=mask_function, **options)
     is_causal = kind in ("bidirectional", "bidirectional window", "packed, no order")
     if kind == "chunks that cut" and padding in ("left", "right"):
-        outcome = REFUSED
-    if outcome == SERVED:
-        compare(given, tokens, is_causal)
-        return
-    with pytest.raises(NotImplementedError, match=r"^the mask function .* is neither causal, nor a window"):
-        kernels.padding_mask(batch_size=2, attention_mask=tokens, device="cpu", **as_transformers_says(given))
+        outcome = BY_FUNCTION
+    compare(given, tokens, is_causal)
+    said = dict(given, batch_size=2, attention_mask=tokens, device="cpu")
+    meaning = kernel_masks.meaning_of(kernels.padding_mask(**as_transformers_says(said)))
+    assert (meaning.mask_mod is not None) is (outcome == BY_FUNCTION)
+
+
+@pytest.mark.only_on("cpu")
+def test_a_function_that_cannot_be_recorded_is_drawn() -> None:
+    table = torch.rand(2, N_TOKENS, N_TOKENS, generator=torch.Generator().manual_seed(2)) > 0.3
+
+    def looked_up(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        if isinstance(query, Tensor):  # symbols are none
+            return table[batch, query, key]
+        raise TypeError("tensors alone")
+
+    given = dict(q_length=N_TOKENS, kv_length=N_TOKENS, mask_function=looked_up, allow_is_causal_skip=False)
+    compare(given, None, False)
+    tokens = torch.ones(2, N_TOKENS, dtype=torch.bool)
+    tokens[1, :4] = False
+    compare(given, tokens, False)
 
 
 PLACES = {  # queries, keys, place of the first query, place of the first key
@@ -214,18 +231,18 @@ def test_a_mask_without_a_function_cuts_no_keys() -> None:
     )
 
 
-def test_padding_between_tokens_is_refused_where_a_window_would_count_it() -> None:
+@pytest.mark.only_on("cpu")
+def test_padding_between_tokens_is_counted_by_a_window() -> None:
     tokens = torch.ones(2, N_TOKENS, dtype=torch.bool)
     tokens[1, 4:6] = False
     given = dict(q_length=N_TOKENS, kv_length=N_TOKENS)
     compare(dict(given, mask_function=CAUSAL), tokens, False)
-    with pytest.raises(NotImplementedError, match="padding between the tokens"):
-        kernels.padding_mask(2, attention_mask=tokens, mask_function=WINDOW, **given)
+    compare(dict(given, mask_function=WINDOW, local_size=4), tokens, False)
 
 
-def test_queries_behind_the_last_key_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="aligns the last query with the last key"):
-        kernels.padding_mask(2, q_length=4, kv_length=6, q_offset=4, mask_function=CAUSAL)
+@pytest.mark.only_on("cpu")
+def test_queries_behind_the_last_key() -> None:
+    compare(dict(q_length=4, kv_length=6, q_offset=4, mask_function=CAUSAL), None, False)
 
 
 def test_a_mask_of_other_sizes_is_refused() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 kernels = pytest.importorskip("flash_attention.integrations.transformers")
+from flash_attention.compat.transformers.band import CAUSAL, EVERYTHING  # noqa: E402
+from flash_attention.compat.transformers.mods import meaning_of_tensor  # noqa: E402
 
 # Up to 5.0 a model counts the places of its tokens from the filling of its cache, which it reads.
 READS_PLACES = "cache_position" in inspect.signature(transformers.MistralForCausalLM.forward).parameters
@@ -54,20 +56,49 @@ def alike(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs.float(), atol=0.05, rtol=0.05)
 
 
-def test_models_that_support_no_flash_attention_refuse_the_name() -> None:
+def test_models_that_support_no_other_attention_refuse_the_name() -> None:
+    class OnlyItsOwn(transformers.LlamaForCausalLM):
+        _supports_flash_attn = False
+        _supports_sdpa = False
+
     kernels.register()
-    config = transformers.T5Config(vocab_size=128, d_model=64, d_kv=16, d_ff=96, num_layers=1, num_heads=4)
+    config = small(transformers.LlamaConfig)
     config._attn_implementation = kernels.NAME
-    with pytest.raises(ValueError, match=r"T5Model supports no flash attention"):
-        transformers.T5Model(config)
+    with pytest.raises(ValueError, match=r"^OnlyItsOwn supports no other attention than its own"):
+        OnlyItsOwn(config)
     config._attn_implementation = "eager"
-    model = transformers.T5Model(config)
-    if model._can_set_attn_implementation():
-        with pytest.raises(ValueError, match=r"T5Model supports no flash attention"):
-            model.set_attn_implementation(kernels.NAME)
-    else:  # up to 5.0: Transformers warns that the model knows no interface, and changes nothing
-        model.set_attn_implementation(kernels.NAME)
-        assert model.config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match=r"^OnlyItsOwn supports no other attention than its own"):
+        OnlyItsOwn(config).set_attn_implementation(kernels.NAME)
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize("is_training", [False, True])
+def test_biases_of_positions_and_their_gradients(is_training: bool) -> None:
+    """T5 has one for its encoder, one for its decoder, and one of zeros between them."""
+    sizes = dict(vocab_size=128, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4)
+    config = dict(sizes, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, initializer_factor=0.05)
+    ours, theirs = pair(transformers.T5ForConditionalGeneration, transformers.T5Config(**config))
+    if not ours._can_set_attn_implementation():
+        pytest.skip("up to 5.0 T5 takes its attention from classes of its own")
+    tokens, mask = tokens_of(), torch.ones(2, 20, dtype=torch.int64)
+    mask[1, 14:] = 0
+    for model in (ours, theirs):
+        model.train(is_training)
+        for name, parameter in model.named_parameters():
+            if "relative_attention_bias" in name:
+                torch.manual_seed(1)
+                torch.nn.init.normal_(parameter, std=2.0)
+    given = dict(input_ids=tokens, attention_mask=mask, labels=tokens_of(9))
+    results = [model(**given) for model in (ours, theirs)]
+    alike(results[0].logits, results[1].logits)
+    if is_training:
+        for result in results:
+            result.loss.backward()
+        for (name, x), y in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            if "relative_attention_bias" in name:
+                scale = y.grad.float().abs().max()
+                assert scale > 0
+                alike(x.grad / scale, y.grad / scale)
 
 
 def test_models_with_a_list_refuse_the_name_until_it_is_on_it() -> None:
@@ -85,11 +116,45 @@ def test_models_with_a_list_refuse_the_name_until_it_is_on_it() -> None:
     assert OneOfAList(config).config._attn_implementation == kernels.NAME
 
 
+def masks_of_four_dimensions() -> dict[str, Tensor]:
+    """(batch, 1, 20, 20), by what they say."""
+    causal, lowest = torch.ones(20, 20).tril() > 0, torch.finfo(torch.bfloat16).min
+    prefix = (causal | (torch.arange(20) < 6)).expand(2, 1, 20, 20)
+    items = prefix.clone()
+    items[1, :, :, 13:] = False
+    return {
+        "nothing": torch.zeros(2, 1, 20, 20, dtype=torch.bfloat16),
+        "causal": torch.zeros(20, 20, dtype=torch.bfloat16).masked_fill(~causal, lowest).expand(2, 1, 20, 20),
+        "a prefix": torch.zeros(2, 1, 20, 20, dtype=torch.bfloat16).masked_fill(~prefix, lowest),
+        "other items": torch.zeros(2, 1, 20, 20, dtype=torch.bfloat16).masked_fill(~items, -torch.inf),
+        "numbers": torch.randn(2, 1, 20, 20, generator=torch.Generator().manual_seed(1)).bfloat16(),
+    }
+
+
+@pytest.mark.only_on("cpu")
 @torch.no_grad()
-def test_a_mask_of_four_dimensions_is_refused() -> None:
-    ours, _ = llamas()
-    with pytest.raises(NotImplementedError, match=r"^attention_mask has shape \(2, 1, 20, 20\)"):
-        ours(tokens_of(), attention_mask=torch.zeros(2, 1, 20, 20, dtype=torch.bfloat16))
+@pytest.mark.parametrize("what", masks_of_four_dimensions())
+def test_masks_of_four_dimensions(what: str) -> None:
+    ours, theirs = llamas()
+    mask = masks_of_four_dimensions()[what]
+    alike(ours(tokens_of(), attention_mask=mask).logits, theirs(tokens_of(), attention_mask=mask).logits)
+    x = torch.randn(2, 4, 20, 16).bfloat16()
+    for seen in (mask, mask == 0):
+        meaning = meaning_of_tensor(seen, x.transpose(1, 2), x.transpose(1, 2))
+        band = {"nothing": EVERYTHING, "causal": CAUSAL}.get(what)
+        if band is not None:
+            assert (meaning.band, meaning.has_mods) == (band, False)
+        else:
+            assert meaning.has_mods
+        assert meaning_of_tensor(seen, x.transpose(1, 2), x.transpose(1, 2)) is meaning  # looked at once
+
+
+@pytest.mark.only_on("cpu")
+def test_a_mask_that_is_changed_is_looked_at_again() -> None:
+    x, mask = torch.zeros(2, 20, 4, 16).bfloat16(), torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    assert not meaning_of_tensor(mask, x, x).has_mods
+    mask[0, 0, 3, 5] = False
+    assert meaning_of_tensor(mask, x, x).has_mods
 
 
 @torch.no_grad()

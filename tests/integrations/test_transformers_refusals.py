@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from flash_attention import sdpa
+
 transformers = pytest.importorskip("transformers")
 kernels = pytest.importorskip("flash_attention.integrations.transformers")
 
@@ -21,7 +23,6 @@ BY_PLACE = {"module", "query", "key", "value", "query_states", "key_states", "va
 
 # Keywords that have a meaning, and a model that passes each: what a Transformers without it does not pass.
 PASSED_BY = {
-    "position_bias": "inkling",
     "sinks": "inkling2",
     "indices": "deepseek_v32",
     "block_indices": "minimax_m3_vl",
@@ -80,7 +81,6 @@ def test_each_keyword_of_a_model_is_taken_or_refused_by_its_name(keywords: list[
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("position_bias", torch.zeros(1, 2, 9, 9, device="cpu")),
         ("sinks", torch.zeros(2, device="cpu")),
         ("indices", torch.zeros(1, 9, 4, dtype=torch.int64, device="cpu")),
         ("head_mask", torch.ones(2, device="cpu")),
@@ -105,10 +105,14 @@ def test_what_means_nothing_to_attention_changes_nothing(name: str) -> None:
     assert torch.equal(out, plain)
 
 
-def test_dropout_is_refused_in_training_and_nothing_in_evaluation() -> None:
+@pytest.mark.only_on("cpu")
+def test_dropout_is_that_of_training_and_nothing_in_evaluation() -> None:
     x = heads()
-    with pytest.raises(NotImplementedError, match=r"^dropout is 0.1"):
-        kernels.attention_forward(Layer().train(), x, x, x, None, dropout=0.1)
+    torch.manual_seed(4)
+    out, _ = kernels.attention_forward(Layer().train(), x, x, x, None, dropout=0.1)
+    torch.manual_seed(4)
+    by_name = sdpa(x, x, x, dropout_p=0.1, is_causal=True).transpose(1, 2)
+    assert torch.equal(out, by_name)
     out, _ = kernels.attention_forward(Layer().eval(), x, x, x, None, dropout=0.1)
     assert torch.equal(out, kernels.attention_forward(Layer().eval(), x, x, x, None)[0])
 
@@ -120,7 +124,7 @@ def test_a_layer_that_says_nothing_of_causality_is_refused() -> None:
     kernels.attention_forward(torch.nn.Module(), x, x, x, None, is_causal=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 9, 9), (9,), (2, 9), (1, 10)])
+@pytest.mark.parametrize("shape", [(1, 1, 9, 8), (1, 3, 9, 9), (9,), (2, 9), (1, 10)])
 def test_masks_of_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     x = heads()
     with pytest.raises(NotImplementedError, match=r"^attention_mask has shape"):

@@ -17,7 +17,7 @@ from flash_attention.compat import transformers as kernels  # noqa: E402
 
 NEWEST = "5.24"  # the tables say what comes of this version; an older one may build a type otherwise
 IS_OLDER = tuple(map(int, transformers.__version__.split(".")[:2])) < tuple(map(int, NEWEST.split(".")))
-NO_FLASH, OWN_CLASSES = "supports no flash attention", "classes of its own"
+NO_OTHER, OWN_CLASSES = "supports no other attention than its own", "classes of its own"
 
 
 @pytest.fixture(autouse=True)
@@ -54,20 +54,24 @@ SERVED = {
     "qwen2_vl": "rotations in three dimensions",
     "qwen3_vl_vision": "packed images of an encoder",
 }
+BY_MODS = {  # each mask of theirs is a kernel of its own on a GPU
+    "t5": "biases of positions",
+    "paligemma": "a prefix that sees itself",
+    "llama4_text": "chunks",
+}
 NOT_SERVED = {
-    "t5": NO_FLASH,  # position_bias
     "recurrent_gemma": "padding before a token",
     "gpt_neo": OWN_CLASSES,
-    "mpt": NO_FLASH,  # ALiBi
-    "paligemma": NO_FLASH,  # a prefix that sees itself
+    "sam_vision_model": OWN_CLASSES,
+    "mpt": NO_OTHER,  # ALiBi
 }
 
 
 def says_of(model_type: str) -> str | None:
     """What the installed Transformers itself says against another attention of a type; None: nothing."""
     model_class = model_class_of(model_type)
-    if not model_class._supports_flash_attn:
-        return NO_FLASH
+    if not (model_class._supports_flash_attn or model_class._supports_sdpa):
+        return NO_OTHER
     if not model_class._can_set_attn_implementation():
         return OWN_CLASSES
     try:
@@ -99,12 +103,21 @@ def test_equal_to_eager_attention(model_type: str, device: str) -> None:
         assert said in finding.why, finding
 
 
+@pytest.mark.only_on("cpu")
+@pytest.mark.skipif(IS_OLDER, reason="older versions build other masks of these")
+@pytest.mark.parametrize("model_type", BY_MODS)
+def test_equal_to_eager_attention_by_mods(model_type: str, device: str) -> None:
+    findings = findings_of(model_type, device)
+    assert len(findings) == len(PADDINGS)
+    assert {finding.kind for finding in findings} == {EQUAL}, findings
+
+
 @pytest.mark.parametrize("model_type", NOT_SERVED)
 def test_refused_by_name(model_type: str, device: str) -> None:
     findings = [finding for finding in findings_of(model_type, device) if finding.kind != EQUAL]
     expected: str | None = NOT_SERVED[model_type]
     if IS_OLDER:
-        expected = says_of(model_type) or (None if expected in (NO_FLASH, OWN_CLASSES) else expected)
+        expected = says_of(model_type) or (None if expected in (NO_OTHER, OWN_CLASSES) else expected)
     assert bool(findings) == (expected is not None), findings
     for finding in findings:
         assert finding.kind == REFUSED, finding

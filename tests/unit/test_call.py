@@ -47,9 +47,8 @@ def test_a_call_is_asked_for_as_it_is_remembered(
     ]
     function(q, q, q, *leading, **options._asdict(), **keywords)
     ((key, given),) = asked
-    stay = [
-        x for name, x in options._asdict().items() if name not in ("sinks", "out", "score_mod", "mask_mod")
-    ]
+    other_ways = ("sinks", "out", "score_mod", "mask_mod", "dropout_p", "dropout_seed")
+    stay = [x for name, x in options._asdict().items() if name not in other_ways]
     assert key == (NAMES[type(layout)], *stay)  # the options but the tensors, in the order of Options
     expected = (q, q, q, out, sinks, *layout.slots())
     assert len(given) == len(expected)

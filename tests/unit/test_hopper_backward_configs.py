@@ -91,17 +91,18 @@ def test_heads_are_items_where_they_fill_the_gpu_and_their_sums_the_cache() -> N
         return found.whole[0].dq_output
 
     assert H100.sm_count == 132
-    for d_head, seq_len in ((64, 1), (64, 512), (128, 130), (128, 512)):
-        for right in (None, 0):
-            assert chosen(8, 33, seq_len, d_head, right=right) is DqOutput.BLOCK_SUMS
-            assert chosen(1, 120, seq_len, d_head, right=right) is DqOutput.BLOCK_SUMS
-    assert chosen(1, 100, 512, 128) is DqOutput.BULK_REDUCTION  # 32 SMs would be idle
-    assert chosen(1, 150, 512, 128) is DqOutput.BULK_REDUCTION
-    assert chosen(8, 33, 2048, 128) is DqOutput.BULK_REDUCTION  # 138 MB of sums
-    assert chosen(8, 132, 512, 128, n_heads_kv=33) is DqOutput.BULK_REDUCTION  # four heads of each
-    assert chosen(8, 33, 512, 128, varlen=True) is DqOutput.BULK_REDUCTION
-    assert chosen(8, 33, 512, 128, softcap=True) is DqOutput.BULK_REDUCTION
-    assert chosen(8, 33, 512, 256) is DqOutput.OWN_KERNEL
+    for seq_len in (130, 512):
+        assert chosen(8, 33, seq_len, 128, right=0) is DqOutput.BLOCK_SUMS
+        assert chosen(1, 120, seq_len, 128, right=0, left=100) is DqOutput.BLOCK_SUMS
+    own = DqOutput.OWN_KERNEL
+    assert chosen(1, 100, 512, 128, right=0) is own  # 32 SMs would be idle
+    assert chosen(1, 150, 512, 128, right=0) is own
+    assert chosen(8, 132, 512, 128, right=0, n_heads_kv=33) is own  # four heads of each: 138 MB of sums
+    assert chosen(8, 33, 512, 128, right=0, varlen=True) is own
+    assert chosen(8, 33, 512, 128, right=0, softcap=True) is own
+    assert chosen(8, 33, 512, 256, right=0) is own
+    for seq_len, right in ((1024, 0), (512, None)):
+        assert chosen(8, 33, seq_len, 128, right=right) is not DqOutput.BLOCK_SUMS
 
 
 def test_gradients_of_a_float32_output_have_a_kernel() -> None:

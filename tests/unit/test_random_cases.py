@@ -49,9 +49,16 @@ def test_cases_are_found_for_every_kernel():
 def test_differentiated_calls_take_a_bounded_set_of_kernels():
     facts, drawn = device_facts("H100"), []
     for first, (n, seed) in enumerate(random_cases.shares_of(1000, 0, 16)):
-        for_each(random_gradients.share(first, 16), n, seed, drawn.append)
+        for_each(random_gradients.share(first, 16, facts), n, seed, drawn.append)
     kernels = random_gradients.kernels_of(drawn, facts)
-    assert len(kernels) < 256
+    assert len(kernels) < 320
+    named = {
+        family_of(parse_kernel_name_into_config(case.backward_config))
+        for case in drawn
+        if case.backward_config
+    }
+    assert named == set(FAMILIES)
+    assert any(not case.backward_config for case in drawn)
     backward = [kernel for kernel in kernels if direction_of(kernel).name == "backward"]
     for trait in ("causal", "window", "softcap", "padded_head"):
         assert len({k.config.d_head for k in backward if getattr(k.traits, trait)}) >= 2, trait

@@ -76,7 +76,8 @@ def test_features():
     local = dataclasses.replace(
         plain, left=3, right=0, softcap=True, sinks=True, varlen=True, cached=True, paged=True
     )
-    assert [name for name, on in local.features().items() if not on] == ["causal"]
+    assert [name for name, on in local.features().items() if not on] == ["causal", "planned"]
+    assert dataclasses.replace(local, planned=True).features()["planned"]
     assert local.features().keys() <= {f.name for f in dataclasses.fields(ForwardTraits)}
 
 

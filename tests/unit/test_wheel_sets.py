@@ -100,6 +100,17 @@ def test_no_common_call_needs_a_compiler(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_gradients_of_common_calls_need_no_compiler(target):
+    brought, shipped = set(wheel_kernels(target)), TuningResults(shipped_only=True)
+    draw, drawn = random.Random(2), calls(seed=target + 1)
+    asked = (problem for kind, problem in drawn if kind in ("prompt", "packed"))
+    for _ in range(CALLS // 4):
+        problem = next(asked).backward(deterministic=draw.random() < 0.3)
+        facts = draw.choice(devices_of(target))
+        assert select(problem, facts, shipped, explained=False).kernel in brought, problem.label()
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["decode", "paged"])
 def test_one_token_decoding_is_brought_whole_and_in_parts(target, name):
     """Each head size and element type; with few batch items the keys are cut into parts."""

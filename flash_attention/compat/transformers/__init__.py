@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation=kernels.NAME, dtype="bfloat16")
 
 What a model's masks and layers ask for is computed or refused by name. Computed are causality, sliding
-windows, padding, packed sequences, sinks and the soft cap. Padded batches run as packed sequences: padded
-keys cost nothing, and no result depends on them.
+windows, padding, packed sequences, sinks and the soft cap; other masks and biases of positions as mods.
+Padded batches run as packed sequences: padded keys cost nothing, and no result depends on them.
 """
 
 from flash_attention.compat.transformers.forward import attention_forward

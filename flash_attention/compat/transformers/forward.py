@@ -13,6 +13,7 @@ from flash_attention.compat.transformers import packing, padding
 from flash_attention.compat.transformers.band import EVERYTHING, Band
 from flash_attention.compat.transformers.keywords import check_keywords
 from flash_attention.compat.transformers.masks import Meaning, meaning_of
+from flash_attention.compat.transformers.mods import meaning_of_tensor, with_mods
 from flash_attention.torch_private import assert_async
 
 
@@ -34,6 +35,7 @@ def attention_forward(
     max_length_q: int | Tensor | None = None,
     max_length_k: int | Tensor | None = None,
     deterministic: bool | None = None,
+    position_bias: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer.
@@ -42,15 +44,17 @@ def attention_forward(
         query: (batch, n_heads, seq_len_q, d_head).
         key: (batch, n_heads_kv, seq_len_k, d_head).
         value: like key.
-        attention_mask: of ``padding_mask``, which says what a query sees. Without one, or with a model's own
-            (batch, tokens), is_causal and sliding_window say it.
-        dropout: applied by no kernel: 0, or a module in evaluation.
+        attention_mask: of ``padding_mask``, which says what a query sees. Or of four dimensions, (batch|1,
+            n_heads|1, seq_len_q, seq_len_k): bools, or numbers that are added to the scores; it says all.
+            Without one, or with a model's own (batch, tokens), is_causal and sliding_window say it.
+        dropout: the probability that a weight is dropped, of a module in training; in evaluation none is.
         sliding_window: a query sees this many tokens, itself among them.
         is_causal: None: what the module's ``is_causal`` says.
         s_aux: (n_heads,) sinks.
         position_ids: (batch, tokens), from which packed sequences are read.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences.
         deterministic: equal calls give equal gradients; None: no, unless PyTorch's own switch says so.
+        position_bias: what broadcasts to (batch, n_heads, seq_len_q, seq_len_k), added to the scaled scores.
         keywords: refused if they may mean anything.
 
     Returns:
@@ -58,15 +62,16 @@ def attention_forward(
 
     Raises:
         NotImplementedError: what no kernel computes; the message names it.
+        NoKernelError: dropout on a CUDA device.
         TypeError: not float16 or bfloat16: load the model with ``dtype="bfloat16"``.
         ValueError: arguments that contradict one another.
     """
     check_keywords(keywords)
-    if dropout and module.training:
-        raise NotImplementedError(f"dropout is {dropout}; no kernel drops weights: call model.eval()")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     meaning = meaning_of(attention_mask)
-    if meaning is None:
+    if meaning is None and attention_mask is not None and attention_mask.ndim != 2:
+        meaning = meaning_of_tensor(attention_mask, q, k)
+    elif meaning is None:
         meaning = _meaning_by_layer(module, q, k, attention_mask, is_causal, sliding_window)
     else:
         _check_sizes(meaning, q, k)
@@ -77,9 +82,18 @@ def attention_forward(
         "softmax_scale": scaling,
         "window": (band.left, None if band.right == 0 else band.right),
         "softcap": softcap or 0.0,
+        "dropout_p": dropout if module.training else 0.0,
         "deterministic": deterministic is not None and deterministic,
         "sinks": s_aux if s_aux is None or s_aux.dtype is q.dtype else s_aux.float(),
     }
+    if position_bias is not None or meaning.has_mods:
+        if meaning.counts is not None or cu_seq_lens_q is not None:
+            what = "a mask that is no band" if position_bias is None else "position_bias"
+            raise NotImplementedError(
+                f"{what} came with packed sequences (cu_seq_lens_q), or in a trace with a static cache; they "
+                'are not computed together: use attn_implementation="sdpa" or "eager"'
+            )
+        return with_mods(q, k, v, meaning, position_bias, options), None
     given = packing.given_packing(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, q, k)
     if meaning.tokens is not None:
         if given is not None:
@@ -133,7 +147,7 @@ def _meaning_by_layer(
 
 def _check_sizes(meaning: Meaning, q: Tensor, k: Tensor) -> None:
     is_right = k.shape[1] == meaning.kv_length
-    if meaning.band.has_limits:
+    if meaning.band.has_limits or meaning.has_mods:
         is_right = is_right and q.shape[1] == meaning.q_length
     if not is_right:
         raise NotImplementedError(
@@ -149,6 +163,8 @@ def _check_sizes(meaning: Meaning, q: Tensor, k: Tensor) -> None:
 
 def _check_window(meaning: Meaning, sliding_window: int | None) -> None:
     """The layer's window is the mask's, if it cuts anything."""
+    if meaning.has_mods:  # which say all
+        return
     if sliding_window is None or sliding_window >= meaning.kv_length or meaning.band.left is not None:
         return
     raise NotImplementedError(

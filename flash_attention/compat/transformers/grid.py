@@ -1,7 +1,8 @@
 """Mask functions that a band can't say, compared pair by pair with what this library can compute.
 
 Transformers itself draws the grid of the pairs (query, key), as it does for its eager attention. The grid
-must be a band, alone or within each of several packed sequences; otherwise the call is refused.
+must be a band, alone or within each of several packed sequences; otherwise the mask goes to ``functions``,
+and a trace is refused.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
 
 from flash_attention.compat.transformers.band import CAUSAL, EVERYTHING, Band
+from flash_attention.compat.transformers.functions import grid_of
 from flash_attention.torch_private import assert_async
 
 PAIRS_AT_ONCE = 1 << 24  # bounds the memory of the comparison
-_KINDS = (
-    "is neither causal, nor a window, nor packed sequences; this library takes these and padding, and not "
-    'other masks, such as images whose tokens see each other or chunks: use attn_implementation="sdpa" '
-    'or "eager"'
-)
+# It names no function: a trace takes constants alone.
 _TRACED_REFUSAL = (
-    "the mask function of this model " + _KINDS
-)  # names no function: a trace takes constants alone
+    "the mask function of this model is neither causal, nor a window, nor packed sequences; a trace takes "
+    "these and padding, and not other masks, such as images whose tokens see each other or chunks: call "
+    'the model outside of torch.compile, or use attn_implementation="sdpa" or "eager"'
+)
+
+
+class NoBandError(Exception):
+    """A mask is neither a band nor packed sequences."""
 
 
 def read_grid(
@@ -41,16 +44,9 @@ def read_grid(
         the band, and (batch, seq_len) bool, True where a packed sequence starts; None: nothing is packed.
 
     Raises:
-        NotImplementedError: it is neither.
+        NoBandError: it is neither.
     """
-    grid: Any = masking_utils.sdpa_mask(
-        **{
-            **given,
-            "attention_mask": None,
-            "allow_is_causal_skip": False,
-            "allow_is_bidirectional_skip": False,
-        }
-    )
+    grid = grid_of(given)
     starts = _starts(grid) if tokens is None and _is_square(grid, places) else None
     if torch.compiler.is_compiling():  # nothing can be read: the device asserts what the arguments say
         band = _announced_band(given)
@@ -69,10 +65,7 @@ def read_grid(
         if not first:
             return band, starts
     item, query, key = first
-    raise NotImplementedError(
-        f"the mask function {given['mask_function'].__qualname__} of this model {_KINDS}; first seen at "
-        f"query {query} and key {key} of item {item}"
-    )
+    raise NoBandError(f"first seen at query {query} and key {key} of item {item}")
 
 
 def _is_square(grid: Tensor, places: tuple[int | Tensor, int | Tensor]) -> bool:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.compat.transformers.band import Band, UnreadableError, read_band
-from flash_attention.compat.transformers.grid import read_grid
+from flash_attention.compat.transformers.band import EVERYTHING, Band, UnreadableError, read_band
+from flash_attention.compat.transformers.functions import grid_of, mask_mod_of
+from flash_attention.compat.transformers.grid import NoBandError, read_grid
 from flash_attention.torch_private import assert_async
 
 # Models in which the result of a padding token reaches the tokens behind it, and how they are refused: whole
@@ -29,9 +30,13 @@ _CARRIES_PADDING = {
 }
 _HOLES = (
     "attention_mask has padding between the tokens of an item, and the model a sliding window, which would "
-    'count it: pad on one side, or use attn_implementation="sdpa" or "eager"'
+    "count it: pad on one side, call the model outside of torch.compile, or use "
+    'attn_implementation="sdpa" or "eager"'
 )
 _ATTRIBUTE = "flash_attention_kernels_meaning"
+# Configurations of models that support PyTorch's attention and no flash attention: they may look into a mask,
+# or change it, and get the pairs that PyTorch's attention gets.
+LOOK_INTO_MASKS: set[type | None] = set()
 
 
 @dataclass(eq=False)
@@ -47,6 +52,9 @@ class Meaning:
             n_keys.
         tokens: (batch, n_keys) bool, False for padding; None: there is none.
         starts: (batch, kv_length) bool, True where a packed sequence starts; None: nothing is packed.
+        mask_mod: what a mask that is no band says, beside the others; None: there is none. Places count from
+            the first query and the first key.
+        score_mod: what a mask of numbers adds to scores; None: nothing.
         memory: what layers computed from this and the next layers need again.
     """
 
@@ -57,7 +65,14 @@ class Meaning:
     counts: Tensor | None = None
     tokens: Tensor | None = None
     starts: Tensor | None = None
+    mask_mod: Callable[..., Any] | None = None
+    score_mod: Callable[..., Any] | None = None
     memory: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def has_mods(self) -> bool:
+        """Whether a band, padding and packed sequences do not say all of it."""
+        return self.mask_mod is not None or self.score_mod is not None
 
 
 def meaning_of(mask: Tensor | None) -> Meaning | None:
@@ -78,6 +93,8 @@ def padding_mask(
 ) -> Tensor | None:
     """The mask that ``attention_forward`` gets: which keys are tokens, (batch, keys) bool.
 
+    Models that support no flash attention get all pairs, (batch, 1, seq_len_q, keys) bool.
+
     Args:
         q_length: new tokens of a sequence.
         kv_length: keys that the model hands over, with a static cache more than there are tokens.
@@ -91,7 +108,7 @@ def padding_mask(
         given: what else Transformers tells its mask functions.
 
     Raises:
-        NotImplementedError: the mask function allows what no kernel computes.
+        NotImplementedError: rows of padding would be others than the model expects.
         ValueError: attention_mask has the wrong shape.
     """
     if meaning_of(attention_mask) is not None:
@@ -111,13 +128,20 @@ def padding_mask(
     if mask_function is None:
         return tokens
     arguments["mask_function"] = mask_function
-    band, starts = _read(arguments, (q_offset, kv_offset), tokens)
-    meaning = Meaning(band, q_length, kv_length, kv_length, None, tokens, starts)
-    _align(meaning, q_offset, kv_offset, batch_size, mask_function)
-    if meaning.tokens is not None:
-        _check_carried(meaning.tokens, getattr(given.get("config"), "model_type", None))
-    if meaning.tokens is not None and (band.left is not None or (band.right or 0) > 0):
-        _check_no_holes(meaning.tokens)
+    if type(given.get("config")) in LOOK_INTO_MASKS:
+        return grid_of(arguments, attention_mask)
+    if tokens is not None:
+        _check_carried(tokens, getattr(given.get("config"), "model_type", None))
+    try:
+        band, starts = _read(arguments, (q_offset, kv_offset), tokens)
+        meaning = Meaning(band, q_length, kv_length, kv_length, None, tokens, starts)
+        _align(meaning, q_offset, kv_offset, batch_size)
+        if meaning.tokens is not None and (band.left is not None or (band.right or 0) > 0):
+            _check_no_holes(meaning.tokens)
+    except NoBandError:
+        assert isinstance(q_offset, int)  # a trace is refused in other ways
+        meaning = Meaning(EVERYTHING, q_length, kv_length, kv_length)
+        meaning.mask_mod = mask_mod_of(arguments, (q_offset, kv_offset), tokens)
     if meaning.tokens is None:
         device = given.get("device", None if cache_position is None else cache_position.device)
         mask = torch.ones(1, 1, dtype=torch.bool, device=device).expand(batch_size, meaning.n_keys)
@@ -167,9 +191,12 @@ def _align(
     q_offset: int | Tensor,
     kv_offset: int,
     batch_size: int,
-    mask_function: Callable[..., Any],
 ) -> None:
-    """Cuts the keys behind the last query's place, so that the last query stands at the last key."""
+    """Cuts the keys behind the last query's place, so that the last query stands at the last key.
+
+    Raises:
+        NoBandError: it does not, whatever is cut.
+    """
     if not meaning.band.has_limits:
         return
     end = q_offset + meaning.q_length - kv_offset
@@ -183,11 +210,7 @@ def _align(
             meaning.counts = counts
         return
     if end > meaning.kv_length or (end < meaning.kv_length and meaning.band.right != 0):
-        raise NotImplementedError(
-            f"the mask function {mask_function.__qualname__} is for {meaning.q_length} queries from place "
-            f"{q_offset} on and {meaning.kv_length} keys from place {kv_offset} on; this library aligns the "
-            'last query with the last key: use attn_implementation="sdpa" or "eager"'
-        )
+        raise NoBandError("the last query does not stand at the last key")
     meaning.n_keys = end
     if meaning.tokens is not None:
         meaning.tokens = meaning.tokens[:, :end]
@@ -208,9 +231,9 @@ def _check_carried(tokens: Tensor, model_type: str | None) -> None:
 
 
 def _check_no_holes(tokens: Tensor) -> None:
-    """A window counts padding between tokens, and packed tokens have none."""
+    """A window counts padding between tokens, and packed tokens have none. Raises NoBandError."""
     begins = tokens[:, :1].sum(1) + (tokens[:, 1:] & ~tokens[:, :-1]).sum(1)
     if torch.compiler.is_compiling():
         assert_async((begins <= 1).all(), _HOLES)
     elif (begins > 1).any():
-        raise NotImplementedError(_HOLES)
+        raise NoBandError("padding between tokens, which a window counts")

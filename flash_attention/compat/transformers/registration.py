@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import transformers
@@ -10,8 +11,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, modeling_fl
 from transformers.modeling_utils import PreTrainedModel
 
 from flash_attention.compat import flash_attn
+from flash_attention.compat.transformers import masks
 from flash_attention.compat.transformers.forward import attention_forward
-from flash_attention.compat.transformers.masks import padding_mask
 
 NAME = "flash_attention_kernels"
 _ACCEPTED = "_compatible_flash_implementations"  # where a model lists the flash attentions it accepts
@@ -21,7 +22,8 @@ _OURS = "of_flash_attention_kernels"  # marks the functions of Transformers that
 def register(*model_classes: type[PreTrainedModel]) -> None:
     """Makes ``attn_implementation="flash_attention_kernels"`` known to Transformers; may be called again.
 
-    Models that support no flash attention, as they say in ``_supports_flash_attn``, refuse the name.
+    Models that support neither flash attention nor PyTorch's, as they say in ``_supports_flash_attn`` and
+    ``_supports_sdpa``, refuse the name: this library takes the masks and biases that PyTorch's takes.
 
     Args:
         model_classes: models that list the flash attentions they accept, such as ``GptOssForCausalLM``; this
@@ -37,7 +39,7 @@ def register(*model_classes: type[PreTrainedModel]) -> None:
                 "and for most models none: call register()"
             )
     AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, padding_mask)
+    AttentionMaskInterface.register(NAME, masks.padding_mask)
     _let_transformers_load()
     _let_models_refuse()
     for model_class in model_classes:
@@ -121,12 +123,22 @@ def check_supported(model_class: type[PreTrainedModel]) -> None:
     ValueError: the model says that it supports no flash attention, or asks no interface for its attention.
     """
     instead = 'use attn_implementation="sdpa" or "eager"'
-    if not (model_class._supports_flash_attn or getattr(model_class, "_supports_flash_attn_2", False)):
+    flags = ("_supports_flash_attn", "_supports_flash_attn_2", "_supports_sdpa")
+    if not any(getattr(model_class, flag, False) for flag in flags):
         raise ValueError(
-            f"{model_class.__name__} supports no flash attention, as its _supports_flash_attn says: {instead}"
+            f"{model_class.__name__} supports no other attention than its own, as its _supports_flash_attn "
+            f"and _supports_sdpa say: {instead}"
         )
-    if not model_class._can_set_attn_implementation():
+    if not any(getattr(model_class, flag, False) for flag in flags[:2]):
+        masks.LOOK_INTO_MASKS.add(model_class.config_class)
+    if not model_class._can_set_attn_implementation() or _has_own_classes(model_class):
         raise ValueError(
             f"{model_class.__name__} of Transformers {transformers.__version__} takes its attention from "
             f'classes of its own, which know no "{NAME}": {instead}'
         )
+
+
+def _has_own_classes(model_class: type[PreTrainedModel]) -> bool:
+    """Whether a table of a model's module names a class of attention for each implementation, as of SAM."""
+    tables = (x for x in vars(sys.modules[model_class.__module__]).values() if isinstance(x, dict))
+    return any({"eager", "sdpa"} <= table.keys() for table in tables)

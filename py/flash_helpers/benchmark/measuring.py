@@ -57,7 +57,7 @@ class DeviceLostError(RuntimeError):
 
 def measure_checked(
     contestants: Mapping[str, Callable[[], Prepared]],
-    expected: Callable[[], Expected],
+    expected: Callable[[], Expected | Mapping[str, Expected]],
     dtype: DType,
     device: torch.device,
     timer: Timer,
@@ -68,8 +68,8 @@ def measure_checked(
 
     Args:
         contestants: by name; each binds its inputs when called, and raises where it can't.
-        expected: makes the reference, float32, the output or several tensors; it is dropped before anything
-            is timed.
+        expected: makes the reference, float32, the output or several tensors, of contestants that compute
+            different things one by name; it is dropped before anything is timed.
         dtype: element type of the outputs, which decides the tolerance.
         device: where they run.
         timer: measures one call.
@@ -88,7 +88,7 @@ def measure_checked(
             try:
                 prepared = prepare()
                 timed = TimedCall(prepared.call, prepared.context)
-                error = compared(timed, ref, dtype)
+                error = compared(timed, ref[name] if isinstance(ref, Mapping) else ref, dtype)
                 one.error, one.kernel = significant(error.relative), prepared.ran()
                 if wrong := error.wrong_reason(dtype):
                     one.status, one.reason = "wrong", wrong

@@ -17,10 +17,13 @@ class ModArguments(NamedTuple):
     Attributes:
         numbers: in the mod's order, each of the type that the mod has for it.
         tensors: in the mod's order, each as (address, strides in elements, sizes).
+        tiles: what is known of the mask's tiles (``flash::ModTiles``): address, and strides in words of a
+            batch item, a head and a row; None: nothing.
     """
 
     numbers: tuple[int | float, ...]
     tensors: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    tiles: tuple[int, int, int, int] | None = None
 
 
 class BackwardArguments(NamedTuple):

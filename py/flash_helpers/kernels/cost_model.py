@@ -125,6 +125,10 @@ class CostModel(ABC):
         """Bytes of one query and head that pass through memory beside the tensors."""
         return 0
 
+    def takes_whole_heads(self, config: Any) -> bool:
+        """Of kernels that own keys: a block takes all keys of a head, one tile after the other."""
+        return False
+
     def register_lines(self, registers: Registers) -> list[tuple[str, str]] | None:
         """(what, value) where registers follow from the block alone; None: they are predicted."""
         return None

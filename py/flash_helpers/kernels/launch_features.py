@@ -29,6 +29,13 @@ class Features(NamedTuple):
             (n_pages, page_size, n_heads_kv, d_head).
         max_pages, page_size: see block_table.
         o_float32: o is float32; of kernels that split keys.
+        seqused_q: address of (batch,) int32 query counts, or 0. This and the next are of planned kernels.
+        plan_slots: thread blocks that run at a time; 0: keys are not cut.
+        plan_shortest: tiles of keys of a part, at least.
+        plan_longest: tiles of a part of a sequence with few queries, at most.
+        plan_few_queries: these are so many.
+        plan_fixed: parts that the keys of every sequence are cut into; 0: the device finds each one's number.
+        partial_rows: rows of partial_o, (partial_rows, d_head_v), and of partial_lse.
         n_sms: SMs that the launch may use; 0: all.
     """
 
@@ -49,4 +56,11 @@ class Features(NamedTuple):
     max_pages: int = 0
     page_size: int = 0
     o_float32: bool = False
+    seqused_q: int = 0
+    plan_slots: int = 0
+    plan_shortest: int = 1
+    plan_longest: int = 1
+    plan_few_queries: int = 0
+    plan_fixed: int = 0
+    partial_rows: int = 0
     n_sms: int = 0

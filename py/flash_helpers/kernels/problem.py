@@ -17,6 +17,7 @@ BACKWARD = "backward"
 MODS = (("score_mod", "score"), ("mask_mod", "visible"))  # arguments of attention, and results of a mod
 HEAD_SIZES = range(8, 257, 8)
 MAX_DECODE_ROWS = 64  # queries, or heads of a group, that one tile of the smallest kernels takes
+MAX_SPLITS = 256  # ``kMaxSplits`` of ``split_combine.cuh``: the parts that can be combined
 MIN_DECODE_KEYS = 1024  # with fewer, begin and end of a block count more than its copies
 
 
@@ -42,6 +43,9 @@ class AttentionProblem:
         cached: not packed, but of each batch item only so many keys exist as a tensor on the device says;
             seq_len_k is the capacity. ``varlen`` is on.
         paged: keys lie in pages, which a table on the device names; ``cached`` is on.
+        planned: queries are packed, and a tensor on the device says how many of a sequence's keys, or
+            queries, count: the kernel finds its work, and the parts of the keys, on the device. ``cached``
+            is on.
         lse: the log-sum-exp is wanted.
         out_float32: the output is float32 and is not rounded.
         n_sms: SMs that the call may use; None: all of the device.
@@ -49,6 +53,9 @@ class AttentionProblem:
         direction: what is computed of it: ``forward``, or ``backward``, the gradients.
         deterministic: of the gradients: equal calls have to give equal bits. The forward pass always does.
         mod: what ``score_mod`` and ``mask_mod`` compute, or None.
+        captured_gradients: of the gradients: places of the tensors that the mod captures and of which
+            gradients are wanted.
+        dropout: weights are dropped behind the softmax.
     """
 
     dtype: DType
@@ -66,6 +73,7 @@ class AttentionProblem:
     varlen: bool = False
     cached: bool = False
     paged: bool = False
+    planned: bool = False
     lse: bool = False
     tma_obstacle: str | None = None
     out_float32: bool = False
@@ -73,14 +81,19 @@ class AttentionProblem:
     direction: str = FORWARD
     deterministic: bool = False
     mod: Mod | None = None
+    captured_gradients: tuple[int, ...] = ()
+    dropout: bool = False
 
-    def backward(self, deterministic: bool = False) -> AttentionProblem:
+    def backward(
+        self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
+    ) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
 
         Args:
             deterministic: see ``AttentionProblem``.
+            captured_gradients: see ``AttentionProblem``.
         """
-        return _backward_of(self, deterministic)
+        return _backward_of(self, deterministic, captured_gradients)
 
     @property
     def masked(self) -> bool:
@@ -96,6 +109,13 @@ class AttentionProblem:
     def decoding(self) -> bool:
         """Few queries read many keys: the time goes into reading K and V."""
         return self.seq_len_q <= MAX_DECODE_ROWS and self.seq_len_k >= MIN_DECODE_KEYS
+
+    @property
+    def rows_of_sequence(self) -> int:
+        """The most rows that the queries of a sequence are for a kernel: planned ones have grouped heads as
+        rows."""
+        group = self.n_heads // self.n_heads_kv if self.planned and self.n_heads_kv else 1
+        return self.seq_len_q * group
 
     @property
     def sees_nothing(self) -> bool:
@@ -116,7 +136,9 @@ class AttentionProblem:
         and packed sequences have offsets of their own: they stay as they are. So does a window over a cache,
         whose last key only the device knows.
         """
-        if self.direction != FORWARD or (self.varlen and not self.cached) or self.sees_nothing:
+        if self.direction != FORWARD or self.planned or self.sees_nothing:
+            return self
+        if self.varlen and not self.cached:
             return self
         if self.mod is not None:  # its places are those of the call
             return self
@@ -160,19 +182,28 @@ class AttentionProblem:
             "sinks": self.sinks,
             "varlen": self.varlen,
             "paged": self.paged,
+            "planned": self.planned,
         }
         if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
-            del features["sinks"], features["paged"]
+            del features["sinks"], features["paged"], features["planned"]
         return features
 
     @property
+    def mod_hides_keys(self) -> bool:
+        """Whether there is a ``mask_mod``, whatever it hides."""
+        return self.mod is not None and self.mod.result("visible") is not None
+
+    @property
     def compiled_mod(self) -> Mod | None:
-        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none."""
-        if self.mod is None or not self.softcap:
-            return self.mod
+        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none, and of
+        gradients with its derivatives."""
+        if self.mod is None:
+            return None
+        from flash_helpers.mods.backward import backward_mod
         from flash_helpers.mods.capped import capped
 
-        return capped(self.mod)
+        mod = capped(self.mod) if self.softcap else self.mod
+        return mod if self.direction == FORWARD else backward_mod(mod, self.captured_gradients)
 
     def label(self) -> str:
         """A short text for reasons, e.g. ``bf16 b2 h8/2 s512x1024 d128 causal``."""
@@ -185,6 +216,7 @@ class AttentionProblem:
         if self.mod is not None:
             words += ["softcap"] * self.softcap
             words += [word for word, result in MODS if self.mod.result(result) is not None]
+        words += ["dropout"] * self.dropout
         words += ["deterministic"] * self.deterministic
         if self.out_float32:
             words.append("float32 output")
@@ -194,7 +226,9 @@ class AttentionProblem:
 
 
 @lru_cache(1024)
-def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionProblem:
+def _backward_of(
+    problem: AttentionProblem, deterministic: bool, captured_gradients: tuple[int, ...]
+) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
     return replace(
         problem,
@@ -203,6 +237,7 @@ def _backward_of(problem: AttentionProblem, deterministic: bool) -> AttentionPro
         out_float32=False,  # it is rounded before products, as the others are
         direction=BACKWARD,
         deterministic=deterministic,
+        captured_gradients=captured_gradients,
     )
 
 

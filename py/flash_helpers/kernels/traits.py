@@ -38,6 +38,8 @@ class ForwardTraits(Traits):
         split: the keys of a query block are shared by several thread blocks, and combined.
         padded_head: tensors have fewer columns than the kernel's ``d_head``.
         paged: rows of K and V lie in pages, which a table names.
+        planned: blocks find their work on the device, from the lengths of packed sequences: each has its own
+            number of parts of the keys, and the heads of a group are rows of one head. ``varlen`` is on.
     """
 
     causal: bool = False
@@ -48,6 +50,17 @@ class ForwardTraits(Traits):
     split: bool = False
     padded_head: bool = False
     paged: bool = False
+    planned: bool = False
+
+    def planned_obstacle(self) -> str | None:
+        """Why no kernel has these features together, or None."""
+        if self.planned and not self.varlen:
+            return "planned: the work follows from the lengths of sequences; it needs varlen"
+        if self.planned and self.split:
+            return (
+                "planned: it cuts keys into parts itself, each sequence's into its own number; turn split off"
+            )
+        return None
 
 
 @dataclass(frozen=True, order=True)

@@ -50,15 +50,17 @@ def work(config: KernelConfig, problem: AttentionProblem) -> Work:
     if model is not None and model.owns_keys:
         per_pair, sums = model.flop_of_pair(config), model.bytes_of_sums(config)
         flop = 2 * heads * visible_pairs(seq_q, seq_k, window=limits)
+        tiles = -(-seq_k // B_c)
+        together = tiles if model.takes_whole_heads(config) else 1
         return Work(
             flop=flop * (3 * problem.d_head + 2 * problem.d_head_v),
             executed_flop=pairs * per_pair,
             exponentials=pairs,
             min_bytes=2 * tensor_bytes + heads * seq_q * sums,
             l2_bytes=columns * itemsize * (heads_kv * seq_k + steps * B_r) + 4 * steps * B_r * config.d_head,
-            blocks=heads_kv * -(-seq_k // B_c),
+            blocks=heads_kv * tiles // together,
             steps=steps,
-            longest=-(-seq_q // B_r) * (heads // heads_kv if heads_kv else 0),
+            longest=-(-seq_q // B_r) * together * (heads // heads_kv if heads_kv else 0),
         )
     return Work(
         flop=2 * heads * visible_pairs(seq_q, seq_k, window=limits) * wanted,

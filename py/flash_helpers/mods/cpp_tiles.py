@@ -2,24 +2,17 @@
 
 static constexpr bool kBoundsTell;    // the bounds can tell that a tile is empty or full
 static constexpr bool kBoundsDecide;  // they tell it of all tiles but a few at the edge
-static constexpr bool kMaskHasBatch, kMaskHasHead;  // the mask depends on the batch item, on the head
 static flash::mods::Truth tile(captured, batch, head, first_q, last_q, first_k, last_k);
 """
 
 from __future__ import annotations
 
 from flash_helpers.mods.intervals import FAR, Interval, intervals
+from flash_helpers.mods.mask_inputs import MASK, needs_bits
 from flash_helpers.mods.mod import Mod, Node
 from flash_helpers.mods.operations import Kind
 from flash_helpers.mods.stages import loops, needed
 
-MASK = "visible"
-_EXACT = frozenset(
-    (
-        "b", "h", "q", "k", "constant", "number", "add", "sub", "neg", "mul", "abs", "minimum", "maximum",
-        "lt", "le", "eq", "ne", "and", "or", "not", "to_int", "to_bool",
-    )
-)  # fmt: skip
 _WHOLE = {
     "add": "add", "sub": "sub", "mul": "mul", "neg": "negative", "abs": "absolute", "minimum": "minimum",
     "maximum": "maximum",
@@ -40,31 +33,13 @@ _SIGNATURE = (
 UNDECIDED = "flash::mods::Truth{false, true}"
 
 
-def mask_depends_on(mod: Mod, leaf: str) -> bool:
-    """Whether the mask depends on an index, ``b`` or ``h``."""
-    return any(node.op == leaf for node, used in zip(mod.nodes, needed(mod, MASK), strict=True) if used)
-
-
-def bounds_decide(mod: Mod) -> bool:
-    """Whether bounds tell of all tiles but some at the edges what they are, so that nobody has to look at
-    elements: the mask is made of sums, products and comparisons of places and numbers alone."""
-    wanted = needed(mod, MASK)
-    return all(
-        node.op in _EXACT and node.kind is not Kind.FLOAT
-        for node, used in zip(mod.nodes, wanted, strict=True)
-        if used
-    )
-
-
 def tile_lines(mod: Mod) -> list[str]:
     """The members of the struct of a mod; of one without a mask, that there is nothing to tell."""
     writer = _Bounds(mod)
     body, result = writer.body()
     flags = {
         "kBoundsTell": result != UNDECIDED,
-        "kBoundsDecide": mod.result(MASK) is not None and bounds_decide(mod),
-        "kMaskHasBatch": mask_depends_on(mod, "b"),
-        "kMaskHasHead": mask_depends_on(mod, "h"),
+        "kBoundsDecide": mod.result(MASK) is not None and not needs_bits(mod),
     }
     return [
         *(f"    static constexpr bool {name} = {str(on).lower()};" for name, on in flags.items()),
@@ -96,7 +71,7 @@ class _Bounds:
             text = self._of(place, node)
             if text is not None:
                 self.known.add(place)
-                lines.append(f"        const {self._type(place)} r{place}{text};")
+                lines.append(f"        [[maybe_unused]] const {self._type(place)} r{place}{text};")
         return lines, self._operand(root)
 
     # ------------------------------------------------------------------ operands

@@ -11,26 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flash_helpers.mods.builder import Builder
-from flash_helpers.mods.mod import Mod
+from flash_helpers.mods.mod import Mod, TensorGradient
 from flash_helpers.mods.operations import Kind
 from flash_helpers.mods.stages import loops
-
-
-@dataclass(frozen=True)
-class TensorGradient:
-    """How an element of a captured tensor changes the score.
-
-    Attributes:
-        slot: the tensor's place among those captured.
-        value: name of the result that is the derivative of the score by the loaded element.
-        indices: names of the results that are its indices, one a dimension.
-        length: the load is made for each of so many values of ``loop``; None: once.
-    """
-
-    slot: int
-    value: str
-    indices: tuple[str, ...]
-    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +29,13 @@ class Derivative:
     tensors: tuple[TensorGradient, ...]
 
 
-def derivative(mod: Mod, wanted: tuple[int, ...] = ()) -> Derivative:
+def derivative(mod: Mod, wanted: tuple[int, ...] = (), kept: tuple[str, ...] = ()) -> Derivative:
     """The derivatives of the result ``score``.
 
     Args:
         mod: the mod.
         wanted: places of captured tensors of real numbers whose gradients are wanted.
+        kept: results of the mod that are to be results here, too.
     """
     root = mod.result("score")
     if root is None:
@@ -63,6 +47,7 @@ def derivative(mod: Mod, wanted: tuple[int, ...] = ()) -> Derivative:
     zero = builder.constant(0.0)
     score = next((i for i, node in enumerate(mod.nodes) if node.op == "score"), None)
     results = {"d_score": zero if score is None else slopes.get(score, zero)}
+    results |= {name: places[place] for name, place in mod.results if name in kept}
     found: list[TensorGradient] = []
     for place, node in enumerate(mod.nodes):
         if node.op == "load" and node.data in wanted and place in slopes:

@@ -95,6 +95,23 @@ class Node:
 
 
 @dataclass(frozen=True)
+class TensorGradient:
+    """How an element of a captured tensor changes the score.
+
+    Attributes:
+        slot: the tensor's place among those captured.
+        value: name of the result that is the derivative of the score by the loaded element.
+        indices: names of the results that are its indices, one a dimension.
+        length: the load is made for each of so many values of ``loop``; None: once.
+    """
+
+    slot: int
+    value: str
+    indices: tuple[str, ...]
+    length: int | None = None
+
+
+@dataclass(frozen=True)
 class Mod:
     """The value of one or several functions.
 
@@ -103,12 +120,14 @@ class Mod:
         results: names and places of what is computed: ``score`` (FLOAT), ``visible`` (BOOL), or derivatives.
         numbers: types of the captured numbers.
         tensors: types of the captured tensors.
+        gradients: of a mod for gradients (``backward``), the loads of tensors whose gradients are wanted.
     """
 
     nodes: tuple[Node, ...]
     results: tuple[tuple[str, int], ...]
     numbers: tuple[Number, ...] = ()
     tensors: tuple[TensorType, ...] = ()
+    gradients: tuple[TensorGradient, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +139,11 @@ class Mod:
         for name, place in self.results:
             if not 0 <= place < len(self.nodes):
                 raise ValueError(f"result {name} is node {place} of {len(self.nodes)}")
-        object.__setattr__(self, "_hash", hash((self.nodes, self.results, self.numbers, self.tensors)))
+        object.__setattr__(self, "_hash", hash(self._parts()))
+
+    def _parts(self) -> tuple[Any, ...]:
+        parts = (self.nodes, self.results, self.numbers, self.tensors)
+        return (*parts, self.gradients) if self.gradients else parts
 
     def __hash__(self) -> int:
         return self._hash
@@ -128,8 +151,7 @@ class Mod:
     @cached_property
     def digest(self) -> int:
         """64 bits, never 0, that are the same for equal mods in every process."""
-        text = repr((self.nodes, self.results, self.numbers, self.tensors))
-        return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) or 1
+        return int(hashlib.sha256(repr(self._parts()).encode()).hexdigest()[:16], 16) or 1
 
     @property
     def id(self) -> str:
@@ -139,6 +161,11 @@ class Mod:
     def __lt__(self, other: Mod) -> bool:
         """An order for lists of kernels, without a meaning."""
         return self.digest < other.digest
+
+    @cached_property
+    def gathered(self) -> tuple[int, ...]:
+        """The places of the tensors in ``gradients``, each once."""
+        return tuple(sorted({gradient.slot for gradient in self.gradients}))
 
     def result(self, name: str) -> int | None:
         """The place of a result; None: the mod has none of this name."""

@@ -5,6 +5,7 @@ Whole numbers have 64 bits and wrap around. What C leaves open is defined here, 
     a // b, a % b    round to minus infinity; a whole number divided by 0 gives 0, with remainder 0
     a << b, a >> b   a count below 0 or above 63 gives 0, of >> the sign: -1 or 0
     to_int           towards zero; beyond +-2^62 it gives that, of NaN 0
+    random           (seed, b, h, q, k), in [0, 1) (``philox``); of the last four the low 32 bits count
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+from flash_helpers.mods.philox import random_real
 
 
 class Kind(IntEnum):
@@ -178,6 +181,7 @@ OPERATIONS: dict[str, Operation] = {
     "ceil": _function(1, lambda x: float(math.ceil(x)) if math.isfinite(x) else x),
     "round": _function(1, lambda x: float(round(x)) if math.isfinite(x) else x),
     "trunc": _function(1, lambda x: float(math.trunc(x)) if math.isfinite(x) else x),
+    "random": Operation(_WHOLE, 5, FLOAT, 70, random_real),
     "to_float": Operation(_LOGIC, 1, FLOAT, 1, float),
     "to_int": Operation((BOOL, FLOAT), 1, INT, 1, _to_int),
     "to_bool": Operation(_NUMBERS, 1, BOOL, 1, bool),

@@ -98,6 +98,14 @@ def _prompts(target: int) -> Iterator[AttentionProblem]:
     return _problems(PROMPTS, sizes=sorted({sizes for direction in able for sizes in direction.sizes()}))
 
 
+def _gradients(target: int) -> Iterator[AttentionProblem]:
+    """Of prompts, dense and packed: of bits that may differ between runs, and of equal ones."""
+    for packed, deterministic in product((False, True), (False, True)):
+        for problem in _problems(PROMPTS, packed=packed):
+            if not problem.lse:  # which is an input of gradients
+                yield problem.backward(deterministic)
+
+
 SETS = (
     WheelSet(
         "prompts",
@@ -133,6 +141,11 @@ SETS = (
             _problems(CHUNKS, KEYS, masks=[CAUSAL]),
             _problems(CHUNKS, KEYS, masks=[CAUSAL], pages=[False, True]),
         ),
+    ),
+    WheelSet(
+        "training",
+        "gradients of prompts and of packed sequences, with equal bits in every run or not",
+        _gradients,
     ),
 )
 """What ``--sets`` knows, by default all.

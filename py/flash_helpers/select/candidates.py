@@ -24,7 +24,7 @@ def kernel_for(config: KernelConfig, problem: AttentionProblem) -> Kernel:
     float32 output is written by kernels that split keys.
     """
     # What parts of split keys leave is float32: one part is the whole, unrounded.
-    split = {"split": True} if problem.out_float32 else {}
+    split = {"split": True} if problem.out_float32 and not problem.planned else {}
     kernel = kernel_of(config, **problem.features(), **split)
     if problem.mod is not None:
         kernel = replace(kernel, mod=problem.compiled_mod)
@@ -43,6 +43,11 @@ def _pads(kernel: Kernel, wanted: tuple[int, int]) -> bool:
 def is_split(kernel: Kernel) -> bool:
     """Whether a kernel shares the keys of a query block among thread blocks; no backward kernel does."""
     return bool(getattr(kernel.traits, "split", False))
+
+
+def is_planned(kernel: Kernel) -> bool:
+    """Whether a kernel finds its work, and the parts of the keys, on the device; no backward kernel does."""
+    return bool(getattr(kernel.traits, "planned", False))
 
 
 def split_variant(kernel: Kernel) -> Kernel | None:
@@ -68,6 +73,10 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return f"it computes {direction.name}, and {problem.direction} is wanted"
     if problem.mod is not None and (reason := direction.mod_obstacle(config)):
         return reason
+    if problem.mod is not None and problem.planned:
+        return "kernels take no score_mod and no mask_mod for packed queries over a cache; CPU tensors do"
+    if problem.dropout:
+        return "kernels drop no weights yet (dropout_p); CPU tensors do"
     kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
         return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"

@@ -31,6 +31,8 @@ class Choice:
         n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
         problem: what the kernel computes, where a single query's heads have become rows, hidden keys are left
             out or the device has no more SMs than the call may use; None: the problem as it was given.
+        slots: of a planned kernel, thread blocks that run at a time, by which the device cuts keys into
+            parts; 0: it does not.
         wanted: the kernel that would run if it were built; None: it is the one that runs.
         gradients: of a forward pass whose gradients are wanted: what computes these; None: else.
     """
@@ -41,6 +43,7 @@ class Choice:
     n_splits: int = 1
     problem: AttentionProblem | None = None
     wanted: Kernel | None = None
+    slots: int = 0
     gradients: Choice | None = None
 
     @property
@@ -61,6 +64,10 @@ class Choice:
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
+        if self.kernel.mod is not None:
+            from flash_helpers.mods.text import explained
+
+            lines += [f"  {line}" if line else "" for line in explained(self.kernel.mod).splitlines()]
         lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
         if self.gradients is not None:
             lines.append(f"gradients by {self.gradients}")

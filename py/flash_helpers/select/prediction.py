@@ -116,7 +116,7 @@ def predict(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts) -> Pr
         facts: the device.
     """
     facts = with_rates(facts)
-    per_sm = _blocks_per_sm(kernel.config, facts)
+    per_sm = resident_blocks(kernel.config, facts)
     splits = "split" in direction_of(kernel).traits and kernel.traits.split
     parts = parts_of_keys(kernel, problem, facts) if splits else 1
     blocks = _row_blocks(kernel.config, problem) * parts
@@ -185,7 +185,7 @@ def parts_of_keys(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts)
         facts: the device.
     """
     config = kernel.config
-    blocks, per_sm = _row_blocks(config, problem), max(_blocks_per_sm(config, facts), 1)
+    blocks, per_sm = _row_blocks(config, problem), max(resident_blocks(config, facts), 1)
     few = problem.seq_len_q <= MAX_DECODE_ROWS
     if blocks >= facts.sm_count * per_sm * (MANY_WAVES if few else 1):
         return 1
@@ -204,8 +204,8 @@ def _row_blocks(config: KernelConfig, problem: AttentionProblem) -> int:
 
 
 @lru_cache(1024)
-def _blocks_per_sm(config: KernelConfig, facts: DeviceFacts) -> int:
-    """Resident thread blocks."""
+def resident_blocks(config: KernelConfig, facts: DeviceFacts) -> int:
+    """Thread blocks that one SM works on at a time."""
     if model_of(config).one_block_per_sm:
         return 1
     known = recorded_facts(kernel_of(config), facts.target)

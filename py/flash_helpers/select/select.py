@@ -17,6 +17,7 @@ from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
     default_candidates,
+    is_planned,
     kernel_for,
     split_variant,
     unable_reason,
@@ -24,7 +25,7 @@ from flash_helpers.select.candidates import (
 from flash_helpers.select.chosen import Choice, Rejected
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.family_choices import FamilyChoice, family_choices
-from flash_helpers.select.prediction import Expected, Prediction, expected
+from flash_helpers.select.prediction import Expected, Prediction, expected, resident_blocks
 
 
 class TuningDatabase(Protocol):
@@ -120,6 +121,14 @@ def usable_part(problem: AttentionProblem, facts: DeviceFacts) -> tuple[Attentio
     if problem.n_sms >= facts.sm_count:
         return replace(problem, n_sms=None), facts
     return problem, facts.limited_to(problem.n_sms)
+
+
+def with_slots(choice: Choice, facts: DeviceFacts) -> Choice:
+    """A choice that says how many thread blocks of a planned kernel run at a time on the device."""
+    if not is_planned(choice.kernel):
+        return choice
+    per_sm = max(resident_blocks(choice.kernel.config, facts), 1)
+    return replace(choice, slots=facts.sm_count * per_sm)
 
 
 def _known_best(

@@ -6,8 +6,9 @@ the contents of sequences, so that equal calls are cut, and rounded, alike.
 
 from __future__ import annotations
 
-MAX_SPLITS = 256
-"""``kMaxSplits`` of ``split_combine.cuh``: the parts that one thread block can combine."""
+from flash_helpers.kernels.problem import MAX_SPLITS
+
+__all__ = ["MAX_SPLITS", "WORKSPACE_BYTES", "n_splits", "workspace_bytes"]
 
 WORKSPACE_BYTES = 64 << 20
 """The most workspace that splitting takes, bytes."""

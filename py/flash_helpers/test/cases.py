@@ -36,6 +36,7 @@ class Case:
         seed: of the inputs.
         config: short form of the configuration that the call names; empty: the library chooses.
         gradients: also differentiates: a loss of output and LSE, gradients against float64.
+        backward_config: short form of the configuration that the call names for its gradients; empty: none.
         page_size: rows of a page of the cache that k and v are, of seq_len_k rows, a multiple of it, a batch
             item; 0: they are none. ``one_batch`` as a layout of k or v makes all pages equal.
         used: with ``page_size``, how many keys of each batch item there are.
@@ -62,6 +63,7 @@ class Case:
     used: tuple[int, ...] = ()
     diagonal_offset: int = 0
     gradients: bool = False
+    backward_config: str = ""
 
     @property
     def deterministic(self) -> bool:
@@ -190,12 +192,13 @@ class Case:
             "softcap": self.softcap,
             "diagonal_offset": self.diagonal_offset,
         }
+        named: Any = parse_kernel_name_into_config(self.backward_config) if self.backward_config else None
         inputs = [x.detach().requires_grad_() for x in (q, k, v)]
         if sinks is not None:
             inputs.append(sinks.detach().requires_grad_())
         out, lse = attention(
             *inputs[:3], sinks=inputs[3] if sinks is not None else None, return_lse=True,
-            deterministic=self.deterministic, **options,
+            deterministic=self.deterministic, backward_config=named, **options,
         )  # fmt: skip
         generator = torch.Generator().manual_seed(self.seed)
         dout = torch.randn(out.shape, generator=generator).to(out.dtype).to(device)

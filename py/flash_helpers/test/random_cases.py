@@ -296,7 +296,7 @@ def build_for_gradients(device: str, shares: Sequence[tuple[int, int]]) -> float
     begin = time.perf_counter()
     facts, drawn = device_facts_of(device), list[Case]()
     for first, (n, seed) in enumerate(shares):
-        for_each(random_gradients.share(first, len(shares)), n, seed, drawn.append)
+        for_each(random_gradients.share(first, len(shares), facts), n, seed, drawn.append)
     build_kernels(random_gradients.kernels_of(drawn, facts), [facts.target])
     return time.perf_counter() - begin
 
@@ -378,8 +378,11 @@ def main(
         parts = run_workers(device, n_cases, seed, workers, timeout, gradients)
     else:
         chosen = KernelSet(kernels, kernels[first::step]) if kernels else None
-        on_gpu = gradients and device.startswith("cuda")
-        source = random_gradients.share(first, step) if on_gpu else cases(chosen, gradients)
+        source = cases(chosen, gradients)
+        if gradients and device.startswith("cuda"):
+            from flash_attention.backends.cuda import device_facts_of
+
+            source = random_gradients.share(first, step, device_facts_of(device))
         parts = [run_cases(source, device, n_cases, seed)]
     ran = sum((Counter(part["kernels"]) for part in parts), Counter[str]())
     result = {

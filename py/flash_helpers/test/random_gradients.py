@@ -8,14 +8,17 @@ is missing is compiled when a call takes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.parsing import parse_kernel_name_into_config
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
+from flash_helpers.select.candidates import unable_reason
 from flash_helpers.test.cases import LAYOUTS, Case
 from flash_helpers.test.draws import FEATURES, LENGTHS, LIMITS, OFFSETS, SCALES
 
@@ -38,6 +41,8 @@ class Kind:
     Attributes:
         cut: heads have up to so many columns less; those of v may have any size up to that.
         features: names of traits that are on.
+        named: short forms of backward configurations that a call may name, one of each family, of those that
+            repeat their bits and of those that need not.
     """
 
     dtype: DType
@@ -45,17 +50,41 @@ class Kind:
     d_head_v: int
     cut: int
     features: frozenset[str]
+    named: dict[bool, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
 
-def kinds() -> list[Kind]:
-    """Every set of features with three head sizes, which take turns as the element types do."""
+def kinds(facts: DeviceFacts) -> list[Kind]:
+    """Every set of features with three head sizes, which take turns as the element types do.
+
+    Args:
+        facts: the GPU that runs them.
+    """
     found = []
     for number, names in enumerate(FEATURES):
         for i in range(3):
             d_head, d_head_v, cut = HEADS[(3 * number + i) % len(HEADS)]
             dtype = (DType.FP16, DType.BF16)[(number + i) % 2]
-            found.append(Kind(dtype, d_head, d_head_v, cut, frozenset(names.split())))
+            kind = Kind(dtype, d_head, d_head_v, cut, frozenset(names.split()))
+            found.append(replace(kind, named={same: _named(kind, facts, same) for same in (False, True)}))
     return found
+
+
+def _named(kind: Kind, facts: DeviceFacts, deterministic: bool) -> tuple[str, ...]:
+    """What each family would run for calls of a kind."""
+    on = kind.features
+    problem = AttentionProblem(
+        kind.dtype, 2, 300, 300, 4, 2, kind.d_head - kind.cut, kind.d_head_v - kind.cut,
+        left=40 if "window" in on else None,
+        right=0 if "causal" in on else 40 if "window" in on else None,
+        softcap="softcap" in on,
+    ).backward(deterministic)  # fmt: skip
+    answers = (direction.defaults(problem, facts) for direction in directions(BACKWARD))
+    configs = (answer.whole[0] for answer in answers if answer is not None)
+    return tuple(
+        config.short_form()
+        for config in configs
+        if unable_reason(config, problem, [config]) is None and config.infeasible_reason(facts) is None
+    )
 
 
 def kernels_of(drawn: Iterable[Case], facts: DeviceFacts) -> list[Kernel]:
@@ -63,18 +92,19 @@ def kernels_of(drawn: Iterable[Case], facts: DeviceFacts) -> list[Kernel]:
     from flash_attention.run.cuda_choice import choice_for
 
     found: dict[Kernel, None] = {}
-    for forward, backward in dict.fromkeys(pair for case in drawn if (pair := _problems(case))):
-        for problem in (forward, backward):
-            found[choice_for(problem, facts, facts.name, None, explained=False).kernel] = None
+    for forward, backward, name in dict.fromkeys(asked for case in drawn if (asked := _problems(case))):
+        config = parse_kernel_name_into_config(name) if name else None
+        for problem, named in ((forward, None), (backward, config)):
+            found[choice_for(problem, facts, facts.name, named, explained=False).kernel] = None
     return list(found)
 
 
-def _problems(case: Case) -> tuple[AttentionProblem, AttentionProblem] | None:
-    """Of both passes of a call; None: it needs no kernel."""
+def _problems(case: Case) -> tuple[AttentionProblem, AttentionProblem, str] | None:
+    """Of both passes of a call, and the configuration that the second names; None: it needs no kernel."""
     problem = case.problem
     if not (problem.batch and problem.seq_len_q and problem.seq_len_k) or problem.sees_nothing:
         return None
-    return problem.with_rows_packed(), problem.backward(case.deterministic)
+    return problem.with_rows_packed(), problem.backward(case.deterministic), case.backward_config
 
 
 @st.composite
@@ -86,8 +116,8 @@ def cases(draw: st.DrawFn, some: Sequence[Kind]) -> Case:
     if kind.cut:
         d_head -= 8 * draw(st.integers(1, kind.cut // 8))
         d_head_v = 8 * draw(st.integers(1, d_head_v // 8))
-    windowed = "window" in kind.features
-    return Case(
+    windowed, seed = "window" in kind.features, draw(st.integers(0, 3))
+    case = Case(
         dtype=kind.dtype,
         batch=draw(st.integers(0, 3)),
         seq_len_q=draw(LENGTHS),
@@ -103,12 +133,14 @@ def cases(draw: st.DrawFn, some: Sequence[Kind]) -> Case:
         sinks="sinks" in kind.features,
         magnitude=draw(st.sampled_from((1.0, 1.0, 0.0, 4.0))),
         layouts=(draw(layouts), draw(layouts), draw(layouts)),
-        seed=draw(st.integers(0, 3)),
+        seed=seed,
         diagonal_offset=draw(OFFSETS) if windowed else 0,
         gradients=True,
     )
+    return replace(case, backward_config=draw(st.sampled_from(("", *kind.named[case.deterministic]))))
 
 
-def share(first: int, step: int) -> st.SearchStrategy[Case]:
+def share(first: int, step: int, facts: DeviceFacts) -> st.SearchStrategy[Case]:
     """Calls of every step-th kind from number first on; of all kinds where there are fewer."""
-    return cases(kinds()[first::step] or kinds())
+    every = kinds(facts)
+    return cases(every[first::step] or every)

@@ -87,11 +87,25 @@ struct VisitedTiles {
     }
 };
 
-// The same for a kernel that may have no mod.
+// The same for a kernel that may hide no keys by a mod, with the tile in hand.
+template <typename Kernel, bool kHidesKeys = Kernel::mod_hides_keys>
+struct TileWalk {
+    VisitedTiles<typename Kernel::Mod, Kernel::B_c> tiles;
+    int first;                          // tiles before it are none
+    TileKind kind = TileKind::PARTIAL;  // what the mask leaves of the tile in hand
+
+    // The tile behind kv_block. Under a window the first one is always visited.
+    FLASH_DEVICE int behind(int kv_block) {
+        const Visited next = tiles.behind(kv_block, first, Kernel::traits.window);
+        kind = next.kind;
+        return next.kv_block;
+    }
+};
 template <typename Kernel>
-struct NoTiles {};
-template <typename Kernel>
-using BlockTiles = std::conditional_t<Kernel::mod_hides_keys, VisitedTiles<typename Kernel::Mod, Kernel::B_c>,
-                                      NoTiles<Kernel>>;
+struct TileWalk<Kernel, false> {
+    static constexpr TileKind kind = TileKind::FULL;
+
+    FLASH_DEVICE int behind(int kv_block) { return kv_block - 1; }
+};
 
 }  // namespace flash

@@ -17,6 +17,7 @@
 
 #include "common/cuda_utils.cuh"
 #include "common/mod_ranges.cuh"
+#include "common/philox.cuh"
 #include "common/softcap.cuh"
 #include "mod_arguments.cuh"
 
@@ -94,6 +95,17 @@ struct Tensor {
         return inside ? value_of(data[offset]) : Value{};
     }
 
+    // Where that element lies; -1: outside of the tensor.
+    template <typename... Index>
+    FLASH_HOST_DEVICE int64_t place(Index... index) const {
+        static_assert(sizeof...(Index) == kDims);
+        int64_t offset = 0;
+        bool inside = true;
+        [[maybe_unused]] int axis = 0;
+        (add(offset, inside, axis++, index), ...);
+        return inside ? offset : -1;
+    }
+
   private:
     template <typename Index>
     FLASH_HOST_DEVICE void add(int64_t &offset, bool &inside, int axis, Index index) const {
@@ -119,6 +131,20 @@ Tensor<Element, kDims> tensor(const CapturedTensor &given) {
     }
     return made;
 }
+
+// ---------------------------------------------------------------------- gradients
+// A number as a type.
+template <int kNumber>
+struct Place {
+    static constexpr int number = kNumber;
+};
+
+// Of a captured tensor whose gradient is wanted: how often one score loads elements of it, and which of the
+// score's indices are indices of it, so that scores which differ in them load different elements.
+struct Gathered {
+    int loads;
+    bool by_b, by_h, by_q, by_k;
+};
 
 // ---------------------------------------------------------------------- whole numbers
 FLASH_HOST_DEVICE int64_t add(int64_t a, int64_t b) { return int64_t(uint64_t(a) + uint64_t(b)); }
@@ -209,5 +235,8 @@ FLASH_HOST_DEVICE float ceil(float x) { return ceilf(x); }
 FLASH_HOST_DEVICE float trunc(float x) { return truncf(x); }
 FLASH_HOST_DEVICE float round_to_even(float x) { return rintf(x); }
 FLASH_HOST_DEVICE float power(float a, float b) { return powf(a, b); }
+FLASH_HOST_DEVICE float random(int64_t seed, int64_t b, int64_t h, int64_t q, int64_t k) {
+    return random_real(uint64_t(seed), uint32_t(b), uint32_t(h), uint32_t(q), uint32_t(k));
+}
 
 }  // namespace flash::mods

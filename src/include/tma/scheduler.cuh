@@ -6,8 +6,8 @@
 // numbers from the counter, and sends them to the second.
 #pragma once
 
+#include "common/scheduler_counter.cuh"
 #include "tma/ptx_tma.cuh"
-#include "tma/scheduler_counter.cuh"
 #include "tma/sequence_finder.cuh"
 #include "tma/work_items.cuh"
 

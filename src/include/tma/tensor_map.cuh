@@ -49,7 +49,9 @@ inline cudaError_t encode(const TensorView &view, CUtensorMap &map) {
     if (function == nullptr) return cudaErrorInsufficientDriver;
     const MapShape shape = map_shape(view);
     if (shape.base == 0) return cudaErrorInvalidValue;
-    const cuuint32_t box[5] = {kPanelColumns, cuuint32_t(view.box_rows), 1, 1, 1};
+    const cuuint32_t rows = static_cast<cuuint32_t>(view.box_rows);
+    const cuuint32_t group = static_cast<cuuint32_t>(view.group);
+    const cuuint32_t box[5] = {kPanelColumns, group > 0 ? group : rows, group > 0 ? rows : 1, 1, 1};
     const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
     cuuint64_t sizes[5], strides[4];
     std::copy_n(shape.sizes, 5, sizes);

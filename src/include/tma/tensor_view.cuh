@@ -31,6 +31,7 @@ struct TensorView {
     int box_rows;
     DType dtype;
     int64_t last_end = kNotRagged;  // ragged: the largest end of a sequence
+    int group = 0;  // ragged, batch of 1: so many neighbouring heads are the rows of one; 0: they are not
 
     static constexpr int64_t kNotRagged = -1;
 
@@ -38,7 +39,8 @@ struct TensorView {
         return base == other.base && d == other.d && seq == other.seq && heads == other.heads &&
                batch == other.batch && strides.batch == other.strides.batch &&
                strides.seq == other.strides.seq && strides.head == other.strides.head &&
-               box_rows == other.box_rows && dtype == other.dtype && last_end == other.last_end;
+               box_rows == other.box_rows && dtype == other.dtype && last_end == other.last_end &&
+               group == other.group;
     }
 };
 
@@ -48,7 +50,8 @@ inline uint64_t stride_bytes(int64_t stride, int64_t size, int64_t d) {
     return size == 1 ? (d * 2 + kAlignment - 1) / kAlignment * kAlignment : stride * 2;
 }
 
-// Dimensions: column, row, [end of the sequence,] head, batch; the stride of the first is one element.
+// Dimensions: column, row, [end of the sequence,] head, batch; the stride of the first is one element. Of
+// groups: column, head of the group, row, end of the sequence, group.
 struct MapShape {
     uintptr_t base;  // 0: a ragged map has no address for it
     int rank;
@@ -66,6 +69,14 @@ inline MapShape map_shape(const TensorView &view) {
         shape.base = shift < shape.base ? shape.base - shift : 0;
         shape.sizes[shape.rank] = uint64_t(view.last_end) + 1;
         shape.strides[shape.rank++ - 1] = row;
+    }
+    if (view.group > 0) {
+        const uint64_t head = stride_bytes(view.strides.head, view.heads * view.group, view.d);
+        return {shape.base,
+                5,
+                {uint64_t(view.d), uint64_t(view.group), uint64_t(view.seq), uint64_t(view.last_end) + 1,
+                 uint64_t(view.heads)},
+                {head, row, row, head * view.group}};
     }
     shape.sizes[shape.rank] = uint64_t(view.heads);
     shape.strides[shape.rank++ - 1] = stride_bytes(view.strides.head, view.heads, view.d);

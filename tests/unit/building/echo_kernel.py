@@ -39,7 +39,14 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse")),
         ("o_float32", ctypes.c_bool),
         ("block_table", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size", "n_sms")),
+        *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size")),
+        ("seqused_q", ctypes.c_void_p),
+        *(
+            (f"plan_{name}", ctypes.c_int)
+            for name in ("slots", "shortest", "longest", "few_queries", "fixed")
+        ),
+        ("partial_rows", ctypes.c_int64),
+        ("n_sms", ctypes.c_int),
         ("mod", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
     ]

@@ -46,12 +46,13 @@ def test_every_pointer_comes_from_its_tensor(devices, echo):
             torch.zeros(2, dtype=torch.int32),
         )
         table = torch.zeros(2, 5, dtype=torch.int32)
-        return [*inputs(), None, sinks, ends, ends.clone(), used, table, 7, 9]
+        return [*inputs(), None, sinks, ends, ends.clone(), used, table, used.clone(), 7, 9]
 
     first, lse, workspace = call(), torch.empty(2, 4, 8), torch.empty(1000)
     pointers = {"sinks": first[4].data_ptr(), "cu_seqlens_q": first[5].data_ptr()}
     pointers |= {"cu_seqlens_k": first[6].data_ptr(), "seqused_k": first[7].data_ptr()}
     pointers |= {"block_table": first[8].data_ptr(), "max_pages": 5, "page_size": SHAPE[1]}
+    pointers |= {"seqused_q": first[9].data_ptr()}
     pointers |= {"partial_o": workspace.data_ptr(), "partial_lse": workspace[900:].data_ptr()}
     table = remembered(
         echo,
@@ -66,10 +67,10 @@ def test_every_pointer_comes_from_its_tensor(devices, echo):
     o, new_lse = table(*again)
     problem = seen(o)
     assert (new_lse.shape, new_lse.dtype, problem.lse) == (lse.shape, torch.float32, new_lse.data_ptr())
-    names = ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table")
-    assert [getattr(problem, name) for name in names] == [x.data_ptr() for x in again[4:9]]
+    names = ("sinks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table", "seqused_q")
+    assert [getattr(problem, name) for name in names] == [x.data_ptr() for x in again[4:10]]
     assert problem.partial_lse - problem.partial_o == 3600
-    for other in ([*again[:9], 7, 8], [*again[:9], 7, True], [*again[:9], 7, 1 << 70], again[:9]):
+    for other in ([*again[:10], 7, 8], [*again[:10], 7, True], [*again[:10], 7, 1 << 70], again[:10]):
         assert table(*other) is None
 
 

@@ -73,7 +73,7 @@ class Case:
         cpu.attention(CONFIG, self.q, self.k, self.v, out, lse, D**-0.5, **common)
         like = {"dq": self.q, "dk": self.k, "dv": self.v}
         grads = {name: torch.full_like(x, math.nan) for name, x in like.items()}
-        captured = {i: torch.full_like(t, math.nan) for i, t in enumerate(self.traced.tensors)}
+        captured = {i: torch.zeros(t.shape, dtype=torch.float64) for i, t in enumerate(self.traced.tensors)}
         cpu_backward.backward(
             CONFIG, self.do, self.q, self.k, self.v, out, lse, self.dlse, D**-0.5,
             Gradients(**grads, captured=captured), **common,

@@ -13,6 +13,7 @@ import torch
 from generated import Library
 from random_functions import function, grid, tables
 
+from flash_attention.mods import random
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
@@ -98,6 +99,12 @@ EDGES = {
     "any of a row": lambda s, b, h, q, k: torch.where((TABLE[:4].view(2, 2)[k % 2] == q).any(-1), s, 0.0),
     "the largest of a row": lambda s, b, h, q, k: (
         s + (TABLE.view(1, 5)[b * 0] - q).abs().amax(-1) + (TABLE * 1.5).amin(-1) * k
+    ),
+    "random numbers": lambda s, b, h, q, k: (
+        random(7, b, h, q, k) + random(-(2**40) - 3, k, q, h, b + 2**33) + 0 * s
+    ),
+    "random numbers of a query": lambda s, b, h, q, k: (
+        random(q * 2**40, 0, h, q, 3) - random(h, b, 1, k, -q) + 0 * s
     ),
     "powers": lambda s, b, h, q, k: (q - 5) ** 3 + 2**k + (q + 0.5) ** -1.5 + s**2 + 0 * s,
     "a scalar": lambda s, b, h, q, k: s * torch.tensor(0.1) + torch.tensor(3),

@@ -17,7 +17,7 @@ from random_functions import HEADS as RANDOM_HEADS
 from random_functions import function, tables
 
 import flash_attention
-from flash_attention.backends import cuda_kernels
+from flash_attention.backends import cuda_kernels, cuda_tiles
 from flash_attention.cached import attention_cached
 from flash_attention.mods.tracing import trace
 from flash_helpers import build
@@ -45,7 +45,7 @@ def gallery_case(name: str) -> dict[str, Callable[..., Any]]:
 def random_case(seed: int) -> dict[str, Callable[..., Any]]:
     captured = tables(torch.Generator().manual_seed(seed))
     kind = "mask" if seed % 2 else "score"
-    made = function(seed, kind, captured, smooth=True).function
+    made = function(seed, kind, captured, depth=3, smooth=True).function
     return {KINDS[kind]: bounded(made) if kind == "score" else made}
 
 
@@ -115,20 +115,14 @@ def test_the_gpu_computes_what_the_cpu_computes(kernels, name: str, family: str)
     if (name, family) not in kernels:
         pytest.skip(f"kernels of the {family} family take no mods on this device")
     kernel, mods, heads = kernels[name, family], CASES[name](), heads_of(name)
-    q, k, v = inputs(SEQ, heads)
-    if not name.startswith("random"):
+    # One tile; then many, with places outside of the captured tensors, which read as 0.
+    for seq in (SEQ, 330):
+        q, k, v = inputs(seq, heads)
         on_device = flash_attention.attention(
             q.cuda(), k.cuda(), v.cuda(), config=kernel.config, return_lse=True, **on_gpu(mods)
         )
-        close(on_device, reference(q, k, v, **mods), 4e-3)
         assert flash_attention.last_kernel() == kernel
-    # Many tiles, and places outside of the captured tensors, which read as 0.
-    q, k, v = inputs(330, heads)
-    on_device = flash_attention.attention(
-        q.cuda(), k.cuda(), v.cuda(), config=kernel.config, return_lse=True, **on_gpu(mods)
-    )
-    close(on_device, flash_attention.attention(q, k, v, return_lse=True, **mods), 4e-3)
-    assert flash_attention.last_kernel() == kernel
+        close(on_device, flash_attention.attention(q, k, v, return_lse=True, **mods), 4e-3)
 
 
 def distance_and_table(x: float, table: torch.Tensor) -> dict[str, Callable[..., Any]]:
@@ -216,3 +210,71 @@ def test_packed_sequences_and_caches_count_their_own_places() -> None:
             *(x.cuda() for x in call), return_lse=True, **{n: x.cuda() for n, x in there.items()}, **MASKED
         )
         close(found, attention_cached(*call, return_lse=True, **there, **MASKED), 4e-3)
+
+
+def document_mask(document: torch.Tensor) -> dict[str, Callable[..., Any]]:
+    return {"mask_mod": lambda b, h, q, k: (document[q] == document[k]) & (q >= k)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiles_follow_what_the_mask_reads(family: str) -> None:
+    """Bits of tiles are found once, and anew where a tensor is written to or is another one."""
+    seq = 2500
+    document = torch.arange(seq) // 700
+    config = config_of(family, problem_of(document_mask(document), HEADS))
+    q, k, v = inputs(seq, HEADS)
+    on_device, there = [x.cuda() for x in (q, k, v)], document.cuda()
+    mods = document_mask(there)
+
+    def check() -> None:
+        found = flash_attention.attention(*on_device, config=config, return_lse=True, **mods)
+        expected = flash_attention.attention(q, k, v, return_lse=True, **document_mask(there.cpu()))
+        close(found, expected, 4e-3)
+
+    check()
+    kept = len(cuda_tiles._kept)
+    check()
+    assert len(cuda_tiles._kept) == kept > 0
+    there.copy_(torch.arange(seq) // 300)
+    check()
+    there[1000:1200] = 77
+    check()
+    mods = document_mask(there := (torch.arange(seq) // 1100).cuda())
+    check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiles_of_items_and_heads(family: str) -> None:
+    seq = 1500
+    chosen = torch.rand(BATCH, HEADS, 12, 12, generator=torch.Generator().manual_seed(5)) > 0.7
+
+    def mask(chosen: torch.Tensor) -> dict[str, Callable[..., Any]]:
+        return {"mask_mod": lambda b, h, q, k: chosen[b, h, q // 128, k // 128]}
+
+    q, k, v = inputs(seq, HEADS)
+    config = config_of(family, problem_of(mask(chosen), HEADS))
+    found = flash_attention.attention(
+        q.cuda(), k.cuda(), v.cuda(), config=config, return_lse=True, **mask(chosen.cuda())
+    )
+    close(found, flash_attention.attention(q, k, v, return_lse=True, **mask(chosen)), 4e-3)
+    nothing = torch.zeros_like(chosen)
+    out, lse = flash_attention.attention(
+        q.cuda(), k.cuda(), v.cuda(), config=config, return_lse=True, **mask(nothing.cuda())
+    )
+    assert not out.any()
+    assert lse.isneginf().all()
+
+
+def test_a_graph_finds_its_tiles_again() -> None:
+    seq = 2000
+    q, k, v = (x.cuda() for x in inputs(seq, HEADS))
+    there = (torch.arange(seq) // 500).cuda()
+    mods = document_mask(there)
+    flash_attention.attention(q, k, v, **mods)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = flash_attention.attention(q, k, v, **mods)
+    there.copy_(torch.arange(seq) // 900)
+    graph.replay()
+    expected = flash_attention.attention(q.cpu(), k.cpu(), v.cpu(), **document_mask(there.cpu()))
+    close([found], [expected], 4e-3)

@@ -15,11 +15,12 @@ PAGE = (Path(__file__).parents[3] / "docs" / "mods.md").read_text(encoding="utf-
 
 def test_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     exec("".join(programs), {})
     printed = capsys.readouterr().out
     assert "score = score + (t0[h] * to_float(k - q))" in printed
     assert "[[2 0 0 0 0 0 0 0]" not in printed  # the diagonal tile is partial
+    assert "torch.Size([8, 127])" in printed
     assert "[[1 0 0 0 0 0 0 0]" in printed
 
 

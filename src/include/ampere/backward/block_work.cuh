@@ -6,6 +6,7 @@
 #include "ampere/backward/copies.cuh"
 #include "ampere/backward/kernel_args.cuh"
 #include "ampere/backward/query_walk.cuh"
+#include "common/backward/trimmed_tiles.cuh"
 
 namespace flash::ampere {
 
@@ -65,6 +66,12 @@ struct BlockWork {
         visited = {0, 0};
         if (rows.begin < rows.end) {
             visited = {rows.begin / Kernel::B_r, ceil_div(rows.end, Kernel::B_r)};
+        }
+        // Ordered sums count the blocks that see a tile by the mask of their traits alone.
+        if constexpr (trims_tiles<typename Kernel::Mod, false>() && Kernel::cfg.dq_sum != DQSum::ORDERED) {
+            const Range keys{first_key, min_of(first_key + Kernel::B_c, mask.seq_len_k)};
+            visited = Numbers::kept(trimmed_query_tiles<typename Kernel::Mod, Kernel::B_r>(
+                mod_of<typename Kernel::Mod>(args), visited, keys, mask.seq_len_q, this->place.batch));
         }
     }
 

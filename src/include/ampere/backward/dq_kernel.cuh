@@ -13,6 +13,7 @@
 #include "common/backward/element.cuh"
 #include "common/backward/row_store.cuh"
 #include "common/backward/rows_of_none.cuh"
+#include "common/backward/trimmed_tiles.cuh"
 #include "common/softcap.cuh"
 
 namespace flash::ampere {
@@ -53,6 +54,7 @@ struct QueryGradientWarp {
 
     const BackwardKernelArgs &args;
     const VisibleRows<Kernel::traits> mask;
+    int batch, head;
     int first_row;  // of the warp
     int lane;
     uint32_t smem_Q, smem_dO;  // of the warp's rows
@@ -110,6 +112,7 @@ struct QueryGradientWarp {
 
     // P, times 2^shift and rounded to FP16; with softcap times 1 - tanh^2.
     FLASH_DEVICE void make_probabilities(Fragments &P, Scores &S, int first_key) const {
+        if constexpr (Kernel::has_mod) return make_modified_probabilities(P, S, first_key);
         if constexpr (Kernel::traits.softcap) {
 #pragma unroll
             for (auto &row : S.rmem) {
@@ -142,6 +145,39 @@ struct QueryGradientWarp {
         }
     }
 
+    // The same with functions of the user's, element by element. Rows that see nothing may be no rows.
+    FLASH_DEVICE void make_modified_probabilities(Fragments &P, const Scores &S, int first_key) const {
+        using Mod = HeadMod<typename Kernel::Mod>;
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, batch, head);
+        const Range seeing = mask.seeing_rows();
+        // Found out anew, so that nothing is held from block to block.
+        const int lane = computed_here(this->lane);
+        const int first_lane_key = first_key + accumulator(lane, 0).column;
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = first_row + m * kMmaM + 8 * r + lane / 4;
+                const Range seen = seeing.has(row) ? mask.keys_of(row) : Range{0, 0};
+                const float row_lse = lse(m, r);
+                const auto of_row = mod.row(row);
+#pragma unroll
+                for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
+                    float handed[2];
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int key = first_lane_key + n * kMmaN + c;
+                        const float given = S.rmem[m][n][2 * r + c] * args.score_factor;
+                        handed[c] =
+                            mod.probability(of_row, mod.column(key), given, row, key, row_lse).handed_on;
+                        if (!seen.has(key)) handed[c] = 0.0f;
+                    }
+                    P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack_handed<Kernel::handed>(handed[0], handed[1]);
+                }
+            }
+        }
+    }
+
     // dS in P's place.
     FLASH_DEVICE void make_dS(Fragments &P, const Scores &dP) const {
 #pragma unroll
@@ -153,7 +189,7 @@ struct QueryGradientWarp {
                 for (int n = 0; n < Kernel::B_c / kMmaN; ++n) {
                     uint32_t &reg = P.steps[n / 2].rmem[m][n % 2 * 2 + r];
                     const float *values = &dP.rmem[m][n][2 * r];
-                    const float2 p = unpack<DType::FP16>(reg);
+                    const float2 p = unpack<Kernel::handed>(reg);
                     reg = pack<Kernel::dtype>(p.x * (values[0] - row_delta), p.y * (values[1] - row_delta));
                 }
             }
@@ -191,11 +227,9 @@ struct QueryGradientWarp {
     }
 };
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_threads,
-                                  StaticQueryGradientConfig<CFG, TRAITS>::min_blocks_per_sm)
-    flash_backward_dq_kernel(const __grid_constant__ BackwardKernelArgs args) {
-    using Kernel = StaticQueryGradientConfig<CFG, TRAITS>;
+template <typename Kernel>
+FLASH_DEVICE void compute_query_gradient(const BackwardKernelArgs &args) {
+    constexpr BackwardTraits TRAITS = Kernel::traits;
     constexpr int stages = Kernel::stages;
     constexpr bool longest_first = TRAITS.causal || TRAITS.window;
     extern __shared__ char smem_begin[];
@@ -231,6 +265,12 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
         blocks = {mask.keys_of(rows.begin).begin / Kernel::B_c,
                   ceil_div(mask.keys_of(rows.end - 1).end, Kernel::B_c)};
     }
+    if constexpr (trims_tiles<typename Kernel::Mod, true>()) {
+        if (rows.begin < rows.end) {
+            blocks = trimmed_key_tiles<typename Kernel::Mod, Kernel::B_c>(
+                mod_of<typename Kernel::Mod>(args), blocks, rows, k_seq.n_rows, batch, head);
+        }
+    }
 
     const auto row_0 = [&](const void *tensor, const TensorStrides &strides, const SequenceRows &sequence,
                            int of_head) {
@@ -258,6 +298,8 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
     const QueryGradientWarp<Kernel> state{
         .args = args,
         .mask = mask,
+        .batch = batch,
+        .head = head,
         .first_row = tile_row + warp * Kernel::warp_rows,
         .lane = lane,
         .smem_Q = smem + Kernel::smem_Q + Kernel::QTile::tile_offset(warp * Kernel::m_tiles, 0),
@@ -326,6 +368,21 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
     state.store(dQ, const_cast<char *>(row_0(args.dQ, args.dQ_strides, q_seq, head)),
                 args.dQ_strides.seq * kElementBytes, blocks.begin < blocks.end ? seeing : Range{0, 0},
                 owned_rows);
+}
+
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_threads,
+                                  StaticQueryGradientConfig<CFG, TRAITS>::min_blocks_per_sm)
+    flash_backward_dq_kernel(const __grid_constant__ BackwardKernelArgs args) {
+    compute_query_gradient<StaticQueryGradientConfig<CFG, TRAITS>>(args);
+}
+
+// The same with functions of the user's.
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS, MOD>::n_threads,
+                                  StaticQueryGradientConfig<CFG, TRAITS, MOD>::min_blocks_per_sm)
+    flash_backward_dq_mod_kernel(const __grid_constant__ ModBackwardArgs<MOD> args) {
+    compute_query_gradient<StaticQueryGradientConfig<CFG, TRAITS, MOD>>(args);
 }
 
 }  // namespace flash::ampere

@@ -64,7 +64,7 @@ struct GradientRole {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float (&tile)[4] = dP.rmem[m][2 * k + i / 2];
-                    const float2 p = unpack<DType::FP16>(P[i]);
+                    const float2 p = unpack<Kernel::handed>(P[i]);
                     dS.steps[k].rmem[m][i] =
                         pack<Kernel::dtype>(p.x * (tile[2 * (i % 2)] - row_delta[i / 2].x),
                                             p.y * (tile[2 * (i % 2) + 1] - row_delta[i / 2].y));

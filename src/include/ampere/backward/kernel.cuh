@@ -165,11 +165,9 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
                                                 work.args.softmax_scale * unshifted(Kernel::dtype));
 }
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_threads,
-                                  StaticBackwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
-    flash_backward_kernel(const __grid_constant__ BackwardKernelArgs args) {
-    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
+template <typename Kernel>
+FLASH_DEVICE void compute_key_gradients(const BackwardKernelArgs &args) {
+    constexpr BackwardTraits TRAITS = Kernel::traits;
     extern __shared__ char smem_begin[];
     const uint32_t smem = smem_address(smem_begin);
     const BackwardPlace place = find_backward_place<Kernel>(args, blockIdx.x);
@@ -188,6 +186,21 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
     } else {
         run_gradient_role(work);
     }
+}
+
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_threads,
+                                  StaticBackwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
+    flash_backward_kernel(const __grid_constant__ BackwardKernelArgs args) {
+    compute_key_gradients<StaticBackwardKernelConfig<CFG, TRAITS>>(args);
+}
+
+// The same with functions of the user's.
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS, MOD>::n_threads,
+                                  StaticBackwardKernelConfig<CFG, TRAITS, MOD>::min_blocks_per_sm)
+    flash_backward_mod_kernel(const __grid_constant__ ModBackwardArgs<MOD> args) {
+    compute_key_gradients<StaticBackwardKernelConfig<CFG, TRAITS, MOD>>(args);
 }
 
 }  // namespace flash::ampere

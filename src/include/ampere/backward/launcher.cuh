@@ -10,31 +10,46 @@
 
 #include "ampere/backward/dq_kernel.cuh"
 #include "ampere/backward/kernel.cuh"
+#include "common/backward/captured_gradients.cuh"
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
 #include "common/early_launch.cuh"
 
 namespace flash::ampere {
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, bool kMakesDQItself>
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD, bool kMakesDQItself>
 struct QueryKernelOf {
-    using type = StaticBackwardKernelConfig<CFG, TRAITS>;
+    using type = StaticBackwardKernelConfig<CFG, TRAITS, MOD>;
 };
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
-struct QueryKernelOf<CFG, TRAITS, true> {
-    using type = StaticQueryGradientConfig<CFG, TRAITS>;
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
+struct QueryKernelOf<CFG, TRAITS, MOD, true> {
+    using type = StaticQueryGradientConfig<CFG, TRAITS, MOD>;
 };
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
+template <typename MOD>
+struct BackwardArgsOf {
+    using Type = ModBackwardArgs<MOD>;
+};
+template <>
+struct BackwardArgsOf<NoMod> {
+    using Type = BackwardKernelArgs;
+};
+
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct BackwardLauncher {
-    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
+    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS, MOD>;
+    using Args = typename BackwardArgsOf<MOD>::Type;
 
     // Of the kernel that makes dQ by itself; without one any type that has B_r will do.
     static constexpr bool makes_dQ_itself = CFG.dq_sum == DQSum::OWN_KERNEL;
-    using QueryKernel = typename QueryKernelOf<CFG, TRAITS, makes_dQ_itself>::type;
+    using QueryKernel = typename QueryKernelOf<CFG, TRAITS, MOD, makes_dQ_itself>::type;
 
     static const void *kernel() {
-        return reinterpret_cast<const void *>(&flash_backward_kernel<CFG, TRAITS>);
+        if constexpr (is_mod<MOD>) {
+            return reinterpret_cast<const void *>(&flash_backward_mod_kernel<CFG, TRAITS, MOD>);
+        } else {
+            return reinterpret_cast<const void *>(&flash_backward_kernel<CFG, TRAITS>);
+        }
     }
 
     static BackwardKernelArgs make_args(const BackwardProblem &problem) {
@@ -45,9 +60,10 @@ struct BackwardLauncher {
                                    ((Kernel::d_head + Kernel::d_head_v) * kElementBytes + Kernel::d_head * 4);
         const int64_t kv_bytes = int64_t(problem.seq_len_k) * (Kernel::d_head + Kernel::d_head_v) *
                                  kElementBytes / heads_per_kv_head;
-        const SoftmaxScale scale = TRAITS.softcap
-                                       ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
-                                       : SoftmaxScale{problem.softmax_scale * kLog2e, 1.0f, 0.0f, false};
+        const SoftmaxScale scale =
+            TRAITS.softcap ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap)
+            : is_mod<MOD>  ? SoftmaxScale{problem.softmax_scale, kLog2e, 0.0f, false}
+                           : SoftmaxScale{problem.softmax_scale * kLog2e, 1.0f, 0.0f, false};
         return {
             .Q = problem.q,
             .K = problem.k,
@@ -80,7 +96,8 @@ struct BackwardLauncher {
             .seq_len_q = problem.seq_len_q,
             .seq_len_k = problem.seq_len_k,
             // Not 0: 0 times a hidden score, an infinity, would be NaN.
-            .score_factor = scale.score_factor == 0 && !TRAITS.softcap ? FLT_MIN : scale.score_factor,
+            .score_factor =
+                scale.score_factor == 0 && !TRAITS.softcap && !is_mod<MOD> ? FLT_MIN : scale.score_factor,
             .exponent_factor = scale.exponent_factor,
             .hidden_score = hidden_score(scale),
             .softmax_scale = problem.softmax_scale,
@@ -115,7 +132,9 @@ struct BackwardLauncher {
     }
 
     static const void *query_kernel() {
-        if constexpr (makes_dQ_itself) {
+        if constexpr (makes_dQ_itself && is_mod<MOD>) {
+            return reinterpret_cast<const void *>(&flash_backward_dq_mod_kernel<CFG, TRAITS, MOD>);
+        } else if constexpr (makes_dQ_itself) {
             return reinterpret_cast<const void *>(&flash_backward_dq_kernel<CFG, TRAITS>);
         } else {
             return nullptr;
@@ -129,6 +148,7 @@ struct BackwardLauncher {
             error = cudaFuncSetAttribute(query_kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          QueryKernel::smem_bytes);
         }
+        if (error == cudaSuccess) error = load_gathering<Kernel>();
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         return error;
     }
@@ -142,7 +162,9 @@ struct BackwardLauncher {
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
         const auto stream = static_cast<cudaStream_t>(stream_pointer);
         constexpr bool ordered = CFG.dq_sum == DQSum::ORDERED;
-        cudaError_t error = launch_prepare_backward<Kernel::dtype, TRAITS>(
+        cudaError_t error = launch_find_tiles<MOD>(problem, stream);
+        if (error != cudaSuccess) return error;
+        error = launch_prepare_backward<Kernel::dtype, TRAITS>(
             problem,
             {.clears_sums = CFG.dq_sum == DQSum::ATOMIC,
              .part_rows = Kernel::dq_rows,
@@ -151,7 +173,7 @@ struct BackwardLauncher {
              .rows_per_tile = Kernel::B_r,
              .lse_shift = probability_shift(Kernel::dtype)},
             stream);
-        BackwardKernelArgs args = make_args(problem);
+        Args args = all_args(problem);
         const bool wants_keys = problem.dk != nullptr || problem.dv != nullptr;
         if (error == cudaSuccess && (wants_keys || (!makes_dQ_itself && problem.dq != nullptr))) {
             error = launch_blocks<early>(kernel(), int64_t(problem.batch) * problem.n_heads_kv,
@@ -168,13 +190,24 @@ struct BackwardLauncher {
                                                                                 unshifted(Kernel::dtype));
             }
         }
+        if (error == cudaSuccess) error = launch_gathering<Kernel>(problem, stream);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         return error;
     }
 
+    static Args all_args(const BackwardProblem &problem) {
+        if constexpr (is_mod<MOD>) {
+            return {make_args(problem), mod_of_launch<MOD>(*problem.mod)};
+        } else {
+            return make_args(problem);
+        }
+    }
+
     // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
     static bool traits_allow(const BackwardProblem &problem) {
-        if (TRAITS.window &&
+        if (is_mod<MOD> && problem.mod == nullptr) return false;
+        // Bounds of a mod's values count on shorter ones, too (flash_helpers/mods/intervals.py).
+        if ((TRAITS.window || is_mod<MOD>) &&
             (problem.seq_len_q > kMaxWindowedLength || problem.seq_len_k > kMaxWindowedLength)) {
             return false;
         }
@@ -208,7 +241,7 @@ struct BackwardLauncher {
   private:
     template <bool kEarly>
     static cudaError_t launch_blocks(const void *function, int64_t heads, int blocks_per_head, int n_threads,
-                                     int smem_bytes, BackwardKernelArgs &args, cudaStream_t stream) {
+                                     int smem_bytes, Args &args, cudaStream_t stream) {
         const int64_t blocks = heads * blocks_per_head;
         if (blocks == 0) return cudaSuccess;
         if (heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
@@ -218,9 +251,9 @@ struct BackwardLauncher {
     }
 };
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, int kTarget>
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, int kTarget, typename MOD = NoMod>
 constexpr BackwardKernelRecord<FlashBackwardKernelConfig> make_backward_record() {
-    using Launcher = BackwardLauncher<CFG, TRAITS>;
+    using Launcher = BackwardLauncher<CFG, TRAITS, MOD>;
     return {
         .config = CFG,
         .traits = TRAITS,
@@ -231,6 +264,7 @@ constexpr BackwardKernelRecord<FlashBackwardKernelConfig> make_backward_record()
         .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
         .workspaces = &Launcher::workspaces,
+        .mod = signature_of<MOD>(),
     };
 }
 

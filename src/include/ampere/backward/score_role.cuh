@@ -84,6 +84,7 @@ struct ScoreRole {
     // P^T, times 2^shift and rounded; on its way it is handed over, with softcap times 1 - tanh^2.
     FLASH_DEVICE void make_probabilities(Fragments &P, Scores &S, const ScoreExchange<Kernel> &exchange,
                                          const QueryWalk &at, int stage) const {
+        if constexpr (Kernel::has_mod) return make_modified_probabilities(P, S, exchange, at, stage);
         if constexpr (Kernel::traits.softcap) {
 #pragma unroll
             for (auto &row : S.rmem) {
@@ -117,6 +118,64 @@ struct ScoreRole {
                     if constexpr (Kernel::hands_over_apart) handed[i] = pack_finite(low, high);
                 }
                 exchange.hand_over(P.steps[k].rmem[m], handed, k, m);
+            }
+        }
+    }
+
+    // The same with functions of the user's, element by element. Queries that see nothing may be none.
+    FLASH_DEVICE void make_modified_probabilities(Fragments &P, const Scores &S,
+                                                  const ScoreExchange<Kernel> &exchange, const QueryWalk &at,
+                                                  int stage) const {
+        using Mod = HeadMod<typename Kernel::Mod>;
+        const Mod mod(mod_of<typename Kernel::Mod>(work.args).captured, work.place.batch,
+                      work.query_head(at));
+        const int query = lane_query(at), key = first_key + accumulator(work.lane, 0).row;
+        const uint32_t lse =
+            work.smem_lse(stage) + 4 * (work.half * Kernel::warp_queries + accumulator(work.lane, 0).column);
+        typename Mod::Column columns[Kernel::m_tiles][2];
+#pragma unroll
+        for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) columns[m][r] = mod.column(key + m * kMmaM + 8 * r);
+        }
+#pragma unroll
+        for (int k = 0; k < Kernel::warp_query_tiles; ++k) {
+            uint32_t handed[Kernel::m_tiles][4];
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const float2 lse_pair = load_shared_float2(lse + 4 * kMmaN * (2 * k + n));
+                Probability p[Kernel::m_tiles][2][2];  // of keys, then of queries
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int row = query + (2 * k + n) * kMmaN + c;
+                    const Range seen = work.seeing_rows.has(row) ? work.mask.keys_of(row) : Range{0, 0};
+                    const auto of_row = mod.row(row);
+#pragma unroll
+                    for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+                        for (int r = 0; r < 2; ++r) {
+                            const int of_key = key + m * kMmaM + 8 * r;
+                            const float given = S.rmem[m][2 * k + n][2 * r + c] * work.args.score_factor;
+                            p[m][r][c] = mod.probability(of_row, columns[m][r], given, row, of_key,
+                                                         c == 0 ? lse_pair.x : lse_pair.y);
+                            if (!seen.has(of_key)) p[m][r][c] = {0.0f, 0.0f};
+                        }
+                    }
+                }
+#pragma unroll
+                for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        P.steps[k].rmem[m][2 * n + r] =
+                            pack<Kernel::dtype>(p[m][r][0].value, p[m][r][1].value);
+                        handed[m][2 * n + r] =
+                            pack_handed<Kernel::handed>(p[m][r][0].handed_on, p[m][r][1].handed_on);
+                    }
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+                exchange.hand_over(P.steps[k].rmem[m], handed[m], k, m);
             }
         }
     }

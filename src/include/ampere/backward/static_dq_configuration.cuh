@@ -7,8 +7,11 @@
 
 namespace flash::ampere {
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct StaticQueryGradientConfig {
+    using Mod = MOD;
+    static constexpr bool has_mod = is_mod<MOD>;
+    static constexpr DType handed = handed_dtype<MOD>(CFG.dtype);
     static constexpr FlashBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "backward.cuh"
+#include "common/backward/modified_score.cuh"
 #include "common/cuda_utils.cuh"
 #include "common/fragments.cuh"
 #include "common/swizzling.cuh"
@@ -34,8 +35,22 @@ inline constexpr int kMaxBackwardStages = 3;
 FLASH_HOST_DEVICE constexpr int probability_shift(DType dtype) { return dtype == DType::BF16 ? 12 : 0; }
 FLASH_HOST_DEVICE constexpr float unshifted(DType dtype) { return 1.0f / (1 << probability_shift(dtype)); }
 
-template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS>
+// The type in which P is handed on to dS. Derivatives of users' functions need the range of BF16.
+template <typename Mod>
+constexpr DType handed_dtype(DType dtype) {
+    return scales_gradients<Mod>() ? dtype : DType::FP16;
+}
+
+template <DType kHanded>
+FLASH_DEVICE uint32_t pack_handed(float low, float high) {
+    return kHanded == DType::FP16 ? pack_finite(low, high) : pack<kHanded>(low, high);
+}
+
+template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct StaticBackwardKernelConfig {
+    using Mod = MOD;  // functions of the user's
+    static constexpr bool has_mod = is_mod<MOD>;
+    static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr FlashBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;
@@ -71,7 +86,9 @@ struct StaticBackwardKernelConfig {
     static_assert(!paired_warps || (d_head % 128 == 0 && d_head_v % 128 == 0),
                   "paired_warps halves d_head and d_head_v: multiples of 128");
     // The gradient warps take something else than what the score warps multiply by dO.
-    static constexpr bool hands_over_apart = dtype == DType::BF16 || TRAITS.softcap;
+    static constexpr bool hands_over_apart =
+        dtype == DType::BF16 || TRAITS.softcap || scales_gradients<MOD>();
+    static constexpr DType handed = handed_dtype<MOD>(dtype);
     static constexpr bool holds_K = CFG.holds_K;
     static constexpr bool holds_V = CFG.holds_V;
 

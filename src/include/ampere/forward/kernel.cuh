@@ -31,6 +31,19 @@
 
 namespace flash::ampere {
 
+// Which queries the rows of a thread block are. Planned work has the heads of a group as rows of one query.
+template <typename Kernel>
+struct BlockRows {
+    FLASH_DEVICE static int query(int row) { return row; }
+};
+template <typename Kernel>
+    requires(Kernel::traits.planned)
+struct BlockRows<Kernel> {
+    RowDivisor by_group;
+    int n_rows;  // that exist
+    FLASH_DEVICE int query(int row) const { return by_group.divide(row); }
+};
+
 // What a warp holds while its thread block works on one Q block.
 template <typename Kernel>
 struct ForwardWarp {
@@ -45,8 +58,8 @@ struct ForwardWarp {
     Output<Kernel> O;             // (warp_rows, d_head), not yet divided by l
     const WarpPair<Kernel> pair;  // used with paired_warps only
     [[no_unique_address]] const ScoreMods<Kernel> mods;
-    [[no_unique_address]] const BlockTiles<Kernel> tiles;  // which K/V blocks a mod leaves something of
-    TileKind kind = TileKind::PARTIAL;                     // what it leaves of the block in hand
+    [[no_unique_address]] TileWalk<Kernel> walk;  // over the K/V blocks that a mod leaves something of
+    [[no_unique_address]] const BlockRows<Kernel> rows{};
 
     // Q and the first K/V blocks are under way.
     FLASH_DEVICE void prepare_Q() {
@@ -86,17 +99,6 @@ struct ForwardWarp {
         pipeline.after_output();
     }
 
-    // The block that is worked on behind kv_block; what lies before `first` is no block.
-    FLASH_DEVICE int block_behind(int kv_block, int first) {
-        if constexpr (Kernel::mod_hides_keys) {
-            const Visited next = tiles.behind(kv_block, first, Kernel::traits.window);
-            kind = next.kind;
-            return next.kv_block;
-        } else {
-            return kv_block - 1;
-        }
-    }
-
     // After the last block: both warps of a pair have the sums of all keys.
     FLASH_DEVICE void complete_sums() {
         if constexpr (Kernel::paired_warps && !Kernel::cfg.tensor_row_sums) {
@@ -107,6 +109,7 @@ struct ForwardWarp {
     // Whether any of the warp's queries exists. With split keys a Q block may be a single query: warps that
     // have none only copy. Elsewhere that is not worth a branch.
     FLASH_DEVICE bool has_rows() const {
+        if constexpr (Kernel::traits.planned) return warp_row() < rows.n_rows;
         return !Kernel::traits.split || q_row + warp_row() < mask.seq_len_q;
     }
 
@@ -115,7 +118,8 @@ struct ForwardWarp {
     template <bool kGeneral>
     FLASH_DEVICE void take_scores(Scores<Kernel> &S, int first_key, bool first) {
         softmax.scale_scores(S);
-        if constexpr (Kernel::has_mod) mods.apply(S, q_row + warp_row(), first_key, mask.seq_len_q, kind);
+        if constexpr (Kernel::has_mod)
+            mods.apply(S, q_row + warp_row(), first_key, mask.seq_len_q, walk.kind);
         if constexpr (kGeneral) hide_invisible(S, first_key);
         softmax.template update<kGeneral>(S, O, first, [&](auto &maxima) {
             if constexpr (Kernel::paired_warps) {
@@ -152,10 +156,19 @@ struct ForwardWarp {
         int row;
     };
     FLASH_DEVICE BlockView view_from(int first_key) const {
-        BlockView view{mask, q_row - first_key + warp_row()};
+        BlockView view{mask, q_row - first_key + rows.query(warp_row())};
         view.mask.seq_len_q -= first_key;
         view.mask.seq_len_k -= first_key;
         return view;
+    }
+
+    // By how many queries the warp's last row is behind its first.
+    FLASH_DEVICE int last_row_behind() const {
+        if constexpr (Kernel::traits.planned) {
+            const int first = warp_row();
+            return rows.query(first + Kernel::warp_rows - 1) - rows.query(first);
+        }
+        return Kernel::warp_rows - 1;
     }
 
     // Under a causal mask or a window the rows of some warps end before a block that others see, or begin
@@ -163,7 +176,7 @@ struct ForwardWarp {
     FLASH_DEVICE bool may_see(int first_key) const {
         if constexpr (!Kernel::traits.causal && !Kernel::traits.window) return true;
         const auto [mask, row] = view_from(first_key);
-        const bool ends_behind = mask.visible_end(row + Kernel::warp_rows - 1) > 0;
+        const bool ends_behind = mask.visible_end(row + last_row_behind()) > 0;
         const bool begins_before = mask.visible_begin(row) < Kernel::B_c;
         return __any_sync(kAllLanes, ends_behind && begins_before);  // tells the compiler: all lanes agree
     }
@@ -173,7 +186,7 @@ struct ForwardWarp {
         const auto [mask, first_row] = view_from(first_key);
         bool all_visible = mask.visible_end(first_row) >= Kernel::warp_keys;
         if constexpr (Kernel::traits.window) {
-            all_visible = all_visible && mask.visible_begin(first_row + Kernel::warp_rows - 1) <= 0;
+            all_visible = all_visible && mask.visible_begin(first_row + last_row_behind()) <= 0;
         }
         if (__all_sync(kAllLanes, all_visible)) return;  // no row of the warp ends or begins here
         const int lane = computed_here(threadIdx.x % kWarpSize);
@@ -182,7 +195,10 @@ struct ForwardWarp {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const MatrixCoordinate at = accumulator(lane, i);
-                const int row = first_row + m * kMmaM + at.row;
+                int row = first_row + m * kMmaM + at.row;
+                if constexpr (Kernel::traits.planned) {
+                    row = q_row - first_key + rows.query(warp_row() + m * kMmaM + at.row);
+                }
                 const int end = mask.visible_end(row) - at.column;
                 const int begin = mask.visible_begin(row) - at.column;
 #pragma unroll
@@ -204,15 +220,26 @@ FLASH_DEVICE ScoreMods<Kernel> score_mods(const KernelArgs<typename Kernel::Mod>
     }
 }
 
-// Which K/V blocks a mod's mask leaves something of for a thread block's queries.
+// The K/V blocks that a mod's mask leaves something of for a thread block's queries; `blocks` then end with
+// the first one that is visited.
 template <typename Kernel>
-FLASH_DEVICE BlockTiles<Kernel> block_tiles(const KernelArgs<typename Kernel::Mod> &args, const Place &place,
-                                            int q_row, int q_rows) {
-    if constexpr (Kernel::mod_hides_keys) {
-        return {args.mod.captured, args.mod.tiles, place.batch,        place.head,
-                place.q_block,     q_row,          q_row + q_rows - 1, place.k_seq.n_rows};
-    } else {
+FLASH_DEVICE TileWalk<Kernel> walk_tiles(const KernelArgs<typename Kernel::Mod> &args, const Place &place,
+                                         KeyBlocks &blocks) {
+    if constexpr (!Kernel::mod_hides_keys) {
         return {};
+    } else {
+        const int first_row = uniform(place.q_block) * Kernel::B_r;
+        const int last_row = min_of(first_row + Kernel::B_r, place.q_seq.n_rows) - 1;
+        TileWalk<Kernel> walk{{args.mod.captured, args.mod.tiles, place.batch, place.head, place.q_block,
+                               first_row, last_row, place.k_seq.n_rows},
+                              blocks.begin};
+        if (blocks.begin < blocks.end) {
+            const Visited first = walk.tiles.first_of(blocks.end, blocks.begin);
+            blocks.end = first.kv_block + 1;
+            blocks.full_end = min_of(blocks.full_end, blocks.end);
+            walk.kind = first.kind;
+        }
+        return walk;
     }
 }
 
@@ -229,7 +256,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     // Addresses are worked out while the kernel before this one ends, if they follow from no memory.
     constexpr bool begins_early = traits.split && !traits.varlen && !traits.paged;
     if constexpr (traits.split && !begins_early) wait_for_prerequisites();
-    const Place place = find_place<traits>(args, blockIdx.x);
+    const Place place = find_place<Kernel>(args, blockIdx.x);
     const auto &[part, batch, head, q_block, q_seq, k_seq] = place;
     const int kv_head = uniform(head / args.heads_per_kv_head);
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
@@ -257,16 +284,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     if constexpr (traits.split) {
         blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
     }
-    const auto tiles = block_tiles<Kernel>(args, place, q_row, q_rows);
-    TileKind first_kind = TileKind::PARTIAL;
-    if constexpr (Kernel::mod_hides_keys) {
-        if (blocks.begin < blocks.end) {
-            const Visited first = tiles.first_of(blocks.end, blocks.begin);
-            blocks.end = first.kv_block + 1;
-            blocks.full_end = min_of(blocks.full_end, blocks.end);
-            first_kind = first.kind;
-        }
-    }
+    const TileWalk<Kernel> walk = walk_tiles<Kernel>(args, place, blocks);
     blocks.end = uniform(blocks.end);
     blocks.full_end = uniform(blocks.full_end);
     if constexpr (traits.window) blocks.full_begin = uniform(blocks.full_begin);
@@ -290,8 +308,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
             kv_loader<Kernel>(gmem_V, args, args.V_strides, k_seq.batch, last_key_row, smem + Kernel::smem_V),
         .blocks_left = blocks.end - blocks.begin,
         .hidden_keys = uniform(mask.visible_begin(q_row) - blocks.begin * Kernel::B_c),
-        .last_block = blocks.begin,
-        .tiles = tiles,
+        .walk = walk,
     };
     ForwardWarp<Kernel> state{
         .mask = mask,
@@ -305,8 +322,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
         .O = {},
         .pair = {smem + Kernel::smem_boxes + group * (2 * Kernel::box_bytes), half},
         .mods = score_mods<Kernel>(args, batch, head),
-        .tiles = tiles,
-        .kind = first_kind,
+        .walk = walk,
     };
     state.O.clear();
     if constexpr (begins_early) {
@@ -318,18 +334,17 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
         int kv_block = blocks.end - 1;
         state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         state.prepare_Q();
-        const auto next = [&](int block) { return state.block_behind(block, blocks.begin); };
 #pragma unroll 1
-        for (; kv_block >= blocks.full_end; kv_block = next(kv_block)) {
+        for (; kv_block >= blocks.full_end; kv_block = state.walk.behind(kv_block)) {
             state.template process_kv_block<true>(kv_block);
         }
 #pragma unroll 1
-        for (; kv_block >= blocks.full_begin; kv_block = next(kv_block)) {
+        for (; kv_block >= blocks.full_begin; kv_block = state.walk.behind(kv_block)) {
             state.template process_kv_block<false>(kv_block);
         }
         if constexpr (traits.window) {
 #pragma unroll 1
-            for (; kv_block >= blocks.begin; kv_block = next(kv_block)) {
+            for (; kv_block >= blocks.begin; kv_block = state.walk.behind(kv_block)) {
                 state.template process_kv_block<true>(kv_block);
             }
         }
@@ -340,7 +355,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
 
     // Recompute the block coordinates so that the loops need not hold them in registers. Kernels that begin
     // early keep them: they have few, and recomputing takes time.
-    const Place at = begins_early ? place : find_place<traits>(args, computed_here(blockIdx.x));
+    const Place at = begins_early ? place : find_place<Kernel>(args, computed_here(blockIdx.x));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it
     if (lse != nullptr) {
@@ -380,19 +395,27 @@ __device__ __noinline__ void recompute_q_block(const ForwardKernelArgs &args) {
     compute_q_block<Exact>(args);
 }
 
+// Planned work (planned_blocks.cuh).
+template <typename Kernel>
+FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args);
+
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS>::min_blocks_per_sm)
     flash_forward_kernel(const __grid_constant__ ForwardKernelArgs args) {
-    if constexpr (TRAITS.varlen && !TRAITS.split) {
-        const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
-        clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
-                           args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
-    }
-    const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
-    if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
-        // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
-        if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+    if constexpr (TRAITS.planned) {
+        run_planned_items<StaticForwardKernelConfig<CFG, TRAITS>>(args);
+    } else {
+        if constexpr (TRAITS.varlen && !TRAITS.split) {
+            const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
+            clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
+                               args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
+        }
+        const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
+        if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
+            // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
+            if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 #include "ampere/forward/block_coordinates.cuh"
 #include "common/mod.cuh"
 #include "common/page_table.cuh"
+#include "common/planned_output.cuh"
+#include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
 #include "common/softmax_scale.cuh"
 #include "flash_attention.cuh"
@@ -26,16 +28,19 @@ struct ForwardKernelArgs {
     int window_left, window_right;                       // window
     const float *sinks;                                  // sinks: (n_heads)
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
-    int64_t total_q;         // varlen: rows of q, o and lse where cu_seqlens_q is given
-    int rows_q, rows_k;      // varlen: nameable_rows of q and k, where their offsets are given
-    int n_splits;            // split
-    float *partial_o;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
-    float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q)
-    int d_head, d_head_v;    // padded_head: of the tensors
-    const int *block_table;  // paged: (batch, max_pages)
-    int max_pages;           // paged
-    int n_pages;             // paged: of K and V
-    PageSize page_size;      // paged
+    int64_t total_q;            // varlen: rows of q, o and lse where cu_seqlens_q is given
+    int rows_q, rows_k;         // varlen: nameable_rows of q and k, where their offsets are given
+    int n_splits;               // split
+    float *partial_o;           // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
+    float *partial_lse;         // split: (n_splits, batch, n_heads, seq_len_q)
+    int d_head, d_head_v;       // padded_head: of the tensors
+    const int *block_table;     // paged: (batch, max_pages)
+    int max_pages;              // paged
+    int n_pages;                // paged: of K and V
+    PageSize page_size;         // paged
+    PlannedLaunch planned;      // planned
+    PlannedOutput output;       // planned
+    SchedulerCounter *counter;  // planned; nullptr: items go round statically
 };
 
 // With a mod, what it captures too.
@@ -64,9 +69,11 @@ struct Place {
 };
 
 // Consecutive thread blocks work on one part of the keys.
-template <ForwardTraits TRAITS>
+template <typename Kernel>
 FLASH_DEVICE Place find_place(const ForwardKernelArgs &args, int block_index) {
-    constexpr bool longest_first = TRAITS.causal || TRAITS.window;  // a head's later Q blocks have more work
+    constexpr ForwardTraits TRAITS = Kernel::traits;
+    // A head's later Q blocks have more work, or may have.
+    constexpr bool longest_first = TRAITS.causal || TRAITS.window || Kernel::mod_hides_keys;
     int part = 0;
     if constexpr (TRAITS.split) {
         const int part_blocks = args.grid.n_q_blocks * args.grid.total_heads;

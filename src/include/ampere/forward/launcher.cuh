@@ -6,7 +6,12 @@
 #include <cuda_runtime.h>
 
 #include "ampere/forward/kernel.cuh"
+#include "ampere/forward/planned_blocks.cuh"
 #include "common/early_launch.cuh"
+#include "common/find_tiles.cuh"
+#include "common/planned_combine.cuh"
+#include "common/scheduler_counters.cuh"
+#include "common/sm_count.cuh"
 #include "common/split_combine.cuh"
 #include "flash_attention.cuh"
 
@@ -77,6 +82,12 @@ struct ForwardLauncher {
         const cudaError_t error =
             cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
+        if constexpr (TRAITS.planned) {
+            SchedulerCounters *counters = nullptr;
+            if (error != cudaSuccess) return error;
+            const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
+            return device_error == cudaSuccess ? counters->prepare() : device_error;
+        }
         return error;
     }
 
@@ -98,6 +109,9 @@ struct ForwardLauncher {
         int64_t blocks = total_heads * ceil_div(problem.seq_len_q, Kernel::B_r);
         if (blocks == 0) return cudaSuccess;
         if (!traits_allow(problem)) return cudaErrorInvalidValue;
+        if constexpr (TRAITS.planned) {
+            return launch_planned<kTarget>(problem, args, static_cast<cudaStream_t>(stream));
+        }
         if (TRAITS.split) blocks *= problem.n_splits;
         // Sums of rounded P are good enough for O, not for the LSE.
         if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
@@ -118,6 +132,33 @@ struct ForwardLauncher {
         return error;
     }
 
+    // Persistent blocks, as many as run at a time: how many items there are, only the device knows.
+    template <int kTarget>
+    static cudaError_t launch_planned(const ForwardProblem &problem, Args args, cudaStream_t stream) {
+        int n_sms = 0, per_sm = 0;
+        cudaError_t error = sm_count(n_sms);
+        if (error != cudaSuccess) return error;
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel(), Kernel::n_threads,
+                                                              Kernel::smem_bytes);
+        if (error != cudaSuccess) return error;
+        args.planned = planned_launch(problem, Kernel::B_r, 2 * Kernel::d_head * kElementBytes);
+        args.output = planned_output(problem, TRAITS.sinks);
+        SchedulerCounters *counters = nullptr;
+        error = SchedulerCounters::of_current_device(counters);
+        if (error != cudaSuccess) return error;
+        error = counters->acquire(stream, args.counter);
+        if (error != cudaSuccess) return error;
+        void *parameters[] = {&args};
+        error = launch_kernel<kTarget >= 90>(kernel(), static_cast<unsigned>(n_sms * max_of(per_sm, 1)),
+                                             Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
+        if (error != cudaSuccess) {
+            cudaGetLastError();  // reported here: the next launch starts afresh
+            return error;
+        }
+        return launch_planned_combine<Kernel::dtype, TRAITS, Kernel::B_c, kTarget>(problem, args.planned,
+                                                                                   n_sms, stream);
+    }
+
     // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
     static bool traits_allow(const ForwardProblem &problem) {
         // Bounds of a mod's values count on shorter ones, too (flash_helpers/mods/intervals.py).
@@ -126,7 +167,12 @@ struct ForwardLauncher {
             return false;
         }
         if (problem.n_sms != 0) return false;  // its grids take whatever SM is free
-        if (problem.o_float32 && !TRAITS.split) return false;
+        if (problem.o_float32 && !TRAITS.split && !TRAITS.planned) return false;
+        if (problem.seqused_q != nullptr && !TRAITS.planned) return false;
+        if (TRAITS.planned) {
+            const int group = heads_as_rows(problem.n_heads / problem.n_heads_kv, Kernel::B_r);
+            if (!plan_allows(problem, Kernel::B_r / group)) return false;
+        }
         if (TRAITS.softcap && !(problem.softcap > 0)) return false;
         if (TRAITS.sinks && problem.sinks == nullptr) return false;
         if (TRAITS.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
@@ -168,6 +214,7 @@ constexpr ForwardKernelRecord<FlashForwardKernelConfig> make_record() {
         .launch = &Launcher::template launch<kTarget>,
         .attributes = &Launcher::attributes,
         .mod = signature_of<MOD>(),
+        .find_tiles = tile_finder<typename Launcher::Kernel>(),
     };
 }
 

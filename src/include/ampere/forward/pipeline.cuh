@@ -35,17 +35,16 @@ struct KVSource {
     Loader V;
     int blocks_left;  // 1: the block that is loaded next is the last
     int hidden_keys;  // window: the first rows of the last block, which no query of the thread block sees
-    int last_block;   // with a mod: the number of the block that is loaded last, and which blocks are visited
-    [[no_unique_address]] BlockTiles<Kernel> tiles;
+    [[no_unique_address]] TileWalk<Kernel> walk;
 
     // To the block behind the one that was loaded.
     FLASH_DEVICE void advance() {
         if constexpr (Kernel::mod_hides_keys) {
-            const int loaded = last_block + blocks_left - 1;
-            const int next = tiles.behind(loaded, last_block, Kernel::traits.window).kv_block;
+            const int loaded = walk.first + blocks_left - 1;
+            const int next = walk.behind(loaded);
             K.skip(loaded - 1 - next);
             V.skip(loaded - 1 - next);
-            blocks_left = next - last_block + 1;
+            blocks_left = next - walk.first + 1;
         } else {
             --blocks_left;
         }
@@ -114,6 +113,7 @@ struct SingleSlot {
     }
 
     FLASH_DEVICE void after_output() {}
+    FLASH_DEVICE void drain() {}
 };
 
 // What the two schedules with several slots share: the ring of slots that hold K and V of a block. The slot
@@ -177,6 +177,7 @@ struct BarrierRing : SlotRing<Kernel> {
     FLASH_DEVICE void after_scores(int) {}
 
     FLASH_DEVICE void after_output() { Ring::advance(); }
+    FLASH_DEVICE void drain() { cp_async_wait_all(); }
 };
 
 // Several slots, two mbarriers for each.
@@ -184,7 +185,7 @@ template <typename Kernel>
 struct MbarrierRing : SlotRing<Kernel> {
     using Ring = SlotRing<Kernel>;
     // Where copies are what takes the time, scores do not wait for V.
-    static constexpr bool separate_V = Kernel::traits.split && 3 * 8 * Ring::slots <= kBarrierBytes;
+    static constexpr bool separate_V = Kernel::has_parts && 3 * 8 * Ring::slots <= kBarrierBytes;
 
     uint32_t barriers;    // shared memory: full[slots], empty[slots], full_V[slots], 8 bytes each
     uint32_t parity = 0;  // how often the ring was gone through
@@ -235,6 +236,24 @@ struct MbarrierRing : SlotRing<Kernel> {
         if (arrives_for_warp(threadIdx.x % kWarpSize)) mbarrier_arrive(empty(this->slot));
         Ring::advance();
         parity ^= uint32_t(this->slot == 0);
+    }
+
+    // After the last block: the barriers of this ring are done with, and another may take their place behind
+    // a barrier of the thread block. Arrivals for blocks that were not there are waited for.
+    FLASH_DEVICE void drain() {
+#pragma unroll 1
+        for (int i = 1; i < Ring::slots; ++i) {
+            mbarrier_wait(full(this->slot), parity);
+            if constexpr (separate_V) mbarrier_wait(full_V(this->slot), parity);
+            Ring::advance();
+            parity ^= uint32_t(this->slot == 0);
+        }
+        __syncthreads();  // nobody waits for one any more
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < (separate_V ? 3 : 2) * Ring::slots; ++i)
+                mbarrier_invalidate(barriers + 8 * i);
+        }
     }
 
   private:

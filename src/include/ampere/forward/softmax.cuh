@@ -126,9 +126,18 @@ struct OnlineSoftmax {
         }
     }
 
+    struct RowSum {
+        float exponent, sum;  // of row_end.cuh
+    };
+
     // The end of a row of which the quad has the sum `total`; `sink`: its head's sink, if there is one.
     template <typename... Sink>
     FLASH_DEVICE RowEnd end_row(int m, int r, float total, Sink... sink) const {
+        const auto [exponent, sum] = exponent_and_sum(m, r, total);
+        return flash::end_row(exponent, sum, sink...);
+    }
+
+    FLASH_DEVICE RowSum exponent_and_sum(int m, int r, float total) const {
         constexpr float largest = largest_exponent(Kernel::dtype, optimized);
         const float exponent = optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
         // Found out again: no register holds it through the loops. Kernels of packed sequences, whose end has
@@ -138,7 +147,7 @@ struct OnlineSoftmax {
             lowest = __uint_as_float(computed_here(__float_as_uint(lowest)));
         }
         const bool unseen = reference[m][r] == reference_of(lowest);
-        return flash::end_row(exponent, sum_or_nan(total, exponent, unseen, largest), sink...);
+        return {exponent, sum_or_nan(total, exponent, unseen, largest)};
     }
 
     // Whether a score has outgrown an anchored reference, or is NaN.

@@ -84,7 +84,10 @@ struct StaticForwardKernelConfig {
         "paired_warps needs d_head in multiples of 128, B_c in multiples of 32, and fragments_ahead");
     static_assert(!paired_warps || CFG.softmax_reference != SoftmaxReference::LAGGED,
                   "paired_warps and a LAGGED reference: growth is seen by one warp of the pair only");
-    static_assert(!(paired_warps && TRAITS.split), "paired_warps: parts of split keys are not made for it");
+    static constexpr bool has_parts = TRAITS.split || TRAITS.planned;
+    static_assert(!(paired_warps && has_parts), "paired_warps: parts of split keys are not made for it");
+    static_assert(!TRAITS.planned || (TRAITS.varlen && !TRAITS.split && !has_mod),
+                  "planned: it needs varlen, has parts of its own, and no mods");
 
     // ---------------------------------------------------------------- shared memory
     static constexpr int box_bytes = warp_rows * warp_keys * 4;  // scores in fp32 (warp_pair.cuh)
@@ -112,14 +115,14 @@ struct StaticForwardKernelConfig {
                   "softmax_reference other than EXACT needs optimized_softmax");
     static_assert(CFG.softmax_reference != SoftmaxReference::ANCHORED || dtype == DType::BF16,
                   "an ANCHORED softmax_reference needs BF16: P passes the range of FP16");
-    static_assert(!(CFG.softmax_reference == SoftmaxReference::ANCHORED && TRAITS.split),
+    static_assert(!(CFG.softmax_reference == SoftmaxReference::ANCHORED && has_parts),
                   "an ANCHORED softmax_reference is recomputed in other blocks of keys, and with split keys "
                   "their bounds are those of the parts");
     static_assert(!has_mod || !approximate_reference,
                   "a mod may hide any key: no block is known to show each query one, as an approximate "
                   "softmax_reference needs it");
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
-    static_assert(!(CFG.tensor_row_sums && TRAITS.split),
+    static_assert(!(CFG.tensor_row_sums && has_parts),
                   "tensor_row_sums sums rounded P, which spoils the LSE that split keys are combined by");
 
     // ---------------------------------------------------------------- copies

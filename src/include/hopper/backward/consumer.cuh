@@ -30,8 +30,8 @@ struct BackwardConsumer {
                          kVStages = Kernel::v_stages;
     static constexpr int kPairs = B_r / 8;  // pairs of neighbouring queries, of one key row of a thread
     static constexpr int kDqRegisters = Kernel::dq_part_floats / Kernel::warpgroup_threads;
-    static constexpr int kDqTiles = kDqRegisters / 4;  // of 8 columns
-    static constexpr bool kLseAhead = Kernel::cfg.lse_ahead;
+    static constexpr int kDqTiles = kDqRegisters / 4;                             // of 8 columns
+    static constexpr bool kLseAhead = Kernel::cfg.lse_ahead && !Kernel::has_mod;  // want of registers
 
     const BackwardKernelArgs &args;
     const BackwardSharedMemory<Kernel> smem;
@@ -45,7 +45,8 @@ struct BackwardConsumer {
     uint32_t blocks = 0, items = 0;  // passed
     BackwardItem item;
     int q_block;
-    int dq_tile;  // of the block in hand: its first of 16 rows
+    int query_head;  // of the block in hand; kept with a mod alone
+    int dq_tile;     // of the block in hand: its first of 16 rows
     // Of the block whose dQ leaves next, with late_dq the one before: the warp's tile, or with keeps_dq more.
     int noted_dq_tile = kNoTile;
     KeptPart kept{};
@@ -94,6 +95,7 @@ struct BackwardConsumer {
         item = read_item(smem.item(slot(items, kKStages)));
         item.n_steps = uniform_word(item.n_steps);
         q_block = item.first_block;
+        if constexpr (Kernel::has_mod) query_head = item.head * args.group;
         dq_tile = first_dq_tile<Kernel>(args, item) + item.first_block * Kernel::dq_row_tiles;
     }
 
@@ -102,6 +104,7 @@ struct BackwardConsumer {
         dq_tile += Kernel::dq_row_tiles;
         if (q_block == item.end_block) {
             q_block = item.first_block;
+            if constexpr (Kernel::has_mod) ++query_head;
             dq_tile += args.dq_tiles - item.visited_blocks() * Kernel::dq_row_tiles;
         }
     }
@@ -187,6 +190,7 @@ struct BackwardConsumer {
     // S -> P, rounded into rmem_P, and with half_p into rmem_half. What stays in rmem_S is P in float32, with
     // softcap times the derivative of the cap, so that dS is the gradient of the score before the cap.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
+        if constexpr (Kernel::has_mod) return modified_probabilities(rmem_P, rmem_half);
         if constexpr (Kernel::traits.softcap) cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         if (needs_mask()) {
             exponentials<true>(rmem_P, rmem_half);
@@ -195,12 +199,50 @@ struct BackwardConsumer {
         }
     }
 
+    // The same with functions of the user's, element by element: dS is made of P times the derivative.
+    FLASH_DEVICE void modified_probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
+        using Mod = HeadMod<typename Kernel::Mod>;
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, query_head);
+        const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
+        const typename Mod::Column keys[2] = {mod.column(first_key()), mod.column(first_key() + 8)};
+        const Range seeing[2] = {visible_columns(0), visible_columns(1)};
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            const float2 lse = kLseAhead ? rmem_lse[j] : load_shared_float2(address + j * 32);
+            float p[4], handed_on[4];
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int column = 8 * j + 2 * (lane & 3) + c, query = q_block * B_r + column;
+                const typename Mod::Row row = mod.row(query);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const float score = rmem_S[4 * j + 2 * r + c];
+                    Probability P = mod.probability(row, keys[r], score * args.score_factor, query,
+                                                    first_key() + 8 * r, c == 0 ? lse.x : lse.y);
+                    if (!seeing[r].has(column)) P = {0.f, 0.f};
+                    p[2 * r + c] = P.value;
+                    handed_on[2 * r + c] = P.handed_on;
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                rmem_P[2 * j + r] = pack<Kernel::dtype>(p[2 * r], p[2 * r + 1]);
+                if constexpr (Kernel::half_p) {
+                    rmem_half[2 * j + r] = pack<Kernel::handed>(handed_on[2 * r], handed_on[2 * r + 1]);
+                } else {
+                    rmem_S[4 * j + 2 * r] = handed_on[2 * r];
+                    rmem_S[4 * j + 2 * r + 1] = handed_on[2 * r + 1];
+                }
+            }
+        }
+    }
+
     // dS from P and dP; with half_p rmem_dS holds P before.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_r / 4], const uint32_t (&rmem_P)[B_r / 4],
                                       const float (&rmem_dP)[B_r / 2]) const {
         make_score_gradients<false>(rmem_dS, rmem_dP, [&](int i) {
             if constexpr (Kernel::float_p) return float2{rmem_S[i], rmem_S[i + 1]};
-            return unpack<DType::FP16>(Kernel::half_p ? rmem_dS[i / 2] : rmem_P[i / 2]);
+            return unpack<Kernel::handed>(Kernel::half_p ? rmem_dS[i / 2] : rmem_P[i / 2]);
         });
     }
 

@@ -159,12 +159,35 @@ struct DqConsumer {
 
     // S -> P; with softcap -> tanh, of which score_gradients makes P.
     FLASH_DEVICE void probabilities() {
-        if constexpr (Kernel::traits.softcap) {
+        if constexpr (Kernel::has_mod) {
+            modified_probabilities();
+        } else if constexpr (Kernel::traits.softcap) {
             cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         } else {
 #pragma unroll
             for (int i = 0; i < B_c / 2; ++i) {
                 rmem_S[i] = exp2_approx(fmaf(rmem_S[i], args.exponent_factor, -lse[i / 2 % 2]));
+            }
+        }
+    }
+
+    // With functions of the user's: P times the derivative, element by element.
+    FLASH_DEVICE void modified_probabilities() {
+        using Mod = HeadMod<typename Kernel::Mod>;
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, item.head);
+        const typename Mod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
+#pragma unroll
+        for (int j = 0; j < B_c / 8; ++j) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int key = tile * B_c + 8 * j + 2 * (lane & 3) + c;
+                const typename Mod::Column column = mod.column(key);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &score = rmem_S[4 * j + 2 * r + c];
+                    score = mod.probability(rows[r], column, score * args.score_factor, row(r), key, lse[r])
+                                .handed_on;
+                }
             }
         }
     }

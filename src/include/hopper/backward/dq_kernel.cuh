@@ -10,12 +10,11 @@ namespace flash::hopper {
 
 extern __shared__ __align__(1024) uint8_t dq_smem[];
 
-template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticDqKernelConfig<CFG, TRAITS>::n_threads, 1)
-    hopper_dq_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
-                     const __grid_constant__ CUtensorMap v_map, const __grid_constant__ CUtensorMap do_map,
-                     const __grid_constant__ BackwardKernelArgs args) {
-    using Kernel = StaticDqKernelConfig<CFG, TRAITS>;
+template <typename Kernel>
+FLASH_DEVICE void compute_query_gradients(const CUtensorMap &q_map, const CUtensorMap &k_map,
+                                          const CUtensorMap &v_map, const CUtensorMap &do_map,
+                                          const BackwardKernelArgs &args) {
+    constexpr BackwardTraits TRAITS = Kernel::traits;
     const DqSharedMemory<Kernel> smem{smem_address(dq_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
     const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / Kernel::warpgroup_threads, 0);
@@ -41,6 +40,24 @@ __global__ void __launch_bounds__(StaticDqKernelConfig<CFG, TRAITS>::n_threads, 
         DqConsumer<Kernel> consumer(args, smem, warpgroup - 1);
         run_dq_consumer(consumer);
     }
+}
+
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticDqKernelConfig<CFG, TRAITS>::n_threads, 1)
+    hopper_dq_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                     const __grid_constant__ CUtensorMap v_map, const __grid_constant__ CUtensorMap do_map,
+                     const __grid_constant__ BackwardKernelArgs args) {
+    compute_query_gradients<StaticDqKernelConfig<CFG, TRAITS>>(q_map, k_map, v_map, do_map, args);
+}
+
+// The same with functions of the user's.
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticDqKernelConfig<CFG, TRAITS, MOD>::n_threads, 1)
+    hopper_dq_mod_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                         const __grid_constant__ CUtensorMap v_map,
+                         const __grid_constant__ CUtensorMap do_map,
+                         const __grid_constant__ ModBackwardArgs<MOD> args) {
+    compute_query_gradients<StaticDqKernelConfig<CFG, TRAITS, MOD>>(q_map, k_map, v_map, do_map, args);
 }
 
 }  // namespace flash::hopper

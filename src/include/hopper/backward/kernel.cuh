@@ -14,14 +14,11 @@ namespace flash::hopper {
 
 extern __shared__ __align__(1024) uint8_t backward_smem[];
 
-template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
-__global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_threads, 1)
-    hopper_backward_kernel(const __grid_constant__ CUtensorMap q_map,
-                           const __grid_constant__ CUtensorMap k_map,
-                           const __grid_constant__ CUtensorMap v_map,
-                           const __grid_constant__ CUtensorMap do_map,
-                           const __grid_constant__ BackwardKernelArgs args) {
-    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
+template <typename Kernel>
+FLASH_DEVICE void compute_key_gradients(const CUtensorMap &q_map, const CUtensorMap &k_map,
+                                        const CUtensorMap &v_map, const CUtensorMap &do_map,
+                                        const BackwardKernelArgs &args) {
+    constexpr BackwardTraits TRAITS = Kernel::traits;
     const BackwardSharedMemory<Kernel> smem{smem_address(backward_smem)};
     // Through a shuffle, so that the compiler knows it to be the same in the whole warp.
     const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / Kernel::warpgroup_threads, 0);
@@ -61,6 +58,27 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
             run_split_gradients(consumer);
         }
     }
+}
+
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
+__global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_threads, 1)
+    hopper_backward_kernel(const __grid_constant__ CUtensorMap q_map,
+                           const __grid_constant__ CUtensorMap k_map,
+                           const __grid_constant__ CUtensorMap v_map,
+                           const __grid_constant__ CUtensorMap do_map,
+                           const __grid_constant__ BackwardKernelArgs args) {
+    compute_key_gradients<StaticBackwardKernelConfig<CFG, TRAITS>>(q_map, k_map, v_map, do_map, args);
+}
+
+// The same with functions of the user's.
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS, MOD>::n_threads, 1)
+    hopper_backward_mod_kernel(const __grid_constant__ CUtensorMap q_map,
+                               const __grid_constant__ CUtensorMap k_map,
+                               const __grid_constant__ CUtensorMap v_map,
+                               const __grid_constant__ CUtensorMap do_map,
+                               const __grid_constant__ ModBackwardArgs<MOD> args) {
+    compute_key_gradients<StaticBackwardKernelConfig<CFG, TRAITS, MOD>>(q_map, k_map, v_map, do_map, args);
 }
 
 }  // namespace flash::hopper

@@ -3,9 +3,10 @@
 
 #include "backward.cuh"
 #include "common/backward/dq_sums.cuh"
+#include "common/backward/modified_score.cuh"
 #include "common/backward/visible_rows.cuh"
+#include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
-#include "tma/scheduler_counter.cuh"
 
 namespace flash::hopper {
 
@@ -48,6 +49,24 @@ struct BackwardKernelArgs {
     FLASH_DEVICE VisibleRows<TRAITS> visible(int n_queries, int n_keys) const {
         return {n_queries, n_keys, window_left, window_right};
     }
+};
+
+// With a mod, what it captures too: what is passed on is the base, and the rest is found behind it.
+template <typename Mod>
+struct ModBackwardArgs : BackwardKernelArgs {
+    ModOfLaunch<Mod> mod;
+};
+template <typename Mod>
+FLASH_DEVICE const ModOfLaunch<Mod> &mod_of(const BackwardKernelArgs &args) {
+    return static_cast<const ModBackwardArgs<Mod> &>(args).mod;
+}
+template <typename Mod>
+struct BackwardArgsOf {
+    using Type = ModBackwardArgs<Mod>;
+};
+template <>
+struct BackwardArgsOf<NoMod> {
+    using Type = BackwardKernelArgs;
 };
 
 }  // namespace flash::hopper

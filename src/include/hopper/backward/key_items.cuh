@@ -5,6 +5,7 @@
 // the load warp makes items of, one after the other.
 #pragma once
 
+#include "common/backward/trimmed_tiles.cuh"
 #include "hopper/backward/items.cuh"
 #include "hopper/backward/static_kernel_configuration.cuh"
 
@@ -19,6 +20,14 @@ FLASH_DEVICE void set_query_blocks(const BackwardKernelArgs &args, BackwardItem 
     const bool seen = rows.begin < rows.end;
     item.first_block = seen ? rows.begin / Kernel::B_r : 0;
     item.end_block = seen ? ceil_div(rows.end, Kernel::B_r) : 0;
+    // Sums that a block keeps begin with the first tile that sees a query block by the mask of traits alone.
+    if constexpr (trims_tiles<typename Kernel::Mod, false>() && !Kernel::keeps_dq) {
+        const Range blocks = trimmed_query_tiles<typename Kernel::Mod, Kernel::B_r>(
+            mod_of<typename Kernel::Mod>(args), {item.first_block, item.end_block},
+            {first_key, min(first_key + Kernel::B_c, item.seq_len_k)}, item.seq_len_q, item.batch);
+        item.first_block = blocks.begin;
+        item.end_block = blocks.end;
+    }
     item.n_steps = item.visited_blocks() * args.group;
 }
 

@@ -13,15 +13,16 @@
 
 #include <algorithm>
 
+#include "common/backward/captured_gradients.cuh"
 #include "common/backward/convert_dq.cuh"
 #include "common/backward/prepare.cuh"
 #include "common/early_launch.cuh"
+#include "common/scheduler_counters.cuh"
+#include "common/sm_count.cuh"
 #include "common/softmax_scale.cuh"
 #include "hopper/backward/dq_kernel.cuh"
 #include "hopper/backward/encode_maps.cuh"
 #include "hopper/backward/kernel.cuh"
-#include "tma/scheduler_counters.cuh"
-#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 
@@ -29,10 +30,19 @@ inline constexpr int kBackwardTarget = 90;  // sm_90a
 
 // ---------------------------------------------------------------- arguments
 template <typename Kernel>
+using BackwardArgs = typename BackwardArgsOf<typename Kernel::Mod>::Type;
+
+template <typename Kernel>
 bool backward_problem_is_whole(const BackwardProblem &p) {
     if (p.n_heads_kv < 1 || p.n_heads % p.n_heads_kv != 0) return false;
     if (p.lse == nullptr || p.delta == nullptr || (Kernel::sums_dq && p.dq_sums == nullptr)) return false;
     if (Kernel::traits.softcap && !(p.softcap > 0)) return false;
+    if (Kernel::has_mod) {
+        // Bounds of a mod's values count on shorter sequences (flash_helpers/mods/intervals.py).
+        if (p.mod == nullptr || p.seq_len_q > kMaxWindowedLength || p.seq_len_k > kMaxWindowedLength) {
+            return false;
+        }
+    }
     if (Kernel::traits.padded_head) {
         return p.d_head % kChunkElements == 0 && p.d_head_v % kChunkElements == 0 &&
                panel_count(p.d_head) == panel_count(Kernel::d_head) &&
@@ -60,8 +70,9 @@ cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, Backwar
 
 // All but the items.
 template <typename Kernel>
-cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs &args) {
+cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardArgs<Kernel> &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
+    if constexpr (Kernel::has_mod) args.mod = mod_of_launch<typename Kernel::Mod>(*p.mod);
     const RowTiles dq_tiles = row_tiles(p);
     if (dq_tiles.of_all_heads(p.n_heads) > INT32_MAX) return cudaErrorInvalidValue;
     args.lse = p.lse;
@@ -82,11 +93,15 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardKernelArgs
     args.n_heads_kv = p.n_heads_kv;
     args.group = p.n_heads / p.n_heads_kv;
     args.batch = p.batch;
-    args.dq_tiles = Kernel::keeps_dq ? ceil_div(p.seq_len_q, Kernel::B_r) : static_cast<int>(dq_tiles.of_head);
+    args.dq_tiles =
+        Kernel::keeps_dq ? ceil_div(p.seq_len_q, Kernel::B_r) : static_cast<int>(dq_tiles.of_head);
     if (Kernel::traits.softcap) {
         const SoftmaxScale scale = make_capped_softmax_scale(p.softmax_scale, p.softcap);
         args.score_factor = scale.score_factor;
         args.exponent_factor = scale.exponent_factor;
+    } else if (Kernel::has_mod) {
+        args.score_factor = p.softmax_scale;
+        args.exponent_factor = kLog2e;
     } else {
         args.exponent_factor = p.softmax_scale * kLog2e;
     }
@@ -115,7 +130,7 @@ int thread_blocks(int n_sms, int n_items) {
 
 // Persistent blocks of one kernel over its items. kEarly: see early_launch.cuh.
 template <typename Kernel, bool kEarly>
-cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardKernelArgs &args,
+cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardArgs<Kernel> &args,
                          cudaStream_t stream) {
     if (args.n_items == 0) return cudaSuccess;
     int n_sms = 0;
@@ -137,25 +152,41 @@ cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardK
     return launch_kernel<kEarly>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
 }
 
+template <typename Kernel>
+const void *key_kernel() {
+    if constexpr (Kernel::has_mod) {
+        return reinterpret_cast<const void *>(
+            &hopper_backward_mod_kernel<Kernel::cfg, Kernel::traits, typename Kernel::Mod>);
+    } else {
+        return reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>);
+    }
+}
+template <typename Kernel>
+const void *dq_kernel() {
+    if constexpr (Kernel::has_mod) {
+        return reinterpret_cast<const void *>(
+            &hopper_dq_mod_kernel<Kernel::cfg, Kernel::traits, typename Kernel::Mod>);
+    } else {
+        return reinterpret_cast<const void *>(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>);
+    }
+}
+
 // dK and dV, and where it has no kernel of its own the sums of dQ. delta is there, dq_sums are 0.
 template <typename Kernel>
-cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardKernelArgs args, cudaStream_t stream) {
+cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardArgs<Kernel> args, cudaStream_t stream) {
     const int n_tiles = Kernel::keeps_dq ? 1 : ceil_div(p.seq_len_k, Kernel::B_c);
     const cudaError_t error = plan_items<Kernel>(p, p.n_heads_kv, n_tiles, args);
     if (error != cudaSuccess) return error;
-    return launch_items<Kernel, true>(
-        reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>), p, args,
-        stream);
+    return launch_items<Kernel, true>(key_kernel<Kernel>(), p, args, stream);
 }
 
 // dQ and delta.
 template <typename Kernel>
-cudaError_t launch_dq(const BackwardProblem &p, BackwardKernelArgs args, cudaStream_t stream) {
-    using DqKernel = StaticDqKernelConfig<Kernel::cfg, Kernel::traits>;
+cudaError_t launch_dq(const BackwardProblem &p, BackwardArgs<Kernel> args, cudaStream_t stream) {
+    using DqKernel = StaticDqKernelConfig<Kernel::cfg, Kernel::traits, typename Kernel::Mod>;
     const cudaError_t error = plan_items<DqKernel>(p, p.n_heads, ceil_div(p.seq_len_q, DqKernel::B_r), args);
     if (error != cudaSuccess) return error;
-    return launch_items<DqKernel, false>(
-        reinterpret_cast<const void *>(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>), p, args, stream);
+    return launch_items<DqKernel, false>(dq_kernel<Kernel>(), p, args, stream);
 }
 
 // What a kernel without varlen must not see, and lengths of 0, of which there is no tensor map: their rows
@@ -174,8 +205,9 @@ BackwardProblem plain_problem(BackwardProblem p) {
 template <typename Kernel>
 cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
     const BackwardProblem p = plain_problem<Kernel>(given);
-    BackwardKernelArgs args{};
+    BackwardArgs<Kernel> args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
+    if (error == cudaSuccess) error = launch_find_tiles<typename Kernel::Mod>(p, stream);
     if constexpr (Kernel::sums_dq) {
         const PrepareWork work{.clears_sums = !Kernel::keeps_dq,
                                .clears_unvisited_rows = Kernel::keeps_dq,
@@ -191,21 +223,23 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
         if (error == cudaSuccess && (p.dk != nullptr || p.dv != nullptr))
             error = launch_key_blocks<Kernel>(p, args, stream);
     }
+    if (error == cudaSuccess) error = launch_gathering<Kernel>(p, stream);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
     return error;
 }
 
 template <typename Kernel>
 cudaError_t load_backward() {
-    cudaError_t error = cudaFuncSetAttribute(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>,
+    cudaError_t error = cudaFuncSetAttribute(key_kernel<Kernel>(),
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
     if constexpr (!Kernel::sums_dq) {
         if (error == cudaSuccess) {
-            error = cudaFuncSetAttribute(&hopper_dq_kernel<Kernel::cfg, Kernel::traits>,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         StaticDqKernelConfig<Kernel::cfg, Kernel::traits>::smem_bytes);
+            using DqKernel = StaticDqKernelConfig<Kernel::cfg, Kernel::traits, typename Kernel::Mod>;
+            error = cudaFuncSetAttribute(dq_kernel<Kernel>(), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         DqKernel::smem_bytes);
         }
     }
+    if (error == cudaSuccess) error = load_gathering<Kernel>();
     if (error != cudaSuccess || !Kernel::cfg.dynamic_schedule) return error;
     SchedulerCounters *counters = nullptr;
     const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
@@ -215,7 +249,7 @@ cudaError_t load_backward() {
 template <typename Kernel>
 cudaError_t backward_attributes(KernelAttributes &out) {
     cudaFuncAttributes attributes{};
-    const void *kernel = reinterpret_cast<const void *>(&hopper_backward_kernel<Kernel::cfg, Kernel::traits>);
+    const void *kernel = key_kernel<Kernel>();
     cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
     int blocks_per_sm = 0;
@@ -245,10 +279,10 @@ BackwardWorkspaces backward_workspaces(const BackwardProblem &problem) {
     return {.dq_sums = Kernel::sums_dq ? dq_sum_floats(p) * int64_t{sizeof(float)} : 0};
 }
 
-template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, int target>
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, int target, typename MOD = NoMod>
 constexpr BackwardKernelRecord<HopperBackwardKernelConfig> make_backward_record() {
     static_assert(target == kBackwardTarget, "the Hopper family is compiled for target 90 (sm_90a) only");
-    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS>;
+    using Kernel = StaticBackwardKernelConfig<CFG, TRAITS, MOD>;
     return {
         .config = CFG,
         .traits = TRAITS,
@@ -263,6 +297,7 @@ constexpr BackwardKernelRecord<HopperBackwardKernelConfig> make_backward_record(
         .attributes =
             [](KernelAttributes &out) { return static_cast<int>(backward_attributes<Kernel>(out)); },
         .workspaces = &backward_workspaces<Kernel>,
+        .mod = signature_of<MOD>(),
     };
 }
 

@@ -2,6 +2,7 @@
 // the first to the last. Under a causal mask the last blocks see most keys, and are taken first.
 #pragma once
 
+#include "common/backward/trimmed_tiles.cuh"
 #include "hopper/backward/items.cuh"
 #include "hopper/backward/static_dq_configuration.cuh"
 #include "hopper/ptx_sm90.cuh"
@@ -43,6 +44,14 @@ struct DqItems {
         const Range keys = seen_keys(args, item);
         item.first_block = keys.begin < keys.end ? keys.begin / Kernel::B_c : 0;
         item.end_block = keys.begin < keys.end ? ceil_div(keys.end, Kernel::B_c) : 0;
+        if constexpr (trims_tiles<typename Kernel::Mod, true>()) {
+            const int first = item.tile * Kernel::B_r;
+            const Range blocks = trimmed_key_tiles<typename Kernel::Mod, Kernel::B_c>(
+                mod_of<typename Kernel::Mod>(args), {item.first_block, item.end_block},
+                {first, min(first + Kernel::B_r, item.seq_len_q)}, item.seq_len_k, item.batch, item.head);
+            item.first_block = blocks.begin;
+            item.end_block = blocks.end;
+        }
         item.n_steps = item.visited_blocks();
         return item;
     }

@@ -33,8 +33,8 @@ FLASH_DEVICE void send_probabilities(BackwardConsumer<Kernel> &wg) {
             store_shared(exchanged_pair(wg, slot, j), make_int4(__float_as_int(p[0]), __float_as_int(p[1]),
                                                                 __float_as_int(p[2]), __float_as_int(p[3])));
         } else {
-            store_shared_pair(exchanged_pair(wg, slot, j), pack<DType::FP16>(p[0], p[1]),
-                              pack<DType::FP16>(p[2], p[3]));
+            store_shared_pair(exchanged_pair(wg, slot, j), pack<Kernel::handed>(p[0], p[1]),
+                              pack<Kernel::handed>(p[2], p[3]));
         }
     }
     __syncwarp();
@@ -100,7 +100,7 @@ FLASH_DEVICE float2 received_probabilities(const BackwardConsumer<Kernel> &wg, u
     if constexpr (Kernel::cfg.float_p) {
         return load_shared_float2(address + i / 2 % 2 * 8);
     } else {
-        return unpack<DType::FP16>(load_shared_int(address + i / 2 % 2 * 4));
+        return unpack<Kernel::handed>(load_shared_int(address + i / 2 % 2 * 4));
     }
 }
 

@@ -13,8 +13,10 @@
 
 namespace flash::hopper {
 
-template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct StaticDqKernelConfig {
+    using Mod = MOD;
+    static constexpr bool has_mod = is_mod<MOD>;
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "backward.cuh"
+#include "common/backward/modified_score.cuh"
 #include "hopper/layout.cuh"
 
 namespace flash::hopper {
@@ -22,8 +23,11 @@ namespace flash::hopper {
 inline constexpr int kBackwardControlBytes = 1024;
 inline constexpr int kBackwardMaxSmemBytes = 227 * 1024;
 
-template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS>
+template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct StaticBackwardKernelConfig {
+    using Mod = MOD;  // functions of the user's
+    static constexpr bool has_mod = is_mod<MOD>;
+    static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;
@@ -50,7 +54,10 @@ struct StaticBackwardKernelConfig {
     static constexpr int warpgroup_threads = 128;
     // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
     static constexpr bool split = CFG.split_gradients;
-    static constexpr bool half_p = !float_p && !split && CFG.dtype == DType::BF16;  // P twice, in both types
+    // Functions of the user's may have derivatives beyond FP16's range, and P of dS is not that of dV then.
+    static constexpr DType handed = scales_gradients<MOD>() ? CFG.dtype : DType::FP16;
+    static constexpr bool half_p =  // P twice, in both types
+        !float_p && !split && (CFG.dtype == DType::BF16 || scales_gradients<MOD>());
     static constexpr int n_consumers = 2;
     static constexpr int n_consumer_warps = n_consumers * 4;
     static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;

@@ -9,6 +9,7 @@
 #include "hopper/forward/score_mods.cuh"
 #include "hopper/forward/softmax.cuh"
 #include "hopper/forward/tile_range.cuh"
+#include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/turns.cuh"
 #include "hopper/mask_tile.cuh"
 
@@ -34,9 +35,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
-    WorkItem item;
-    int kv_block;                    // tile in hand
-    TileKind kind = TileKind::FULL;  // what a mod's mask leaves of it
+    ItemOf<Kernel> item;
+    int kv_block;        // tile in hand
+    TileWord tile_word;  // of a mod that hides keys
 
     FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
                           const SharedMemory<Kernel> &shared, int index)
@@ -120,12 +121,14 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         }
     }
 
-    // What functions of the user's do to the scores of the tile in hand.
+    // What functions of the user's do to the scores of the tile in hand. Where the thread's elements are is
+    // found out anew: else what follows from it for each column is held from tile to tile.
     FLASH_DEVICE void apply_mod() {
-        const int row = this->first_row() + warp * 16 + accumulator(lane, 0).row;
-        const ScoreMods<typename Kernel::Mod, B_c> mods{args.mod.captured, item.batch, item.head,
-                                                        this->seq_len_q()};
-        mods.apply(rmem_S, args.score_factor, row, kv_block * B_c, lane, kind);
+        const int thread_lane = computed_here(lane);
+        const int row = this->first_row() + warp * 16 + accumulator(thread_lane, 0).row;
+        const ScoreMods<Kernel> mods{args.mod.captured, item.batch, item.head, this->seq_len_q()};
+        mods.apply(rmem_S, args.score_factor, row, kv_block * B_c, thread_lane,
+                   Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
     }
 
     FLASH_DEVICE void mask_tile() {
@@ -133,7 +136,11 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         const int first_column = kv_block * B_c;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int row = row0 + 8 * r;
+            int row = row0 + 8 * r;
+            if constexpr (Kernel::traits.planned && Kernel::masks_diagonal) {
+                row =
+                    this->query_of(warpgroup * kWarpgroupRows + warp * 16 + accumulator(lane, 0).row + 8 * r);
+            }
             if constexpr (Kernel::traits.window) {
                 keep_columns<B_c, true>(rmem_S, r, lane, this->mask().visible_end(row) - first_column,
                                         this->mask().visible_begin(row) - first_column);
@@ -160,10 +167,10 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         return {{softmax.sum[0], softmax.sum[1]}, {softmax.reference[0], softmax.reference[1]}};
     }
 
-    FLASH_DEVICE void finish(const WorkItem &ended, const RowState &state, uint32_t q_slot) {
+    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const RowState &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
-        const WorkItem done = Kernel::direct_store ? ended : read_item(smem, q_slot);
+        const ItemOf<Kernel> done = Kernel::direct_store ? ended : read_item_of(smem, q_slot);
         finish_item<Kernel>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
     }
 
@@ -183,25 +190,22 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     FLASH_DEVICE void go_to_first_tile() {
         pass_tiles_of_the_other_block();
         kv_block = this->leading_kv_block();
-        if constexpr (Kernel::mod_hides_keys) {
-            take(this->visited_tiles().first_of(kv_block + 1, this->end_of_loops()));
-        }
         skip_leading_tiles();
+    }
+
+    // The tile in hand has arrived.
+    FLASH_DEVICE void await_k() {
+        mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
+        if constexpr (Kernel::mod_hides_keys) tile_word = read_tile(smem, kv.k_slot());
     }
 
     // To the tile behind the one in hand.
     FLASH_DEVICE void go_to_next_tile() {
         if constexpr (Kernel::mod_hides_keys) {
-            take(this->visited_tiles().behind(kv_block, this->end_of_loops(), Kernel::traits.window));
+            kv_block = tile_word.next();
         } else {
             --kv_block;
         }
-    }
-
-    // Through a shuffle, as in fetch_item: the loops end by it.
-    FLASH_DEVICE void take(const Visited &tile) {
-        kv_block = __shfl_sync(kAllLanes, tile.kv_block, 0);
-        kind = static_cast<TileKind>(__shfl_sync(kAllLanes, static_cast<int>(tile.kind), 0));
     }
 
     // Of paired blocks the one with the lower queries passes on what lies above its diagonal. All its
@@ -242,7 +246,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     FLASH_DEVICE void fetch_item() {
         mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
-        item = read_item(smem, q.slot());
+        item = read_item_of(smem, q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kAllLanes, item.q_block, 0);
         item.end_kv_block = __shfl_sync(kAllLanes, item.end_kv_block, 0);

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "common/planned_work.cuh"
 #include "flash_attention.cuh"
 #include "hopper/forward/static_kernel_configuration.cuh"
 #include "tma/tensor_map.cuh"
@@ -27,6 +28,12 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
     };
     const auto queries = [&](const void *base, int d, const TensorStrides &strides, int box_rows) {
         const int batch = Kernel::traits.varlen && p.cu_seqlens_q != nullptr ? 1 : p.batch;
+        if constexpr (Kernel::traits.planned) {  // heads of a group are rows of one query
+            const int group = heads_as_rows(p.n_heads / p.n_heads_kv, box_rows);
+            return TensorView{base,      d,       p.seq_len_q,      p.n_heads / group,
+                              1,         strides, box_rows / group, Kernel::dtype,
+                              p.total_q, group};
+        }
         return TensorView{base,
                           d,
                           p.seq_len_q,

@@ -125,6 +125,24 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const
     }
 }
 
+// The same of a planned item.
+template <typename Kernel>
+FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const RowState &state,
+                              const ForwardKernelArgs &args, const SharedMemory<Kernel> &,
+                              const PlannedItem &item, uint32_t, int warpgroup, int warp, int lane) {
+    constexpr float kLargest = largest_exponent(Kernel::dtype, true);
+    const int row0 = warpgroup * kWarpgroupRows + warp * 16 + accumulator(lane, 0).row;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float exponent = state.reference[r] * args.exponent_factor;
+        const float sum =
+            sum_or_nan(quad_sum(state.sum[r]), exponent, state.reference[r] == args.lowest, kLargest);
+        store_planned_row<Kernel::dtype, Kernel::d_head_v, Kernel::traits.padded_head, Kernel::traits.sinks>(
+            args.planned, args.output, item, row0 + 8 * r, exponent, sum,
+            [&](int chunk) { return make_float2(rmem_O[4 * chunk + 2 * r], rmem_O[4 * chunk + 2 * r + 1]); });
+    }
+}
+
 // ---------------------------------------------------------------- rows that see no key
 template <typename Kernel>
 FLASH_DEVICE int chunks_of_row(const ForwardKernelArgs &args) {

@@ -15,13 +15,15 @@ namespace flash::hopper {
 // the product: that another one's product reads what that one has cleared does no harm. No wgmma is in
 // flight.
 template <typename Kernel, typename Position>
-FLASH_DEVICE void clear_hidden_values(Consumer<Kernel> &wg, const WorkItem &item, const Position &position) {
+FLASH_DEVICE void clear_hidden_values(Consumer<Kernel> &wg, const ItemOf<Kernel> &item,
+                                      const Position &position) {
     if constexpr (Kernel::traits.window) {
         constexpr int kRowChunks = kPanelRowBytes / kChunkBytes;
         const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : wg.args.work.seq_len_q;
         const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : wg.args.work.seq_len_k;
         const auto mask = wg.args.template mask<Kernel::traits>(seq_len_q, seq_len_k);
-        int n_hidden = mask.visible_begin(item.q_block * Kernel::B_r) - item.first_kv_block * Kernel::B_c;
+        const int block_queries = Kernel::traits.planned ? wg.args.planned.block_queries : Kernel::B_r;
+        int n_hidden = mask.visible_begin(item.q_block * block_queries) - item.first_kv_block * Kernel::B_c;
         if constexpr (!Kernel::warp_loads) n_hidden = min(n_hidden, Kernel::B_c);
         if constexpr (Kernel::traits.paged) {
             // Rows behind the last key are copies of it (LoadThread::page_place), which here is hidden too.

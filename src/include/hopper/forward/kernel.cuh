@@ -8,12 +8,25 @@
 
 #include "common/ptx.cuh"
 #include "common/rows_of_none.cuh"
+#include "hopper/forward/planner.cuh"
 #include "hopper/forward/producer.cuh"
 #include "hopper/forward/work_loop.cuh"
 
 namespace flash::hopper {
 
 extern __shared__ __align__(1024) uint8_t dynamic_smem[];
+
+// Rows of the Q slots that no copy fills, because a block has room for more heads than those of its queries.
+// What they hold is computed with, and must not say when references move.
+template <typename Kernel>
+FLASH_DEVICE void clear_idle_rows(const SharedMemory<Kernel> &smem, const ForwardKernelArgs &args) {
+    if (args.planned.block_queries * args.planned.group == Kernel::B_r) return;
+    for (int i = threadIdx.x * kChunkBytes; i < Kernel::q_stages * Kernel::q_bytes;
+         i += Kernel::n_threads * kChunkBytes) {
+        store_shared(smem.q(0) + i, make_int4(0, 0, 0, 0));
+    }
+    fence_async_proxy();  // wgmma must see it
+}
 
 // What a block does.
 template <typename Kernel>
@@ -27,13 +40,20 @@ FLASH_DEVICE void run_block(const TensorMaps &maps, const KernelArgs<typename Ke
         prefetch_tensor_map(&maps.k);
         prefetch_tensor_map(&maps.v);
     }
+    if constexpr (traits.planned) clear_idle_rows<Kernel>(smem, args);
     smem.initialise();
-    if (traits.split) wait_for_prerequisites();
+    if (traits.split || traits.planned) wait_for_prerequisites();
 
     if (warpgroup == 0) {
         release_registers<Kernel::registers.producer>();
         const int warp = threadIdx.x / 32;
-        if (Kernel::warp_loads ? warp == 0 : threadIdx.x == 0) {
+        if constexpr (traits.planned) {
+            if (threadIdx.x == 0) LoadThread<Kernel>{smem, maps, args}.run_planned();
+            if (warp == 1) run_planner(smem, args);
+            if (warp >= 2) {
+                clear_planned_rows_of_none(args, args.output, args.work.n_heads, threadIdx.x - 64, 64);
+            }
+        } else if (Kernel::warp_loads ? warp == 0 : threadIdx.x == 0) {
             LoadThread<Kernel>{smem, maps, args}.run();
         } else if (!Kernel::direct_store && threadIdx.x == 32) {
             run_store_thread<Kernel>(smem, maps, args);

@@ -1,12 +1,15 @@
 // The kernel's arguments beside the tensor maps. Strides are in elements.
 #pragma once
 
+#include <type_traits>
+
 #include "common/mod.cuh"
 #include "common/page_table.cuh"
+#include "common/planned_output.cuh"
+#include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
 #include "common/softcap.cuh"
 #include "flash_attention.cuh"
-#include "tma/scheduler_counter.cuh"
 #include "tma/work_items.cuh"
 
 namespace flash::hopper {
@@ -41,6 +44,8 @@ struct ForwardKernelArgs {
     int max_pages, n_pages;  // paged
     int box_rows;            // paged: of a page and of a tile that one copy takes
     PageSize page_size;      // paged
+    PlannedLaunch planned;   // planned
+    PlannedOutput output;    // planned
     // softcap: the exponent of a score S that is small, or not large
     TanhSeries<3> short_cap_series;
     TanhSeries<5> long_cap_series;
@@ -51,6 +56,10 @@ struct ForwardKernelArgs {
         return {seq_len_q, seq_len_k, window_left, window_right};
     }
 };
+
+// What is known of an item.
+template <typename Kernel>
+using ItemOf = std::conditional_t<Kernel::traits.planned, PlannedItem, WorkItem>;
 
 // With a mod, what it captures too.
 template <typename Mod>

@@ -17,12 +17,14 @@
 #include <numeric>
 
 #include "common/early_launch.cuh"
+#include "common/find_tiles.cuh"
+#include "common/planned_combine.cuh"
+#include "common/scheduler_counters.cuh"
+#include "common/sm_count.cuh"
 #include "common/split_combine.cuh"
 #include "hopper/forward/encode_maps.cuh"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/section_width.cuh"
-#include "tma/scheduler_counters.cuh"
-#include "tma/sm_count.cuh"
 
 namespace flash::hopper {
 
@@ -43,7 +45,13 @@ bool traits_allow(const ForwardProblem &problem) {
         return false;
     }
     if (Kernel::has_mod && problem.mod == nullptr) return false;
-    if (problem.n_sms < 0 || (problem.o_float32 && !Kernel::traits.split)) return false;
+    if (problem.n_sms < 0) return false;
+    if (problem.o_float32 && !Kernel::traits.split && !Kernel::traits.planned) return false;
+    if (problem.seqused_q != nullptr && !Kernel::traits.planned) return false;
+    if (Kernel::traits.planned) {
+        const int group = heads_as_rows(problem.n_heads / problem.n_heads_kv, Kernel::B_r);
+        if (!plan_allows(problem, Kernel::B_r / group)) return false;
+    }
     if (Kernel::traits.softcap && !(problem.softcap > 0)) return false;
     if (Kernel::traits.sinks && problem.sinks == nullptr) return false;
     if (Kernel::traits.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
@@ -121,6 +129,11 @@ cudaError_t make_arguments(const ForwardProblem &problem, KernelArgs<typename Ke
         args.box_rows = std::gcd(problem.page_size, Kernel::B_c);
         args.page_size = PageSize::of(problem.page_size);
     }
+    if constexpr (Kernel::traits.planned) {
+        args.planned = planned_launch(problem, Kernel::B_r, kKeyBytes);
+        args.output = planned_output(problem, Kernel::traits.sinks);
+        args.heads_per_kv_head = args.planned.heads_per_kv_head;
+    }
     return cudaSuccess;
 }
 
@@ -166,8 +179,8 @@ cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, KernelArgs<typename K
         config.numAttrs = 1;
         return cudaLaunchKernelExC(&config, kernel, parameters);
     }
-    return launch_kernel<Kernel::traits.split>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes,
-                                               stream, parameters);
+    constexpr bool kEarly = Kernel::traits.split || Kernel::traits.planned;
+    return launch_kernel<kEarly>(kernel, n_blocks, Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
 }
 
 template <typename Kernel>
@@ -192,7 +205,7 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
         error = encode_maps<Kernel>(problem, maps);
         if (error != cudaSuccess) return error;
         // Where each block has one item at most, there is nothing to share out.
-        if (Kernel::cfg.dynamic_schedule && args.work.n_items > n_turns) {
+        if (Kernel::cfg.dynamic_schedule && (Kernel::traits.planned || args.work.n_items > n_turns)) {
             SchedulerCounters *counters = nullptr;
             error = SchedulerCounters::of_current_device(counters);
             if (error != cudaSuccess) return error;
@@ -201,8 +214,9 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
         }
     }
     // One persistent block an SM. Rows without keys are shared by all of them.
-    const int n_blocks =
-        (args.work.first_q_block > 0 ? n_turns : std::min(n_turns, args.work.n_items)) * kBlocksAnItem;
+    // How many items are planned, only the device knows.
+    const bool all_turns = Kernel::traits.planned || args.work.first_q_block > 0;
+    const int n_blocks = (all_turns ? n_turns : std::min(n_turns, args.work.n_items)) * kBlocksAnItem;
     error = launch_blocks<Kernel>(n_blocks, maps, args, stream);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
     if constexpr (Kernel::traits.split) {
@@ -210,6 +224,12 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
             return static_cast<cudaError_t>(
                 launch_split_combine<Kernel::dtype, Kernel::d_head_v, Kernel::traits, kTarget>(problem,
                                                                                                stream));
+        }
+    }
+    if constexpr (Kernel::traits.planned) {
+        if (error == cudaSuccess) {
+            return launch_planned_combine<Kernel::dtype, Kernel::traits, Kernel::B_c, kTarget>(
+                problem, args.planned, n_sms, stream);
         }
     }
     return error;
@@ -256,6 +276,7 @@ constexpr ForwardKernelRecord<HopperForwardKernelConfig> make_record() {
             },
         .attributes = [](KernelAttributes &out) { return static_cast<int>(attributes<Kernel>(out)); },
         .mod = signature_of<MOD>(),
+        .find_tiles = tile_finder<Kernel>(),
     };
 }
 

@@ -21,6 +21,7 @@ struct SharedMemory {
     static constexpr int kBarrierBytes = 8;
     static constexpr int kItemsOffset = 512;
     static constexpr int kSinkOffset = 704;
+    static constexpr int kTilesOffset = 720;
     static constexpr int kMailOffset = 768;
     static constexpr int kFirstK = 3 * Kernel::q_stages;  // barriers
     static constexpr int kFirstV = kFirstK + 2 * Kernel::k_stages;
@@ -28,9 +29,18 @@ struct SharedMemory {
     static constexpr int kTileArrivals =
         kWarpArrivals * (Kernel::paired_blocks ? 2 : 1);  // both blocks read a tile
     static constexpr int kFirstMail = kFirstV + 2 * Kernel::v_stages;
-    static_assert((kFirstMail + Kernel::mail_slots) * kBarrierBytes <= kItemsOffset);
+    // Planned items on their way from the warp that finds them to the load thread.
+    static constexpr int kFoundSlots = Kernel::traits.planned ? 4 : 0;
+    static constexpr int kFoundBytes = 64;
+    static constexpr int kFirstFound = kFirstMail + Kernel::mail_slots;
+    static_assert((kFirstFound + 2 * kFoundSlots) * kBarrierBytes <= kItemsOffset);
+    static_assert(kTilesOffset + Kernel::k_stages * 4 <= kMailOffset);
     static_assert(kMailOffset + Kernel::mail_slots * 4 <= kControlBytes);
-    static constexpr int kItemBytes = Kernel::traits.split ? 48 : Kernel::long_items ? 32 : 16;
+    static_assert(kMailOffset + kFoundSlots * kFoundBytes <= kControlBytes);
+    static constexpr int kItemBytes = Kernel::traits.planned ? 64
+                                      : Kernel::traits.split ? 48
+                                      : Kernel::long_items   ? 32
+                                                             : 16;
     static_assert(kItemsOffset + Kernel::q_stages * kItemBytes <= kSinkOffset);
 
     uint32_t base;  // a multiple of 1024
@@ -55,6 +65,17 @@ struct SharedMemory {
         return base + Kernel::smem_control + kMailOffset + slot * 4;
     }
     FLASH_DEVICE uint32_t mail_full(uint32_t slot) const { return barrier(kFirstMail, slot); }
+    FLASH_DEVICE uint32_t found(uint32_t slot) const {
+        return base + Kernel::smem_control + kMailOffset + slot * kFoundBytes;
+    }
+    FLASH_DEVICE uint32_t found_full(uint32_t slot) const { return barrier(kFirstFound, slot); }
+    FLASH_DEVICE uint32_t found_empty(uint32_t slot) const {
+        return barrier(kFirstFound + kFoundSlots, slot);
+    }
+    // With a mod that hides keys: the tile in a K slot and the one behind it (tile_slot.cuh).
+    FLASH_DEVICE uint32_t tile(uint32_t k_slot) const {
+        return base + Kernel::smem_control + kTilesOffset + k_slot * 4;
+    }
     // A word that is written for the compiler's eyes only: see Consumer::await_pv.
     FLASH_DEVICE uint32_t sink() const { return base + Kernel::smem_control + kSinkOffset; }
 
@@ -76,6 +97,7 @@ struct SharedMemory {
                 mbarrier_init(v_empty(slot), kTileArrivals);
             }
             for (int slot = 0; slot < Kernel::mail_slots; ++slot) mbarrier_init(mail_full(slot), 1);
+            for (int slot = 0; slot < 2 * kFoundSlots; ++slot) mbarrier_init(barrier(kFirstFound, slot), 1);
             fence_mbarrier_init();
         }
         __syncthreads();                            // no thread touches a barrier before it is initialised

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/forward/epilogue.cuh"
+#include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/visited_tiles.cuh"
 #include "tma/scheduler.cuh"
 
@@ -18,6 +19,12 @@ struct TilePlace {
     int head, batch;  // paged: the sequence, or the page, as the batch item
     int row, end;
 };
+
+// Of a planned item the row is that of a map whose rows have the heads of a group before them.
+template <typename Kernel>
+FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const PlannedItem &item) {
+    return {item.head, 0, args.planned.longest_q - item.seq_len_q, item.q_row + item.seq_len_q};
+}
 
 template <typename Kernel>
 FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem &item) {
@@ -70,19 +77,28 @@ struct LoadThread {
         scheduler.finish();
     }
 
+    // Planned items come from another warp (planner.cuh). Called by one thread.
+    FLASH_DEVICE void run_planned() {
+        RingPosition<kFoundSlots> position{0};
+        for (;; position.advance()) {
+            const uint32_t slot = position.slot();
+            mbarrier_wait(smem.found_full(slot), position.phase());  // an item is there
+            const PlannedItem item = read_planned_item(smem.found(slot));
+            mbarrier_arrive(smem.found_empty(slot));
+            if (item.end_kv_block == kNoItem) break;
+            load_tiles(item, [](int) {});
+        }
+        load_pending_v();
+        launch_dependents();  // the kernel that combines the parts
+        announce_end();
+    }
+
   private:
+    static constexpr int kFoundSlots = max_of(SharedMemory<Kernel>::kFoundSlots, 1);
+
     FLASH_DEVICE void load_item(const WorkItem &item, Items &scheduler) {
-        const TilePlace keys = key_place(item);
-        // With one slot Q waits for the whole item before it: the first K goes first.
-        if (Kernel::q_stages > 1) load_q(item);
         const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
-        const int begin = leading_tile(item, first);
-        for (int kv_block = begin; kv_block >= first; kv_block = tile_behind(item, kv_block, first)) {
-            load_k(kv_block, keys);
-            load_pending_v();
-            if (Kernel::q_stages == 1 && kv_block == begin) load_q(item);
-            pending_v = {kv_block, keys};
-            k_position.advance();
+        load_tiles(item, [&](int kv_block) {
             // Behind the second tile: this item's own first tiles come first.
             if (Kernel::prefetch_next + Kernel::mail_slots > 0 &&
                 kv_block == max(item.end_kv_block - 2, first)) {
@@ -90,28 +106,50 @@ struct LoadThread {
                 if (Kernel::prefetch_next > 0 && !scheduler.receives() && scheduler.has_item())
                     prefetch_item(scheduler.item());
             }
+        });
+    }
+
+    // `behind_tile` is called when a tile's loads have been issued.
+    template <typename BehindTile>
+    FLASH_DEVICE void load_tiles(const ItemOf<Kernel> &item, const BehindTile &behind_tile) {
+        if constexpr (Kernel::mod_hides_keys) return load_visited_tiles(item);
+        const TilePlace keys = key_place(item);
+        // With one slot Q waits for the whole item before it: the first K goes first.
+        if (Kernel::q_stages > 1) load_q(item);
+        const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
+        for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
+            load_k(kv_block, keys);
+            load_pending_v();
+            if (Kernel::q_stages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
+            pending_v = {kv_block, keys};
+            k_position.advance();
+            behind_tile(kv_block);
         }
     }
 
-    // As the consumers go from tile to tile of the same item.
-    FLASH_DEVICE int leading_tile(const WorkItem &item, int first) const {
+    // The same of the tiles that a mod's mask leaves something of. To the consumers the item ends with the
+    // first of them.
+    FLASH_DEVICE void load_visited_tiles(ItemOf<Kernel> item) {
         if constexpr (Kernel::mod_hides_keys) {
-            return visited_tiles(item).first_of(item.end_kv_block, first).kv_block;
-        } else {
-            return item.end_kv_block - 1;
+            const TilePlace keys = key_place(item);
+            const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
+            const auto tiles = visited_tiles_of<Kernel>(args, item);
+            Visited tile = tiles.first_of(item.end_kv_block, first);
+            item.end_kv_block = tile.kv_block + 1;
+            if (Kernel::q_stages > 1) load_q(item);
+            for (bool leads = true; tile.kv_block >= first; leads = false) {
+                // Under a window the first one is always visited: what hidden_values.cuh clears is in it.
+                const Visited next = tiles.behind(tile.kv_block, first, Kernel::traits.window);
+                mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
+                write_tile(smem, k_position.slot(), tile.kind, next.kv_block);
+                load_k(tile.kv_block, keys);
+                load_pending_v();
+                if (Kernel::q_stages == 1 && leads) load_q(item);
+                pending_v = {tile.kv_block, keys};
+                k_position.advance();
+                tile = next;
+            }
         }
-    }
-    FLASH_DEVICE int tile_behind(const WorkItem &item, int kv_block, int first) const {
-        if constexpr (Kernel::mod_hides_keys) {
-            return visited_tiles(item).behind(kv_block, first, Kernel::traits.window).kv_block;
-        } else {
-            return kv_block - 1;
-        }
-    }
-    FLASH_DEVICE auto visited_tiles(const WorkItem &item) const {
-        const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : args.work.seq_len_q;
-        const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : args.work.seq_len_k;
-        return visited_tiles_of<Kernel>(args, item, seq_len_q, seq_len_k);
     }
 
     // Asks for the first tiles of an item that is yet to come. Until then memory would often stand idle:
@@ -136,7 +174,8 @@ struct LoadThread {
         }
     }
 
-    FLASH_DEVICE TilePlace key_place(const WorkItem &item) const {
+    template <typename Item>
+    FLASH_DEVICE TilePlace key_place(const Item &item) const {
         const int head = item.head / args.heads_per_kv_head;
         if constexpr (!Kernel::traits.varlen) return {head, item.batch, 0, 0};
         if constexpr (Kernel::traits.paged) return {head, item.batch, 0, item.seq_len_k};
@@ -145,13 +184,26 @@ struct LoadThread {
                 item.k_row + item.seq_len_k};
     }
 
-    FLASH_DEVICE void load_q(const WorkItem &item) {
+    FLASH_DEVICE void load_q(const ItemOf<Kernel> &item) {
         const uint32_t slot = q_position.slot();
         mbarrier_wait(smem.q_empty(slot),
                       q_position.phase());  // Q, the item, and O staged there, are done with
         write_item(smem, slot, item);
-        mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
         const TilePlace place = query_place<Kernel>(args, item);
+        if constexpr (Kernel::traits.planned) {
+            const PlannedLaunch &planned = args.planned;
+            const int box_bytes = planned.block_queries * planned.group * kPanelRowBytes;
+            mbarrier_arrive_expect(smem.q_full(slot), panel_count(Kernel::d_head) * box_bytes);
+#pragma unroll
+            for (int panel = 0; panel < panel_count(Kernel::d_head); ++panel) {
+                tma_load(smem.q(slot) + panel * Kernel::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
+                         panel * kPanelColumns, 0, place.row + item.q_block * planned.block_queries,
+                         place.end, place.head, q_policy);
+            }
+            q_position.advance();
+            return;
+        }
+        mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
 #pragma unroll
         for (int panel = 0; panel < panel_count(Kernel::d_head); ++panel) {
             load_box(smem.q(slot) + panel * Kernel::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
@@ -243,7 +295,7 @@ struct LoadThread {
 
     FLASH_DEVICE void announce_end() {
         mbarrier_wait(smem.q_empty(q_position.slot()), q_position.phase());
-        WorkItem end{};
+        ItemOf<Kernel> end{};
         end.end_kv_block = kNoMoreItems;
         write_item(smem, q_position.slot(), end);
         mbarrier_arrive(smem.q_full(q_position.slot()));

@@ -28,13 +28,15 @@ struct RegisterBudget {
     int producer, consumer;
 };
 // Finding sequences and parts (warp_loads) takes the load warp more, and so does finding the tiles that a mod
-// leaves something of. Three and four consumers have none to give: their load warp spills, outside of its
-// loop over tiles.
-constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads, bool finds_tiles = false) {
+// leaves something of; to plan takes still more. Three and four consumers have none to give: their load warp
+// spills, outside of its loop over tiles.
+constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads, bool finds_tiles = false,
+                                         bool planned = false) {
     switch (n_consumers) {
         case 1:
-            return {warp_loads || finds_tiles ? 56 : 40, 240};
+            return {planned ? 128 : warp_loads || finds_tiles ? 56 : 40, 240};
         case 2:
+            if (planned) return {88, 208};
             return warp_loads    ? RegisterBudget{72, 216}
                    : finds_tiles ? RegisterBudget{56, 224}
                                  : RegisterBudget{40, 232};
@@ -86,18 +88,19 @@ struct StaticForwardKernelConfig {
     static constexpr int smem_control = smem_v + v_stages * v_bytes;
     static constexpr int smem_bytes = smem_control + kControlBytes;
 
-    // O's parts are float32, for which a Q slot has no room.
-    static constexpr bool direct_store = CFG.direct_store || TRAITS.split;
+    // O's parts are float32, for which a Q slot has no room; planned work has parts among its items.
+    static constexpr bool direct_store = CFG.direct_store || TRAITS.split || TRAITS.planned;
     // A mask may hide columns at the right edge of other tiles than the last.
     static constexpr bool masks_diagonal = TRAITS.causal || TRAITS.window;
     // An item's first tile may be another than tile 0.
-    static constexpr bool tiles_begin = TRAITS.window || TRAITS.split;
+    static constexpr bool tiles_begin = TRAITS.window || TRAITS.split || TRAITS.planned;
     // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
     // all write the rows of items without.
     static constexpr bool warp_loads = TRAITS.varlen || TRAITS.split;
     // Causal: of an item's first tile a warpgroup may see only the first half.
     static constexpr bool half_tiles = CFG.half_tiles && TRAITS.causal && !tiles_begin && !has_mod;
-    static constexpr RegisterBudget registers = register_budget(n_consumers, warp_loads, mod_hides_keys);
+    static constexpr RegisterBudget registers =
+        register_budget(n_consumers, warp_loads, mod_hides_keys, TRAITS.planned);
     static constexpr int prefetch_next = warp_loads || has_mod ? 0 : CFG.prefetch_next;
     // What a consumer must know of an item does not fit one 16-byte word.
     static constexpr bool long_items = tiles_begin || TRAITS.varlen;
@@ -128,6 +131,8 @@ struct StaticForwardKernelConfig {
     static constexpr int item_rows =
         paired_blocks ? 2 * B_r : B_r;  // of an item as it is numbered: of both blocks
 
+    static_assert(!TRAITS.planned || (TRAITS.varlen && !TRAITS.split && !has_mod),
+                  "planned: it needs varlen, has parts of its own, and no mods");
     static_assert(!has_mod || CFG.softmax_reference != SoftmaxReference::LAGGED,
                   "a mod may hide any key: no tile is known to show each query one, as a LAGGED "
                   "softmax_reference needs it");

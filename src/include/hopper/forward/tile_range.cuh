@@ -8,7 +8,6 @@
 
 #include "hopper/forward/kernel_args.cuh"
 #include "hopper/forward/static_kernel_configuration.cuh"
-#include "hopper/forward/visited_tiles.cuh"
 
 namespace flash::hopper {
 
@@ -30,29 +29,45 @@ struct TileRange {
         return self().item.q_block * B_r + self().warpgroup * kWarpgroupRows;
     }
 
+    // The query of row `row` of the item's block.
+    FLASH_DEVICE int query_of(int row) const {
+        if constexpr (Kernel::traits.planned) {
+            const PlannedLaunch &planned = self().args.planned;
+            return self().item.q_block * planned.block_queries + planned.by_group.divide(row);
+        } else {
+            return self().item.q_block * B_r + row;
+        }
+    }
+    // That of the warpgroup's first row.
+    FLASH_DEVICE int first_query() const {
+        if constexpr (Kernel::traits.planned) {
+            return query_of(self().warpgroup * kWarpgroupRows);
+        } else {
+            return first_row();
+        }
+    }
+
     // Masks of the right edge end at this tile: the first row of the warpgroup sees all columns of those
     // before it, and one of this one. So every row has met a key before the steady loop, and a lagged
     // reference is one of its scores.
     FLASH_DEVICE int last_masked_block() const {
         int right = Kernel::traits.window ? self().args.window_right : 0;
         if constexpr (Kernel::traits.causal) right = min(right, 0);
-        return max(end_of_loops(), (first_row() + seq_len_k() - seq_len_q() + right) / B_c);
+        return max(end_of_loops(), (first_query() + seq_len_k() - seq_len_q() + right) / B_c);
     }
 
     // Masks of the left edge begin before this tile.
     FLASH_DEVICE int first_whole_block() const {
         if constexpr (!Kernel::traits.window) return end_of_loops();
-        const int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        int last_row = min(first_row() + kWarpgroupRows, seq_len_q()) - 1;
+        if constexpr (Kernel::traits.planned) {
+            last_row = min(query_of(self().warpgroup * kWarpgroupRows + kWarpgroupRows - 1), seq_len_q() - 1);
+        }
         return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
     }
 
     // Tiles go from the last to this one.
     FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? self().item.first_kv_block : 0; }
-
-    // Which tiles a mod's mask leaves empty. The load thread asks the same.
-    FLASH_DEVICE auto visited_tiles() const {
-        return visited_tiles_of<Kernel>(self().args, self().item, seq_len_q(), seq_len_k());
-    }
 
     // The first tile that the warpgroup works on. Under a causal mask it may skip the item's first tiles.
     FLASH_DEVICE int leading_kv_block() const {

@@ -52,6 +52,7 @@ DIRECTION = Direction(
     tuned=get_backward_tuning_configs,
     checked=_checked,
     violations=violations,
+    mod_obstacle=lambda _: None,
     defaults=defaults,
     sizes=sizes,
     neighbours=NEIGHBOURS,

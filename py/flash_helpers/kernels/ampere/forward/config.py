@@ -232,17 +232,20 @@ class FlashForwardKernelConfig:
     def _malformed_traits(self, traits: ForwardTraits) -> str | None:
         if traits.paged and not self.async_copy:
             return "paged: pages are copied asynchronously, which the kernel does not do; choose async_copy"
-        if not traits.split:
+        if reason := traits.planned_obstacle():
+            return reason
+        if not (traits.split or traits.planned):
             return None
+        name = "split" if traits.split else "planned"
         if self.paired_warps:
-            return "split: parts of split keys are not made for paired_warps"
+            return f"{name}: parts of split keys are not made for paired_warps"
         if self.softmax_reference == SoftmaxReference.ANCHORED:
             return (
-                "split: an ANCHORED softmax_reference is recomputed over other blocks of keys than a part's; "
-                "choose another softmax_reference"
+                f"{name}: an ANCHORED softmax_reference is recomputed over other blocks of keys than a "
+                "part's; choose another softmax_reference"
             )
         if self.tensor_row_sums:
-            return "split: parts are combined by their LSE, which tensor_row_sums does not give"
+            return f"{name}: parts are combined by their LSE, which tensor_row_sums does not give"
         return None
 
     def _malformed_pipeline(self) -> str | None:

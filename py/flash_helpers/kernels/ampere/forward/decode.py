@@ -30,7 +30,40 @@ def choose_ampere_decode_config(dtype: DType, d_head: int, facts: DeviceFacts) -
         d_head: head size of the kernel.
         facts: the GPU.
     """
-    smallest = FlashForwardKernelConfig(
+    return _with_room(_smallest(dtype, d_head), facts, BLOCKS_PER_SM) or _smallest(dtype, d_head)
+
+
+def choose_ampere_planned_config(dtype: DType, d_head: int, facts: DeviceFacts) -> FlashForwardKernelConfig:
+    """The configuration for chunks of prompts and decoding together, where the device plans the work.
+
+    128 rows of eight warps, one block an SM: a warp has 16 rows, since 32 leave no registers for pages and
+    grouped heads. Where shared memory has no room for two stages of them, it is that of decoding.
+
+    Args:
+        dtype: element type.
+        d_head: head size of the kernel.
+        facts: the GPU.
+    """
+    tall = replace(_smallest(dtype, d_head), B_r=128, n_warps=8, B_c=32)
+    widest = 32 if d_head > 128 else 64  # O and S of more do not fit the registers
+    return _with_room(tall, facts, 1, widest) or choose_ampere_decode_config(dtype, d_head, facts)
+
+
+def _with_room(
+    config: FlashForwardKernelConfig, facts: DeviceFacts, blocks_per_sm: int, widest: int = 64
+) -> FlashForwardKernelConfig | None:
+    """The configuration with the largest tile, and the most stages of it, that leave room for so many."""
+    for B_c in (B_c for B_c in (64, 32, 16) if B_c <= widest):
+        for kv_stages in range(MAX_STAGES, 1, -1):
+            wider = replace(config, B_c=B_c, kv_stages=kv_stages, mbarrier=True)
+            block_bytes = wider.smem_bytes() + facts.smem_reserved_per_block
+            if blocks_per_sm * block_bytes <= facts.smem_per_sm and not wider.malformed_reason():
+                return wider
+    return None
+
+
+def _smallest(dtype: DType, d_head: int) -> FlashForwardKernelConfig:
+    return FlashForwardKernelConfig(
         dtype=dtype,
         d_head=d_head,
         B_r=64,
@@ -47,10 +80,3 @@ def choose_ampere_decode_config(dtype: DType, d_head: int, facts: DeviceFacts) -
         softmax_reference=SoftmaxReference.EXACT_SKIP_RESCALE,
         fragments_ahead=1,
     )
-    for B_c in (64, 32, 16):
-        for kv_stages in range(MAX_STAGES, 1, -1):
-            config = replace(smallest, B_c=B_c, kv_stages=kv_stages, mbarrier=True)
-            block_bytes = config.smem_bytes() + facts.smem_reserved_per_block
-            if BLOCKS_PER_SM * block_bytes <= facts.smem_per_sm:
-                return config
-    return smallest

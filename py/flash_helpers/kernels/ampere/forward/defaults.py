@@ -6,12 +6,16 @@ from functools import cache
 
 from flash_helpers.kernels.ampere.forward.choices import CHOICES, choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.config import MIN_CAPABILITY
-from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
+from flash_helpers.kernels.ampere.forward.decode import (
+    choose_ampere_decode_config,
+    choose_ampere_planned_config,
+)
 from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 
 PLACE = 1  # behind a family that is made for the device
+PLANNED_REASON = "for chunks and decoding in one launch, by its resources, for want of measurements"
 DECODE_REASON = "few queries over many keys: K and V are read once, and shared memory holds copies under way"
 
 
@@ -22,12 +26,14 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         return None
 
     def choose(split: bool) -> Default:
-        if split and problem.seq_len_q <= MAX_DECODE_ROWS:
+        if (split or problem.planned) and problem.rows_of_sequence <= MAX_DECODE_ROWS:
             return choose_ampere_decode_config(problem.dtype, found[0], facts), DECODE_REASON
+        if problem.planned:
+            return choose_ampere_planned_config(problem.dtype, found[0], facts), PLANNED_REASON
         kernel, reason = choose_ampere_kernel(
             problem.dtype,
             found[0],
-            problem.masked,
+            problem.masked or problem.mod_hides_keys,
             problem.seq_len_q,
             facts.capability,
             lse=problem.lse or split,  # partial results are combined by their LSEs

@@ -45,9 +45,9 @@ class HopperBackwardKernelConfig:
             there: they need not wait for each other.
         ping_pong: the warpgroups take turns, so that one's exponentials meet the other's products.
         lse_ahead: the LSE of the next query block is read into registers while its scores are computed.
-        float_p: dS is made of P in float32; else of P in FP16, for BF16 inputs times 2^12, beside the P of
-            dV. With a soft cap it is in float32 all the same: what dS needs, its product with the derivative
-            of the cap, takes the place of the scores.
+        float_p: dS is made of P in float32; else of P in FP16, for BF16 inputs times 2^12, beside P of dV.
+            With a soft cap it is in float32 all the same: its product with the derivative of the cap takes
+            the place of the scores.
         dynamic_schedule: blocks take items from a counter, longest first; else in static rounds.
         head_sections: under a mask heads are worked on in sections, so that short items fill the end of each.
         reversed_heads: from the last head to the first: what the kernel before has touched last is in the L2

@@ -67,6 +67,7 @@ DIRECTION = Direction(
     sizes=sizes,
     reads_beyond=_reads_beyond,
     unable_reason=_unable_reason,
+    mod_obstacle=lambda _: None,
     neighbours=NEIGHBOURS,
     ladder=Ladder(STEPS, get_hopper_backward_ladder),
 )

@@ -18,6 +18,7 @@ from flash_helpers.kernels.hopper.backward.resources import (
     REGISTER_OVERHEAD,
     WARPGROUP_ROWS,
     WARPGROUP_SIZE,
+    DqOutput,
     consumer_registers,
 )
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset
@@ -80,7 +81,12 @@ class HopperBackwardModel(CostModel):
 
     def bytes_of_sums(self, config: HopperBackwardKernelConfig) -> int:
         """Of one query and head, beside the tensors: sums are cleared, and read in the end."""
-        return SUM_BYTES * config.d_head if config.sums_dq else 0
+        summed = config.sums_dq and config.dq_output != DqOutput.BLOCK_SUMS  # whose sums stay in the L2 cache
+        return SUM_BYTES * config.d_head if summed else 0
+
+    def takes_whole_heads(self, config: HopperBackwardKernelConfig) -> bool:
+        """With sums that a block keeps."""
+        return config.dq_output == DqOutput.BLOCK_SUMS
 
     def wavefronts(self, config: HopperBackwardKernelConfig) -> float:
         """Operands of wgmma, tiles that TMA writes, dS, staged dQ, P that is handed on, LSE and delta.

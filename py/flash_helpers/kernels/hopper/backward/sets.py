@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.backward.choices import CHOICES
+from flash_helpers.kernels.hopper.backward.choices import CHOICES, D64_BLOCK
 from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
 from flash_helpers.kernels.kernel import BackwardKernel
 from flash_helpers.kernels.traits import BackwardTraits
@@ -33,7 +33,9 @@ def get_hopper_backward_configs() -> list[HopperBackwardKernelConfig]:
 
 
 def get_hopper_backward_tuning_configs() -> list[HopperBackwardKernelConfig]:
-    """What ``tune`` measures: the choices, and each with one of the ideas that pay on some sizes alone."""
+    """What ``tune`` measures: the choices and heads as items of head size 64, and each with one of the ideas
+    that pay on some sizes alone.
+    """
     changes: tuple[dict[str, Any], ...] = (
         {"ping_pong": True},
         {"ping_pong": False},
@@ -43,7 +45,6 @@ def get_hopper_backward_tuning_configs() -> list[HopperBackwardKernelConfig]:
         {"float_p": False},
         {"reversed_heads": False},
     )
-    varied = {
-        replace(config, **change) for config in get_hopper_backward_configs() for change in ({}, *changes)
-    }
+    configs = [*get_hopper_backward_configs(), *(replace(D64_BLOCK, dtype=dtype) for dtype in DType)]
+    varied = {replace(config, **change) for config in configs for change in ({}, *changes)}
     return sorted(config for config in varied if config.malformed_reason() is None)

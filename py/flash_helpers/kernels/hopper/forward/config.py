@@ -40,6 +40,9 @@ REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
 WARP_LOADS_REGISTERS = {**REGISTERS, 1: (56, 240), 2: (72, 216)}
 """The same where a whole warp finds sequences or parts of keys: ``varlen`` and ``split``."""
 
+PLANNED_REGISTERS = {**REGISTERS, 1: (128, 240), 2: (88, 208)}
+"""The same where it plans the work, too."""
+
 REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 28, 4: 28}
 """Registers a consumer needs beside accumulators and P: found by compiling, the first that does not spill."""
 
@@ -225,7 +228,8 @@ class HopperForwardKernelConfig:
     # ------------------------------------------------------------------ feasibility
     def register_budget(self, traits: ForwardTraits = PLAIN) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer, compiled for some traits."""
-        return (WARP_LOADS_REGISTERS if traits.varlen or traits.split else REGISTERS)[self.n_consumers]
+        warp_loads = WARP_LOADS_REGISTERS if traits.varlen or traits.split else REGISTERS
+        return (PLANNED_REGISTERS if traits.planned else warp_loads)[self.n_consumers]
 
     def malformed_reason(self, traits: ForwardTraits = PLAIN) -> str | None:
         """Why no GPU can run this configuration compiled for some traits, or None.
@@ -254,7 +258,10 @@ class HopperForwardKernelConfig:
             return f"q_stages is {self.q_stages}; it must be 1 to 4"
         if traits.paged and not traits.varlen:
             return "paged: rows past the end of a sequence are cut off as with varlen; it needs varlen"
-        stores_directly = self.direct_store or traits.split  # parts of split keys are float32
+        if reason := traits.planned_obstacle():
+            return reason
+        # Parts of split keys are float32.
+        stores_directly = self.direct_store or traits.split or traits.planned
         if not stores_directly and _padded(self.d_head_v) > _padded(self.d_head):
             return (
                 f"d_head_v is {self.d_head_v} and d_head {self.d_head}: O would not fit the Q slot it leaves "

@@ -9,7 +9,7 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.forward.choices import CHOICES
 from flash_helpers.kernels.hopper.forward.config import CAPABILITY, WARPGROUP_ROWS
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
 
 FIRST, LAST = 0, 2  # the Ampere family's place is between them
@@ -28,23 +28,27 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     if found is None:
         return None
 
+    rows = problem.rows_of_sequence
+
     def choose(split: bool) -> Default:
         kernel, reason = choose_hopper_kernel(
             problem.dtype,
             found[0],
             problem.causal,
-            problem.seq_len_q,
+            rows,
             exact=problem.mod is not None,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
-            traits=ForwardTraits(**{**problem.features(), "split": split}),
+            traits=ForwardTraits(**{**problem.features(), "split": split and not problem.planned}),
             n_keys=problem.seq_len_k,
             few_blocks_of=few_blocks_of(problem, facts),
             mod=problem.mod is not None,
+            uneven=problem.mod_hides_keys,
         )
         return kernel.config, reason
 
     # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
-    small_blocks_are_faster = problem.decoding and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
+    few = problem.decoding and rows <= MAX_DECODE_ROWS
+    small_blocks_are_faster = few and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
     whole = choose(False)
     # At 1024 keys on an H200, parts of blocks of 128 queries take three times as long as whole blocks of 64.
     small_blocks = whole[0].B_r == WARPGROUP_ROWS and few_blocks_of(problem, facts) == WARPGROUP_ROWS

@@ -33,6 +33,7 @@ def choose_hopper_kernel(
     n_keys: int | None = None,
     few_blocks_of: int | None = None,
     mod: bool = False,
+    uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
 
@@ -49,6 +50,7 @@ def choose_hopper_kernel(
             more blocks than SMs.
         mod: whether functions of the user's change its scores or hide keys. Three and four consumers leave
             them no registers.
+        uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
         ValueError: no choice has this head size.
@@ -57,8 +59,9 @@ def choose_hopper_kernel(
     d_head_v = d_head if d_head_v is None else d_head_v
     choices = _choices_for(traits, mod)
     for choice in choices:
-        if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len, n_keys, few_blocks_of):
-            return _kernel(choice.config, dtype, traits, exact), choice.reason
+        limited = traits.causal or traits.window or uneven
+        if choice.fits(d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of):
+            return _kernel(choice.config, dtype, traits, exact, uneven), choice.reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
@@ -66,7 +69,7 @@ def choose_hopper_kernel(
 
 def _choices_for(traits: ForwardTraits, mod: bool) -> tuple[HopperChoice, ...]:
     """The table for kernels with some traits."""
-    if traits.split:
+    if traits.split or traits.planned:
         return SPLIT_CHOICES
     if mod or (traits.varlen and traits != ForwardTraits(causal=traits.causal, varlen=True)):
         return VARLEN_CHOICES
@@ -80,7 +83,7 @@ def _head_sizes(d_head: int, d_head_v: int | None) -> str:
 
 
 def _kernel(
-    config: HopperForwardKernelConfig, dtype: DType, traits: ForwardTraits, exact: bool
+    config: HopperForwardKernelConfig, dtype: DType, traits: ForwardTraits, exact: bool, uneven: bool = False
 ) -> ForwardKernel:
     """The kernel of a choice for one dtype and set of traits.
 
@@ -89,7 +92,7 @@ def _kernel(
     Exact: the rescale is skipped where it paid on a forerunner (head size 256), and no overlap is forced,
     which lost there.
     """
-    uneven = traits.causal or traits.window or traits.varlen
+    uneven = uneven or traits.causal or traits.window or traits.varlen
     config = replace(config, dtype=dtype, dynamic_schedule=uneven)
     if exact:
         skips = config.d_head == 256

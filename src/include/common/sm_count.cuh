@@ -6,9 +6,9 @@
 #include <array>
 #include <atomic>
 
-#include "tma/scheduler_counters.cuh"
+#include "common/scheduler_counters.cuh"
 
-namespace flash::tma {
+namespace flash {
 
 inline cudaError_t sm_count(int &count) {
     static std::array<std::atomic<int>, kMaxDevices> counts{};  // 0: not asked yet
@@ -22,4 +22,4 @@ inline cudaError_t sm_count(int &count) {
     return error;
 }
 
-}  // namespace flash::tma
+}  // namespace flash

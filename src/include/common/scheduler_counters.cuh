@@ -22,9 +22,9 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "tma/scheduler_counter.cuh"
+#include "common/scheduler_counter.cuh"
 
-namespace flash::tma {
+namespace flash {
 
 inline constexpr int kMaxDevices = 64;
 
@@ -151,4 +151,4 @@ class SchedulerCounters {
     std::unordered_map<unsigned long long, SchedulerCounter *> of_stream_;
 };
 
-}  // namespace flash::tma
+}  // namespace flash

@@ -1,0 +1,201 @@
+"""A call on a cache with everything that flash-attn 3 can say of it: append, rotate, then attend.
+
+Queries, and what is appended, are packed, or batches that become packed ones by their shape alone. A cache
+whose keys begin behind padding, or that is read through ``cache_batch_idx``, becomes pages: pages of one row
+where keys are padded on the left. Everything is computed on the device, so that a CUDA graph of a call
+serves all lengths. What is written was checked before, as the caller gave it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attention.attention import attention_varlen
+from flash_attention.compat import kv_cache_checks as checks
+from flash_attention.compat.kv_cache import counts_of, from_the_start, rotated
+from flash_attention.compat.packed_cache_checks import check_packed_call, check_room
+from flash_attention.compat.padding import Result, cut, padded
+from flash_attention.compat.within_chunks import within_chunks
+from flash_attention.run.tracing import is_readable
+
+
+class Rotary(NamedTuple):
+    """Rotary embedding of queries and of what is appended.
+
+    Attributes:
+        cos, sin: (seq_len_rotary, d_rotary / 2).
+        interleaved: neighbouring columns turn together.
+        begins: (batch,) the position of each item's first query; None: ``cache_seqlens``.
+    """
+
+    cos: Tensor | None
+    sin: Tensor | None
+    interleaved: bool
+    begins: Tensor | None = None
+
+
+class Rows(NamedTuple):
+    """Rows of several sequences, one behind the other.
+
+    Attributes:
+        ends: (batch + 1,) int32, 0 and the end of each.
+        longest: the most of one.
+        sequence: (total,) int64, whose each row is; of rows behind the last end any.
+        place: (total,) int64, where in it.
+        exists: (total,) bool, whether it is before the last end.
+    """
+
+    ends: Tensor
+    longest: int
+    sequence: Tensor
+    place: Tensor
+    exists: Tensor
+
+    @classmethod
+    def of(cls, ends: Tensor, longest: int, total: int) -> Rows:
+        """The rows that these offsets say, of a tensor with ``total``."""
+        index = torch.arange(total, device=ends.device, dtype=torch.int32)
+        sequence = torch.searchsorted(ends[1:].contiguous(), index, right=True)
+        sequence = sequence.clamp(max=max(ends.numel() - 2, 0))
+        begins = ends[sequence] if ends.numel() > 1 else index
+        return cls(ends, longest, sequence, (index - begins).long(), index < ends[-1])
+
+
+def equal_ends(batch: int, length: int, device: torch.device) -> Tensor:
+    """Offsets of sequences of one length."""
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+
+
+def attend_packed_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    rotary: Rotary | None = None,
+    attention_chunk: int = 0,
+    n_splits: int | None = None,
+    options: dict[str, Any],
+) -> Result:
+    """See ``flash_attn_3.flash_attn_with_kvcache``.
+
+    Args:
+        options: keywords of ``attention``.
+    """
+    batched = cu_seqlens_q is None
+    cos, sin, interleaved, positions = rotary or Rotary(None, None, True)
+    tensors = {
+        "q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k_new": cu_seqlens_k_new, "cache_seqlens": cache_seqlens,
+        "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad, "block_table": block_table,
+        "rotary_cos": cos, "rotary_sin": sin, "rotary_seqlens": positions,
+    }  # fmt: skip
+    check_packed_call(tensors, max_seqlen_q, options)
+    if cu_seqlens_q is None:
+        batch, longest, rows = q.shape[0], q.shape[1], q.flatten(0, 1)
+        cu_seqlens_q = equal_ends(batch, longest, q.device)
+    else:
+        batch, rows = cu_seqlens_q.numel() - 1, q
+        longest = int(max_seqlen_q or 0)
+    items = cache_batch_idx
+    table = block_table
+    if table is None:  # the cache of an item is one page
+        if items is None:
+            items = torch.arange(batch, dtype=torch.int32, device=q.device)
+        table, items = items.int()[:, None], None
+    if items is not None:
+        table = table[items.long()]
+    page_size = k_cache.shape[1]
+    capacity = page_size * table.shape[1]
+    before = counts_of(cache_seqlens, capacity, batch, q.device)
+    queries = Rows.of(cu_seqlens_q, longest, rows.shape[0])
+    counts = before
+    if k is not None and v is not None:
+        if cu_seqlens_k_new is None:
+            cu_seqlens_k_new = equal_ends(batch, k.shape[1], q.device)
+            new = Rows.of(cu_seqlens_k_new, k.shape[1], batch * k.shape[1])
+            k, v = k.flatten(0, 1), v.flatten(0, 1)
+        else:
+            new = Rows.of(cu_seqlens_k_new, k.shape[0], k.shape[0])
+        counts = before + cu_seqlens_k_new.diff()
+        check_room(counts, capacity)
+        checks.check_pages_of(None if block_table is None else table, counts, k_cache)
+        if cos is not None and sin is not None:
+            ordered = bool(options["causal"] or options["window"] != (None, None) or attention_chunk)
+            begins = (before if positions is None else positions).long()
+            checks.check_positions(begins, max(new.longest, longest if ordered else 1), cos)
+
+            def turned(x: Tensor, at: Rows, moves: bool) -> Tensor:
+                place = begins[at.sequence] + (at.place if moves else 0)
+                place = torch.where(at.exists, place, 0)  # rows of no sequence may stand anywhere
+                return rotated(x[None], cos, sin, place[None], interleaved)[0]
+
+            rows, k = turned(rows, queries, ordered), turned(k, new, True)
+        _append((k_cache, v_cache), (k, v), new, before, table, page_size)
+    kept = counts if cache_leftpad is None else (counts - cache_leftpad).clamp(min=0)
+    mask_mod = within_chunks(attention_chunk, kept - cu_seqlens_q.diff()) if attention_chunk else None
+    caches = k_cache, v_cache
+    if cache_leftpad is not None:
+        caches, table = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
+    out = attention_varlen(
+        padded(rows), padded(caches[0]), padded(caches[1]), cu_seqlens_q, None, longest, capacity,
+        seqused_k=kept, block_table=table, n_splits=n_splits, mask_mod=mask_mod, **options,
+    )  # fmt: skip
+    out = cut(out, v_cache)
+    return _in_batches(out, batch, q.shape[1]) if batched else out
+
+
+def _append(
+    caches: tuple[Tensor, Tensor],
+    new_rows: tuple[Tensor, Tensor],
+    new: Rows,
+    before: Tensor,
+    table: Tensor,
+    page_size: int,
+) -> None:
+    """Writes packed rows behind the keys that are there. Rows behind the last offset write what the first
+    row writes, or, where there is none, what is there."""
+    n = len(new.place)
+    if not n:
+        return
+    source = torch.where(new.exists, torch.arange(n, device=before.device), 0)
+    place = from_the_start(before)[new.sequence] + new.place
+    place, sequence = place[source], new.sequence[source]
+    some = new.ends[-1] > 0
+    page = from_the_start(table[sequence, torch.where(some, place // page_size, 0)])
+    index = torch.where(some, page, 0), torch.where(some, place % page_size, 0)
+    if is_readable(page):
+        checks.check_one_owner(*(x[new.exists][:, None] for x in index))
+    for cache, rows in zip(caches, new_rows, strict=True):
+        cache.index_put_(index, torch.where(some, rows[source], cache[index]))
+
+
+def _rows_as_pages(
+    caches: tuple[Tensor, Tensor], table: Tensor, page_size: int, leftpad: Tensor, capacity: int
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Caches as pages of one row, and the table of the rows from each item's first key on."""
+    place = leftpad.long()[:, None] + torch.arange(capacity, device=table.device)
+    place = place.clamp(max=capacity - 1)
+    page = table.long().gather(1, place // page_size)
+    rows = page * page_size + place % page_size
+    k, v = (x.view(-1, 1, *x.shape[2:]) for x in caches)
+    return (k, v), rows.int()
+
+
+def _in_batches(result: Result, batch: int, seq_len: int) -> Result:
+    """A packed result of sequences of one length as a batch."""
+    if not isinstance(result, tuple):
+        return result.unflatten(0, (batch, seq_len))
+    out, lse = result
+    return out.unflatten(0, (batch, seq_len)), lse.unflatten(1, (batch, seq_len)).transpose(0, 1).contiguous()

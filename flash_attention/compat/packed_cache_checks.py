@@ -1,0 +1,131 @@
+"""What ``compat/packed_cache.py`` refuses before it writes: every tensor, as the caller gave it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.call import BATCHES, PACKED
+from flash_attention.checks.calls import (
+    check_block_table,
+    check_counts,
+    check_counts_row,
+    check_inputs,
+    check_max_seqlen,
+    check_offset_values,
+    check_offsets,
+)
+from flash_attention.checks.options import checked_scale
+from flash_attention.compat import kv_cache_checks
+from flash_attention.options import Options
+from flash_attention.run.tracing import is_readable, wants_autocast
+
+NEW = "(batch, seq_len_new, n_heads_kv, d), or with cu_seqlens_k_new (total_new, n_heads_kv, d)"
+
+
+def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options: dict[str, Any]) -> None:
+    """Shapes, types, devices and memory of all tensors, by their names in the call."""
+    q, k_cache, v_cache = (tensors[name] for name in ("q", "k_cache", "v_cache"))
+    cu_q, packed = tensors["cu_seqlens_q"], tensors["cu_seqlens_q"] is not None
+    kv_cache_checks.check_tensor_kinds(tensors, 3 if packed else 4)
+    layout = PACKED if packed else BATCHES
+    any_dtype = wants_autocast(q, k_cache, v_cache)
+    names = ("q", "k_cache", "v_cache")
+    if packed:
+        check_offsets("cu_seqlens_q", cu_q, q)
+        if max_seqlen_q is None:
+            raise ValueError("cu_seqlens_q is given without max_seqlen_q: the most queries of one sequence")
+        check_max_seqlen("max_seqlen_q", max_seqlen_q)
+        if is_readable(cu_q):
+            check_offset_values("cu_seqlens_q", cu_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
+    check_inputs(
+        q, k_cache, v_cache, None, layout, True, padded=True, any_dtype=any_dtype, names=names,
+        layout_kv=BATCHES,
+    )  # fmt: skip
+    batch = cu_q.numel() - 1 if packed else q.shape[0]
+    _check_cache(tensors, batch, q)
+    if not torch.compiler.is_compiling():
+        Options(**options).checked(q)
+        checked_scale(options["softmax_scale"], q.shape[-1])
+    if tensors["k"] is None and tensors["v"] is None:
+        return
+    _check_new(tensors, batch, q)
+
+
+def _check_cache(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
+    """Which items and pages there are, and where their keys begin."""
+    k_cache, table, items = tensors["k_cache"], tensors["block_table"], tensors["cache_batch_idx"]
+    if items is not None:
+        if items.dtype not in (torch.int32, torch.int64) or tuple(items.shape) != (batch,):
+            raise ValueError(
+                f"cache_batch_idx is {items.dtype} of shape {tuple(items.shape)}; it must be int32 or int64 "
+                f"of shape ({batch},)"
+            )
+        there = k_cache if table is None else table
+        kv_cache_checks.check_items(items, there, appended=tensors["k"] is not None)
+    if table is not None:
+        check_block_table(table, q, table.shape[0] if items is not None and table.ndim == 2 else batch)
+    elif items is None and k_cache.shape[0] < batch:
+        raise ValueError(
+            f"there are {batch} batch items, and k_cache and v_cache have {k_cache.shape[0]}; they need at "
+            "least as many: pass larger ones, or cache_batch_idx, the cache's item for each of q's"
+        )
+    if (leftpad := tensors["cache_leftpad"]) is None:
+        return
+    check_counts_row("cache_leftpad", leftpad, batch, q.device)
+    if is_readable(leftpad):
+        check_counts("cache_leftpad", leftpad, "rows")
+    for name in ("k_cache", "v_cache"):
+        cache = tensors[name]
+        if cache.stride(0) != cache.shape[1] * cache.stride(1):
+            raise ValueError(
+                f"{name} has strides {cache.stride()}; with cache_leftpad its rows must follow each other "
+                "from one item or page to the next: pass a contiguous one"
+            )
+
+
+def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
+    """What is appended."""
+    k, v, ends = tensors["k"], tensors["v"], tensors["cu_seqlens_k_new"]
+    if k is None or v is None:
+        raise ValueError("k and v must be given together: both are appended to the cache, or neither")
+    if tensors["cache_seqlens"] is None:
+        raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
+    if ends is not None:
+        check_offsets("cu_seqlens_k_new", ends, q)
+        if ends.numel() != batch + 1:
+            raise ValueError(f"cu_seqlens_k_new has {ends.numel()} entries; it needs batch + 1, {batch + 1}")
+        if is_readable(ends):
+            check_offset_values("cu_seqlens_k_new", ends, k.shape[0], "the rows of k", k.shape[0])
+    for name, new in (("k", k), ("v", v)):
+        cache = tensors[f"{name}_cache"]
+        rank = 4 if ends is None else 3
+        if new.ndim != rank or new.shape[-2:] != cache.shape[-2:] or (rank == 4 and new.shape[0] != batch):
+            raise ValueError(
+                f"{name} has shape {tuple(new.shape)}; it must be {NEW}, with batch {batch} and the heads "
+                f"of {name}_cache, {tuple(cache.shape[-2:])}"
+            )
+        if new.dtype is not cache.dtype:
+            raise TypeError(f"{name} is {new.dtype}, {name}_cache {cache.dtype}: convert {name}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k and v must have one length; given {tuple(k.shape)} and {tuple(v.shape)}")
+    if tensors["k_cache"] is tensors["v_cache"]:
+        raise ValueError(
+            "k_cache and v_cache overlap in memory, and k and v are appended: each needs memory of its own"
+        )
+    kv_cache_checks.check_apart(tensors)
+    if tensors["rotary_cos"] is not None or tensors["rotary_sin"] is not None:
+        kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, k)
+        if (begins := tensors["rotary_seqlens"]) is not None:
+            check_counts_row("rotary_seqlens", begins, batch, q.device)
+
+
+def check_room(counts: Tensor, capacity: int) -> None:
+    """Keys of each item once k and v are there, where they can be read."""
+    if is_readable(counts) and counts.numel() and int(counts.max()) > capacity:
+        raise ValueError(
+            f"with k and v an item has {int(counts.max())} keys: the cache holds {capacity} an item; make it "
+            "larger, or pass a block_table with more pages"
+        )

@@ -1,0 +1,130 @@
+"""``flash_attn_varlen_func`` of vLLM (``vllm.vllm_flash_attn``) by its name, signature and meaning.
+
+What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flash_attention.attention import attention_varlen
+from flash_attention.call import BATCHES, PACKED
+from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.options import checked_flag, refuse
+from flash_attention.compat.arguments import host_number, options_of, parts_of
+from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
+from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
+
+__all__ = ["flash_attn_varlen_func", "get_scheduler_metadata"]
+
+
+@named_keywords
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_q: Tensor,
+    max_seqlen_k: int,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    q_v: Tensor | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    return_softmax_lse: bool = False,
+    out: Tensor | None = None,
+    scheduler_metadata: None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    num_splits: int = 0,
+    fa_version: int = 2,
+    s_aux: Tensor | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_tot_seqused_k: Tensor | None = None,
+) -> Result:
+    """Attention within packed sequences, over packed keys or pages: prompts, chunks, decoding and drafts.
+
+    Args:
+        q: (total_q, n_heads, d_head), float16 or bfloat16.
+        k: (total_k, n_heads_kv, d_head), or with ``block_table`` (n_pages, page_size, n_heads_kv, d_head).
+        v: likewise.
+        max_seqlen_q: the most queries of one sequence.
+        cu_seqlens_q: (batch + 1,) int32 on the device of q: 0, then the end of each sequence in q.
+        max_seqlen_k: the most keys of one sequence.
+        cu_seqlens_k: likewise in packed keys.
+        seqused_k: (batch,) int32, how many keys each sequence has, with ``block_table``.
+        softmax_scale: factor of the scores; None: d_head ** -0.5.
+        causal: key j is visible to query i of a sequence when j <= i + seq_len_k - seq_len_q.
+        window_size: (left, right), keys that are visible before and after that place; -1: all; None: all.
+        softcap: scores become softcap * tanh(score / softcap); 0: they stay.
+        block_table: (batch, max_pages) int32, the pages of each sequence.
+        return_softmax_lse, return_attn_probs: also return the log-sum-exp.
+        out: is written and returned.
+        num_splits: parts that keys are cut into; 0: the device finds a number for each sequence.
+        fa_version: of no influence.
+        s_aux: (n_heads,) one more logit a head, which has no value.
+        deterministic: of no influence: there is no gradient.
+        q_v, dropout_p, alibi_slopes, scheduler_metadata, q_descale, k_descale, v_descale,
+            cp_tot_seqused_k: None, or 0.0.
+        cp_world_size: 1.
+        cp_rank: 0.
+
+    Returns:
+        out (total_q, n_heads, d_head_v) like q; with ``return_softmax_lse`` (out, lse (n_heads, total_q)
+        float32).
+
+    Raises:
+        NotImplementedError: what is to be None, 0.0, 1 or 0 and is not.
+        and what ``flash_attention.attention_varlen`` raises.
+    """
+    refuse(
+        q_v=q_v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, scheduler_metadata=scheduler_metadata,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, cp_rank=cp_rank,
+        cp_tot_seqused_k=cp_tot_seqused_k,
+    )  # fmt: skip
+    if cp_world_size != 1:
+        raise NotImplementedError(
+            f"cp_world_size is {cp_world_size}; keys of other ranks are not read: pass 1, and merge the "
+            "results of the ranks with flash_attention.merge"
+        )
+    checked_flag("deterministic", deterministic)
+    wants_lse = checked_flag("return_attn_probs", return_attn_probs)
+    wants_lse |= checked_flag("return_softmax_lse", return_softmax_lse)
+    window: Any = (-1, -1) if window_size is None else window_size
+    options: dict[str, Any] = options_of(
+        q, softmax_scale, causal, window, softcap, ("return_softmax_lse", wants_lse)
+    )
+    options |= {"sinks": s_aux, "n_splits": parts_of(num_splits)}
+    if seqused_k is not None:
+        options["seqused_k"] = seqused_k
+    if block_table is not None:
+        options["block_table"] = block_table
+    check_unpadded(q, k, v, PACKED, None if cu_seqlens_k is not None else BATCHES)
+    longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
+    at_once = out is not None and not missing_columns(v)
+    with torch.no_grad():
+        result = cut(
+            attention_varlen(
+                padded(q), padded(k), padded(v), cu_seqlens_q, cu_seqlens_k, *longest,
+                **options, out=out if at_once else None,
+            ),
+            v,
+        )  # fmt: skip
+    if out is None or at_once:
+        return result
+    made = result[0] if isinstance(result, tuple) else result
+    out.copy_(made)
+    return (out, *result[1:]) if isinstance(result, tuple) else out

@@ -1,0 +1,17 @@
+"""The public path of ``flash_attention.compat.flash_attn_3``: the functions of flash-attn 3."""
+
+from flash_attention.compat.flash_attn_3 import (
+    flash_attn_combine,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]

@@ -1,0 +1,163 @@
+// In the place of the PTX instructions, for host tests: a warp of 32 fibers that meet in its shuffles, and
+// what else headers of planned work name. Code runs as on the device, lane by lane between two meetings.
+#pragma once
+
+#include <ucontext.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define FLASH_DEVICE inline
+#define __shared__ static
+#define __global__ inline
+#define __launch_bounds__(threads)
+#define __grid_constant__
+
+#include "flash_attention.cuh"
+
+struct FakeIndex {
+    unsigned x = 0;
+};
+inline FakeIndex threadIdx, blockIdx, gridDim;
+
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+struct uint2 {
+    uint32_t x, y;
+};
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+
+// One warp at a time.
+class FakeWarp {
+  public:
+    static constexpr int kLanes = 32;
+
+    // Runs `body` on all lanes of the warp whose first thread is `first_thread`.
+    static void run(unsigned first_thread, const std::function<void()> &body) {
+        FakeWarp warp;
+        current_ = &warp;
+        warp.body_ = &body;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            getcontext(&warp.lanes_[lane]);
+            warp.stacks_[lane].resize(1 << 17);
+            warp.lanes_[lane].uc_stack.ss_sp = warp.stacks_[lane].data();
+            warp.lanes_[lane].uc_stack.ss_size = warp.stacks_[lane].size();
+            warp.lanes_[lane].uc_link = &warp.outside_;
+            makecontext(&warp.lanes_[lane], &FakeWarp::begin, 0);
+        }
+        for (bool going = true; going;) {
+            going = false;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                if (warp.done_[lane]) continue;
+                going = true;
+                warp.lane_ = lane;
+                threadIdx.x = first_thread + lane;
+                swapcontext(&warp.outside_, &warp.lanes_[lane]);
+            }
+        }
+        current_ = nullptr;
+    }
+
+    // All lanes' words, once all have come.
+    static const std::array<uint64_t, kLanes> &meet(uint64_t word) {
+        FakeWarp &warp = *current_;
+        const int lane = warp.lane_, turn = warp.turn_;
+        warp.given_[lane] = word;
+        if (++warp.arrived_ == kLanes) {
+            warp.taken_ = warp.given_;
+            warp.arrived_ = 0;
+            ++warp.turn_;
+        }
+        while (warp.turn_ == turn) swapcontext(&warp.lanes_[lane], &warp.outside_);
+        return warp.taken_;
+    }
+
+    static int lane() { return current_->lane_; }
+
+  private:
+    static void begin() {
+        FakeWarp &warp = *current_;
+        const int lane = warp.lane_;
+        (*warp.body_)();
+        warp.done_[lane] = true;
+    }
+
+    inline static FakeWarp *current_ = nullptr;
+    const std::function<void()> *body_ = nullptr;
+    ucontext_t outside_{}, lanes_[kLanes]{};
+    std::vector<char> stacks_[kLanes];
+    std::array<uint64_t, kLanes> given_{}, taken_{};
+    bool done_[kLanes] = {};
+    int lane_ = 0, arrived_ = 0, turn_ = 0;
+};
+
+template <typename T>
+T fake_shuffle(T value, int source) {
+    uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof value);
+    word = FakeWarp::meet(word)[source];
+    std::memcpy(&value, &word, sizeof value);
+    return value;
+}
+template <typename T>
+T __shfl_sync(uint32_t, T value, int source) {
+    return fake_shuffle(value, source);
+}
+template <typename T>
+T __shfl_up_sync(uint32_t, T value, int distance) {
+    const int lane = FakeWarp::lane();
+    return fake_shuffle(value, lane >= distance ? lane - distance : lane);
+}
+template <typename T>
+T __shfl_xor_sync(uint32_t, T value, int mask) {
+    return fake_shuffle(value, FakeWarp::lane() ^ mask);
+}
+inline uint32_t __ballot_sync(uint32_t, bool vote) {
+    const auto &votes = FakeWarp::meet(vote);
+    uint32_t bits = 0;
+    for (int lane = 0; lane < FakeWarp::kLanes; ++lane) bits |= uint32_t(votes[lane] != 0) << lane;
+    return bits;
+}
+inline void __syncwarp() { FakeWarp::meet(0); }
+inline void __syncthreads() {}  // of one warp at a time
+inline void __threadfence() {}
+inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline int atomicAdd(int *address, int value) {
+    const int before = *address;
+    *address += value;
+    return before;
+}
+
+namespace flash {
+
+inline constexpr uint32_t kAllLanes = 0xffffffff;
+
+inline void launch_dependents() {}
+inline void wait_for_prerequisites() {}
+
+// Two floats as bfloat16, to nearest even.
+template <DType kDType>
+uint32_t pack(float low, float high) {
+    static_assert(kDType == DType::BF16);
+    const auto rounded = [](float x) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, sizeof bits);
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    };
+    return rounded(low) | rounded(high) << 16;
+}
+
+}  // namespace flash

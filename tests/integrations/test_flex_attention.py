@@ -1,0 +1,192 @@
+"""``flex_attention`` by its own name: what PyTorch's uncompiled code gives in float64, or a named error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flash_attention
+from flash_attention.errors import ModError
+from flash_attention.flex_attention import flex_attention
+from flash_attention.mods import block_mask as block_masks
+from flash_attention.mods import mask_of_blocks, trace
+
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+pytestmark = [pytest.mark.only_on("cpu"), pytest.mark.filterwarnings("ignore")]
+
+BATCH, HEADS, SEQ = 2, 4, 300
+DOCUMENT = torch.arange(SEQ) // 70
+
+
+def inputs(heads_kv: int = HEADS, batch_kv: int = BATCH) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(BATCH, HEADS, SEQ, 32), *[(batch_kv, heads_kv, SEQ, 32)] * 2]
+    q, k, v = (torch.randn(*shape, generator=generator).bfloat16() for shape in shapes)
+    return q, k, v
+
+
+def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + torch.exp2(-(h + 1.0)) * (kv_idx - q_idx)
+
+
+def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 50)
+
+
+def documents(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (DOCUMENT[q_idx] == DOCUMENT[kv_idx]) & (q_idx >= kv_idx)
+
+
+def by_item(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (kv_idx >= b * 140) & (q_idx % (h + 2) != 1)
+
+
+def blocks(mask_mod: Any, b: int | None = None, h: int | None = None, size: int = 128) -> Any:
+    return flex.create_block_mask(mask_mod, b, h, SEQ, SEQ, device="cpu", BLOCK_SIZE=size)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
+    expected, expected_lse = flex.flex_attention(
+        q.double(), k.double(), v.double(), return_lse=True, **options
+    )
+    out, lse = flex_attention(q, k, v, return_lse=True, **options)
+    torch.testing.assert_close(out.double(), expected, rtol=1.6e-2, atol=1.6e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-4)
+    alone = flex_attention(q, k, v, **options)  # perhaps by PyTorch's own attention
+    torch.testing.assert_close(alone.double(), expected, rtol=1.6e-2, atol=1.6e-2)
+
+
+@pytest.mark.parametrize("score_mod", [None, alibi])
+@pytest.mark.parametrize("mask_mod", [None, window, documents, by_item])
+def test_mods_and_block_masks(score_mod: Any, mask_mod: Any) -> None:
+    q, k, v = inputs()
+    sizes = (BATCH, HEADS) if mask_mod is by_item else (None, None)
+    check(
+        q,
+        k,
+        v,
+        score_mod=score_mod,
+        block_mask=None if mask_mod is None else blocks(mask_mod, *sizes),
+        scale=0.3,
+    )
+
+
+def test_shared_heads_and_shared_keys() -> None:
+    check(*inputs(heads_kv=2), block_mask=blocks(window), enable_gqa=True)
+    check(*inputs(batch_kv=1), block_mask=blocks(by_item, BATCH, HEADS))
+    with pytest.raises(ValueError, match=r"query has 4 heads, key 2; .*enable_gqa=True"):
+        flex_attention(*inputs(heads_kv=2))
+
+
+def test_a_function_needs_no_lists() -> None:
+    q, k, v = inputs()
+    assert torch.equal(
+        flex_attention(q, k, v, block_mask=documents), flex_attention(q, k, v, block_mask=blocks(documents))
+    )
+
+
+def test_auxiliary_results() -> None:
+    q, k, v = inputs()
+    out, aux = flex_attention(q, k, v, return_aux=flex.AuxRequest(lse=True))
+    expected, lse = flex_attention(q, k, v, return_lse=True)
+    assert isinstance(aux, flex.AuxOutput)
+    assert torch.equal(out, expected)
+    assert aux.lse is not None
+    assert torch.equal(aux.lse, lse)
+
+
+# ---------------------------------------------------------------------- what is used of a BlockMask
+@pytest.mark.parametrize(
+    ("mask_mod", "sizes"), [(window, (None, None)), (documents, (None, None)), (by_item, (BATCH, HEADS))]
+)
+@pytest.mark.parametrize("size", [64, 128, (128, 64)])
+def test_lists_that_say_what_the_function_says_are_not_read_again(
+    mask_mod: Any, sizes: Any, size: Any
+) -> None:
+    assert mask_of_blocks(blocks(mask_mod, *sizes, size=size)) is mask_mod
+
+
+def in_blocks(listed: list[list[int]], full: list[list[int]] | None = None, mask_mod: Any = None) -> Any:
+    """Of three blocks a side; places of blocks a row."""
+
+    def lists(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        counts = torch.tensor([[[len(row) for row in rows]]], dtype=torch.int32)
+        places = [row + [i for i in range(3) if i not in row] for row in rows]
+        return counts, torch.tensor([[places]], dtype=torch.int32)
+
+    more = (None, None) if full is None else lists(full)
+    return flex.BlockMask.from_kv_blocks(
+        *lists(listed), *more, BLOCK_SIZE=128, mask_mod=mask_mod, seq_lengths=(SEQ, SEQ)
+    )
+
+
+def dense(listed: list[list[int]]) -> Tensor:
+    mask = torch.zeros(3, 3, dtype=torch.bool)
+    for row, columns in enumerate(listed):
+        mask[row, columns] = True
+    return mask.repeat_interleave(128, 0).repeat_interleave(128, 1)[:SEQ, :SEQ]
+
+
+def test_lists_that_hide_more_than_the_function_are_kept() -> None:
+    q, k, v = inputs()
+    listed, full = [[0], [1], [0, 2]], [[], [0], [1]]
+    for mask_mod, seen in (
+        (None, torch.ones(SEQ, SEQ, dtype=torch.bool)),
+        (window, window(0, 0, torch.arange(SEQ)[:, None], torch.arange(SEQ))),
+    ):
+        found = flex_attention(q, k, v, block_mask=in_blocks(listed, full, mask_mod))
+        visible = dense(listed) & seen | dense(full)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), visible
+        )
+        torch.testing.assert_close(found.double(), expected, rtol=1.6e-2, atol=1.6e-2)
+
+
+def test_lists_that_are_changed_are_read_again() -> None:
+    q, k, v = inputs()
+    mask = in_blocks([[0], [1], [2]])
+    before = flex_attention(q, k, v, block_mask=mask)
+    mask.kv_indices[0, 0, 2, 0] = 1
+    assert torch.equal(
+        flex_attention(q, k, v, block_mask=mask),
+        flex_attention(q, k, v, block_mask=in_blocks([[0], [1], [1]])),
+    )
+    assert not torch.equal(flex_attention(q, k, v, block_mask=mask), before)
+
+
+def test_lists_too_long_to_compare_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(block_masks.MOST_PAIRS, "cpu", 1000)
+    mask = blocks(documents)
+    assert "t0[q // 128, k // 128]" in str(trace(mask_mod=mask_of_blocks(mask)).mod)
+    check(*inputs(), block_mask=mask)
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_refusals_have_names() -> None:
+    q, k, v = inputs()
+    with pytest.raises(NotImplementedError, match=r"^kernel_options is .*pass None"):
+        flex_attention(q, k, v, kernel_options={"BLOCK_M": 64})
+    with pytest.raises(NotImplementedError, match=r"^return_aux asks for max_scores"):
+        flex_attention(q, k, v, return_aux=flex.AuxRequest(max_scores=True))
+    with pytest.raises(ValueError, match=r"^return_lse is True, and return_aux is given"):
+        flex_attention(q, k, v, return_lse=True, return_aux=flex.AuxRequest(lse=True))
+    with pytest.raises(ValueError, match=r"made for 300 queries and 300 keys; q and k have 299 and 300"):
+        flex_attention(q[:, :, 1:], k, v, block_mask=blocks(window))
+    with pytest.raises(ValueError, match=r"made with n_heads 4, and the call has 2"):
+        flex_attention(q[:, :2], k[:, :2], v[:, :2], block_mask=blocks(by_item, BATCH, HEADS))
+    with pytest.raises(TypeError, match=r"^block_mask is a tensor of shape"):
+        flex_attention(q, k, v, block_mask=torch.ones(SEQ, SEQ, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"must be tensors \(batch, n_heads, seq, d\)"):
+        flex_attention(q[0], k[0], v[0])
+    with pytest.raises(ModError, match=r"sliced BlockMask"):
+        flex_attention(q[:1], k[:1], v[:1], block_mask=blocks(by_item, BATCH, HEADS)[:1])
+
+
+def test_packed_sequences_take_the_function_alone() -> None:
+    q = torch.zeros(SEQ, HEADS, 32, dtype=torch.bfloat16)
+    ends = torch.tensor([0, SEQ], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"mask_mod is a BlockMask, .*pass its mask_mod"):
+        flash_attention.attention_varlen(q, q, q, ends, ends, SEQ, SEQ, mask_mod=blocks(window))
