@@ -67,7 +67,7 @@ class ActedCuda:
     def build_obstacle(self):
         return None
 
-    def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None):
+    def forward(self, kernel, q, k, v, o, lse, softmax_scale, features=None, mod=None):
         for x in (q, k, v, o):
             assert x.ndim == 4
             assert x.shape[3] == kernel.config.d_head or kernel.traits.padded_head
@@ -135,7 +135,7 @@ def cuda(monkeypatch):
     acted.build = lambda kernels, targets: acted.built.update(kernels)
     monkeypatch.setattr(choices, "backend", lambda name: acted)
     monkeypatch.setattr(cuda_choice, "backend", lambda name: acted)
-    monkeypatch.setattr(cuda_backend, "forward", lambda *given: acted.forward(*given))
+    monkeypatch.setattr(cuda_backend, "forward", lambda *given, find_tiles: acted.forward(*given))
     monkeypatch.setattr(build, "build_kernels", acted.build)
     monkeypatch.setattr(availability, "backend", lambda name: acted)
     generation.begin()
@@ -374,7 +374,7 @@ def test_explained_without_memory():
     q = torch.empty(1, 65536, 16, 128, dtype=torch.float16, device="meta")
     choice = explain_choice(q, q, q, facts=H100)
     assert choice.kernel == select(problem_of(q, q, q), H100).kernel
-    with pytest.raises(ValueError, match="q is on device meta"):
+    with pytest.raises(ValueError, match="q is a meta tensor, which says no GPU"):
         explain_choice(q, q, q)
 
 
