@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -147,7 +147,10 @@ def attention(
         dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None and not dropout_p:
+    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    if at_once and (score_mod is not None or mask_mod is not None):
+        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -160,7 +163,11 @@ def attention(
             n_sms = checked_sms(n_sms)
             key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
             key += (None if backward_config is None else id(backward_config),)
-        result = launch_cache.repeat(key, q, k, v, out, sinks)
+        if mods is launch_cache.NO_MODS:
+            result = launch_cache.repeat(key, q, k, v, out, sinks)
+        else:
+            key += mods[0]
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *launch_cache.NO_LAYOUT, *mods[1])
         if result is not None:
             return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
@@ -314,7 +321,10 @@ def attention_varlen(
         dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None and not dropout_p:
+    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    if at_once and (score_mod is not None or mask_mod is not None):
+        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -330,8 +340,11 @@ def attention_varlen(
                 key += (None if backward_config is None else id(backward_config),)
             if n_splits is not None:
                 key += (checked_splits(n_splits),)
+            key += mods[0]
             rows = cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q
-            result = launch_cache.repeat(key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k)
+            result = launch_cache.repeat(
+                key, q, k, v, out, sinks, *rows, max_seqlen_q, max_seqlen_k, *mods[1]
+            )
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed

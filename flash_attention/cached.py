@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -86,7 +86,10 @@ def attention_cached(
         dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    if at_once and score_mod is None and mask_mod is None and not dropout_p:
+    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    if at_once and (score_mod is not None or mask_mod is not None):
+        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
         if (softcap is not NO_SOFTCAP or softmax_scale is not None) and not (
@@ -101,7 +104,9 @@ def attention_cached(
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
                 key += (None if backward_config is None else id(backward_config),)
-            result = launch_cache.repeat(key, q, k, v, out, sinks, None, None, seqused_k, block_table)
+            key += mods[0]
+            held = (None, None, seqused_k, block_table, None)
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *held, *mods[1])
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed

@@ -433,8 +433,12 @@ class Ran(NamedTuple):
         kernel: the kernel, or the steps of its configuration; None: there was nothing to compute.
         launched: its launch (``backends.cuda.Launched``), to be made again; None: on the CPU.
         workspace: float32 memory for the parts of split keys, or None.
+        kept: what else the launch reads, and the library keeps; or None.
+        repeatable: whether the launch reads nothing but tensors of the call and what is kept.
     """
 
     kernel: Kernel | None
     launched: Any = None
     workspace: Tensor | None = None
+    kept: Tensor | None = None
+    repeatable: bool = True

@@ -22,6 +22,7 @@ from flash_attention.backends.cuda_kernels import (
     launch_error,
     load_kernel,
     registered_kernels,
+    spill_bytes,
 )
 from flash_attention.backends.cuda_tiles import tiles_of
 from flash_attention.call import Call, Ran
@@ -51,6 +52,7 @@ __all__ = [
     "maker_like",
     "registered_kernels",
     "run",
+    "spill_bytes",
     "window_side",
 ]
 
@@ -88,7 +90,9 @@ def run(call: Call, choice: Choice) -> Ran:
     )
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
-    return Ran(choice.kernel, launched, form.workspace)
+    if tiles is None:
+        return Ran(choice.kernel, launched, form.workspace)
+    return Ran(choice.kernel, launched, form.workspace, tiles.words, tiles.is_kept)
 
 
 def forward(

@@ -19,8 +19,7 @@ from flash_attention.checks.tma import stride_obstacle
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import BackwardArguments, ModArguments
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.mods.cpp_tiles import bounds_decide
-from flash_helpers.mods.mask_inputs import MASK, mask_inputs
+from flash_helpers.mods.mask_inputs import MASK, mask_inputs, needs_bits
 from flash_helpers.mods.mod import Mod
 
 FOUND_ROWS = FOUND_KEYS = 64  # of a tile of which bits tell (trimmed_tiles.cuh)
@@ -119,7 +118,7 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
 
 def _with_tiles(arguments: ModArguments, mod: Mod, call: BackwardCall) -> tuple[Tensor | None, ModArguments]:
     """Room for the bits of the mask's tiles that the launch finds, where bounds do not tell of them."""
-    if mod.result(MASK) is None or bounds_decide(mod):
+    if mod.result(MASK) is None or not needs_bits(mod):
         return None, arguments
     problem, inputs = call.problem, mask_inputs(mod)
     n_rows, n_tiles = -(-problem.seq_len_q // FOUND_ROWS), -(-problem.seq_len_k // FOUND_KEYS)

@@ -133,6 +133,16 @@ def _filed(kernel: Kernel, target: int) -> Any | None:
 _open_libraries: list[int] = []  # files that were loaded by their number, which must not be used again
 
 
+def spill_bytes(kernel: Kernel, device: torch.device | int | str | None = None) -> int | None:
+    """Bytes of spilled registers, a thread, of a kernel that is built; None: nobody has written them down."""
+    from flash_helpers.build.loop_facts import built_facts
+
+    for target in family_of(kernel).binary_compatible_targets(device_facts_of(device).target):
+        if (facts := built_facts(kernel, target)) is not None:
+            return facts.spill_bytes
+    return None
+
+
 def load_library(path: Path) -> None:
     """Loads a kernel library, whatever its path is made of.
 

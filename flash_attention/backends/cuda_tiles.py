@@ -33,11 +33,13 @@ class Tiles(NamedTuple):
         words: int32, on the device.
         strides: in words, of a batch item, a head and a row of tiles.
         found: whether the words have been written, or will have been before the launch on its stream.
+        is_kept: whether they hold for later launches, too.
     """
 
     words: Tensor
     strides: tuple[int, int, int]
     found: bool
+    is_kept: bool
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
@@ -84,7 +86,8 @@ def tiles_of(call: Call, kernel: Kernel, stream: int) -> Tiles | None:
             _kept.move_to_end(key)
             return known.tiles
         del _kept[key]
-    made = Tiles(call.q.new_empty(n_words, dtype=torch.int32), strides, found=False)
+    words = call.q.new_empty(n_words, dtype=torch.int32)
+    made = Tiles(words, strides, found=False, is_kept=key is not None)
     if key is not None:
         _kept[key] = _Kept(made._replace(found=True), tuple(weakref.ref(_owner(x)) for x in tensors))
         if len(_kept) > KEPT:

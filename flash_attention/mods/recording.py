@@ -32,6 +32,7 @@ class Recording:
         self.builder = Builder()
         self.numbers: list[int | float] = []
         self.tensors: list[Tensor] = []
+        self.reads_values = False  # that of a tensor became a number
         self._kept: list[Tensor] = []
         self._number_slots: dict[Any, int] = {}
         self._tensor_slots: dict[Any, int] = {}
@@ -120,6 +121,7 @@ class Recording:
             )
         if x.device.type == "cpu" and not x.requires_grad and not x.is_complex():
             value = x.item()
+            self.reads_values = True
             return (
                 self.constant(value)
                 if isinstance(value, bool)

@@ -35,11 +35,13 @@ class Traced:
         mod: what is computed; results ``score`` and ``visible``, as far as there is a function for them.
         numbers: the captured numbers, in the mod's order.
         tensors: the captured tensors.
+        reads_values: a number of it was read from a tensor.
     """
 
     mod: Mod
     numbers: tuple[int | float, ...]
     tensors: tuple[Tensor, ...]
+    reads_values: bool = False
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Traced:
         """The same with other tensors of the same types, in the same order."""
@@ -73,6 +75,7 @@ def trace(
         mod,
         tuple(recording.numbers[slot] for slot in builder.number_slots),
         tuple(recording.tensors[slot] for slot in builder.tensor_slots),
+        recording.reads_values,
     )
 
 

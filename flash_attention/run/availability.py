@@ -15,10 +15,13 @@ import torch
 from flash_attention.devices import backend
 from flash_attention.errors import BuildError
 from flash_helpers import generation
+from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.select.select import Choice, Rejected
 
 Key = tuple[Kernel, torch.device]
+RELIEFS = 2  # further kernels that are compiled where a mod leaves too few registers
+TOLERATED_SPILLS = 128  # bytes a thread; so few are moved seldom, outside of the products
 
 # Found out in this generation, so that a problem keeps its kernel whatever is built later.
 _obstacles: dict[Key, str] = {}  # why a kernel that was wanted cannot be had
@@ -50,7 +53,7 @@ def available(
     obstacle = _obstacles.get((kernel, device))
     if obstacle is None:
         if _load(kernel, device):
-            return chosen
+            return _with_registers(chosen, device, build)
         obstacle = backend("cuda").build_obstacle()
         if obstacle is None and not build:
             return replace(chosen, reason=f"{chosen.reason}; it is not built yet: the first call compiles it")
@@ -61,7 +64,7 @@ def available(
         except (BuildError, OSError) as failure:
             error, obstacle = failure, f"compiling it failed: {failure}"
         else:
-            return chosen
+            return _with_registers(chosen, device, build)
     substitute = next((other for other in ranking() if _was_built(other.kernel, device)), None)
     if substitute is None:
         if error is not None:
@@ -71,6 +74,43 @@ def available(
     if build:
         _warn(kernel, substitute.kernel, device, obstacle)
     return _in_place_of(chosen, substitute, obstacle)
+
+
+def _with_registers(chosen: Choice, device: torch.device, build: bool) -> Choice:
+    """The chosen kernel; where it has a mod and too few registers for it, one of which a thread holds less.
+
+    The first that spills at most ``TOLERATED_SPILLS``, of at most ``RELIEFS`` further ones; where all spill
+    more, the one that spills least.
+    """
+    cuda, kernel = backend("cuda"), chosen.kernel
+    if kernel.mod is None:
+        return chosen
+    spilled = cuda.spill_bytes(kernel, device) or 0
+    if spilled <= TOLERATED_SPILLS:
+        return chosen
+    best, least = kernel, spilled
+    for _ in range(RELIEFS):
+        config = direction_of(kernel).relieved(kernel.config)
+        if config is None:
+            break
+        kernel = replace(kernel, config=config)
+        if build:
+            cuda.get_kernel(kernel, device)
+        elif not _load(kernel, device):
+            break
+        own = cuda.spill_bytes(kernel, device) or 0
+        if own < least:
+            best, least = kernel, own
+        if own <= TOLERATED_SPILLS:
+            break
+    if best is chosen.kernel:
+        return replace(chosen, reason=f"{chosen.reason}; beside the mod it spills {spilled} bytes a thread")
+    return replace(
+        chosen,
+        kernel=best,
+        reason=f"{chosen.kernel.short_form()} would run ({chosen.reason}), but beside the mod it spills "
+        f"{spilled} bytes a thread; this one, of which a thread holds less, spills {least}",
+    )
 
 
 def _load(kernel: Kernel, device: torch.device) -> bool:

@@ -18,7 +18,8 @@ from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
 from flash_attention.checks.tensors import check_output_kind, records_gradients
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
-from flash_attention.options import Options
+from flash_attention.mods.tracing import trace
+from flash_attention.options import MaskMod, Options, ScoreMod
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig
@@ -127,6 +128,8 @@ def explain_choice(
     diagonal_offset: int = 0,
     out_dtype: torch.dtype | None = None,
     n_sms: int | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     facts: DeviceFacts | None = None,
     direction: str = FORWARD,
     deterministic: bool = False,
@@ -163,6 +166,8 @@ def explain_choice(
         n_sms,
         deterministic,
         backward_config,
+        score_mod,
+        mask_mod,
         dropout_p=dropout_p,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
@@ -192,7 +197,8 @@ def explain_choice(
     scale = checked_scale(softmax_scale, q.shape[3])
     if out is not None:
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), options.out_dtype or q.dtype, q.device)
-    mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks)
+    traced = trace(score_mod, mask_mod) if options.has_mods else None
+    mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced)
     problem = problem_of(
         q,
         k,

@@ -33,7 +33,7 @@ def attend(
     if options.dropout_p and options.dropout_seed is None:  # the backward pass has to know it, too
         options = options._replace(dropout_seed=drawn_seed(q.device))
     if options.has_mods:
-        return _with_mods(q, k, v, layout, options)
+        return _with_mods(q, k, v, layout, options, key)
     if records_gradients(q, k, v, options.sinks):
         return gradients.record(q, k, v, layout, options, key)
     out, lse = forward_pass(q, k, v, layout, options, key)
@@ -46,13 +46,15 @@ def drawn_seed(device: torch.device) -> Tensor:
     return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
-def _with_mods(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> Result | None:
-    """The same with functions of the user's, which are called here, once each."""
+def _with_mods(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None
+) -> Result | None:
+    """The same with functions of the user's, which are called here, once each, unless they are known."""
     traced = traced_functions(options, q, k, layout)
     captured = () if traced is None else traced.tensors
     if any(stands_for_another(x) for x in captured):
         return None
     if records_gradients(q, k, v, options.sinks, *captured):
         return gradients.record(q, k, v, layout, options, None, traced)
-    out, lse = forward_pass(q, k, v, layout, options, traced=traced)
+    out, lse = forward_pass(q, k, v, layout, options, key, traced=traced)
     return out if lse is None else (out, lse)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.devices import backend
-from flash_attention.torch_private import forward_levels
+from flash_attention.mods.remembered import Known, known
+from flash_attention.torch_private import current_stream, forward_levels
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import BACKWARD, FORWARD
@@ -63,6 +64,42 @@ def repeat(key: Key, *given: Any) -> Any:
     if result is not None:
         _latest = found[0]
     return result
+
+
+NO_MODS: tuple[Key, tuple[Any, ...]] = ((), ())
+NO_LAYOUT = (None,) * 5  # tensors of a layout, of a call that has none
+
+
+def mods_of(score_mod: Any, mask_mod: Any, q: Any) -> tuple[Key, tuple[Any, ...]] | None:
+    """What a call with functions of scores or masks adds to its key, and to what is compared of it.
+
+    None: they are not known, or the call cannot be remembered.
+    """
+    found = known(score_mod, mask_mod)
+    if found is None or not isinstance(q, Tensor):
+        return None
+    given = given_of_mods(found, q)
+    return None if given is None else (("mods", found.token), given)
+
+
+def given_of_mods(known: Known, q: Tensor) -> tuple[Any, ...] | None:
+    """What a remembered call with such functions compares behind its other arguments: the captured tensors,
+    and, where bits of tiles were found from some, what says that these are as they were.
+
+    None: the call has to go the long way.
+    """
+    tensors = known.tensors()
+    if tensors is None or known.bits_of is None:
+        return None if tensors is None else tuple(tensors)
+    if not q.is_cuda or torch.cuda.is_current_stream_capturing():  # a graph finds bits of its own
+        return None
+    numbers = [current_stream(q.get_device())]
+    for place in known.bits_of:
+        x = tensors[place]
+        if x.is_inference():
+            return None
+        numbers += [x._version, x.data_ptr()]
+    return (*numbers, *tensors)
 
 
 def with_lse(key: Key) -> Key:
@@ -115,6 +152,7 @@ def remember(
     made: tuple[Tensor | None, ...],
     chosen_in: int | None = None,
     direction: str = FORWARD,
+    kept: Any = None,
 ) -> None:
     """Remembers a call that was just launched, if a launch on its own tensors is all there is to it.
 
@@ -127,6 +165,7 @@ def remember(
             workspace.
         chosen_in: the generation that chose the kernel; None: the caller named it.
         direction: the pass.
+        kept: what else the launch reads, which has to live as long as it may be made again.
     """
     if not all(type(option) in _CONSTANTS for option in key):
         return
@@ -142,7 +181,8 @@ def remember(
             table = cuda.call_table(direction)
             found = _tables[key] = (table, table.call, configs)
         device = given[0].get_device()
-        found[0].remember(given, made, makers, launched.launch, launched.arguments, device, kernel)
+        told = given, made, makers, launched.launch, launched.arguments, device, kernel
+        found[0].remember(*told, *(() if kept is None else (kept,)))
 
 
 @generation.forgets

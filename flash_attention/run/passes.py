@@ -16,13 +16,16 @@ from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
 from flash_attention.mods.block_mask import check_block_mask, is_block_mask, mask_of_blocks
-from flash_attention.mods.tracing import Traced, trace
+from flash_attention.mods.remembered import recorded
+from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
 from flash_helpers.kernels.problem import BACKWARD
+
+GIVEN_SLOTS = 10  # tensors of a call, as ``launch_cache.repeat`` is given them
 
 
 # ---------------------------------------------------------------------- forward
@@ -116,7 +119,8 @@ def dropout_of(options: Options) -> Dropout | None:
 
 
 def traced_functions(options: Options, q: object, k: object, layout: Layout) -> Traced | None:
-    """What the user's functions do; they are called here, once each. None: there are none.
+    """What the user's functions do; they are called here, once each, unless they are as they
+    were before. None: there are none.
 
     Also None where q is no tensor, which the checks refuse.
     """
@@ -133,7 +137,7 @@ def traced_functions(options: Options, q: object, k: object, layout: Layout) -> 
             batch, seq_len_q, seq_len_k = layout.sizes(q, k)
             check_block_mask(mask_mod, batch, q.shape[2], seq_len_q, seq_len_k)
         mask_mod = mask_of_blocks(mask_mod)
-    return trace(options.score_mod, mask_mod, q.device)
+    return recorded(options.score_mod, mask_mod, q.device)
 
 
 def _captured(traced: Traced | None) -> dict[str, Tensor]:
@@ -151,11 +155,16 @@ def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in
     if ran.kernel is None:
         return
     launch_cache.set_last_kernel(ran.kernel)
-    if key is not None and ran.launched is not None:
+    if key is not None and ran.launched is not None and ran.repeatable:
         given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
+        if options.has_mods:
+            mods = launch_cache.mods_of(options.score_mod, options.mask_mod, call.q)
+            if mods is None:
+                return
+            given = (*given, *(None,) * (GIVEN_SLOTS - len(given)), *mods[1])
         made = (call.out if options.out is None else None, call.lse, ran.workspace)
         held = options.config, options.backward_config
-        launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in)
+        launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in, kept=ran.kept)
 
 
 # ---------------------------------------------------------------------- backward

@@ -7,10 +7,10 @@
 // input wants a gradient or has lost its memory, whether an output given by the caller overlaps an input,
 // which device is the current one.
 //
-// `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers)`, any of the last
-// ones left out, gives the result, or None: not known here, or not as it was. The caller then goes the long
-// way, which also says what is wrong, and `remember`s the call. A table of the backward pass takes what that
-// pass has (remembered_passes.hpp), and gives the gradients.
+// `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers, *captured)`, any
+// of the last ones left out, gives the result, or None: not known here, or not as it was. The caller then
+// goes the long way, which also says what is wrong, and `remember`s the call. A table of the backward pass
+// takes what that pass has (remembered_passes.hpp), and gives the gradients.
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ class CallTable {
         }
         void *const stream = tensor_reader().current_stream(found->device);
         // A failure is repeated, and explained, by the long way.
-        if (Pass::launch(*found->kernel, found->problem_at(addresses), stream) != 0) return share(Py_None);
+        if (launch(*found, given, addresses, stream) != 0) return share(Py_None);
         last_label_ = share(found->label.get());
         return Pass::result(made, args);
     }
@@ -83,6 +83,17 @@ class CallTable {
     PyObject *last_label() const { return last_label_.get(); }
 
   private:
+    static int launch(const Launch &known, const GivenCall<Pass> &given,
+                      const std::array<char *, Pass::kSlots> &addresses, void *stream) {
+        auto problem = known.problem_at(addresses);
+        if (known.kernel->mod.digest == 0) return Pass::launch(*known.kernel, problem, stream);
+        CapturedValues captured = known.captured;
+        captured.move_tensors(given.captured);
+        const ModArguments mod = captured.arguments();
+        problem.mod = &mod;
+        return Pass::launch(*known.kernel, problem, stream);
+    }
+
     using Launches = std::unordered_multimap<uint64_t, std::shared_ptr<const Launch>>;
     static constexpr std::size_t kMaxLaunches = 256;
 

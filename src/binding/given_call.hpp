@@ -45,7 +45,7 @@ class CallLayout {
 
   private:
     int size_ = 0;
-    std::array<uint64_t, kMostGivenSlots * (3 + 2 * kMaxRank) + kMaxNumbers> words_;
+    std::array<uint64_t, (kMostGivenSlots + kMaxCaptured) * (3 + 2 * kMaxRank) + kMaxNumbers> words_;
 };
 
 // The arguments of a call of one pass, as far as they are tensors and numbers.
@@ -56,10 +56,15 @@ struct GivenCall {
     CallLayout layout;
     std::array<TensorFacts, kGivenSlots> tensors;
     std::array<bool, kGivenSlots> is_given{};
+    std::array<char *, kMaxCaptured> captured;  // where captured tensors are
+    std::array<int64_t, kMaxCaptured> spans;    // and how long
+    int n_captured = 0;
 
     // False without a Python error where it is no call that a table may know.
     bool read(PyObject *const *args, Py_ssize_t n_args) {
-        if (n_args < Pass::kFewest || n_args > kGivenSlots + kMaxNumbers) return false;
+        if (n_args < Pass::kFewest || n_args > kGivenSlots + kMaxNumbers + kMaxCaptured) {
+            return false;
+        }
         for (Py_ssize_t slot = 0; slot < kGivenSlots; ++slot) {
             if (slot >= n_args || args[slot] == Py_None) {
                 layout.add(0);
@@ -70,8 +75,13 @@ struct GivenCall {
             is_given[slot] = true;
             layout.add(tensors[slot]);
         }
+        int n_numbers = 0;
         for (Py_ssize_t i = kGivenSlots; i < n_args; ++i) {
-            if (!PyLong_CheckExact(args[i])) return false;
+            if (!PyLong_CheckExact(args[i])) {
+                if (!read_captured(args[i])) return false;
+                continue;
+            }
+            if (n_numbers++ == kMaxNumbers) return false;
             const long long number = PyLong_AsLongLong(args[i]);
             if (PyErr_Occurred()) {
                 PyErr_Clear();
@@ -92,12 +102,25 @@ struct GivenCall {
     }
 
   private:
+    bool read_captured(PyObject *object) {
+        TensorFacts facts;
+        if (n_captured == kMaxCaptured || !tensor_reader().read(object, facts)) return false;
+        if (tensor_reader().is_negated(object)) return false;
+        layout.add(facts);
+        spans[n_captured] = facts.span_bytes();
+        captured[n_captured++] = facts.data;
+        return true;
+    }
+
     bool overlaps_another(int slot) const {
         const char *const begin = tensors[slot].data, *const end = begin + tensors[slot].span_bytes();
         for (int other = 0; other < kGivenSlots; ++other) {
             if (other == slot || !is_given[other]) continue;
             const char *const data = tensors[other].data;
             if (begin < data + tensors[other].span_bytes() && data < end) return true;
+        }
+        for (int i = 0; i < n_captured; ++i) {
+            if (begin < captured[i] + spans[i] && captured[i] < end) return true;
         }
         return false;
     }

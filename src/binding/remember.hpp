@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "binding/given_call.hpp"
@@ -17,7 +18,7 @@
 namespace flash::binding {
 
 inline constexpr const char *kRemember =
-    "remember(given, made, makers, launch, arguments, device, label)\n\n"
+    "remember(given, made, makers, launch, arguments, device, label, kept=None)\n\n"
     "Files a launch that has just been made; says whether it can be made again from its tensors.\n\n"
     "given: the call's arguments, as the table is called with them.\n"
     "made: (out, lse, workspace), or (dq, dk, dv, workspace), each a tensor that was made for the call, or "
@@ -25,7 +26,7 @@ inline constexpr const char *kRemember =
     "makers: for each of these a function without arguments that makes it anew, or None.\n"
     "launch: of a Kernel, or its launch_backward. arguments: what it was given. device: index of the "
     "tensors' device.\n"
-    "label: what `last` is to give once this launch is made again.";
+    "label: what `last` is to give once this launch is made again. kept: what has to live as long.";
 
 // The items of a tuple, borrowed from it.
 inline std::vector<PyObject *> items_of(PyObject *tuple) {
@@ -39,11 +40,11 @@ template <typename Pass>
 std::shared_ptr<const RememberedLaunch<Pass>> launch_to_remember(PyObject *args) {
     using Slot = typename Pass::Slot;
     constexpr auto &kMade = Pass::kMade;
-    PyObject *given_args, *made_args, *maker_args, *function, *launch_args, *label;
+    PyObject *given_args, *made_args, *maker_args, *function, *launch_args, *label, *kept = nullptr;
     long device;
-    if (!PyArg_ParseTuple(args, "O!O!O!OO!lO:remember", &PyTuple_Type, &given_args, &PyTuple_Type, &made_args,
-                          &PyTuple_Type, &maker_args, &function, &PyTuple_Type, &launch_args, &device,
-                          &label)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!OO!lO|O:remember", &PyTuple_Type, &given_args, &PyTuple_Type,
+                          &made_args, &PyTuple_Type, &maker_args, &function, &PyTuple_Type, &launch_args,
+                          &device, &label, &kept)) {
         throw PythonError{};
     }
     const auto made = items_of(made_args), makers = items_of(maker_args);
@@ -59,18 +60,26 @@ std::shared_ptr<const RememberedLaunch<Pass>> launch_to_remember(PyObject *args)
     }
     const Kernel *const kernel = Pass::kernel_of_launch(function);
     if (kernel == nullptr) raise_error(PyExc_TypeError, "remember: launch is not the launch of a Kernel");
-    if (kernel->mod.digest != 0) return nullptr;
     const auto arguments = items_of(launch_args);
 
     const auto launch = std::make_shared<RememberedLaunch<Pass>>();
     launch->kernel = kernel;
-    launch->problem = Pass::read(*kernel, arguments.data(), arguments.size());
+    auto told = Pass::read(*kernel, arguments.data(), arguments.size());
+    launch->problem = told.problem;
+    launch->captured = std::move(told.captured);
+    launch->kept = share(kept);
     launch->device = device;
     launch->label = share(label);
 
     const auto given_items = items_of(given_args);
     GivenCall<Pass> given;
     if (!given.read(given_items.data(), given_items.size())) return nullptr;
+    // A kernel reads the captured tensors themselves: the launch was told of none that was made for it.
+    const auto &captured = launch->captured.tensors();
+    if (given.n_captured != static_cast<int>(captured.size())) return nullptr;
+    for (int i = 0; i < given.n_captured; ++i) {
+        if (captured[i].data != given.captured[i]) return nullptr;
+    }
     std::array<TensorFacts, Pass::kSlots> tensors;
     std::array<bool, Pass::kSlots> there{};
     std::copy(given.tensors.begin(), given.tensors.end(), tensors.begin());

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "binding/given_call.hpp"
+#include "binding/mod_arguments.hpp"
 #include "binding/python.hpp"
 #include "binding/registry.hpp"
 
@@ -21,7 +22,9 @@ struct RememberedLaunch {
     CallLayout layout;
     const Kernel *kernel;
     long device;
-    Problem problem;  // its pointers do not count
+    Problem problem;          // its pointers do not count
+    CapturedValues captured;  // of a kernel with a mod; addresses of tensors do not count
+    Reference kept;           // what else the launch reads, such as bits of tiles; or nullptr
     std::array<int64_t, Pass::kPointers>
         offsets;                           // bytes of each pointer from its tensor; kNoPointer: there is none
     std::array<Reference, kSlots> makers;  // functions that make tensors which the caller does not give
@@ -31,6 +34,7 @@ struct RememberedLaunch {
     int traverse(visitproc visit, void *arg) const {
         for (const Reference &maker : makers) Py_VISIT(maker.get());
         Py_VISIT(label.get());
+        Py_VISIT(kept.get());
         return 0;
     }
 

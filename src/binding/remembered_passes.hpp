@@ -3,7 +3,8 @@
 //
 // A pass has
 //     Problem         what a launch takes; its pointers are new in each call
-//     Slot            its tensors: those that the caller hands over, in the order of the arguments, then
+//     Slot            its tensors but those that functions of the user's capture, which come last: those that
+//     the caller hands over, in the order of the arguments, then
 //                     those that are only made; kGivenSlots of them are given, at least kFewest
 //     kMade           what the library makes, unless the caller gives it
 //     kTable          the name of the Python type of its tables, and what one takes and gives
@@ -23,7 +24,9 @@
 namespace flash::binding {
 
 inline constexpr int kMostGivenSlots = 12;  // of any pass
-inline constexpr int kMaxNumbers = 2;
+inline constexpr int kMaxCaptured = 8;      // tensors that functions of the user's capture
+// Two of a layout; of captured tensors whose contents count an address and a version each, and the stream.
+inline constexpr int kMaxNumbers = 2 + 2 * kMaxCaptured + 1;
 
 // ---------------------------------------------------------------- forward
 struct ForwardPass {
@@ -50,7 +53,7 @@ struct ForwardPass {
     static constexpr const char *kTable = "CallTable";
     static constexpr const char *kCall =
         "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
-        "*numbers)\n\n"
+        "*numbers, *captured)\n\n"
         "The result of a call that is known here, or None. The same as calling the table, which takes "
         "longer.";
 
@@ -80,8 +83,8 @@ struct ForwardPass {
         return binding::kernel_of_method(function, as_method(&kernel_launch));
     }
 
-    static Problem read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
-        return read_launch(kernel, args, n_args).problem;
+    static Launch read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
+        return read_launch(kernel, args, n_args);
     }
 
     static int launch(const Kernel &kernel, const Problem &problem, void *stream) {
@@ -144,7 +147,7 @@ struct BackwardPass {
         f(problem.dv, kDv);
         f(problem.cu_seqlens_q, kCuSeqlensQ);
         f(problem.cu_seqlens_k, kCuSeqlensK);
-        f(problem.seqused_q, kSequsedQ);  // is of no launch that is remembered
+        f(problem.seqused_q, kSequsedQ);
         f(problem.seqused_k, kSequsedK);
         f(problem.delta, kWorkspace);
         f(problem.lse_log2, kWorkspace);
@@ -157,8 +160,8 @@ struct BackwardPass {
         return binding::kernel_of_method(function, as_method(&kernel_launch_backward));
     }
 
-    static Problem read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
-        return read_launch_backward(kernel, args, n_args).problem;
+    static BackwardLaunch read(const Kernel &kernel, PyObject *const *args, Py_ssize_t n_args) {
+        return read_launch_backward(kernel, args, n_args);
     }
 
     static int launch(const Kernel &kernel, const Problem &problem, void *stream) {

@@ -14,7 +14,7 @@
 
 namespace flash::binding {
 
-inline constexpr int kMaxRank = 4;
+inline constexpr int kMaxRank = 5;  // a captured tensor may have
 
 // Tensors of a GPU lie above what 32 bits reach: what lies below is the offset of a view whose storage has no
 // memory.
@@ -67,7 +67,7 @@ class TensorReader {
         current_stream_ = share(current_stream);
     }
 
-    // False, without a Python error, for what is no strided tensor of at most 4 dimensions, is empty, has no
+    // False, without a Python error, for what is no strided tensor of at most 5 dimensions, is empty, has no
     // memory, or wants a gradient: such calls take the long way, whose checks say what is wrong.
     bool read(PyObject *object, TensorFacts &facts) const {
         if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type_.get()) return false;
@@ -173,7 +173,7 @@ class TensorReader {
         Reference itemsize = interned("itemsize");
     };
 
-    // False, perhaps with a Python error, where the object is no strided tensor of at most 4 dimensions.
+    // False, perhaps with a Python error, where the object is no strided tensor of at most 5 dimensions.
     bool read_facts(PyObject *object, TensorFacts &facts) const {
         if (api_ != nullptr) return read_by_exchange(object, facts);
         try {

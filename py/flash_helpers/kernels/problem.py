@@ -189,6 +189,11 @@ class AttentionProblem:
         return features
 
     @property
+    def mod_hides_keys(self) -> bool:
+        """Whether there is a ``mask_mod``, whatever it hides."""
+        return self.mod is not None and self.mod.result("visible") is not None
+
+    @property
     def compiled_mod(self) -> Mod | None:
         """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none, and of
         gradients with its derivatives."""

@@ -5,6 +5,7 @@ Nothing but numbers, operations and numbered names goes into the text: none of i
     struct NAME {
         static constexpr bool kChangesScores, kHidesKeys;  // whether there are score and visible
         static constexpr ModSignature kSignature;          // digest, how many numbers and tensors
+        static constexpr bool kLoadsElements;              // whether a tensor is read for each score
         struct Captured { … };   // numbers, and pointers, sizes and strides of tensors, for the kernel
         static Captured captured(arguments);               // … made of a launch's ModArguments
         struct Once { … };       // what depends on them alone
@@ -92,6 +93,11 @@ class _Writer:
             "    static constexpr flash::ModSignature kSignature"
             f"{{0x{mod.digest:016x}u, {len(mod.numbers)}, {len(mod.tensors)}}};"
         )
+        loads = any(
+            node.op == "load" and self.used[i] and self.stages[i] is Stage.ELEMENT
+            for i, node in enumerate(mod.nodes)
+        )
+        lines.append(f"    static constexpr bool kLoadsElements = {str(loads).lower()};")
         lines += ["    struct Captured {", *captured, "    };", *self._captured_function()]
         for stage, title in _STRUCTS.items():
             fields = [f"        {self._type(i)} v{i};" for i in self.kept[stage]]

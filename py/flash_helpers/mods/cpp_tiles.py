@@ -8,17 +8,11 @@ static flash::mods::Truth tile(captured, batch, head, first_q, last_q, first_k, 
 from __future__ import annotations
 
 from flash_helpers.mods.intervals import FAR, Interval, intervals
-from flash_helpers.mods.mask_inputs import MASK
+from flash_helpers.mods.mask_inputs import MASK, needs_bits
 from flash_helpers.mods.mod import Mod, Node
 from flash_helpers.mods.operations import Kind
 from flash_helpers.mods.stages import loops, needed
 
-_EXACT = frozenset(
-    (
-        "b", "h", "q", "k", "constant", "number", "add", "sub", "neg", "mul", "abs", "minimum", "maximum",
-        "lt", "le", "eq", "ne", "and", "or", "not", "to_int", "to_bool",
-    )
-)  # fmt: skip
 _WHOLE = {
     "add": "add", "sub": "sub", "mul": "mul", "neg": "negative", "abs": "absolute", "minimum": "minimum",
     "maximum": "maximum",
@@ -39,24 +33,13 @@ _SIGNATURE = (
 UNDECIDED = "flash::mods::Truth{false, true}"
 
 
-def bounds_decide(mod: Mod) -> bool:
-    """Whether bounds tell of all tiles but some at the edges what they are, so that nobody has to look at
-    elements: the mask is made of sums, products and comparisons of places and numbers alone."""
-    wanted = needed(mod, MASK)
-    return all(
-        node.op in _EXACT and node.kind is not Kind.FLOAT
-        for node, used in zip(mod.nodes, wanted, strict=True)
-        if used
-    )
-
-
 def tile_lines(mod: Mod) -> list[str]:
     """The members of the struct of a mod; of one without a mask, that there is nothing to tell."""
     writer = _Bounds(mod)
     body, result = writer.body()
     flags = {
         "kBoundsTell": result != UNDECIDED,
-        "kBoundsDecide": mod.result(MASK) is not None and bounds_decide(mod),
+        "kBoundsDecide": mod.result(MASK) is not None and not needs_bits(mod),
     }
     return [
         *(f"    static constexpr bool {name} = {str(on).lower()};" for name, on in flags.items()),

@@ -6,9 +6,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flash_helpers.mods.mod import Mod
+from flash_helpers.mods.operations import Kind
 from flash_helpers.mods.stages import needed
 
 MASK = "visible"
+_BOUNDED_WELL = frozenset(
+    (
+        "b", "h", "q", "k", "constant", "number", "add", "sub", "neg", "mul", "abs", "minimum", "maximum",
+        "lt", "le", "eq", "ne", "and", "or", "not", "to_int", "to_bool",
+    )
+)  # fmt: skip
 
 
 class MaskInputs(NamedTuple):
@@ -36,4 +43,17 @@ def mask_inputs(mod: Mod) -> MaskInputs:
         any(node.op == "h" for node in used),
         tuple(sorted({node.data for node in used if node.op == "number"})),
         tuple(sorted({node.data for node in used if node.op == "load"})),
+    )
+
+
+@lru_cache(1024)
+def needs_bits(mod: Mod) -> bool:
+    """Whether a mask's tiles can only be told by looking at elements.
+
+    Bounds are enough of one that is made of sums, products and comparisons of places and numbers: they tell
+    of all tiles but some at its edges.
+    """
+    return any(
+        used and (node.op not in _BOUNDED_WELL or node.kind is Kind.FLOAT)
+        for node, used in zip(mod.nodes, needed(mod, MASK), strict=True)
     )

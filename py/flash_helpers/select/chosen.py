@@ -64,6 +64,10 @@ class Choice:
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
+        if self.kernel.mod is not None:
+            from flash_helpers.mods.text import explained
+
+            lines += [f"  {line}" if line else "" for line in explained(self.kernel.mod).splitlines()]
         lines += [f"not {r.kernel.short_form()}\n  because {r.reason}" for r in self.rejected]
         if self.gradients is not None:
             lines.append(f"gradients by {self.gradients}")

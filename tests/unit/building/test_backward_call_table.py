@@ -36,7 +36,7 @@ def given(packed: bool = False, lse_gradient: bool = True) -> list:
     tensors = [q, k, v, o, lse, dout, dlse]
     if packed:
         ends = torch.zeros(3, dtype=torch.int32)
-        tensors += [ends, ends.clone(), None, None, QUERIES, KEYS]
+        tensors += [ends, ends.clone(), None, None, None, QUERIES, KEYS]
     return tensors
 
 
@@ -200,5 +200,5 @@ def test_nonsense_is_refused(devices, backward_echo, echo) -> None:
             table.remember(tuple(tensors), made, makers(made), function, launch, 0, "")
     with pytest.raises(TypeError, match="a BackwardCallTable is made empty"):
         binding.BackwardCallTable(1)
-    for wrong in ([], given()[:5], [*given(), *[None] * 7]):
+    for wrong in ([], given()[:5], [*given(), *[None] * 8]):
         assert table(*wrong) is None

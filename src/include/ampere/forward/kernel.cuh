@@ -256,7 +256,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     // Addresses are worked out while the kernel before this one ends, if they follow from no memory.
     constexpr bool begins_early = traits.split && !traits.varlen && !traits.paged;
     if constexpr (traits.split && !begins_early) wait_for_prerequisites();
-    const Place place = find_place<traits>(args, blockIdx.x);
+    const Place place = find_place<Kernel>(args, blockIdx.x);
     const auto &[part, batch, head, q_block, q_seq, k_seq] = place;
     const int kv_head = uniform(head / args.heads_per_kv_head);
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
@@ -355,7 +355,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
 
     // Recompute the block coordinates so that the loops need not hold them in registers. Kernels that begin
     // early keep them: they have few, and recomputing takes time.
-    const Place at = begins_early ? place : find_place<traits>(args, computed_here(blockIdx.x));
+    const Place at = begins_early ? place : find_place<Kernel>(args, computed_here(blockIdx.x));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it
     if (lse != nullptr) {

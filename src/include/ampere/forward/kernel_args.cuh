@@ -69,9 +69,11 @@ struct Place {
 };
 
 // Consecutive thread blocks work on one part of the keys.
-template <ForwardTraits TRAITS>
+template <typename Kernel>
 FLASH_DEVICE Place find_place(const ForwardKernelArgs &args, int block_index) {
-    constexpr bool longest_first = TRAITS.causal || TRAITS.window;  // a head's later Q blocks have more work
+    constexpr ForwardTraits TRAITS = Kernel::traits;
+    // A head's later Q blocks have more work, or may have.
+    constexpr bool longest_first = TRAITS.causal || TRAITS.window || Kernel::mod_hides_keys;
     int part = 0;
     if constexpr (TRAITS.split) {
         const int part_blocks = args.grid.n_q_blocks * args.grid.total_heads;

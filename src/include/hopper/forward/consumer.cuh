@@ -9,6 +9,7 @@
 #include "hopper/forward/score_mods.cuh"
 #include "hopper/forward/softmax.cuh"
 #include "hopper/forward/tile_range.cuh"
+#include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/turns.cuh"
 #include "hopper/mask_tile.cuh"
 
@@ -37,8 +38,8 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
     ItemOf<Kernel> item;
-    int kv_block;                    // tile in hand
-    TileKind kind = TileKind::FULL;  // what a mod's mask leaves of it
+    int kv_block;        // tile in hand
+    TileWord tile_word;  // of a mod that hides keys
 
     FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
                           const SharedMemory<Kernel> &shared, int index)
@@ -103,12 +104,14 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         }
     }
 
-    // What functions of the user's do to the scores of the tile in hand.
+    // What functions of the user's do to the scores of the tile in hand. Where the thread's elements are is
+    // found out anew: else what follows from it for each column is held from tile to tile.
     FLASH_DEVICE void apply_mod() {
-        const int row = this->first_row() + warp * 16 + accumulator(lane, 0).row;
-        const ScoreMods<typename Kernel::Mod, B_c> mods{args.mod.captured, item.batch, item.head,
-                                                        this->seq_len_q()};
-        mods.apply(rmem_S, args.score_factor, row, kv_block * B_c, lane, kind);
+        const int thread_lane = computed_here(lane);
+        const int row = this->first_row() + warp * 16 + accumulator(thread_lane, 0).row;
+        const ScoreMods<Kernel> mods{args.mod.captured, item.batch, item.head, this->seq_len_q()};
+        mods.apply(rmem_S, args.score_factor, row, kv_block * B_c, thread_lane,
+                   Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
     }
 
     FLASH_DEVICE void mask_tile() {
@@ -170,25 +173,22 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     FLASH_DEVICE void go_to_first_tile() {
         pass_tiles_of_the_other_block();
         kv_block = this->leading_kv_block();
-        if constexpr (Kernel::mod_hides_keys) {
-            take(this->visited_tiles().first_of(kv_block + 1, this->end_of_loops()));
-        }
         skip_leading_tiles();
+    }
+
+    // The tile in hand has arrived.
+    FLASH_DEVICE void await_k() {
+        mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
+        if constexpr (Kernel::mod_hides_keys) tile_word = read_tile(smem, kv.k_slot());
     }
 
     // To the tile behind the one in hand.
     FLASH_DEVICE void go_to_next_tile() {
         if constexpr (Kernel::mod_hides_keys) {
-            take(this->visited_tiles().behind(kv_block, this->end_of_loops(), Kernel::traits.window));
+            kv_block = tile_word.next();
         } else {
             --kv_block;
         }
-    }
-
-    // Through a shuffle, as in fetch_item: the loops end by it.
-    FLASH_DEVICE void take(const Visited &tile) {
-        kv_block = __shfl_sync(kAllLanes, tile.kv_block, 0);
-        kind = static_cast<TileKind>(__shfl_sync(kAllLanes, static_cast<int>(tile.kind), 0));
     }
 
     // Of paired blocks the one with the lower queries passes on what lies above its diagonal. All its

@@ -20,7 +20,7 @@ template <typename Kernel>
 FLASH_DEVICE void begin_item(Consumer<Kernel> &wg) {
     wg.go_to_first_tile();
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    wg.await_k();
     wg.with_first_columns([&]<int n_columns>() {
         wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
         wgmma_wait<0>();
@@ -36,7 +36,7 @@ FLASH_DEVICE void begin_item(Consumer<Kernel> &wg) {
 template <int n_columns, typename Kernel, typename Position, typename AwaitTurn>
 FLASH_DEVICE void issue_both_products(Consumer<Kernel> &wg, const Position &v, const AwaitTurn &await_turn) {
     wg.use_slots(wg.kv.k_slot(), v.v_slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    wg.await_k();
     await_turn();
     wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
     mbarrier_wait(wg.smem.v_full(v.v_slot()), v.v_phase());
@@ -108,7 +108,7 @@ FLASH_DEVICE void last_pv(Consumer<Kernel> &wg, const ItemOf<Kernel> &item) {
 template <bool kFirst, bool kMasked, typename Kernel>
 FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
-    mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+    wg.await_k();
     wg.await_turn();
     wg.products.issue_qk(wg.rmem_S, wg.tiles, wg.rmem_Q);
     wg.pass_turn();

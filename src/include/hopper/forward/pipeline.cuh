@@ -21,6 +21,7 @@ struct SharedMemory {
     static constexpr int kBarrierBytes = 8;
     static constexpr int kItemsOffset = 512;
     static constexpr int kSinkOffset = 704;
+    static constexpr int kTilesOffset = 720;
     static constexpr int kMailOffset = 768;
     static constexpr int kFirstK = 3 * Kernel::q_stages;  // barriers
     static constexpr int kFirstV = kFirstK + 2 * Kernel::k_stages;
@@ -33,6 +34,7 @@ struct SharedMemory {
     static constexpr int kFoundBytes = 64;
     static constexpr int kFirstFound = kFirstMail + Kernel::mail_slots;
     static_assert((kFirstFound + 2 * kFoundSlots) * kBarrierBytes <= kItemsOffset);
+    static_assert(kTilesOffset + Kernel::k_stages * 4 <= kMailOffset);
     static_assert(kMailOffset + Kernel::mail_slots * 4 <= kControlBytes);
     static_assert(kMailOffset + kFoundSlots * kFoundBytes <= kControlBytes);
     static constexpr int kItemBytes = Kernel::traits.planned ? 64
@@ -69,6 +71,10 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t found_full(uint32_t slot) const { return barrier(kFirstFound, slot); }
     FLASH_DEVICE uint32_t found_empty(uint32_t slot) const {
         return barrier(kFirstFound + kFoundSlots, slot);
+    }
+    // With a mod that hides keys: the tile in a K slot and the one behind it (tile_slot.cuh).
+    FLASH_DEVICE uint32_t tile(uint32_t k_slot) const {
+        return base + Kernel::smem_control + kTilesOffset + k_slot * 4;
     }
     // A word that is written for the compiler's eyes only: see Consumer::await_pv.
     FLASH_DEVICE uint32_t sink() const { return base + Kernel::smem_control + kSinkOffset; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper/forward/epilogue.cuh"
+#include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/visited_tiles.cuh"
 #include "tma/scheduler.cuh"
 
@@ -111,41 +112,44 @@ struct LoadThread {
     // `behind_tile` is called when a tile's loads have been issued.
     template <typename BehindTile>
     FLASH_DEVICE void load_tiles(const ItemOf<Kernel> &item, const BehindTile &behind_tile) {
+        if constexpr (Kernel::mod_hides_keys) return load_visited_tiles(item);
         const TilePlace keys = key_place(item);
         // With one slot Q waits for the whole item before it: the first K goes first.
         if (Kernel::q_stages > 1) load_q(item);
         const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
-        const int begin = leading_tile(item, first);
-        for (int kv_block = begin; kv_block >= first; kv_block = tile_behind(item, kv_block, first)) {
+        for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
             load_k(kv_block, keys);
             load_pending_v();
-            const bool leads = kv_block == (Kernel::mod_hides_keys ? begin : item.end_kv_block - 1);
-            if (Kernel::q_stages == 1 && leads) load_q(item);
+            if (Kernel::q_stages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
             pending_v = {kv_block, keys};
             k_position.advance();
             behind_tile(kv_block);
         }
     }
 
-    // As the consumers go from tile to tile of the same item.
-    FLASH_DEVICE int leading_tile(const ItemOf<Kernel> &item, int first) const {
+    // The same of the tiles that a mod's mask leaves something of. To the consumers the item ends with the
+    // first of them.
+    FLASH_DEVICE void load_visited_tiles(ItemOf<Kernel> item) {
         if constexpr (Kernel::mod_hides_keys) {
-            return visited_tiles(item).first_of(item.end_kv_block, first).kv_block;
-        } else {
-            return item.end_kv_block - 1;
+            const TilePlace keys = key_place(item);
+            const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
+            const auto tiles = visited_tiles_of<Kernel>(args, item);
+            Visited tile = tiles.first_of(item.end_kv_block, first);
+            item.end_kv_block = tile.kv_block + 1;
+            if (Kernel::q_stages > 1) load_q(item);
+            for (bool leads = true; tile.kv_block >= first; leads = false) {
+                // Under a window the first one is always visited: what hidden_values.cuh clears is in it.
+                const Visited next = tiles.behind(tile.kv_block, first, Kernel::traits.window);
+                mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
+                write_tile(smem, k_position.slot(), tile.kind, next.kv_block);
+                load_k(tile.kv_block, keys);
+                load_pending_v();
+                if (Kernel::q_stages == 1 && leads) load_q(item);
+                pending_v = {tile.kv_block, keys};
+                k_position.advance();
+                tile = next;
+            }
         }
-    }
-    FLASH_DEVICE int tile_behind(const ItemOf<Kernel> &item, int kv_block, int first) const {
-        if constexpr (Kernel::mod_hides_keys) {
-            return visited_tiles(item).behind(kv_block, first, Kernel::traits.window).kv_block;
-        } else {
-            return kv_block - 1;
-        }
-    }
-    FLASH_DEVICE auto visited_tiles(const WorkItem &item) const {
-        const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : args.work.seq_len_q;
-        const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : args.work.seq_len_k;
-        return visited_tiles_of<Kernel>(args, item, seq_len_q, seq_len_k);
     }
 
     // Asks for the first tiles of an item that is yet to come. Until then memory would often stand idle:

@@ -13,8 +13,17 @@
 
 namespace flash::hopper {
 
-template <typename Mod, int B_c>
+template <typename Kernel>
 struct ScoreMods {
+    using Mod = typename Kernel::Mod;
+    static constexpr int B_c = Kernel::B_c;
+    // Loads for so many squares of 8 columns may be under way at a time: more take registers that are S's and
+    // O's. Where a step has several forms, or O is wide, the branches that see to it would cost more:
+    // ptxas finds no registers that all forms agree on, and lets no products run beside anything.
+    static constexpr int kSquaresAhead = 4;
+    static constexpr bool kDivided =
+        Mod::kLoadsElements && !Kernel::masks_diagonal && !Kernel::warp_loads && Kernel::d_head_v <= 128;
+
     const typename Mod::Captured &captured;  // arguments of the launch
     int batch;
     int head;
@@ -51,8 +60,6 @@ struct ScoreMods {
     }
 
   private:
-    static constexpr int kColumnsAhead = 4;  // times 8: loads of so many columns may be under way
-
     // f(column, key, index of its element in the thread's first row)
     template <int kPass, typename Once, typename Head, typename F>
     FLASH_DEVICE void for_each_column(const Once &once, const Head &of_head, int first_key, int lane,
@@ -64,7 +71,9 @@ struct ScoreMods {
                 const int key = first_key + n * kMmaN + accumulator(lane, c).column;
                 f(Mod::column(captured, once, of_head, batch, head, key), key, 4 * n + c);
             }
-            if (n % kColumnsAhead == kColumnsAhead - 1) divide_schedule(seq_len_q, kPass * B_c + n);
+            if (kDivided && n % kSquaresAhead == kSquaresAhead - 1) {
+                divide_schedule(seq_len_q, kPass * B_c + n);
+            }
         }
     }
 };

@@ -8,7 +8,6 @@
 
 #include "hopper/forward/kernel_args.cuh"
 #include "hopper/forward/static_kernel_configuration.cuh"
-#include "hopper/forward/visited_tiles.cuh"
 
 namespace flash::hopper {
 
@@ -69,11 +68,6 @@ struct TileRange {
 
     // Tiles go from the last to this one.
     FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? self().item.first_kv_block : 0; }
-
-    // Which tiles a mod's mask leaves empty. The load thread asks the same.
-    FLASH_DEVICE auto visited_tiles() const {
-        return visited_tiles_of<Kernel>(self().args, self().item, seq_len_q(), seq_len_k());
-    }
 
     // The first tile that the warpgroup works on. Under a causal mask it may skip the item's first tiles.
     FLASH_DEVICE int leading_kv_block() const {

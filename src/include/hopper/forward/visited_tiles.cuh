@@ -1,6 +1,4 @@
-// Which tiles of an item a mod's mask leaves something of: the load thread and the consumers go through the
-// same ones, from the last to the first. Under a window the first one is always visited: what
-// hidden_values.cuh clears is in it.
+// Which tiles of an item a mod's mask leaves something of, as the load thread finds them.
 #pragma once
 
 #include "common/mod_tiles.cuh"
@@ -10,7 +8,9 @@
 namespace flash::hopper {
 
 template <typename Kernel, typename Args>
-FLASH_DEVICE auto visited_tiles_of(const Args &args, const WorkItem &item, int seq_len_q, int seq_len_k) {
+FLASH_DEVICE auto visited_tiles_of(const Args &args, const WorkItem &item) {
+    const int seq_len_q = Kernel::traits.varlen ? item.seq_len_q : args.work.seq_len_q;
+    const int seq_len_k = Kernel::traits.varlen ? item.seq_len_k : args.work.seq_len_k;
     const int first_row = item.q_block * Kernel::B_r;
     return VisitedTiles<typename Kernel::Mod, Kernel::B_c>{args.mod.captured,
                                                            args.mod.tiles,

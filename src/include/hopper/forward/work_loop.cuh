@@ -44,7 +44,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
         }
         wg.go_to_first_tile();
         wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
-        mbarrier_wait(wg.smem.k_full(wg.kv.k_slot()), wg.kv.k_phase());
+        wg.await_k();
         wg.with_first_columns([&]<int n_columns>() {
             wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
             wg.pass_turn();

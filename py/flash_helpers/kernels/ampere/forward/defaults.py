@@ -33,7 +33,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         kernel, reason = choose_ampere_kernel(
             problem.dtype,
             found[0],
-            problem.masked,
+            problem.masked or problem.mod_hides_keys,
             problem.seq_len_q,
             facts.capability,
             lse=problem.lse or split,  # partial results are combined by their LSEs

@@ -40,6 +40,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split and not problem.planned}),
             mod=problem.mod is not None,
+            uneven=problem.mod_hides_keys,
         )
         return kernel.config, reason
 

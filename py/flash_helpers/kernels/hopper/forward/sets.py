@@ -24,6 +24,7 @@ def choose_hopper_kernel(
     d_head_v: int | None = None,
     traits: ForwardTraits = PLAIN,
     mod: bool = False,
+    uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
 
@@ -37,6 +38,7 @@ def choose_hopper_kernel(
         traits: what else the kernel must be able to do.
         mod: whether functions of the user's change its scores or hide keys. Three and four consumers leave
             them no registers.
+        uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
         ValueError: no choice has this head size.
@@ -46,8 +48,8 @@ def choose_hopper_kernel(
     has_parts = traits.split or traits.planned
     choices = SPLIT_CHOICES if has_parts else VARLEN_CHOICES if traits.varlen or mod else CHOICES
     for choice in choices:
-        if choice.fits(d_head, d_head_v, traits.causal or traits.window, seq_len):
-            return _kernel(choice.config, dtype, traits, exact), choice.reason
+        if choice.fits(d_head, d_head_v, traits.causal or traits.window or uneven, seq_len):
+            return _kernel(choice.config, dtype, traits, exact, uneven), choice.reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
@@ -58,7 +60,7 @@ def _head_sizes(d_head: int, d_head_v: int | None) -> str:
 
 
 def _kernel(
-    config: HopperForwardKernelConfig, dtype: DType, traits: ForwardTraits, exact: bool
+    config: HopperForwardKernelConfig, dtype: DType, traits: ForwardTraits, exact: bool, uneven: bool = False
 ) -> ForwardKernel:
     """The kernel of a choice for one dtype and set of traits.
 
@@ -67,7 +69,7 @@ def _kernel(
     Exact: the rescale is skipped where it paid on a forerunner (head size 256), and no overlap is forced,
     which lost there.
     """
-    uneven = traits.causal or traits.window or traits.varlen
+    uneven = uneven or traits.causal or traits.window or traits.varlen
     config = replace(config, dtype=dtype, dynamic_schedule=uneven)
     if exact:
         skips = config.d_head == 256

@@ -1,0 +1,212 @@
+"""Whether a function of the user's is as it was: what it does follows from its code and from what it holds.
+
+A function is looked at once, when it has been recorded. Afterwards a guard says of any function whether it
+has the same code and holds the same values: in its closure, defaults, ``functools.partial`` and the globals
+that its code names, functions among them likewise. Numbers and text are compared by value, tensors by
+identity. A function that holds anything else, such as a list or an object with attributes, or that writes to
+what is outside of it, has no guard: it is recorded in each call.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import math
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Guard = Callable[[Any], bool]
+
+_VALUES = (bool, int, str, bytes, type(None), torch.dtype, torch.device, complex, type(Ellipsis))
+_MODULES = (torch, math, operator, functools)  # whose names nobody changes
+_WRITES = frozenset(
+    (
+        "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF", "STORE_ATTR", "DELETE_ATTR",
+        "STORE_SUBSCR", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE", "LOAD_NAME", "STORE_SLICE",
+    )
+)  # fmt: skip
+
+
+class UnguardedError(Exception):
+    """A function whose deeds do not follow from what can be compared."""
+
+
+def guard_of(function: Any, compared: Iterable[Tensor] = ()) -> Guard:
+    """A guard of a function as it is now.
+
+    Args:
+        function: the function.
+        compared: tensors of which somebody else compares sizes and types.
+
+    Raises:
+        UnguardedError: there is none.
+    """
+    return _value(function, _Seen((), frozenset(map(id, compared))))
+
+
+class _Seen(NamedTuple):
+    """Where a guard is being made.
+
+    Attributes:
+        functions: ids of the functions around the value.
+        compared: ids of tensors of which identity is all that counts.
+    """
+
+    functions: tuple[int, ...]
+    compared: frozenset[int]
+
+
+def _value(value: Any, seen: _Seen) -> Guard:
+    if isinstance(value, FunctionType) and (value.__closure__ or not _is_fixed(value.__module__)):
+        return _function(value, seen)
+    if type(value) is functools.partial:
+        return _partial(value, seen)
+    if isinstance(value, Tensor):
+        return _tensor(value, id(value) in seen.compared)
+    if type(value) is tuple:
+        return _items(value, seen)
+    if type(value) is float:
+        return _float(value)
+    if isinstance(value, _VALUES) and type(value) in _VALUES:
+        kind = type(value)
+        return lambda x: x is value or (type(x) is kind and x == value)
+    if isinstance(value, types.ModuleType):
+        if value not in _MODULES and not _is_fixed(value.__name__):
+            raise UnguardedError
+        return lambda x: x is value
+    if isinstance(value, types.BuiltinFunctionType | FunctionType | type):
+        if not _is_fixed(value.__module__):
+            raise UnguardedError
+        return lambda x: x is value
+    raise UnguardedError
+
+
+def _is_fixed(module: str | None) -> bool:
+    """Whether a module's functions do the same whenever they are called."""
+    name = (module or "").partition(".")[0]
+    return name in ("torch", "math", "operator", "functools", "builtins", "_operator") or (
+        module is not None and module.startswith("flash_attention.mods")
+    )
+
+
+def _float(value: float) -> Guard:
+    bits = value.hex()
+    return lambda x: x is value or (type(x) is float and x.hex() == bits)
+
+
+def _tensor(value: Tensor, only_identity: bool) -> Guard:
+    reference = weakref.ref(value)
+    if only_identity:
+        return lambda x: x is not None and x is reference()
+    shape, dtype, device = value.shape, value.dtype, value.device
+
+    def same(x: Any) -> bool:
+        if not isinstance(x, Tensor) or x is not reference():
+            return False
+        return bool(x.shape == shape and x.dtype is dtype and x.device == device)
+
+    return same
+
+
+def _items(value: tuple[Any, ...], seen: _Seen) -> Guard:
+    guards, n = [_value(x, seen) for x in value], len(value)
+
+    def same(x: Any) -> bool:
+        if type(x) is not tuple or len(x) != n:
+            return False
+        return all(guard(item) for guard, item in zip(guards, x, strict=True))
+
+    return same
+
+
+def _partial(value: functools.partial[Any], seen: _Seen) -> Guard:
+    function, args = _value(value.func, seen), _items(value.args, seen)
+    names, keywords = tuple(value.keywords), _items(tuple(value.keywords.values()), seen)
+
+    def same(x: Any) -> bool:
+        return (
+            type(x) is functools.partial
+            and function(x.func)
+            and args(x.args)
+            and tuple(x.keywords) == names
+            and keywords(tuple(x.keywords.values()))
+        )
+
+    return same
+
+
+def _function(value: FunctionType, seen: _Seen) -> Guard:
+    if id(value) in seen.functions:  # it holds itself
+        raise UnguardedError
+    seen = seen._replace(functions=(*seen.functions, id(value)))
+    code, namespace = value.__code__, value.__globals__
+    if value.__dict__ or not _only_reads(code):
+        raise UnguardedError
+    cells = [_value(_content(cell), seen) for cell in value.__closure__ or ()]
+    names = [(name, _value(namespace[name], seen)) for name in _global_names(code) if name in namespace]
+    built_in = [name for name in _global_names(code) if name not in namespace]
+    defaults = None if value.__defaults__ is None else _items(value.__defaults__, seen)
+    keywords = value.__kwdefaults__
+    named = None if keywords is None else _items(tuple(keywords.values()), seen)
+
+    def same(x: Any) -> bool:
+        if type(x) is not FunctionType or x.__code__ is not code or x.__globals__ is not namespace:
+            return False
+        if cells:
+            for guard, cell in zip(cells, x.__closure__ or ()):  # noqa: B905  (as many as the code names)
+                try:
+                    if not guard(cell.cell_contents):
+                        return False
+                except ValueError:  # nothing is assigned to it
+                    return False
+        for name, guard in names:
+            if name not in namespace or not guard(namespace[name]):
+                return False
+        for name in built_in:
+            if name in namespace:
+                return False
+        own, by_name = x.__defaults__, x.__kwdefaults__
+        if (own is not None or defaults is not None) and (
+            own is None or defaults is None or not defaults(own)
+        ):
+            return False
+        if by_name is None or named is None or keywords is None:
+            return by_name is None and named is None
+        return tuple(by_name) == tuple(keywords) and named(tuple(by_name.values()))
+
+    return same
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise UnguardedError from None
+
+
+@functools.lru_cache(1024)
+def _only_reads(code: CodeType) -> bool:
+    """Whether code writes to nothing but its own variables, and brings in nothing."""
+    own = set(code.co_cellvars)
+    for instruction in dis.get_instructions(code):
+        writes_own = instruction.opname == "STORE_DEREF" and instruction.argval in own
+        if instruction.opname in _WRITES and not writes_own:
+            return False
+    return all(_only_reads(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
+@functools.lru_cache(1024)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """The globals that code reads, and the functions within it."""
+    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            names += _global_names(inner)
+    return tuple(dict.fromkeys(names))

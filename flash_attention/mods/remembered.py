@@ -1,0 +1,169 @@
+"""Functions that were recorded before: found again by what they are, without calling them.
+
+A call of ``attention`` is remembered by its mod as by its other options (``run.launch_cache``); so the mod
+has to be known before the call's launch is looked up, in a microsecond or two.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from flash_attention.mods.guards import Guard, UnguardedError, guard_of
+from flash_attention.mods.recording import ELEMENTS
+from flash_attention.mods.symbols import Symbol
+from flash_attention.mods.tracing import Traced, trace
+from flash_helpers.mods.mask_inputs import mask_inputs, needs_bits
+from flash_helpers.mods.mod import Mod
+
+KEPT = 256  # pairs of functions, by their code
+OF_A_PAIR = 8  # sets of captured values of each
+MAX_TENSORS = 8  # captured ones that a remembered launch compares (binding/given_call.hpp)
+
+Functions = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+_tokens = itertools.count(1)
+# What says of a tensor what it is without reading its values.
+_FACTS = frozenset(
+    (
+        Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__, Tensor.size,  # type: ignore[attr-defined]
+        Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.requires_grad.__get__, Tensor.is_complex,  # type: ignore[attr-defined]
+        Tensor.layout.__get__, Tensor.is_nested.__get__, Tensor.is_neg, Tensor.is_conj, Tensor.stride,  # type: ignore[attr-defined]
+        Tensor.data_ptr, torch.device,
+    )
+)  # fmt: skip
+
+
+class Known:
+    """A recorded pair of functions.
+
+    Attributes:
+        mod: what they compute.
+        numbers: what they captured.
+        bits_of: which of the captured tensors bits of tiles are found from (``backends.cuda_tiles``); None:
+            there are no bits.
+        token: stands for them in the key of a remembered call; 0: they were seen once, and a call that is
+            made only once is not remembered.
+    """
+
+    __slots__ = ("_tensors", "bits_of", "guards", "mod", "numbers", "token")
+
+    def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
+        self.guards = guards
+        self.mod: Mod = traced.mod
+        self.numbers = traced.numbers
+        self.bits_of = mask_inputs(traced.mod).tensors if needs_bits(traced.mod) else None
+        self.token = 0
+        self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
+
+    def matches(self, score_mod: Any, mask_mod: Any) -> bool:
+        """Whether two functions are these, and what they captured lives."""
+        of_score, of_mask = self.guards
+        return (score_mod is None if of_score is None else of_score(score_mod)) and (
+            mask_mod is None if of_mask is None else of_mask(mask_mod)
+        )
+
+    @property
+    def traced(self) -> Traced | None:
+        """The mod with what it captured; None: a tensor is gone, or is another than it was."""
+        tensors = []
+        for reference, kind in zip(self._tensors, self.mod.tensors, strict=True):
+            x = reference()
+            if x is None or x.ndim != kind.n_dims or ELEMENTS.get(x.dtype) is not kind.element:
+                return None
+            tensors.append(x)
+        return Traced(self.mod, self.numbers, tuple(tensors))
+
+    def tensors(self) -> list[Tensor] | None:
+        """The captured tensors of a pair that ``matches``, where a remembered launch can compare them."""
+        return None if len(self._tensors) > MAX_TENSORS else [ref() for ref in self._tensors]  # type: ignore[misc]
+
+
+_known: dict[tuple[Any, Any], list[Known]] = {}
+
+
+def known(score_mod: Any, mask_mod: Any) -> Known | None:
+    """What was recorded of two functions; None: nothing, or they are not as they were."""
+    entries = _known.get((_code(score_mod), _code(mask_mod)))
+    if entries is None:
+        return None
+    for entry in entries:
+        if entry.matches(score_mod, mask_mod):
+            if entry.token == 0:
+                entry.token = next(_tokens)
+            return entry
+    return None
+
+
+def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
+    """``trace``, or what it gave for the same functions before.
+
+    Raises:
+        as ``trace``.
+    """
+    entry = known(score_mod, mask_mod)
+    traced = None if entry is None else entry.traced
+    if traced is not None and all(x.device == device for x in traced.tensors):
+        return traced
+    with _values_unread() as unread:
+        traced = trace(score_mod, mask_mod, device)
+    if unread.holds and not traced.reads_values:
+        _remember(score_mod, mask_mod, traced)
+    return traced
+
+
+def _remember(score_mod: Any, mask_mod: Any, traced: Traced) -> None:
+    try:
+        guards = tuple(None if f is None else guard_of(f, traced.tensors) for f in (score_mod, mask_mod))
+    except UnguardedError:
+        return
+    if len(_known) >= KEPT:
+        _known.clear()
+    entries = _known.setdefault((_code(score_mod), _code(mask_mod)), [])
+    if len(entries) >= OF_A_PAIR:
+        del entries[0]
+    entries.append(Known(guards, traced))  # type: ignore[arg-type]
+
+
+def _code(function: Any) -> Any:
+    """What a function is looked up by."""
+    if type(function) is functools.partial:
+        return (functools.partial, _code(function.func))
+    return getattr(function, "__code__", None)
+
+
+# ---------------------------------------------------------------------- what a recording must not depend on
+class _Unread(TorchFunctionMode):
+    """Sees whether a function computes with tensors themselves: what it then captures is another tensor in
+    each call, or what was in one.
+
+    Attributes:
+        holds: it has not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = True
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in _FACTS and not _has_symbol((*args, *kwargs.values())):
+            self.holds = False
+        return function(*args, **kwargs)
+
+
+def _has_symbol(values: Any) -> bool:
+    return any(isinstance(x, Symbol) or (isinstance(x, tuple | list) and _has_symbol(x)) for x in values)
+
+
+@contextmanager
+def _values_unread() -> Iterator[_Unread]:
+    with _Unread() as mode:
+        yield mode
