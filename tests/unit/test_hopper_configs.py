@@ -26,8 +26,17 @@ from flash_helpers.kernel_configs import (
     get_hopper_kernels_to_build,
     parse_kernel_name_into_config,
 )
-from flash_helpers.kernels.hopper.forward.choices import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES, HopperChoice
+from flash_helpers.kernels.hopper.forward.choices import (
+    CAPPED_CHOICES,
+    CHOICES,
+    PACKED_CHOICES,
+    SPLIT_CHOICES,
+    VARLEN_CHOICES,
+    HopperChoice,
+)
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
+from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.select.select import Choice, select
 
 CFG = HopperForwardKernelConfig(
     DType.BF16, 128, 128, 128, 128, 2, 2, True, True, SoftmaxReference.LAGGED, True,
@@ -122,17 +131,68 @@ def test_other_names_are_refused(name: str) -> None:
 HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256))
 
 
-@pytest.mark.parametrize("choices", [CHOICES, VARLEN_CHOICES, SPLIT_CHOICES], ids=["all", "varlen", "split"])
+TABLES = {
+    "all": CHOICES, "varlen": VARLEN_CHOICES, "split": SPLIT_CHOICES, "packed": PACKED_CHOICES,
+    "capped": CAPPED_CHOICES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("choices", TABLES.values(), ids=TABLES)
 @pytest.mark.parametrize("d_heads", HEAD_SIZES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_choices_cover_every_length_and_mask_once(
     choices: tuple[HopperChoice, ...], d_heads: tuple[int, int], causal: bool
 ) -> None:
-    limits = [choice.max_seq_len for choice in choices if choice.fits(*d_heads, causal, seq_len=1)]
-    assert limits[-1] is None
+    fitting = [choice for choice in choices if choice.fits(*d_heads, causal, seq_len=1)]
+    limits = [choice.max_seq_len for choice in fitting]
+    first_unlimited = limits.index(None)  # what stands behind it is of tables that end another one
+    limits = limits[: first_unlimited + 1]
     assert limits[:-1] == sorted({limit for limit in limits[:-1] if limit})
     for choice in choices:
         assert choice.config.infeasible_reason(device_facts("H100")) is None
+
+
+def test_problems_that_leave_sms_idle_get_small_blocks() -> None:
+    def chosen(heads: int, seq_len: int, keys: int | None = None, d: int = 128, **more: Any) -> Choice:
+        problem = AttentionProblem(
+            DType.BF16, 1, seq_len, keys or seq_len, heads, heads, d, more.pop("d_v", d), **more
+        )
+        return select(problem, device_facts("H200"))
+
+    for d, d_v in HEAD_SIZES:
+        for right in (None, 0):
+            choice = chosen(8, 512, d=d, d_v=d_v, right=right)
+            assert choice.kernel.config.B_r == 64
+            assert choice.n_splits == 1
+    assert chosen(8, 1024).kernel.config.B_r == 64  # 128 blocks of 64 queries, 132 SMs
+    assert chosen(9, 1024).kernel.config.B_r == 128
+    assert chosen(8, 512, 4096).kernel.traits.split  # many keys: in parts
+    one_each = chosen(8, 2048).kernel.config  # 128 blocks of 128 queries
+    assert one_each.direct_store
+    assert not one_each.paired_blocks
+    assert chosen(9, 2048).kernel.config.paired_blocks
+
+
+def test_few_keys_are_one_tile() -> None:
+    def chosen(keys: int, **traits: bool) -> HopperForwardKernelConfig:
+        on = ForwardTraits(**traits)
+        return choose_hopper_kernel(DType.BF16, 64, on.causal, 4096, traits=on, n_keys=keys)[0].config
+
+    for keys in (1, 77, 80):
+        assert (chosen(keys).B_c, chosen(keys, softcap=True).q_stages) == (80, 4)
+    assert (chosen(81).B_c, chosen(256).q_stages) == (64, 3)
+    assert chosen(257) == chosen(4096)
+    assert chosen(77, causal=True) == chosen(4096, causal=True)
+    assert choose_hopper_kernel(DType.BF16, 64, False, 4096)[0].config == chosen(4096)
+
+
+def test_packed_sequences_get_taller_blocks_where_nothing_else_is_wanted() -> None:
+    def rows(mod: bool = False, **traits: bool) -> int:
+        on = ForwardTraits(varlen=True, **traits)
+        return choose_hopper_kernel(DType.BF16, 64, on.causal, 4096, traits=on, mod=mod)[0].config.B_r
+
+    assert (rows(), rows(causal=True)) == (256, 192)
+    assert rows(window=True) == rows(softcap=True) == rows(paged=True) == rows(mod=True) == 128
 
 
 @pytest.mark.parametrize("d_heads", HEAD_SIZES)
@@ -154,7 +214,7 @@ def test_choices_for_traits(d_heads: tuple[int, int]) -> None:
         assert chosen(seq_len, window=True).config.dynamic_schedule
         assert chosen(seq_len, varlen=True).config.dynamic_schedule
         # Finding sequences takes registers that more consumers have not.
-        assert chosen(seq_len, varlen=True).config.n_consumers <= 2
+        assert chosen(seq_len, varlen=True, window=True).config.n_consumers <= 2
         assert chosen(seq_len, split=True).config.n_consumers == (1 if seq_len == 1 else 2)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from flash_helpers.benchmark.cases import DTYPE, GRADIENTS, Case
+from flash_helpers.benchmark.cases import GRADIENTS, Case
 from flash_helpers.benchmark.gradients import BackwardImplementation
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -40,16 +40,10 @@ def build_ahead(
     from flash_attention import prepare
     from flash_attention.backends.cuda import device_facts_of
     from flash_helpers.build import build_kernels
-    from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
     begin, problems = time.perf_counter(), []
     for case in cases:
-        left, right = visible_limits(case.causal, case.limits, case.seq_q, case.seq_k)
-        problem = AttentionProblem(
-            DTYPE, case.batch, case.seq_q, case.seq_k, case.heads, case.heads_kv,
-            case.d_head, case.d_head, left, right, varlen=bool(case.lengths),
-            lse=case.feature == GRADIENTS,
-        )  # fmt: skip
+        problem = case.problem()
         problems += [problem, problem.backward()] if case.feature == GRADIENTS else [problem]
     chosen = prepare(problems, device)
     if further is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from flash_helpers.benchmark.cases import DTYPE, Case, expected_output, make_inputs
+from flash_helpers.benchmark.cases import Case, expected_output, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS, OURS, Contestant
 from flash_helpers.benchmark.measuring import Measured, measure_checked
 from flash_helpers.benchmark.plan import Plan
@@ -87,7 +87,12 @@ class CaseRow:
 
 
 def measure_case(
-    case: Case, mode: str, contestants: Sequence[Contestant], device: torch.device, rounds: int
+    case: Case,
+    mode: str,
+    contestants: Sequence[Contestant],
+    device: torch.device,
+    rounds: int,
+    seconds: float | None = None,
 ) -> CaseRow:
     """Checks everybody's output against the reference and times those that are right, in turns.
 
@@ -97,6 +102,7 @@ def measure_case(
         contestants: who.
         device: where.
         rounds: measurements of each.
+        seconds: no round begins later than this after the first one; None: there are all of them.
 
     Raises:
         DeviceLostError: a kernel broke the CUDA context.
@@ -105,10 +111,10 @@ def measure_case(
     measured = measure_checked(
         {contestant.name: partial(contestant.prepare, case, x) for contestant in contestants},
         lambda: expected_output(case, x),
-        DTYPE,
+        case.dtype,
         device,
         timer_for(device),
-        Plan(rounds, (mode,)),
+        Plan(rounds, (mode,), seconds=seconds),
         case.label(),
     )
     return CaseRow(case, mode, measured)

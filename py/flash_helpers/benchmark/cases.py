@@ -11,27 +11,34 @@ from torch import Tensor
 
 from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.expected import gradients
-from flash_helpers.content import ContentError
 from flash_helpers.flops import attention_flop, visible_pairs
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 
 DTYPE = DType.BF16
 D_HEAD = 128
+NONE_OF = {"window": None, "window_right": 0, "d_head_v": None, "softcap": 0.0, "sinks": False}
+"""Entries of a case that result files leave out, and when."""
 GRADIENTS = "gradients"
 """The feature of dense cases whose calls give the gradients of q, k and v, by way of autograd."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a benchmark; elements are ``DTYPE``.
+    """One row of a benchmark.
 
     Attributes:
         feature: the part of the table that it belongs to.
         batch, seq_q, seq_k, heads, heads_kv: sizes; with ``lengths`` of the longest sequence.
         causal: the mask, aligned bottom-right.
-        window: keys to the left that a query sees, and none to the right: such a window is causal.
+        window: keys to the left that a query sees; None: all.
         lengths: of packed sequences.
         d_head: head size.
+        window_right: keys to the right that it sees where there is a window; with 0 a window is causal.
+        d_head_v: head size of V; None: ``d_head``.
+        softcap: logits are capped; 0: they stay.
+        sinks: each head has one more logit.
+        dtype: element type.
     """
 
     feature: str
@@ -44,51 +51,77 @@ class Case:
     window: int | None = None
     lengths: tuple[int, ...] = ()
     d_head: int = D_HEAD
+    window_right: int = 0
+    d_head_v: int | None = None
+    softcap: float = 0.0
+    sinks: bool = False
+    dtype: DType = DTYPE
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
         """Keys to the left and right of a query that the window lets it see; None: all."""
-        return (self.window, None if self.window is None else 0)
+        return (self.window, None if self.window is None else self.window_right)
+
+    @property
+    def value_size(self) -> int:
+        """Columns of V and O."""
+        return self.d_head_v or self.d_head
 
     def label(self) -> str:
         """For tables: ``b2 s8192 h32/8 window 512``."""
         heads = f"h{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads else "")
         seq = f"s{self.seq_q}" + (f"x{self.seq_k}" if self.seq_k != self.seq_q else "")
-        size = f" d{self.d_head}" if self.d_head != D_HEAD else ""
-        mask = f" window {self.window}" if self.window is not None else " causal" if self.causal else ""
+        sizes = f"{self.d_head}" + (f"/{self.d_head_v}" if self.d_head_v else "")
+        size = f" d{sizes}" if sizes != f"{D_HEAD}" else ""
+        mask = " causal" if self.causal else ""
+        if self.window is not None:
+            mask = f" window {self.window}" + (f" + {self.window_right}" if self.window_right else "")
         if self.lengths:
             seq = f"{len(self.lengths)} sequences, {sum(self.lengths)} tokens"
-        return f"b{self.batch} {seq} {heads}{size}{mask}"
+        more = (f" softcap {self.softcap:g}" if self.softcap else "") + (" sinks" if self.sinks else "")
+        more += f" {self.dtype.name.lower()}" if self.dtype is not DTYPE else ""
+        return f"b{self.batch} {seq} {heads}{size}{mask}{more}"
 
     def to_json(self) -> dict[str, Any]:
         """The problem in the words of result files; what there is none of is left out."""
         sizes = {
-            "dtype": DTYPE.name, "batch": self.batch, "n_heads": self.heads, "n_heads_kv": self.heads_kv,
-            "seq_len_q": self.seq_q, "seq_len_k": self.seq_k, "d_head": self.d_head, "causal": self.causal,
+            "dtype": self.dtype.name, "batch": self.batch, "n_heads": self.heads,
+            "n_heads_kv": self.heads_kv, "seq_len_q": self.seq_q, "seq_len_k": self.seq_k,
+            "d_head": self.d_head, "causal": self.causal,
         }  # fmt: skip
-        window = {} if self.window is None else {"window": self.window}
-        return sizes | window | ({"lengths": list(self.lengths)} if self.lengths else {})
+        further = {name: getattr(self, name) for name, none in NONE_OF.items() if getattr(self, name) != none}
+        return sizes | further | ({"lengths": list(self.lengths)} if self.lengths else {})
 
     @classmethod
     def from_json(cls, feature: str, values: dict[str, Any]) -> Case:
         """The inverse of ``to_json``. Raises one of ``CONTENT_ERRORS`` where the values are no case."""
-        if values["dtype"] != DTYPE.name:
-            raise ContentError(f"dtype is {values['dtype']!r}")
         return cls(
             feature, values["batch"], values["seq_len_q"], values["seq_len_k"], values["n_heads"],
-            values["n_heads_kv"], values["causal"], values.get("window"), tuple(values.get("lengths", ())),
-            values["d_head"],
+            values["n_heads_kv"], values["causal"], lengths=tuple(values.get("lengths", ())),
+            d_head=values["d_head"], dtype=DType.from_string(values["dtype"]),
+            **{name: values[name] for name in NONE_OF if name in values},
         )  # fmt: skip
 
     def flop(self) -> int:
         """FLOP of the visible pairs."""
         sizes = [(n, n) for n in self.lengths] or [(self.seq_q, self.seq_k)] * self.batch
         pairs = sum(visible_pairs(q, k, self.causal, self.limits) for q, k in sizes)
-        return attention_flop(1, self.heads, self.d_head, pairs)
+        # Two products, of head sizes that may differ.
+        return attention_flop(1, self.heads, self.d_head + self.value_size, pairs) // 2
 
     def cache_bytes(self) -> int:
         """Bytes of K and V, which a single query reads once."""
-        return 2 * self.batch * self.seq_k * self.heads_kv * self.d_head * DTYPE.itemsize
+        return self.batch * self.seq_k * self.heads_kv * (self.d_head + self.value_size) * self.dtype.itemsize
+
+    def problem(self) -> AttentionProblem:
+        """The problem as ``select`` sees it."""
+        left, right = visible_limits(self.causal, self.limits, self.seq_q, self.seq_k)
+        return AttentionProblem(
+            self.dtype, self.batch, self.seq_q, self.seq_k, self.heads, self.heads_kv,
+            self.d_head, self.value_size, left, right,
+            softcap=self.softcap > 0, sinks=self.sinks, varlen=bool(self.lengths),
+            lse=self.feature == GRADIENTS,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +130,7 @@ class Inputs:
 
     Attributes:
         ends: (sequences + 1,) int32, where packed sequences begin and the last one ends; None: not packed.
+        sinks: (heads,) of the type of q; None: there are none.
         dout: gradient of the output, of cases that are differentiated; None: of others.
     """
 
@@ -104,34 +138,39 @@ class Inputs:
     k: Tensor
     v: Tensor
     ends: Tensor | None
+    sinks: Tensor | None = None
     dout: Tensor | None = None
 
 
 def make_inputs(case: Case, device: torch.device) -> Inputs:
     """Standard normal tensors, the same for equal cases."""
     generator = torch.Generator(device).manual_seed(0)
-    dtype = DTYPE.to_torch_dtype()
+    dtype = case.dtype.to_torch_dtype()
 
-    def normal(seq: int, heads: int) -> Tensor:
-        shape = (sum(case.lengths),) if case.lengths else (case.batch, seq)
-        return torch.randn(*shape, heads, case.d_head, device=device, dtype=dtype, generator=generator)
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype, generator=generator)
+
+    def rows(seq: int) -> tuple[int, ...]:
+        return (sum(case.lengths),) if case.lengths else (case.batch, seq)
 
     ends = None
     if case.lengths:
         ends = torch.tensor([0, *itertools.accumulate(case.lengths)], dtype=torch.int32, device=device)
-    q, k, v = (
-        normal(n, h)
-        for n, h in ((case.seq_q, case.heads), (case.seq_k, case.heads_kv), (case.seq_k, case.heads_kv))
-    )
-    return Inputs(q, k, v, ends, normal(case.seq_q, case.heads) if case.feature == GRADIENTS else None)
+    q = normal(*rows(case.seq_q), case.heads, case.d_head)
+    k = normal(*rows(case.seq_k), case.heads_kv, case.d_head)
+    v = normal(*rows(case.seq_k), case.heads_kv, case.value_size)
+    sinks = normal(case.heads) if case.sinks else None
+    dout = normal(*rows(case.seq_q), case.heads, case.value_size) if case.feature == GRADIENTS else None
+    return Inputs(q, k, v, ends, sinks, dout)
 
 
 def expected_output(case: Case, x: Inputs) -> Tensor | tuple[Tensor, ...]:
     """What is right, by ``correctness.reference``: float32, of the shape of q; or the three gradients."""
     if x.dout is not None:
         return gradients(x.q, x.k, x.v, x.dout, case.causal)
+    options: dict[str, Any] = {"causal": case.causal, "window": case.limits}
+    options |= {"softcap": case.softcap, "sinks": x.sinks}
     if not case.lengths:
-        return reference(x.q, x.k, x.v, case.causal, case.limits)
+        return reference(x.q, x.k, x.v, **options)
     sequences = zip(*(t.split(case.lengths) for t in (x.q, x.k, x.v)), strict=True)
-    parts = [reference(q[None], k[None], v[None], case.causal, case.limits)[0] for q, k, v in sequences]
-    return torch.cat(parts)
+    return torch.cat([reference(q[None], k[None], v[None], **options)[0] for q, k, v in sequences])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from flash_helpers.benchmark.cases import Case, Inputs
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
 from flash_helpers.benchmark.peers import is_installed
+from flash_helpers.kernels.dtype import DType
 
 Call = Callable[[], Any]
 OURS = "ours"
+SINKS = "learnable_sink"  # FlashAttention-4's argument
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ def own_call(case: Case, x: Inputs) -> Call:
     options: dict[str, Any] = {"causal": case.causal}
     if case.window is not None:
         options["window"] = case.limits
+    if case.softcap:
+        options["softcap"] = case.softcap
+    if x.sinks is not None:
+        options["sinks"] = x.sinks
     if x.ends is not None:
         ends, longest = x.ends, case.seq_q
         return lambda: attention_varlen(x.q, x.k, x.v, ends, ends, longest, longest, **options)
@@ -62,35 +69,73 @@ def sdpa_call(case: Case, x: Inputs) -> Call:
     """
     if x.ends is not None or case.window is not None:
         raise UnavailableError("no packed sequences, no windows")
+    if case.softcap or x.sinks is not None:
+        raise UnavailableError("no soft caps, no sinks")
+    if case.causal and case.seq_q != case.seq_k:
+        raise UnavailableError("is_causal aligns the mask top-left where lengths differ")
     q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
     options: dict[str, Any] = {"is_causal": case.causal, "enable_gqa": case.heads != case.heads_kv}
     return lambda: scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
 
-def package_call(module: str, case: Case, x: Inputs) -> Call:
+def fa2_call(case: Case, x: Inputs) -> Call:
+    """PyTorch's FlashAttention-2, on a GPU as the operator that knows windows and packed sequences too.
+
+    Raises:
+        UnavailableError: it has no such feature.
+    """
+    if not x.q.is_cuda:
+        return sdpa_call(case, x)
+    if case.softcap or x.sinks is not None:
+        raise UnavailableError("no soft caps, no sinks")
+    if case.value_size != case.d_head:
+        raise UnavailableError("one head size for Q, K and V only")
+    left, right = (-1 if limit is None else limit for limit in case.limits)
+    options: dict[str, Any] = {} if case.window is None else {"window_size_left": left}
+    if case.window is not None:
+        options["window_size_right"] = right
+    sizes = (x.ends, x.ends, case.seq_q, case.seq_k)
+    operator = torch.ops.aten._flash_attention_forward
+    return lambda: operator(x.q, x.k, x.v, *sizes, 0.0, case.causal, False, **options)[0]
+
+
+def package_call(package: str, case: Case, x: Inputs) -> Call:
     """FlashAttention-3 or -4 from an installed package.
 
     Raises:
-        UnavailableError: not installed.
+        UnavailableError: not installed, or it has no such feature.
     """
-    if not is_installed(module):
-        raise UnavailableError(f"{module} is not installed")
-    package = importlib.import_module(module)
+    if not is_installed(package):
+        raise UnavailableError(f"{package} is not installed")
+    module = importlib.import_module(package)
     options: dict[str, Any] = {"causal": case.causal}
     if case.window is not None:
         # Its right limit of None or -1 means no limit; causal has one.
         options["window_size"] = case.limits
-    function = package.flash_attn_func
+    if case.softcap:
+        options["softcap"] = case.softcap
+    function = module.flash_attn_func
     if x.ends is not None:
         options |= {"cu_seqlens_q": x.ends, "cu_seqlens_k": x.ends}
         options |= {"max_seqlen_q": case.seq_q, "max_seqlen_k": case.seq_q}
-        function = package.flash_attn_varlen_func
+        function = module.flash_attn_varlen_func
+    if x.sinks is not None:
+        if SINKS not in inspect.signature(function).parameters:
+            raise UnavailableError("no sinks")
+        options[SINKS] = x.sinks
 
     def call() -> Any:
         result = function(x.q, x.k, x.v, **options)
         return result[0] if isinstance(result, tuple) else result
 
     return call
+
+
+def fa3_call(case: Case, x: Inputs) -> Call:
+    """FlashAttention-3, whose package has one element type."""
+    if case.dtype is not DType.BF16:
+        raise UnavailableError("its package takes BF16 only")
+    return package_call("fa3_fwd_interface", case, x)
 
 
 def differentiated(contestant: Contestant) -> Contestant:
@@ -112,9 +157,9 @@ def differentiated(contestant: Contestant) -> Contestant:
 
 CONTESTANTS = (
     Contestant(OURS, own_call, ran=last_kernel_name),
-    Contestant("fa2", sdpa_call, lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
+    Contestant("fa2", fa2_call, lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
     Contestant("cudnn", sdpa_call, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)),
-    Contestant("fa3", lambda case, x: package_call("fa3_fwd_interface", case, x)),
+    Contestant("fa3", fa3_call),
     Contestant("fa4", lambda case, x: package_call("flash_attn.cute", case, x)),
 )
 ALL_CONTESTANTS = ",".join(contestant.name for contestant in CONTESTANTS)

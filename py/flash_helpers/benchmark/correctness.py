@@ -45,6 +45,8 @@ def reference(
     v: Tensor,
     causal: bool = False,
     window: tuple[int | None, int | None] = (None, None),
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(d_head)) v in float32, sliced so that it never needs more than about 1 GiB.
 
@@ -57,6 +59,8 @@ def reference(
         causal: key j is visible to query i when j <= i + (seq_len_k - seq_len_q); a query that
             sees no key gives 0.
         window: keys to the left and right of the query's own place that it sees; None: all.
+        softcap: logits become softcap tanh(logit / softcap); 0: they stay.
+        sinks: (heads,), one more logit a head, without a value.
 
     Returns:
         (batch, seq_len_q, heads, d_head_v), float32.
@@ -77,17 +81,27 @@ def reference(
                 shared = heads // heads_kv * n
                 scores = queries.reshape(heads_kv, shared, d_head) @ keys.transpose(1, 2)
                 scores = scores.view(heads, n, seq_len_k)
+                if softcap:
+                    scores.div_(softcap).tanh_().mul_(softcap)
                 hidden = hidden_keys(first, n, seq_len_q, seq_len_k, causal, window, q.device)
                 if hidden is not None:
                     scores.masked_fill_(hidden, float("-inf"))
-                weights = torch.softmax(scores, dim=-1)
+                weights = _softmax(scores, sinks)
                 if hidden is not None:
                     weights.masked_fill_(hidden.all(dim=-1)[:, None], 0.0)
-                product = weights.view(heads_kv, shared, seq_len_k) @ values
+                product = weights.reshape(heads_kv, shared, seq_len_k) @ values
                 out[b, first : first + n] = product.view(heads, n, d_head_v).transpose(0, 1)
     finally:
         torch.set_float32_matmul_precision(precision)
     return out
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last dimension of (heads, n, seq_len_k), with a head's sink in the sum."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    more = sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
+    return torch.softmax(torch.cat([scores, more], dim=-1), dim=-1)[..., :-1]
 
 
 def hidden_keys(

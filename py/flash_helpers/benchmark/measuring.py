@@ -7,8 +7,10 @@ float32, and the rule that of ``OutputError.wrong_reason``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -149,6 +151,10 @@ def failure_text(error: Exception, device: torch.device, name: str) -> str:
     return text
 
 
+def _is_over(end: float) -> bool:
+    return time.monotonic() > end
+
+
 def _time_together(
     found: dict[str, Measured],
     calls: dict[str, TimedCall],
@@ -170,6 +176,7 @@ def _time_together(
             plan.rounds,
             pause_seconds=plan.pause_seconds if pauses else 0.0,
             seed=plan.seed,
+            deadline=None if plan.seconds is None else partial(_is_over, time.monotonic() + plan.seconds),
         )
         for name, values in samples.items():
             found[name].timings[mode] = Timing.of(values, calls[name].launch_hidden)

@@ -29,12 +29,14 @@ class Plan:
         modes: names out of ``MODES``; those that the device's timer lacks are left out.
         pause_seconds: the pause of mode ``paused``.
         seed: of inputs and orders.
+        seconds: no round of a mode begins later than this after its first one; None: there are all of them.
     """
 
     rounds: int = 11
     modes: tuple[str, ...] = DEFAULT_MODES
     pause_seconds: float = 0.08
     seed: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         unknown = [mode for mode in self.modes if mode not in MODES]

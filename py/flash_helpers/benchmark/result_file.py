@@ -38,7 +38,10 @@ PROBLEM: dict[str, Kind] = {
     "dtype": str, "batch": int, "n_heads": int, "n_heads_kv": int, "seq_len_q": int,
     "seq_len_k": int, "d_head": int, "causal": bool,
 }  # fmt: skip
-MORE_PROBLEM: dict[str, Kind] = {"window": int, "lengths": list, "page_size": int}
+MORE_PROBLEM: dict[str, Kind] = {
+    "window": int, "window_right": int, "lengths": list, "page_size": int, "d_head_v": int,
+    "softcap": (int, float), "sinks": bool,
+}  # fmt: skip
 ROW: dict[str, Kind] = {
     "implementation": str, "kind": str, "problem": dict, "milliseconds": dict,
 }  # fmt: skip

@@ -20,11 +20,14 @@ class Defaults:
         whole: where a block takes all keys of its rows.
         split: where the keys of a block are shared by several blocks.
         place: among the directions: the least is expected to be the fastest.
+        in_parts: keys may be cut into parts. Where ``whole`` has small blocks for want of large ones, what
+            combines the parts costs more than they gain.
     """
 
     whole: Default
     split: Default
     place: int
+    in_parts: bool = True
 
 
 def size_for(problem: AttentionProblem, sizes: Iterable[tuple[int, int]]) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flash_helpers.kernels.defaults import Default
+from flash_helpers.kernels.defaults import Defaults
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
@@ -42,20 +42,20 @@ def family_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[Family
     """
     answers = [direction.defaults(problem, facts) for direction in directions(problem.direction)]
     found = sorted((answer for answer in answers if answer is not None), key=lambda answer: answer.place)
-    return [c for answer in found for c in _split_and_whole(problem, facts, answer.split, answer.whole)]
+    return [c for answer in found for c in _split_and_whole(problem, facts, answer)]
 
 
 def _split_and_whole(
     problem: AttentionProblem,
     facts: DeviceFacts,
-    split: Default,
-    whole: Default,
+    answer: Defaults,
 ) -> list[FamilyChoice]:
     """The choices of a family, the one for keys in parts only where there is more than one part."""
     found = []
+    split, whole = answer.split, answer.whole
     config, reason = split
     variant = split_variant(kernel_for(config, problem))
-    if variant is not None and not _obstacle(config, problem, facts):
+    if answer.in_parts and variant is not None and not _obstacle(config, problem, facts):
         parts = parts_of_keys(variant, problem, facts)
         if parts > 1:
             found.append(FamilyChoice(variant, parts, reason, None))

@@ -3,12 +3,15 @@
 // A capped score, softcap * tanh(x), stands in an exponent: its absolute error is the relative error of P
 // and the error of the LSE. tanh.approx.f32 is off by up to 2^-11 of its value: with the usual caps, 30
 // to 50, that is up to 0.024 in the score, 24 times what the LSE may be off, and more than fp16 scores
-// are rounded by. So tanh is made of two other approximate functions,
+// are rounded by. So tanh is made of two other forms,
 //
-//     tanh x = 1 - 2 / (2^(2 log2e x) + 1)            error below 2^-22, absolute
-//     tanh x = x + x^3 (c3 + x^2 (c5 + c7 x^2 + …))    for small x, where the first form cancels
+//     tanh x = x (c1 + x^2 (c3 + x^2 (c5 + …)))      error below 2^-20 of it up to |x| = 0.75, of five terms
+//     tanh x = 1 - 2 / (2^(2 log2e x) + 1)           error below 2^-22, absolute
 //
-// the second of them because a large cap leaves x small and multiplies what it loses.
+// The second form cancels for small x, and a large cap leaves x small and multiplies what it loses. It also
+// takes two operations of the unit that computes the exponentials of the softmax, which kernels with a soft
+// cap wait for. So a warp looks at all scores of its tile, and takes the first form alone where that is right
+// for all of them: caps are well above usual scores.
 #pragma once
 
 #include "common/cuda_utils.cuh"
@@ -22,12 +25,62 @@
 
 namespace flash {
 
-inline constexpr float kTanhSeriesEnd = 0.4f;
+inline constexpr float kTanhSeriesEnd = 0.75f;  // of five terms
+inline constexpr float kShortTanhSeriesEnd = 0.4f;
+inline constexpr float kShortTanhSeriesScore = 20.0f;
 
-// The odd polynomial with the least relative error on |x| <= kTanhSeriesEnd.
+// value_factor * tanh(factor * s), of positive factors, as an odd polynomial of s. Of those of its degree
+// tanh's has the least relative error on its range, 2^-20 with five terms and 2^-17 with three; it grows with
+// x everywhere. Of three terms the range also ends at scores of 20, so that no score is off by more than
+// 2^-12 whatever the cap is.
+template <int kTerms>
+struct TanhSeries {
+    float terms[kTerms];
+    // It holds for s within `end` of 0, whose values are within `bound`; 0, 0: it can't be used.
+    float end, bound;
+
+    // Its value by s, for square = s^2.
+    FLASH_HOST_DEVICE constexpr float slope(float square) const {
+        float sum = terms[kTerms - 1];
+#pragma unroll
+        for (int i = kTerms - 2; i >= 0; --i) sum = square * sum + terms[i];
+        return sum;
+    }
+};
+
+template <int kTerms>
+FLASH_HOST_DEVICE constexpr TanhSeries<kTerms> tanh_series_of(double factor, double value_factor) {
+    static_assert(kTerms == 3 || kTerms == 5, "a series of tanh has three or five terms");
+    constexpr double kLong[] = {0.999999463558197, -0.3332825005054474, 0.13258983194828033,
+                                -0.05005628988146782, 0.012929621152579784};
+    constexpr double kShort[] = {0.9999937529884932, -0.3326257899260653, 0.1212778367154386};
+    constexpr double kLeastTerm = 0x1p-125,
+                     kLargestTerm = 0x1p100;  // they don't overflow, and lose no digits
+    double x = kTanhSeriesEnd;
+    if (kTerms == 3) {
+        const double end = kShortTanhSeriesScore * kLog2e / value_factor;
+        x = end < kShortTanhSeriesEnd ? end : kShortTanhSeriesEnd;
+    }
+    TanhSeries<kTerms> series{};
+    double power = factor * value_factor, x_power = x, value = 0;
+    for (int i = 0; i < kTerms; ++i) {
+        const double coefficient = kTerms == 3 ? kShort[i] : kLong[i];
+        const double term = coefficient * power;
+        const double size = term < 0 ? -term : term;
+        if (!(size > kLeastTerm && size < kLargestTerm)) return TanhSeries<kTerms>{};
+        series.terms[i] = static_cast<float>(term);
+        value += coefficient * x_power;
+        power *= factor * factor;
+        x_power *= x * x;
+    }
+    series.end = static_cast<float>(x / factor);
+    series.bound = static_cast<float>(value * value_factor);
+    return series;
+}
+
 FLASH_HOST_DEVICE float tanh_series(float x) {
-    const float y = x * x;
-    return x + x * y * (-0.33331883f + y * (0.13277629f + y * -0.047794215f));
+    constexpr TanhSeries<5> series = tanh_series_of<5>(1, 1);
+    return x * series.slope(x * x);
 }
 
 FLASH_HOST_DEVICE float tanh_exponential(float x) {
@@ -43,5 +96,49 @@ FLASH_HOST_DEVICE float tanh_exponential(float x) {
 FLASH_HOST_DEVICE float softcap_tanh(float x) {
     return (x < 0 ? -x : x) < kTanhSeriesEnd ? tanh_series(x) : tanh_exponential(x);
 }
+
+#if defined(__CUDACC__)
+// tanh_exponential is off by up to 2^-22: scores under smaller caps by less than 2^-12.
+inline constexpr float kLargeCap = 1024;
+
+// Whether no score of the warp's tile is further from 0 than `end`. NaN counts as small: it stays NaN.
+template <int n>
+FLASH_DEVICE bool scores_are_small(const float (&scores)[n], float end) {
+    float even = 0.f, odd = 0.f;
+#pragma unroll
+    for (int i = 0; i < n; i += 2) {
+        even = fmaxf(even, fabsf(scores[i]));
+        odd = fmaxf(odd, fabsf(scores[i + 1]));
+    }
+    return !__any_sync(kAllLanes, fmaxf(even, odd) > end);
+}
+
+// A thread's scores S become tanh(score_factor S), whatever they are. exponent_factor: softcap * log2(e).
+template <int n>
+FLASH_DEVICE void cap_any_scores(float (&scores)[n], float score_factor, float exponent_factor) {
+    if (exponent_factor > kLargeCap * kLog2e) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) scores[i] = softcap_tanh(scores[i] * score_factor);
+    } else {
+#pragma unroll
+        for (int i = 0; i < n; ++i) scores[i] = tanh_exponential(scores[i] * score_factor);
+    }
+}
+
+// The same of a warp's tile, by the series alone where all are small; tells whether they were.
+template <int n>
+FLASH_DEVICE bool cap_scores(float (&scores)[n], float score_factor, float exponent_factor) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) scores[i] *= score_factor;
+    const bool small = scores_are_small(scores, kTanhSeriesEnd);
+    if (small) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) scores[i] = tanh_series(scores[i]);
+    } else {
+        cap_any_scores(scores, 1.0f, exponent_factor);
+    }
+    return small;
+}
+#endif
 
 }  // namespace flash

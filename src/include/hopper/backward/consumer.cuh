@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/backward/element.cuh"
-#include "hopper/backward/capped_scores.cuh"
+#include "common/softcap.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/kept_sums.cuh"
 #include "hopper/backward/products.cuh"
@@ -191,7 +191,7 @@ struct BackwardConsumer {
     // softcap times the derivative of the cap, so that dS is the gradient of the score before the cap.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
         if constexpr (Kernel::has_mod) return modified_probabilities(rmem_P, rmem_half);
-        if constexpr (Kernel::traits.softcap) cap_scores(rmem_S, args.score_factor, args.exponent_factor);
+        if constexpr (Kernel::traits.softcap) cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         if (needs_mask()) {
             exponentials<true>(rmem_P, rmem_half);
         } else {

@@ -10,8 +10,8 @@
 
 #include "common/backward/element.cuh"
 #include "common/quad.cuh"
+#include "common/softcap.cuh"
 #include "common/softmax_scale.cuh"
-#include "hopper/backward/capped_scores.cuh"
 #include "hopper/backward/dq_producer.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/unseen_rows.cuh"
@@ -162,7 +162,7 @@ struct DqConsumer {
         if constexpr (Kernel::has_mod) {
             modified_probabilities();
         } else if constexpr (Kernel::traits.softcap) {
-            cap_scores(rmem_S, args.score_factor, args.exponent_factor);
+            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         } else {
 #pragma unroll
             for (int i = 0; i < B_c / 2; ++i) {

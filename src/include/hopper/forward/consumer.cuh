@@ -2,7 +2,7 @@
 // puts the moves in order.
 #pragma once
 
-#include "common/softcap.cuh"
+#include "hopper/forward/capped_softmax.cuh"
 #include "hopper/forward/epilogue.cuh"
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
@@ -14,9 +14,6 @@
 #include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
-
-// tanh_exponential is off by up to 2^-22: scores under smaller caps by less than 2^-12.
-inline constexpr float kLargeCap = 1024;
 
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
@@ -34,6 +31,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     uint32_t rmem_P[B_c / 4];              // (64, B_c) P, 16 bit
     float rmem_O[d_v / 2];                 // (64, d_v)
     OnlineSoftmax<B_c> softmax{};
+    CapForm cap_form;  // softcap
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
@@ -52,6 +50,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
+        if constexpr (Kernel::traits.softcap) {
+            cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
+        }
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod();
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
@@ -60,6 +61,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
+        if constexpr (Kernel::traits.softcap && kLagged && !kMasked) return capped_lagged_softmax();
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod();
         if (kMasked) mask_tile();
@@ -70,13 +72,26 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         }
     }
 
+    FLASH_DEVICE void capped_lagged_softmax() {
+        if (cap_form == CapForm::SHORT_SERIES) {
+            CappedExponents<3> exponents{args.short_cap_series, args.exponent_factor};
+            softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
+        } else if (cap_form == CapForm::LONG_SERIES) {
+            CappedExponents<5> exponents{args.long_cap_series, args.exponent_factor};
+            softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
+        } else {
+            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
+            softmax.lagged_step(rmem_S, args.exponent_factor);
+        }
+    }
+
     // O follows the step's change of reference. No wgmma is in flight.
     template <bool kMasked>
     FLASH_DEVICE void settle_softmax() {
         if constexpr (kLagged && !kMasked) {
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
-                softmax.undo_lagged_step(rmem_S);
+                undo_lagged_step();
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
@@ -90,17 +105,19 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         scale_rows(rmem_O, softmax.rescale);
     }
 
-    // Scores become tanh(score_factor S); softcap is a part of exponent_factor. The form that is right for
-    // small arguments too costs half as much again, and is needed only for caps that multiply what they lose.
+    FLASH_DEVICE void undo_lagged_step() {
+        // NaN looks like an unusable step, where no step can be; others are known to the whole warp.
+        if (Kernel::traits.softcap && cap_form != CapForm::ANY && softmax.growth[0] == kUnusableStep) {
+            cap_form = CapForm::LONG_SERIES;  // unless cap_scores finds that it does not hold either
+        } else {
+            softmax.undo_lagged_step(rmem_S);
+        }
+    }
+
+    // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
     FLASH_DEVICE void cap_scores() {
         if constexpr (Kernel::traits.softcap) {
-            if (args.exponent_factor > kLargeCap * kLog2e) {
-#pragma unroll
-                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = softcap_tanh(rmem_S[i] * args.score_factor);
-            } else {
-#pragma unroll
-                for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = tanh_exponential(rmem_S[i] * args.score_factor);
-            }
+            if (!flash::cap_scores(rmem_S, args.score_factor, args.exponent_factor)) cap_form = CapForm::ANY;
         }
     }
 

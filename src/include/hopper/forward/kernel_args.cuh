@@ -8,6 +8,7 @@
 #include "common/planned_output.cuh"
 #include "common/scheduler_counter.cuh"
 #include "common/sequence_rows.cuh"
+#include "common/softcap.cuh"
 #include "flash_attention.cuh"
 #include "tma/work_items.cuh"
 
@@ -45,6 +46,9 @@ struct ForwardKernelArgs {
     PageSize page_size;      // paged
     PlannedLaunch planned;   // planned
     PlannedOutput output;    // planned
+    // softcap: the exponent of a score S that is small, or not large
+    TanhSeries<3> short_cap_series;
+    TanhSeries<5> long_cap_series;
 
     // The mask of a launch; of one sequence of it, where lengths differ.
     template <ForwardTraits TRAITS>

@@ -105,6 +105,10 @@ cudaError_t make_arguments(const ForwardProblem &problem, KernelArgs<typename Ke
     args.exponent_factor = scale.exponent_factor;
     args.inv_exponent_factor = 1.f / scale.exponent_factor;
     args.lowest = scale.lowest;
+    if constexpr (Kernel::traits.softcap) {
+        args.short_cap_series = tanh_series_of<3>(scale.score_factor, scale.exponent_factor);
+        args.long_cap_series = tanh_series_of<5>(scale.score_factor, scale.exponent_factor);
+    }
     args.window_left = problem.window_left;
     args.window_right = problem.window_right;
     args.sinks = problem.sinks;

@@ -50,6 +50,8 @@ class HopperChoice:
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
         d_head_v: head size of V; None: ``d_head``.
+        max_keys: up to this many keys; None: any number.
+        few_blocks_of: for problems whose blocks of so many queries all find an SM of their own; None: any.
     """
 
     d_head: int
@@ -58,9 +60,28 @@ class HopperChoice:
     config: HopperForwardKernelConfig
     reason: str
     d_head_v: int | None = None
+    max_keys: int | None = None
+    few_blocks_of: int | None = None
 
-    def fits(self, d_head: int, d_head_v: int, causal: bool, seq_len: int) -> bool:
-        """Whether it was made for such a problem."""
+    def fits(
+        self,
+        d_head: int,
+        d_head_v: int,
+        causal: bool,
+        seq_len: int,
+        n_keys: int | None = None,
+        few_blocks_of: int | None = None,
+    ) -> bool:
+        """Whether it was made for such a problem.
+
+        Args:
+            n_keys: None where the number is not known.
+            few_blocks_of: the least number of queries whose blocks all find an SM of their own; None: none.
+        """
+        if self.few_blocks_of is not None and (few_blocks_of is None or few_blocks_of > self.few_blocks_of):
+            return False
+        if self.max_keys is not None and (n_keys is None or n_keys > self.max_keys):
+            return False
         return (
             self.d_head == d_head
             and (self.d_head_v or self.d_head) == d_head_v
@@ -79,7 +100,60 @@ _D192_ONE_Q = _config(192, 128, 96, 2, 1, **_ONE_Q_SLOT)
 _D256 = _config(256, 128, 64, 2, 1, **_ONE_Q_SLOT)
 _D256_CAUSAL = replace(_D256, trimmed=True)
 
-CHOICES = (
+_FEW = "one block of 64 queries an SM, where blocks of 128 leave half of the SMs idle: "
+FEW_BLOCKS_CHOICES = (
+    HopperChoice(
+        64, None, None, _config(64, 64, 128, 4, 1, ping_pong=False, direct_store=True),
+        _FEW + "a third of the time of 256 rows, three quarters of that of 128 at 1024 keys (H200)",
+        max_keys=2048, few_blocks_of=64,
+    ),
+    HopperChoice(
+        96, None, None, _config(96, 64, 128, 3, 1, **_ONE_Q_SLOT),
+        _FEW + "as for head sizes 64, 128 and 256, for want of measurements", max_keys=2048, few_blocks_of=64,
+    ),
+    HopperChoice(
+        128, None, None, _config(128, 64, 128, 3, 1, **_ONE_Q_SLOT),
+        _FEW + "two thirds of the time of 128 rows at 512 keys, a third of that of 128 rows with keys in "
+        "parts at 1024 (H200)", max_keys=2048, few_blocks_of=64,
+    ),
+    HopperChoice(
+        128, 2048, None, replace(_D128, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "one block an SM has no next item, and starts sooner where it is no cluster: +3 % at 2048, +1 % "
+        "under a causal mask (H200)", max_keys=2048, few_blocks_of=128,
+    ),
+    *(
+        HopperChoice(
+            192, None, None, _config(192, 64, 64, 3, 1, d_head_v=d_head_v, **_ONE_Q_SLOT),
+            _FEW + "as for head sizes 64, 128 and 256, for want of measurements",
+            d_head_v=d_head_v, max_keys=2048, few_blocks_of=64,
+        )
+        for d_head_v in (None, 128)
+    ),
+    HopperChoice(
+        256, None, None, _config(256, 64, 64, 2, 1, ping_pong=False, direct_store=True),
+        _FEW + "two thirds of the time of 128 rows at 1024 keys (H200)", max_keys=2048, few_blocks_of=64,
+    ),
+)  # fmt: skip
+"""For problems that leave SMs idle."""
+
+FEW_KEYS_CHOICES = (
+    HopperChoice(
+        64, None, False,
+        _config(64, 192, 80, 2, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "all keys are one tile, and four Q slots keep memory busy: 55 % of the time of 256 x 64 at 77 keys, "
+        "60 % at 16 (H200)",
+        max_keys=80,
+    ),
+    HopperChoice(
+        64, 4096, False,
+        replace(_D64_TALL, q_stages=3),
+        "a third Q slot, since items are short: +6 % at 256 keys (H200)",
+        max_keys=256,
+    ),
+)  # fmt: skip
+"""For queries over few keys, as of cross-attention."""
+
+_BY_LENGTH = (
     HopperChoice(
         64, 1024, True,
         replace(_D64_TALL, trimmed=True, section_heads=64),
@@ -237,6 +311,25 @@ CHOICES = (
     ),
 )  # fmt: skip
 
+CHOICES = FEW_BLOCKS_CHOICES + FEW_KEYS_CHOICES + _BY_LENGTH
+
+CAPPED_CHOICES = (
+    *FEW_BLOCKS_CHOICES,
+    *FEW_KEYS_CHOICES,
+    HopperChoice(
+        64, None, False, _D64_TALL,
+        "as without a soft cap up to 4096; 192 x 128 has no registers for a cap there, and takes twice the "
+        "time at 2048 (H200)",
+    ),
+    *(choice for choice in _BY_LENGTH if choice.d_head == 64 and choice.causal and choice.max_seq_len),
+    HopperChoice(
+        64, None, True, replace(_D64_WIDE, q_register_steps=0),
+        "as without a soft cap, whose registers a part of Q would take: +11 % at 8192 (H200)",
+    ),
+    *(choice for choice in _BY_LENGTH if choice.d_head != 64),
+)  # fmt: skip
+"""For soft-capped scores."""
+
 VARLEN_CHOICES = (
     HopperChoice(
         64, None, None,
@@ -250,9 +343,24 @@ VARLEN_CHOICES = (
         "by its resources, for want of measurements: as for head size 64, three consumers leave the load "
         "warp too few registers",
     ),
-    *(choice for choice in CHOICES if choice.d_head not in (64, 96)),
+    *(choice for choice in _BY_LENGTH if choice.d_head not in (64, 96)),
 )  # fmt: skip
-"""For sequences of different lengths."""
+"""For sequences of different lengths, in the cache or with features, and for functions of the user's."""
+
+PACKED_CHOICES = (
+    HopperChoice(
+        64, None, False, _D64_TALL,
+        "taller blocks, whose load warp spills outside of its loop alone: +20 % over 128 x 128 with lengths "
+        "from 33 to 4096 (H200)",
+    ),
+    HopperChoice(
+        64, None, True, _D64_WIDE,
+        "taller blocks, whose load warp spills outside of its loop alone: +12 % over 128 x 128 with lengths "
+        "from 33 to 4096 (H200)",
+    ),
+    *VARLEN_CHOICES,
+)  # fmt: skip
+"""For sequences of different lengths without other features than a causal mask."""
 
 MAX_SHORT_QUERIES = 64  # rows of one warpgroup
 

@@ -7,7 +7,7 @@ from functools import cache
 from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.forward.choices import CHOICES
-from flash_helpers.kernels.hopper.forward.config import CAPABILITY
+from flash_helpers.kernels.hopper.forward.config import CAPABILITY, WARPGROUP_ROWS
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
@@ -39,6 +39,8 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             exact=problem.mod is not None,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split and not problem.planned}),
+            n_keys=problem.seq_len_k,
+            few_blocks_of=few_blocks_of(problem, facts),
             mod=problem.mod is not None,
             uneven=problem.mod_hides_keys,
         )
@@ -47,7 +49,23 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
     few = problem.decoding and rows <= MAX_DECODE_ROWS
     small_blocks_are_faster = few and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
-    return Defaults(choose(False), choose(True), LAST if small_blocks_are_faster else FIRST)
+    whole = choose(False)
+    # At 1024 keys on an H200, parts of blocks of 128 queries take three times as long as whole blocks of 64.
+    small_blocks = whole[0].B_r == WARPGROUP_ROWS and few_blocks_of(problem, facts) == WARPGROUP_ROWS
+    return Defaults(
+        whole,
+        choose(True),
+        LAST if small_blocks_are_faster else FIRST,
+        in_parts=problem.decoding or not small_blocks,
+    )
+
+
+def few_blocks_of(problem: AttentionProblem, facts: DeviceFacts) -> int | None:
+    """The least number of queries whose blocks all find an SM of their own: 64, 128; None: neither does."""
+    for rows in (WARPGROUP_ROWS, 2 * WARPGROUP_ROWS):
+        if -(-problem.seq_len_q // rows) * problem.batch * problem.n_heads <= facts.sm_count:
+            return rows
+    return None
 
 
 @cache

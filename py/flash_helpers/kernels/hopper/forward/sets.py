@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.choices import CHOICES, SPLIT_CHOICES, VARLEN_CHOICES
+from flash_helpers.kernels.hopper.forward.choices import (
+    CAPPED_CHOICES,
+    CHOICES,
+    PACKED_CHOICES,
+    SPLIT_CHOICES,
+    VARLEN_CHOICES,
+    HopperChoice,
+)
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.hopper.forward.ladder import get_hopper_ladder
 from flash_helpers.kernels.kernel import ForwardKernel
@@ -23,6 +30,8 @@ def choose_hopper_kernel(
     *,
     d_head_v: int | None = None,
     traits: ForwardTraits = PLAIN,
+    n_keys: int | None = None,
+    few_blocks_of: int | None = None,
     mod: bool = False,
     uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
@@ -36,6 +45,9 @@ def choose_hopper_kernel(
         exact: take the row's true maximum as the reference instead of a lagged one.
         d_head_v: head size of V; None: ``d_head``.
         traits: what else the kernel must be able to do.
+        n_keys: keys; None: many.
+        few_blocks_of: the least number of queries whose blocks all find an SM of their own; None: there are
+            more blocks than SMs.
         mod: whether functions of the user's change its scores or hide keys. Three and four consumers leave
             them no registers.
         uneven: whether some queries see fewer keys than others by a mask that is no trait.
@@ -45,14 +57,25 @@ def choose_hopper_kernel(
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    has_parts = traits.split or traits.planned
-    choices = SPLIT_CHOICES if has_parts else VARLEN_CHOICES if traits.varlen or mod else CHOICES
+    choices = _choices_for(traits, mod)
     for choice in choices:
-        if choice.fits(d_head, d_head_v, traits.causal or traits.window or uneven, seq_len):
+        limited = traits.causal or traits.window or uneven
+        if choice.fits(d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of):
             return _kernel(choice.config, dtype, traits, exact, uneven), choice.reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
+
+
+def _choices_for(traits: ForwardTraits, mod: bool) -> tuple[HopperChoice, ...]:
+    """The table for kernels with some traits."""
+    if traits.split or traits.planned:
+        return SPLIT_CHOICES
+    if mod or (traits.varlen and traits != ForwardTraits(causal=traits.causal, varlen=True)):
+        return VARLEN_CHOICES
+    if traits.varlen:
+        return PACKED_CHOICES
+    return CAPPED_CHOICES if traits.softcap else CHOICES
 
 
 def _head_sizes(d_head: int, d_head_v: int | None) -> str:

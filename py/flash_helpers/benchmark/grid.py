@@ -1,0 +1,180 @@
+"""Every feature beside every peer: ``python -m flash_helpers.benchmark.grid --out DIR``.
+
+The rows are those of ``grid_cases``. Kernels are built before, in parallel, and so are those of peers that
+compile at their first use (``warm_up``). Each output is compared with a float32 reference; who is wrong, or
+has no such feature, is not timed and says why. The file is written after each row. A row ends with what
+there is when its time is over, and none begins when that of the run is.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+from flash_helpers.benchmark.build_ahead import build_ahead
+from flash_helpers.benchmark.case_row import CaseRow, measure_case, names_to_show
+from flash_helpers.benchmark.cases import Case
+from flash_helpers.benchmark.contestants import (
+    ALL_CONTESTANTS,
+    CONTESTANTS,
+    OURS,
+    Contestant,
+    select_contestants,
+)
+from flash_helpers.benchmark.copy_rate import COPY_BYTES, copy_rate
+from flash_helpers.benchmark.environment import environment
+from flash_helpers.benchmark.features import COMPILING, mode_of
+from flash_helpers.benchmark.grid_cases import grid_cases
+from flash_helpers.benchmark.measuring import DeviceLostError
+from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.runner import default_device
+from flash_helpers.benchmark.warm_up import warm_up
+from flash_helpers.console.alone import run_alone
+from flash_helpers.console.errors import shown_errors
+from flash_helpers.console.output import console_for
+from flash_helpers.console.writable import check_folder
+
+BENCHMARK, WHAT = "grid", "every feature, head size and hard shape beside every peer that has it"
+FILE = "grid.json"
+ROUNDS = 7
+ROW_SECONDS = 3.0  # of the rounds of a row
+WARM_UP_PART = 0.4  # of the run's time, at most
+
+
+def run(
+    out: Path,
+    device: torch.device,
+    seconds: float,
+    contestants: Sequence[Contestant],
+    cases: Sequence[Case] | None = None,
+    rounds: int = ROUNDS,
+    jobs: int | None = None,
+) -> list[CaseRow]:
+    """Builds, measures and saves after each row, until the time is over; prints the table.
+
+    Args:
+        out: folder of ``grid.json``.
+        device: where.
+        seconds: no row begins later.
+        contestants: who.
+        cases: the rows; None: the whole grid.
+        rounds: measurements of each.
+        jobs: processes in which peers compile ahead; None: as many as there are cores.
+    """
+    begin, rows, skipped = time.monotonic(), list[CaseRow](), list[str]()
+    whole = cases is None
+    cases = list(grid_cases()) if cases is None else list(cases)
+    facts: dict[str, Any] = {"skipped": skipped}
+    file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts)
+    console = console_for()
+    facts["build_seconds"] = build_ahead(cases, device)
+    with tempfile.TemporaryDirectory() as compiled:
+        compiling = [c.name for c in contestants if c.name in COMPILING and device.type == "cuda" and whole]
+        for name in compiling:
+            workers = jobs or os.cpu_count() or 1
+            facts[f"{name}_compile_seconds"] = warm_up(
+                len(cases), name, Path(compiled), workers, WARM_UP_PART * seconds
+            )
+        facts["copy_bytes_per_second"] = copied = copy_rate(
+            device, COPY_BYTES // (1 if whole else 64), rounds
+        )
+        try:
+            for case in cases:
+                if time.monotonic() - begin > seconds:
+                    skipped.append(f"{case.feature}: {case.label()}")
+                    continue
+                row = measure_case(case, mode_of(case, device), contestants, device, rounds, ROW_SECONDS)
+                rows.append(row)
+                file.rows += row.to_rows()
+                file.save(out / FILE)
+        except DeviceLostError as lost:
+            facts["stopped"] = f"{lost}. The CUDA context is lost: the rest is not measured"
+            console.print(facts["stopped"], style="red", markup=False)
+    file.save(out / FILE)
+    console.print(table_of(rows))
+    for text in refusals(rows):
+        console.print(text, markup=False)
+    ahead = [ratio for row in rows if (ratio := lead(row)) is not None]
+    console.print(
+        f"{len(rows)} rows, {len(skipped)} skipped; {sum(r >= 1 for r in ahead)} of {len(ahead)} at or above "
+        f"the best peer, the lowest {min(ahead, default=0):.2f}; copy {copied / 1e9:.0f} GB/s; "
+        f"{time.monotonic() - begin:.0f} s; {out / FILE}",
+        markup=False,
+    )
+    return rows
+
+
+def lead(row: CaseRow) -> float | None:
+    """The best peer's time over ours; None: nobody else, or ours has no time."""
+    ratios = [row.over(name, OURS) for name in row.milliseconds if name != OURS]
+    return min((r for r in ratios if r is not None), default=None)
+
+
+def table_of(rows: Sequence[CaseRow]) -> Table:
+    """A line a case: our time, the best peer's over ours, and each one's."""
+    names = names_to_show(rows, CONTESTANTS)
+    table = Table("feature", "problem", "ours, us", "best / ours", *(f"{name} / ours" for name in names))
+    for row in rows:
+        own, ratio = row.milliseconds.get(OURS), lead(row)
+        time_text = f"{1e3 * own.median:.1f}" if own else _why_not(row)
+        cells = [time_text, "" if ratio is None else f"{ratio:.3f}", *(row.cell(name) for name in names)]
+        table.add_row(row.case.feature, row.case.label(), *cells)
+    return table
+
+
+def _why_not(row: CaseRow) -> str:
+    one = row.measured.get(OURS)
+    return "not measured" if one is None else f"{one.status}: {one.reason}"
+
+
+def refusals(rows: Sequence[CaseRow]) -> list[str]:
+    """A line for each contestant and reason why it has no time, with the number of rows."""
+    counted = Counter(
+        f"{name}: {one.status}: {one.reason}"
+        for row in rows
+        for name, one in row.measured.items()
+        if one.status != "ok"
+    )
+    return [f"{text} ({n} rows)" if n > 1 else f"{text} (1 row)" for text, n in sorted(counted.items())]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help=f"folder of {FILE}")] = Path("benchmarks/results"),
+    seconds: Annotated[float, typer.Option(help="no row begins after this")] = 240.0,
+    contestants: Annotated[str, typer.Option(help="names joined by commas")] = ALL_CONTESTANTS,
+    rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = ROUNDS,
+    only: Annotated[str, typer.Option(help="features joined by commas; empty: all")] = "",
+) -> None:
+    """Every feature beside every peer, on the device that is there."""
+    with shown_errors():
+        chosen = select_contestants(contestants)
+        check_folder(out, "--out")
+        run(out, default_device(), seconds, chosen, select_cases(only), rounds)
+
+
+def select_cases(text: str) -> list[Case] | None:
+    """The rows of some features; None: all.
+
+    Raises:
+        ValueError: an unknown feature; the message lists the known ones.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        return None
+    known = dict.fromkeys(case.feature for case in grid_cases())
+    if unknown := [name for name in names if not any(feature.startswith(name) for feature in known)]:
+        raise ValueError(f"unknown feature {unknown[0]!r}; known: {', '.join(known)}")
+    return [case for case in grid_cases() if any(case.feature.startswith(name) for name in names)]
+
+
+if __name__ == "__main__":
+    run_alone(main)

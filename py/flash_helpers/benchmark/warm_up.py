@@ -1,0 +1,102 @@
+"""Has contestants that compile at their first use compile ahead, in processes beside each other.
+
+FlashAttention-4 compiles for seconds for each kind of problem, one after the other in one process. It can
+keep what it compiled in a folder, from which the measuring process takes it. Contestants without such a
+folder gain nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flash_helpers.benchmark.contestants import CONTESTANTS
+from flash_helpers.console.alone import run_alone
+
+KEEPS_COMPILED = {
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "{folder}",
+}
+"""Settings of FlashAttention-4, which it reads when it is imported."""
+
+
+def keep_compiled(folder: Path) -> dict[str, str]:
+    """Makes this process and those that it starts keep what contestants compile in ``folder``."""
+    settings = {name: value.format(folder=folder) for name, value in KEEPS_COMPILED.items()}
+    os.environ.update(settings)
+    return settings
+
+
+def warm_up(n_cases: int, name: str, folder: Path, jobs: int, seconds: float) -> float:
+    """Calls a contestant once on each case of the grid, the cases spread over processes.
+
+    Args:
+        n_cases: how many cases the grid has.
+        name: of the contestant.
+        folder: where it keeps what it compiles.
+        jobs: processes.
+        seconds: processes that take longer are ended; what they had compiled is kept.
+
+    Returns:
+        Seconds that it took.
+    """
+    begin = time.monotonic()
+    keep_compiled(folder)
+    command = [sys.executable, "-m", "flash_helpers.benchmark.warm_up", "--name", name]
+    running = [
+        subprocess.Popen(
+            [*command, "--first", str(first), "--step", str(jobs)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for first in range(min(jobs, n_cases))
+    ]
+    for process in running:
+        try:
+            process.wait(max(0.0, seconds - (time.monotonic() - begin)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return time.monotonic() - begin
+
+
+def run(cases: Sequence[object], name: str) -> int:
+    """Calls a contestant once on each case; returns on how many it did not raise."""
+    import torch
+
+    from flash_helpers.benchmark.cases import Case, make_inputs
+
+    contestant = next(c for c in CONTESTANTS if c.name == name)
+    done = 0
+    for case in cases:
+        assert isinstance(case, Case)
+        try:
+            prepared = contestant.prepare(case, make_inputs(case, torch.device("cuda")))
+            with prepared.context():
+                prepared.call()
+            done += 1
+        except Exception as error:  # the measuring process says why it has no time
+            print(f"{case.label()}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
+    return done
+
+
+def main(
+    name: Annotated[str, typer.Option(help="contestant")],
+    first: Annotated[int, typer.Option(min=0, help="the first case of the grid")] = 0,
+    step: Annotated[int, typer.Option(min=1, help="each so many cases one is taken")] = 1,
+) -> None:
+    """One process's part of warming up."""
+    from flash_helpers.benchmark.grid_cases import grid_cases
+
+    run(list(grid_cases())[first::step], name)
+
+
+if __name__ == "__main__":
+    run_alone(main)

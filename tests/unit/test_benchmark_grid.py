@@ -1,0 +1,180 @@
+"""The grid of every feature beside every peer: its rows, what is right, who says why, a run on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flash_attention import attention
+from flash_helpers.benchmark import grid
+from flash_helpers.benchmark.case_row import measure_case
+from flash_helpers.benchmark.cases import Case, expected_output, make_inputs
+from flash_helpers.benchmark.contestants import CONTESTANTS, Contestant, fa2_call, package_call
+from flash_helpers.benchmark.grid import lead, refusals, run, select_cases, table_of
+from flash_helpers.benchmark.grid_cases import grid_cases
+from flash_helpers.benchmark.implementations import UnavailableError
+from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.warm_up import keep_compiled, warm_up
+from flash_helpers.kernels.dtype import DType
+from flash_helpers.report.feature_table import feature_table
+from flash_helpers.test.reference import reference
+
+CPU = torch.device("cpu")
+OURS, FA2 = CONTESTANTS[:2]
+
+
+def test_rows_are_different_and_survive_a_result_file():
+    cases = list(grid_cases())
+    assert len({(case.feature, case.label()) for case in cases}) == len(cases) > 60
+    assert all(Case.from_json(case.feature, case.to_json()) == case for case in cases)
+    assert {case.d_head for case in cases} == {64, 80, 96, 128, 192, 256}
+    assert {case.heads // case.heads_kv for case in cases} >= {1, 4, 8, 16}
+    assert {case.softcap for case in cases} == {0.0, 30.0, 50.0}
+    assert {case.dtype for case in cases} == set(DType)
+    assert {case.seq_k for case in cases if case.feature == "few keys"} == {1, 16, 77, 256, 512}
+    assert {case.seq_q for case in cases if case.feature == "chunk of queries"} == {128, 512, 2048}
+    assert any(case.d_head_v == 128 and case.d_head == 192 for case in cases)
+    assert any(case.window_right for case in cases)
+    assert any(case.sinks for case in cases)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("soft cap", 2, 9, 9, 4, 2, causal=True, softcap=0.5),
+        Case("sinks", 1, 9, 9, 4, 2, sinks=True),
+        Case("window", 1, 40, 40, 2, 2, window=7, window_right=3),
+        Case("head size", 1, 9, 9, 2, 2, d_head=192, d_head_v=128, dtype=DType.FP16),
+        Case("packed", 2, 9, 9, 2, 2, lengths=(9, 4), softcap=1.0, sinks=True),
+    ],
+    ids=lambda case: case.feature,
+)
+def test_the_reference_of_a_feature_is_that_of_the_tests(case):
+    x = make_inputs(case, CPU)
+    found = expected_output(case, x)
+    assert found.shape == (*x.q.shape[:-1], case.value_size)
+    sequences = zip(*(t.split(case.lengths) for t in (x.q, x.k, x.v)), strict=True) if case.lengths else ()
+    parts = [tuple(t[None] for t in sequence) for sequence in sequences] or [(x.q, x.k, x.v)]
+    expected = [
+        reference(*part, causal=case.causal, window=case.limits, softcap=case.softcap, sinks=x.sinks)[0]
+        for part in parts
+    ]
+    right = torch.cat([o[0] for o in expected]) if case.lengths else expected[0]
+    assert torch.allclose(found.double(), right, atol=2e-6, rtol=1e-5)
+
+
+def test_a_case_and_its_problem_say_the_same():
+    case = Case("all", 1, 40, 40, 2, 2, window=7, window_right=3, softcap=2.0, sinks=True, d_head_v=64)
+    problem = case.problem()
+    assert (problem.left, problem.right) == (7, 3)
+    assert (problem.softcap, problem.sinks, problem.varlen) == (True, True, False)
+    assert (problem.d_head, problem.d_head_v) == (128, 64)
+    assert case.label() == "b1 s40 h2 d128/64 window 7 + 3 softcap 2 sinks"
+    assert case.flop() == 2 * 2 * (128 + 64) * sum(min(i + 3, 39) - max(i - 7, 0) + 1 for i in range(40))
+
+
+def test_a_peer_without_a_feature_says_so():
+    capped = Case("soft cap", 1, 4, 4, 1, 1, softcap=1.0)
+    with pytest.raises(UnavailableError, match="no soft caps, no sinks"):
+        fa2_call(capped, make_inputs(capped, CPU))
+    chunk = Case("chunk", 1, 4, 8, 1, 1, causal=True)
+    with pytest.raises(UnavailableError, match="aligns the mask top-left"):
+        fa2_call(chunk, make_inputs(chunk, CPU))
+
+
+def test_a_package_gets_what_a_case_has(monkeypatch, tmp_path: Path):
+    (tmp_path / "some_package.py").write_text(
+        "def flash_attn_func(q, k, v, causal=False, window_size=(-1, -1), softcap=0, learnable_sink=None):\n"
+        "    return (causal, window_size, softcap, learnable_sink)\n"
+        "def flash_attn_varlen_func(q, k, v, causal=False, **lengths):\n"
+        "    return [lengths]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    case = Case("all", 1, 4, 4, 2, 2, causal=True, window=2, softcap=3.0, sinks=True)
+    x = make_inputs(case, CPU)
+    # A call takes the first of several results.
+    assert package_call("some_package", case, x)() is True
+    packed = Case("packed", 1, 4, 4, 2, 2, lengths=(4,), sinks=True)
+    with pytest.raises(UnavailableError, match="no sinks"):
+        package_call("some_package", packed, make_inputs(packed, CPU))
+
+
+def test_a_run_says_who_leads_and_why_others_are_missing(tmp_path: Path, capsys):
+    def slow_call(case: Case, x):
+        def call():
+            for _ in range(40):
+                o = attention(x.q, x.k, x.v)
+            return o
+
+        return call
+
+    slow = Contestant("fa3", slow_call)
+    cases = [Case("head size", 1, 16, 16, 2, 2), Case("soft cap", 1, 16, 16, 2, 2, softcap=4.0)]
+    rows = run(tmp_path, CPU, 60.0, [OURS, FA2, slow], cases, rounds=3)
+    assert [row.case for row in rows] == cases
+    assert set(rows[0].milliseconds) == {"ours", "fa2", "fa3"}
+    ratio = lead(rows[0])
+    assert ratio == min(rows[0].over("fa2", "ours"), rows[0].over("fa3", "ours"))
+    assert rows[0].over("fa3", "ours") > 5
+    assert refusals(rows) == [
+        "fa2: unavailable: no soft caps, no sinks (1 row)",
+        refusals(rows)[1],
+    ]
+    assert refusals(rows)[1].startswith("fa3: wrong: relative error")
+    assert len(list(table_of(rows).rows)) == 2
+    written = ResultFile.load(tmp_path / grid.FILE)
+    assert written.benchmark == "grid"
+    assert len(written.rows) == 6
+    assert written.facts["skipped"] == []
+    shown = feature_table(tmp_path / grid.FILE)
+    assert "| soft cap | b1 s16 h2 softcap 4 |" in shown
+    assert "fa2: no soft caps, no sinks" in shown
+    assert "of 1 at or above the best peer" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_no_row_begins_when_the_time_is_over(tmp_path: Path):
+    cases = [Case("head size", 1, 16, 16, 2, 2)]
+    assert run(tmp_path, CPU, -1.0, [OURS], cases) == []
+    assert ResultFile.load(tmp_path / grid.FILE).facts["skipped"] == ["head size: b1 s16 h2"]
+
+
+def test_a_row_ends_with_what_there_is_when_its_time_is_over():
+    case = Case("head size", 1, 16, 16, 2, 2)
+    row = measure_case(case, "hot", [OURS], CPU, rounds=10**6, seconds=0.2)
+    assert 1 <= row.milliseconds["ours"].rounds < 10**6
+
+
+def test_features_by_name():
+    assert select_cases("") is None
+    assert {case.feature for case in select_cases("soft cap, packed")} == {
+        "soft cap", "packed, mixed", "packed, equal", "packed, tiny", "packed, one long",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="unknown feature 'hard cap'; known: few blocks"):
+        select_cases("hard cap")
+
+
+def test_warming_up_spreads_the_cases_and_ends_with_its_time(monkeypatch, tmp_path: Path):
+    started, killed = [], []
+
+    class Process:
+        def __init__(self, command, **options):
+            started.append(command[-4:])
+
+        def wait(self, timeout=None):
+            if timeout is not None and len(started) == 3 and not killed:
+                raise subprocess.TimeoutExpired("it", timeout)
+
+        def kill(self):
+            killed.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    for name in keep_compiled(tmp_path):
+        monkeypatch.delenv(name)
+    assert warm_up(10, "fa4", tmp_path, jobs=3, seconds=5.0) < 5
+    assert started == [["--first", str(n), "--step", "3"] for n in range(3)]
+    assert len(killed) == 1
+    assert sys.executable
