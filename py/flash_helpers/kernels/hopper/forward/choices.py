@@ -379,3 +379,13 @@ SPLIT_CHOICES = tuple(
     )
 ) + VARLEN_CHOICES  # fmt: skip
 """For keys that are shared by several thread blocks."""
+
+PLANNED_CHOICES = (
+    *(choice for choice in SPLIT_CHOICES if choice.max_seq_len == MAX_SHORT_QUERIES),
+    HopperChoice(
+        256, None, None, _D256,
+        "by its registers, for want of measurements: wider tiles leave too few to a warp that plans",
+    ),
+    *SPLIT_CHOICES,
+)  # fmt: skip
+"""For packed queries over a cache, where rows are queries times grouped heads."""
