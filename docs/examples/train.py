@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from flash_attention import attention, attention_varlen
 
-SYMBOLS, MASKED = 96, 0
+SYMBOLS, MASKED = 32, 0
 Attend = Callable[..., Tensor]
 
 

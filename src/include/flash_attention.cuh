@@ -66,10 +66,10 @@ struct ForwardProblem {
     // which seqused_k cuts down; cu_seqlens_k is nullptr.
     const int *block_table;
     int n_pages, max_pages, page_size;
-    // planned: cu_seqlens_q is given, and of each sequence's queries only the first seqused_q, (batch), count,
-    // if that is given; the others are padding. How many parts the keys of a sequence are cut into follows
-    // from its lengths and from plan_* (part_plan.cuh). partial_o and partial_lse have partial_rows rows;
-    // n_splits is not used.
+    // planned: cu_seqlens_q is given, and of each sequence's queries only the first seqused_q, (batch),
+    // count, if that is given; the others are padding. How many parts the keys of a sequence are cut into
+    // follows from its lengths and from plan_* (part_plan.cuh). partial_o and partial_lse have partial_rows
+    // rows; n_splits is not used.
     const int *seqused_q;
     int plan_slots, plan_shortest, plan_longest, plan_few_queries, plan_fixed;
     int64_t partial_rows;

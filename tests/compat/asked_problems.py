@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 from unittest import mock
 
 import flash_attention
-from flash_attention.run import passes
+from flash_attention.run import choices, passes
 from flash_helpers.kernels.problem import AttentionProblem
 
 
@@ -25,8 +26,11 @@ def asked_problems(call: Callable[[], object]) -> list[AttentionProblem]:
         found.append(problem)
         raise _AskedError
 
-    def choose_with_gradients(problem: AttentionProblem, _: Any, __: Any = None, *rest: Any) -> NoReturn:
-        found.extend((problem, problem.backward(*rest)))
+    def choose_with_gradients(*given: Any) -> NoReturn:
+        asked = inspect.signature(choices.choose_with_gradients).bind(*given)
+        asked.apply_defaults()
+        problem, told = asked.arguments["problem"], asked.arguments
+        found.extend((problem, problem.backward(told["deterministic"], told["captured_gradients"])))
         raise _AskedError
 
     with (

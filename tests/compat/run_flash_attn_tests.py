@@ -344,6 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = [replace(one, cases=one.cases[part::parts]) for one in found]
         if options.device == "cuda":
             kernels = needed_kernels(found)
+            print(f"{len(kernels)} kernels to build after {time.perf_counter() - begin:.0f} s", flush=True)
             major, minor = torch.cuda.get_device_capability()
             build_kernels(kernels, [10 * major + minor])
             print(f"{len(kernels)} kernels ready after {time.perf_counter() - begin:.0f} s", flush=True)

@@ -19,6 +19,7 @@ CONFIGS = tuple(direction.config for direction in DIRECTIONS)
 _named: set[Kernel] = {kernel_of(CONFIG)}
 
 
+@pytest.hookimpl(trylast=True)  # behind -k and -m: what is not run needs no kernel
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Notes every kernel and every configuration among the tests' parameters."""
     for item in items:

@@ -182,7 +182,7 @@ def test_gates_name_what_a_kernel_lacks() -> None:
         (dict(LDGSTS=0), "no cp.async"),
         (dict(IMAD=900), "instructions; its products and scores take"),
         (dict(REDG=0), "nothing adds to the sums of dQ"),
-        (dict(LDL=25), "25 accesses to local memory, more than 24"),
+        (dict(LDL=17), "17 accesses to local memory, more than 16"),
     ):
         (found,) = violations(PLAIN, code(PLAIN, **counts))
         assert words in found

@@ -13,13 +13,20 @@ from flash_attention import attention
 from flash_helpers.benchmark import grid
 from flash_helpers.benchmark.case_row import measure_case
 from flash_helpers.benchmark.cases import Case, expected_output, make_inputs
-from flash_helpers.benchmark.contestants import CONTESTANTS, Contestant, fa2_call, package_call
+from flash_helpers.benchmark.contestants import (
+    CONTESTANTS,
+    Contestant,
+    fa2_call,
+    named_kernel,
+    package_call,
+)
 from flash_helpers.benchmark.grid import lead, refusals, run, select_cases, table_of
 from flash_helpers.benchmark.grid_cases import grid_cases
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.warm_up import keep_compiled, warm_up
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.report.feature_table import feature_table
 from flash_helpers.test.reference import reference
 
@@ -178,3 +185,19 @@ def test_warming_up_spreads_the_cases_and_ends_with_its_time(monkeypatch, tmp_pa
     assert started == [["--first", str(n), "--step", "3"] for n in range(3)]
     assert len(killed) == 1
     assert sys.executable
+
+
+def test_a_named_kernel_is_timed_where_it_can_compute_the_row():
+    case = Case("head size", 1, 16, 16, 2, 2, causal=True)
+    config, _ = choose_hopper_kernel(DType.FP16, 128, False, 4096)
+    named = named_kernel(config.config)
+    assert named.name == config.short_form()
+    row = measure_case(case, "hot", [OURS, named], CPU, rounds=1)
+    assert row.measured[named.name].status == "ok"
+    assert "BF16" in row.measured[named.name].kernel  # the type of the row, with a counter under a mask
+    assert "dynamic" in row.measured[named.name].kernel
+    assert lead(row) is None  # nobody else's kernel
+    assert row.to_rows()[1]["implementation"] == named.name
+    other = Case("head size", 1, 16, 16, 2, 2, d_head=256)
+    with pytest.raises(UnavailableError, match="head size"):
+        named.bind(other, make_inputs(other, CPU))

@@ -1,4 +1,4 @@
-"""Dropout on the CPU, forward and backward, against P that is dropped in float64, element by element."""
+"""C63: dropout on the CPU, forward and backward, against P that is dropped in float64, element by element."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pytest
 
 from flash_attention.mods import trace
 from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import MAX_SPLITS, AttentionProblem
 from flash_helpers.select.errors import NoKernelError
@@ -45,6 +46,16 @@ def test_kernels_and_slots(device: str) -> None:
         assert found.malformed_reason() is None
         assert slots % device_facts(device).sm_count == 0
     assert kernel(decoding, device)[0].config.B_r == 64
+
+
+@pytest.mark.parametrize("d", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("queries", [1, 64, 512, 2048, 16384])
+def test_hopper_kernels_are_chosen_for_every_head_size(d: int, queries: int) -> None:
+    limits = {"right": 0} if queries > 1 else {"right": None}
+    few_keys = replace(MIXED, seq_len_q=queries, seq_len_k=512, d_head=d, d_head_v=d, **limits)
+    found, _ = kernel(few_keys)
+    assert isinstance(found.config, HopperForwardKernelConfig)
+    assert found.config.n_consumers <= 2  # more leave no registers to the warp that plans
 
 
 def test_all_but_the_workspace_follows_from_the_shapes() -> None:

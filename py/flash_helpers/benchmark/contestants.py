@@ -17,6 +17,7 @@ from flash_helpers.benchmark.cases import Case, Inputs
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
 from flash_helpers.benchmark.peers import is_installed
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.kernel import KernelConfig
 
 Call = Callable[[], Any]
 OURS = "ours"
@@ -44,11 +45,27 @@ class Contestant:
         return Prepared(self.bind(case, x), self.context, self.ran)
 
 
-def own_call(case: Case, x: Inputs) -> Call:
+def named_kernel(config: KernelConfig) -> Contestant:
+    """The library with a configuration that is named."""
+
+    def bind(case: Case, x: Inputs) -> Call:
+        from flash_helpers.select.candidates import unable_reason
+
+        uneven = case.causal or case.window is not None or bool(case.lengths)
+        fields = {"dtype": case.dtype, "dynamic_schedule": uneven}
+        wanted = replace(config, **{n: v for n, v in fields.items() if hasattr(config, n)})
+        if reason := unable_reason(wanted, case.problem(), [wanted]):
+            raise UnavailableError(reason)
+        return own_call(case, x, config=wanted)
+
+    return Contestant(config.short_form(), bind, ran=last_kernel_name)
+
+
+def own_call(case: Case, x: Inputs, **options: Any) -> Call:
     """The library's, as a user writes it."""
     from flash_attention import attention, attention_varlen
 
-    options: dict[str, Any] = {"causal": case.causal}
+    options |= {"causal": case.causal}
     if case.window is not None:
         options["window"] = case.limits
     if case.softcap:

@@ -21,13 +21,14 @@ import typer
 from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
-from flash_helpers.benchmark.case_row import CaseRow, measure_case, names_to_show
+from flash_helpers.benchmark.case_row import PEERS, CaseRow, measure_case, names_to_show
 from flash_helpers.benchmark.cases import Case
 from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
     OURS,
     Contestant,
+    named_kernel,
     select_contestants,
 )
 from flash_helpers.benchmark.copy_rate import COPY_BYTES, copy_rate
@@ -42,6 +43,7 @@ from flash_helpers.console.alone import run_alone
 from flash_helpers.console.errors import shown_errors
 from flash_helpers.console.output import console_for
 from flash_helpers.console.writable import check_folder
+from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 
 BENCHMARK, WHAT = "grid", "every feature, head size and hard shape beside every peer that has it"
 FILE = "grid.json"
@@ -115,7 +117,7 @@ def run(
 
 def lead(row: CaseRow) -> float | None:
     """The best peer's time over ours; None: nobody else, or ours has no time."""
-    ratios = [row.over(name, OURS) for name in row.milliseconds if name != OURS]
+    ratios = [row.over(name, OURS) for name in row.milliseconds if name in PEERS]
     return min((r for r in ratios if r is not None), default=None)
 
 
@@ -153,10 +155,13 @@ def main(
     contestants: Annotated[str, typer.Option(help="names joined by commas")] = ALL_CONTESTANTS,
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = ROUNDS,
     only: Annotated[str, typer.Option(help="features joined by commas; empty: all")] = "",
+    kernels: Annotated[str, typer.Option(help="short forms joined by semicolons, timed too")] = "",
 ) -> None:
     """Every feature beside every peer, on the device that is there."""
     with shown_errors():
         chosen = select_contestants(contestants)
+        names = [name.strip() for name in kernels.split(";") if name.strip()]
+        chosen += [named_kernel(parse_kernel_name_into_config(name)) for name in names]
         check_folder(out, "--out")
         run(out, default_device(), seconds, chosen, select_cases(only), rounds)
 

@@ -60,9 +60,49 @@ void check_batch(int64_t batch, int64_t seq, int64_t seq_stride) {
     }
 }
 
+// Packed queries of which the heads of a group are the rows of one: (column, head of the group, row, end,
+// group).
+void check_groups(const std::vector<int64_t> &lengths, int64_t longest, int64_t groups, int64_t group,
+                  int64_t d) {
+    const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), heads = groups * group;
+    const TensorView view{reinterpret_cast<void *>(kTensor),
+                          d,
+                          longest,
+                          groups,
+                          1,
+                          {0, heads * d, d},
+                          16,
+                          DType::BF16,
+                          total,
+                          static_cast<int>(group)};
+    const MapShape shape = map_shape(view);
+    REQUIRE(shape.rank == 5 && int64_t(shape.sizes[1]) == group, "rank %d", shape.rank);
+    int64_t first = 0;
+    for (const int64_t length : lengths) {
+        const int64_t end = first + length, row0 = longest - length;
+        for (int64_t r = 0; r < 2 * longest; ++r) {
+            const bool there = uint64_t(row0 + r) < shape.sizes[2] && uint64_t(end) < shape.sizes[3];
+            REQUIRE(there == (r < length), "longest %ld, row %ld of %ld", longest, r, length);
+            for (int64_t head = 0; there && head < heads; ++head) {
+                const uintptr_t wanted = kTensor + 2 * (((first + r) * heads + head) * d + 3);
+                REQUIRE(address(shape, {3, head % group, row0 + r, end, head / group}) == wanted,
+                        "head %ld of row %ld of the sequence at %ld", head, r, first);
+            }
+        }
+        first = end;
+    }
+    std::vector<int64_t> last(5);
+    for (int i = 0; i < 5; ++i) last[i] = static_cast<int64_t>(shape.sizes[i]) - 1;
+    REQUIRE(address(shape, last) == kTensor + 2 * (total * heads * d - 1), "longest %ld", longest);
+}
+
 }  // namespace
 
 int main() {
+    check_groups({5, 1, 9, 3}, 9, 3, 4, 64);
+    check_groups({1, 1, 1}, 1, 8, 4, 128);
+    check_groups({2, 7}, 30, 1, 7, 16);
+    check_groups({1}, 1, 1, 1, 8);
     check_packed({5, 1, 9, 3}, 9, 3, 64);
     check_packed({5, 1, 9, 3}, 18, 3, 64);  // keys: all rows are announced
     check_packed({1, 1, 1}, 1, 4, 16);      // decoding: one row each

@@ -45,7 +45,8 @@ class HopperChoice:
         config: in BF16; with a counter where the mask is causal (``choose_hopper_kernel`` sets it).
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot; "(H200)": on one H200,
-            h200-head-sizes.json and h200-long.json.
+            h200-head-sizes.json, h200-long.json, and of few blocks, few keys, packed sequences and soft caps
+            benchmarks/results/h200-row-candidates.json.
             Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
@@ -378,3 +379,13 @@ SPLIT_CHOICES = tuple(
     )
 ) + VARLEN_CHOICES  # fmt: skip
 """For keys that are shared by several thread blocks."""
+
+PLANNED_CHOICES = (
+    *(choice for choice in SPLIT_CHOICES if choice.max_seq_len == MAX_SHORT_QUERIES),
+    HopperChoice(
+        256, None, None, _D256,
+        "by its registers, for want of measurements: wider tiles leave too few to a warp that plans",
+    ),
+    *SPLIT_CHOICES,
+)  # fmt: skip
+"""For packed queries over a cache, where rows are queries times grouped heads."""

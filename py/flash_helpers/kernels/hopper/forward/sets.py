@@ -10,6 +10,7 @@ from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
     CHOICES,
     PACKED_CHOICES,
+    PLANNED_CHOICES,
     SPLIT_CHOICES,
     VARLEN_CHOICES,
     HopperChoice,
@@ -69,7 +70,9 @@ def choose_hopper_kernel(
 
 def _choices_for(traits: ForwardTraits, mod: bool) -> tuple[HopperChoice, ...]:
     """The table for kernels with some traits."""
-    if traits.split or traits.planned:
+    if traits.planned:
+        return PLANNED_CHOICES
+    if traits.split:
         return SPLIT_CHOICES
     if mod or (traits.varlen and traits != ForwardTraits(causal=traits.causal, varlen=True)):
         return VARLEN_CHOICES
