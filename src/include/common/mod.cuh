@@ -53,4 +53,11 @@ constexpr ModSignature signature_of() {
     return {};
 }
 
+// Whether dS is made of something else than P: P times the derivative of the score.
+template <typename Mod>
+constexpr bool scales_gradients() {
+    if constexpr (is_mod<Mod>) return Mod::kScalesGradients;
+    return false;
+}
+
 }  // namespace flash

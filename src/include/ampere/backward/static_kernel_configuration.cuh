@@ -18,10 +18,13 @@
 #pragma once
 
 #include "backward.cuh"
-#include "common/backward/modified_score.cuh"
 #include "common/cuda_utils.cuh"
 #include "common/fragments.cuh"
+#include "common/mod.cuh"
 #include "common/swizzling.cuh"
+#if defined(__CUDACC__)  // host tests read the rest
+#include "common/backward/modified_score.cuh"
+#endif
 
 namespace flash::ampere {
 
@@ -41,10 +44,12 @@ constexpr DType handed_dtype(DType dtype) {
     return scales_gradients<Mod>() ? dtype : DType::FP16;
 }
 
+#if defined(__CUDACC__)
 template <DType kHanded>
 FLASH_DEVICE uint32_t pack_handed(float low, float high) {
     return kHanded == DType::FP16 ? pack_finite(low, high) : pack<kHanded>(low, high);
 }
+#endif
 
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct StaticBackwardKernelConfig {

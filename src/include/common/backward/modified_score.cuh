@@ -10,13 +10,6 @@
 
 namespace flash {
 
-// Whether dS is made of something else than P: P times the derivative of the score.
-template <typename Mod>
-constexpr bool scales_gradients() {
-    if constexpr (is_mod<Mod>) return Mod::kScalesGradients;
-    return false;
-}
-
 struct Probability {
     float value;
     float handed_on;  // times the derivative of the score

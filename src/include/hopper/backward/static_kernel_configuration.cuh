@@ -15,7 +15,7 @@
 #pragma once
 
 #include "backward.cuh"
-#include "common/backward/modified_score.cuh"
+#include "common/mod.cuh"
 #include "hopper/layout.cuh"
 
 namespace flash::hopper {
