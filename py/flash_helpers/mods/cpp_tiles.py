@@ -40,8 +40,6 @@ def tile_lines(mod: Mod) -> list[str]:
     flags = {
         "kBoundsTell": result != UNDECIDED,
         "kBoundsDecide": mod.result(MASK) is not None and not needs_bits(mod),
-        "kMaskHasBatch": mask_inputs(mod).batch,
-        "kMaskHasHead": mask_inputs(mod).head,
     }
     return [
         *(f"    static constexpr bool {name} = {str(on).lower()};" for name, on in flags.items()),
