@@ -8,7 +8,7 @@ static flash::mods::Truth tile(captured, batch, head, first_q, last_q, first_k, 
 from __future__ import annotations
 
 from flash_helpers.mods.intervals import FAR, Interval, intervals
-from flash_helpers.mods.mask_inputs import MASK, mask_inputs, needs_bits
+from flash_helpers.mods.mask_inputs import MASK, needs_bits
 from flash_helpers.mods.mod import Mod, Node
 from flash_helpers.mods.operations import Kind
 from flash_helpers.mods.stages import loops, needed
