@@ -105,9 +105,8 @@ def attention_cached(
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
                 key += (None if backward_config is None else id(backward_config),)
             key += mods[0]
-            of_mods = (None, *mods[1]) if mods[1] else ()  # behind all tensors of a layout
-            held = (None, None, seqused_k, block_table, *of_mods)
-            result = launch_cache.repeat(key, q, k, v, out, sinks, *held)
+            held = (None, None, seqused_k, block_table, None)
+            result = launch_cache.repeat(key, q, k, v, out, sinks, *held, *mods[1])
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
