@@ -173,7 +173,7 @@ class Cached(NamedTuple):
         return self._replace(seqused_k=seqused_k, block_table=block_table)
 
     def slots(self) -> tuple[Any, ...]:
-        return None, None, self.seqused_k, self.block_table
+        return None, None, self.seqused_k, self.block_table, None
 
 
 class PackedCached(NamedTuple):

@@ -24,7 +24,7 @@ from torch import Tensor
 from flash_attention.checks.options import given
 from flash_attention.compat.transformers.band import Band, UnreadableError, read_band
 from flash_attention.compat.transformers.keywords import check_keywords
-from flash_attention.compat.transformers.registration import check_supported
+from flash_attention.compat.transformers.registration import check_supported, supports_flash_attention
 from flash_attention.distributed import agreement
 from flash_attention.distributed.attention import attention
 from flash_attention.distributed.groups import Group, process_group
@@ -125,6 +125,11 @@ def context_parallel(
 
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; it must be a model of Transformers")
+    if not supports_flash_attention(type(model)):
+        raise ValueError(
+            f"{type(model).__name__} supports no flash attention, as its _supports_flash_attn says: its masks "
+            "or biases are of the whole sequence, and ranks have parts; train it without context_parallel"
+        )
     check_supported(type(model))
     parallel = ContextParallel(process_group(group), method)
     AttentionInterface.register(NAME, attention_forward)

@@ -123,19 +123,24 @@ def check_supported(model_class: type[PreTrainedModel]) -> None:
     ValueError: the model says that it supports no flash attention, or asks no interface for its attention.
     """
     instead = 'use attn_implementation="sdpa" or "eager"'
-    flags = ("_supports_flash_attn", "_supports_flash_attn_2", "_supports_sdpa")
-    if not any(getattr(model_class, flag, False) for flag in flags):
+    if not (supports_flash_attention(model_class) or getattr(model_class, "_supports_sdpa", False)):
         raise ValueError(
             f"{model_class.__name__} supports no other attention than its own, as its _supports_flash_attn "
             f"and _supports_sdpa say: {instead}"
         )
-    if not any(getattr(model_class, flag, False) for flag in flags[:2]):
+    if not supports_flash_attention(model_class):
         masks.LOOK_INTO_MASKS.add(model_class.config_class)
     if not model_class._can_set_attn_implementation() or _has_own_classes(model_class):
         raise ValueError(
             f"{model_class.__name__} of Transformers {transformers.__version__} takes its attention from "
             f'classes of its own, which know no "{NAME}": {instead}'
         )
+
+
+def supports_flash_attention(model_class: type[PreTrainedModel]) -> bool:
+    """Whether a model says that its attention needs no more than flash attention has."""
+    flags = ("_supports_flash_attn", "_supports_flash_attn_2")
+    return any(getattr(model_class, flag, False) for flag in flags)
 
 
 def _has_own_classes(model_class: type[PreTrainedModel]) -> bool:

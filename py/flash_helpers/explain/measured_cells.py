@@ -15,7 +15,7 @@ from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel
-from flash_helpers.kernels.problem import BACKWARD, AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import BACKWARD, MAX_DECODE_ROWS, AttentionProblem, visible_limits
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 """The files that are committed beside the sources; an installed package has none."""
@@ -95,9 +95,13 @@ def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
     if kernel.config.malformed_reason():
         raise ValueError("a kernel that is malformed now")
     traits = kernel.traits
+    if row["problem"].get("softcap"):
+        raise ValueError("a soft cap, whose time depends on how large the scores are")
     if direction_of(kernel).name == BACKWARD:
         problem = replace(problem, varlen=traits.varlen).backward()
     else:
+        if traits.split and not row.get("n_splits") and problem.seq_len_q > MAX_DECODE_ROWS:
+            raise ValueError("keys of a prompt in parts, without their number")
         problem = replace(problem, varlen=traits.varlen, paged=traits.paged).with_rows_packed()
     return Cell(file, kernel, problem, facts, float(times[mode]["median"]), row.get("n_splits", 0))
 

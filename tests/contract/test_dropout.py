@@ -89,7 +89,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("p", [0.1, P, 0.97])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options) or "plain")
-def test_outputs_and_gradients(options: dict[str, Any], p: float) -> None:
+def test_c63_outputs_and_gradients(options: dict[str, Any], p: float) -> None:
     tensors = [x.requires_grad_() for x in inputs()]
     out, lse = flash_attention.attention(*tensors, dropout_p=p, dropout_seed=SEED, return_lse=True, **options)
     right, right_lse = expected(*tensors, p, **options)
@@ -103,7 +103,7 @@ def test_outputs_and_gradients(options: dict[str, Any], p: float) -> None:
         close(x / y.abs().max(), (y / y.abs().max()).double(), 1e-2)
 
 
-def test_tiles_do_not_decide_what_is_dropped() -> None:
+def test_c63_tiles_do_not_decide_what_is_dropped() -> None:
     """The same places of v are 0 in the output whatever the blocks of keys are: v names its key."""
     q, k, _ = inputs(70, 64, 2, 2)
     v = torch.eye(64).half()[None, :, None].expand(2, 64, 2, 64).contiguous()
@@ -126,7 +126,7 @@ def test_large_calls_are_computed_in_parts() -> None:
     close(found, expected(q, k, v)[0], 6e-3)
 
 
-def test_packed_sequences_and_caches_count_their_own_places() -> None:
+def test_c63_packed_sequences_and_caches_count_their_own_places() -> None:
     q, k, v = inputs(40, 50)
     whole = flash_attention.attention(q, k, v, dropout_p=P, dropout_seed=SEED)
     ends_q, ends_k = (torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (40, 50))
@@ -140,7 +140,7 @@ def test_packed_sequences_and_caches_count_their_own_places() -> None:
 
 
 # ---------------------------------------------------------------------- seeds
-def test_pytorchs_generator_gives_the_seed() -> None:
+def test_c63_pytorchs_generator_gives_the_seed() -> None:
     q, k, v = inputs()
     torch.manual_seed(5)
     first = flash_attention.attention(q, k, v, dropout_p=P)
