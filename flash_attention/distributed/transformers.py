@@ -127,8 +127,8 @@ def context_parallel(
         raise TypeError(f"model is a {type(model).__name__}; it must be a model of Transformers")
     if not supports_flash_attention(type(model)):
         raise ValueError(
-            f"{type(model).__name__} supports no flash attention, as its _supports_flash_attn says: its masks "
-            "or biases are of the whole sequence, and ranks have parts; train it without context_parallel"
+            f"{type(model).__name__} supports no flash attention, as its _supports_flash_attn says: its "
+            "masks or biases are of the whole sequence, and ranks have parts; train it without context_parallel"
         )
     check_supported(type(model))
     parallel = ContextParallel(process_group(group), method)

@@ -24,6 +24,11 @@ ELEMENTS = {
 MAX_SIZE = 2**31 - 1
 
 
+def is_on(device: torch.device, wanted: torch.device) -> bool:
+    """Whether a device is the wanted one, or any of its type where that has no number."""
+    return device == wanted or (wanted.index is None and device.type == wanted.type)
+
+
 class Recording:
     """Nodes and captured values of one or several functions."""
 
@@ -163,7 +168,7 @@ class Recording:
             raise refused(
                 f"{what} is too long", f"A dimension of a captured tensor has at most {MAX_SIZE} entries"
             )
-        if self.device is not None and x.device != self.device:
+        if self.device is not None and not is_on(x.device, self.device):
             raise refused(
                 f"{what} is on {x.device}, and the queries are on {self.device}",
                 f"Move it there before the call: .to({str(self.device)!r})",
