@@ -128,7 +128,8 @@ def context_parallel(
     if not supports_flash_attention(type(model)):
         raise ValueError(
             f"{type(model).__name__} supports no flash attention, as its _supports_flash_attn says: its "
-            "masks or biases are of the whole sequence, and ranks have parts; train it without context_parallel"
+            "masks or biases are of the whole sequence, and ranks have parts; train it without "
+            "context_parallel"
         )
     check_supported(type(model))
     parallel = ContextParallel(process_group(group), method)

@@ -47,12 +47,12 @@ def quotations() -> dict[str, set[str]]:
 def test_each_committed_file_follows_the_schema(path: Path) -> None:
     file = ResultFile.load(path)
     assert path.read_text(encoding="utf-8") == file.text(), "a row a line, facts once: load it and save it"
-    assert file.rows
+    assert file.rows or file.benchmark == "training"  # that has losses, and no times
     assert file.direction in result_file.PASSES
     assert not [fact for fact in CARDS if not file.environment.get(fact)]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", file.date)
     assert all((file.benchmark, file.what, file.command, file.method))
-    assert {row["environment"]["gpu"] for row in file.rows} == {file.environment["gpu"]}
+    assert {row["environment"]["gpu"] for row in file.rows} <= {file.environment["gpu"]}
     assert all(row["milliseconds"] or row.get("reason") for row in file.rows)
 
 
