@@ -419,7 +419,8 @@ def check_packed_cache_values(
         if counts is not None:
             check_counts(name, counts, of)
     if seqused_k is not None and cu_seqlens_k is None:
-        most = int(seqused_k.max()) if seqused_k.numel() else 0
+        room = k.shape[1] if block_table is None else block_table.shape[1] * k.shape[1]
+        most = min(int(seqused_k.max()), room) if seqused_k.numel() else 0
         if most > max_seqlen_k:
             raise ValueError(
                 f"seqused_k has {most}; max_seqlen_k is {max_seqlen_k}: it is the most keys of one sequence"

@@ -189,7 +189,7 @@ def flash_attn_varlen_func(
         float32, an empty tensor).
 
     Raises:
-        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs or block_table.
+        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs.
         and what ``flash_attention.attention_varlen`` raises.
     """
     refuse(alibi_slopes=alibi_slopes)

@@ -50,6 +50,8 @@ def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options
         Options(**options).checked(q)
         checked_scale(options["softmax_scale"], q.shape[-1])
     if tensors["k"] is None and tensors["v"] is None:
+        if tensors["rotary_cos"] is not None or tensors["rotary_sin"] is not None:
+            kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, None)
         return
     _check_new(tensors, batch, q)
 

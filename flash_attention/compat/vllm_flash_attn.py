@@ -15,6 +15,7 @@ from flash_attention.attention import attention_varlen
 from flash_attention.call import BATCHES, PACKED
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, refuse
+from flash_attention.checks.tensors import records_gradients
 from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
@@ -95,6 +96,11 @@ def flash_attn_varlen_func(
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, cp_rank=cp_rank,
         cp_tot_seqused_k=cp_tot_seqused_k,
     )  # fmt: skip
+    if records_gradients(q, k, v, s_aux):
+        raise NotImplementedError(
+            "q, k, v or s_aux requires grad, and this function, as vLLM's, has no gradient: call it under "
+            "torch.no_grad(), or flash_attention.attention_varlen"
+        )
     if cp_world_size != 1:
         raise NotImplementedError(
             f"cp_world_size is {cp_world_size}; keys of other ranks are not read: pass 1, and merge the "

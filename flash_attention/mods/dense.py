@@ -82,5 +82,6 @@ def _without_broadcast(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     kept = [axis for axis in range(x.ndim) if x.shape[axis] != 1 and (x.stride(axis) or not x.shape[axis])]
     for axis in reversed(range(x.ndim)):
         if axis not in kept:
-            x = x.select(axis, 0)
+            with torch.enable_grad():  # a view that no_grad made would be a leaf of its own
+                x = x.select(axis, 0)
     return x, tuple(first + axis for axis in kept)

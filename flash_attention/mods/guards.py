@@ -3,8 +3,9 @@
 A function is looked at once, when it has been recorded. Afterwards a guard says of any function whether it
 has the same code and holds the same values: in its closure, defaults, ``functools.partial`` and the globals
 that its code names, functions among them likewise. Numbers and text are compared by value, tensors by
-identity. A function that holds anything else, such as a list or an object with attributes, or that writes to
-what is outside of it, has no guard: it is recorded in each call.
+identity and by what can be asked of one without reading it. A function that holds anything else, such as a
+list or an object with attributes, that asks Python or PyTorch for what its code does not name, or that writes
+to what is outside of it, has no guard: it is recorded in each call.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import math
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,43 +34,35 @@ _WRITES = frozenset(
     )
 )  # fmt: skip
 
+# Functions of Python that reach what code does not name.
+_UNSEEN = frozenset(
+    ("globals", "locals", "vars", "eval", "exec", "getattr", "hasattr", "open", "input", "id", "__import__")
+)
+
 
 class UnguardedError(Exception):
     """A function whose deeds do not follow from what can be compared."""
 
 
-def guard_of(function: Any, compared: Iterable[Tensor] = ()) -> Guard:
+def guard_of(function: Any) -> Guard:
     """A guard of a function as it is now.
 
     Args:
         function: the function.
-        compared: tensors of which somebody else compares sizes and types.
 
     Raises:
         UnguardedError: there is none.
     """
-    return _value(function, _Seen((), frozenset(map(id, compared))))
+    return _value(function, ())
 
 
-class _Seen(NamedTuple):
-    """Where a guard is being made.
-
-    Attributes:
-        functions: ids of the functions around the value.
-        compared: ids of tensors of which identity is all that counts.
-    """
-
-    functions: tuple[int, ...]
-    compared: frozenset[int]
-
-
-def _value(value: Any, seen: _Seen) -> Guard:
-    if isinstance(value, FunctionType) and (value.__closure__ or not _is_fixed(value.__module__)):
+def _value(value: Any, seen: tuple[int, ...]) -> Guard:
+    if isinstance(value, FunctionType) and (value.__closure__ or not _is_fixed(_module_of(value))):
         return _function(value, seen)
     if type(value) is functools.partial:
         return _partial(value, seen)
     if isinstance(value, Tensor):
-        return _tensor(value, id(value) in seen.compared)
+        return _tensor(value)
     if type(value) is tuple:
         return _items(value, seen)
     if type(value) is float:
@@ -82,10 +75,15 @@ def _value(value: Any, seen: _Seen) -> Guard:
             raise UnguardedError
         return lambda x: x is value
     if isinstance(value, types.BuiltinFunctionType | FunctionType | type):
-        if not _is_fixed(value.__module__):
+        if not _is_fixed(_module_of(value)):
             raise UnguardedError
         return lambda x: x is value
     raise UnguardedError
+
+
+def _module_of(value: Any) -> str | None:
+    """Where a function was written: ``functools.wraps`` copies ``__module__``, and not the globals."""
+    return value.__globals__.get("__name__") if isinstance(value, FunctionType) else value.__module__
 
 
 def _is_fixed(module: str | None) -> bool:
@@ -101,21 +99,20 @@ def _float(value: float) -> Guard:
     return lambda x: x is value or (type(x) is float and x.hex() == bits)
 
 
-def _tensor(value: Tensor, only_identity: bool) -> Guard:
-    reference = weakref.ref(value)
-    if only_identity:
-        return lambda x: x is not None and x is reference()
-    shape, dtype, device = value.shape, value.dtype, value.device
-
-    def same(x: Any) -> bool:
-        if not isinstance(x, Tensor) or x is not reference():
-            return False
-        return bool(x.shape == shape and x.dtype is dtype and x.device == device)
-
-    return same
+def _tensor(value: Tensor) -> Guard:
+    if value.__dict__:  # what stands there may change, and the function may read it
+        raise UnguardedError
+    reference, facts = weakref.ref(value), _facts(value)
+    return lambda x: x is not None and x is reference() and _facts(x) == facts
 
 
-def _items(value: tuple[Any, ...], seen: _Seen) -> Guard:
+def _facts(x: Tensor) -> tuple[Any, ...]:
+    """What can be asked of a tensor without reading its values."""
+    about = (x.shape, x.stride(), x.dtype, x.device, x.data_ptr())
+    return (*about, x.requires_grad, x.is_neg(), x.is_conj(), bool(x.__dict__))
+
+
+def _items(value: tuple[Any, ...], seen: tuple[int, ...]) -> Guard:
     guards, n = [_value(x, seen) for x in value], len(value)
 
     def same(x: Any) -> bool:
@@ -126,7 +123,7 @@ def _items(value: tuple[Any, ...], seen: _Seen) -> Guard:
     return same
 
 
-def _partial(value: functools.partial[Any], seen: _Seen) -> Guard:
+def _partial(value: functools.partial[Any], seen: tuple[int, ...]) -> Guard:
     function, args = _value(value.func, seen), _items(value.args, seen)
     names, keywords = tuple(value.keywords), _items(tuple(value.keywords.values()), seen)
 
@@ -142,22 +139,29 @@ def _partial(value: functools.partial[Any], seen: _Seen) -> Guard:
     return same
 
 
-def _function(value: FunctionType, seen: _Seen) -> Guard:
-    if id(value) in seen.functions:  # it holds itself
+def _function(value: FunctionType, seen: tuple[int, ...]) -> Guard:
+    if id(value) in seen:  # it holds itself
         raise UnguardedError
-    seen = seen._replace(functions=(*seen.functions, id(value)))
+    seen = (*seen, id(value))
     code, namespace = value.__code__, value.__globals__
     if value.__dict__ or not _only_reads(code):
         raise UnguardedError
     cells = [_value(_content(cell), seen) for cell in value.__closure__ or ()]
     names = [(name, _value(namespace[name], seen)) for name in _global_names(code) if name in namespace]
     built_in = [name for name in _global_names(code) if name not in namespace]
+    if not _UNSEEN.isdisjoint(built_in):
+        raise UnguardedError
     defaults = None if value.__defaults__ is None else _items(value.__defaults__, seen)
     keywords = value.__kwdefaults__
     named = None if keywords is None else _items(tuple(keywords.values()), seen)
 
     def same(x: Any) -> bool:
-        if type(x) is not FunctionType or x.__code__ is not code or x.__globals__ is not namespace:
+        if (
+            type(x) is not FunctionType
+            or x.__dict__
+            or x.__code__ is not code
+            or x.__globals__ is not namespace
+        ):
             return False
         if cells:
             for guard, cell in zip(cells, x.__closure__ or ()):  # noqa: B905  (as many as the code names)
@@ -199,7 +203,14 @@ def _only_reads(code: CodeType) -> bool:
         writes_own = instruction.opname == "STORE_DEREF" and instruction.argval in own
         if instruction.opname in _WRITES and not writes_own:
             return False
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and _asks_for_state(instruction.argval):
+            return False
     return all(_only_reads(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
+def _asks_for_state(name: str) -> bool:
+    """Whether a function of PyTorch of this name tells of a switch, such as ``torch.is_grad_enabled``."""
+    return name.endswith("_enabled") or name.startswith(("get_", "are_", "current_"))
 
 
 @functools.lru_cache(1024)

@@ -121,7 +121,7 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
 
 def _remember(score_mod: Any, mask_mod: Any, traced: Traced) -> None:
     try:
-        guards = tuple(None if f is None else guard_of(f, traced.tensors) for f in (score_mod, mask_mod))
+        guards = tuple(None if f is None else guard_of(f) for f in (score_mod, mask_mod))
     except UnguardedError:
         return
     if len(_known) >= KEPT:

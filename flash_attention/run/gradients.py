@@ -229,6 +229,8 @@ def _keep(
     """Keeps what ``_Attention.backward`` takes."""
     ctx.set_materialize_grads(False)
     captured = () if traced is None else traced.tensors
+    if options.dropout_seed is not None:  # the caller may count it up before the backward pass
+        options = options._replace(dropout_seed=options.dropout_seed.clone())
     ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values(), *captured)
     # The saved tensors take the places of theirs.
     ctx.kept = layout, options, passes, key, None if traced is None else traced.with_tensors(())

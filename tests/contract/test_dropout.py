@@ -232,3 +232,13 @@ def test_no_gpu_kernel_drops_weights_yet() -> None:
             select(asked, device_facts("H100"))
     assert "dropout" in problem.label().split()
     assert Options().dropout_p == 0.0
+
+
+def test_c63_a_seed_that_is_counted_up_before_the_backward_pass() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs())
+    seed = SEED.clone()
+    out = flash_attention.attention(q, k, v, dropout_p=P, dropout_seed=seed)
+    right = torch.autograd.grad(out, (q, k, v), torch.ones_like(out), retain_graph=True)
+    seed.add_(1)
+    found = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))

@@ -297,3 +297,26 @@ def test_chunks_on_a_gpu_are_refused_by_name() -> None:
     k = random(1, 33, HEADS_KV, D).cuda()
     with pytest.raises(NoKernelError, match="score_mod"):
         flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=33, causal=True, attention_chunk=10)
+
+
+def test_tables_of_a_rotation_without_new_keys_are_refused() -> None:
+    q, cache, table = random(2, 1, HEADS, D), random(2, 9, HEADS_KV, D), random(9, D // 2)
+    with pytest.raises(ValueError, match="rotary_cos and rotary_sin are given without k and v: rotate q"):
+        flash_attn_3.flash_attn_with_kvcache(
+            q, cache, cache, cache_seqlens=4, rotary_cos=table, rotary_sin=table
+        )
+
+
+def test_counts_beyond_the_cache_are_cut_down() -> None:
+    q, cache = random(2, 1, HEADS, D), random(2, 9, HEADS_KV, D)
+    found = flash_attn_3.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=40)
+    assert torch.equal(found, flash_attn_3.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=9))
+
+
+def test_vllms_function_refuses_gradients() -> None:
+    q, k = random(4, HEADS, D).requires_grad_(), random(4, HEADS_KV, D)
+    cu = ints([0, 4])
+    with pytest.raises(
+        NotImplementedError, match="requires grad, and this function, as vLLM's, has no gradient"
+    ):
+        vllm.flash_attn_varlen_func(q, k, k, 4, cu, 4, cu_seqlens_k=cu)

@@ -241,7 +241,7 @@ def test_a_new_trait_is_as_many_files_as_the_page_says(tmp_path: Path) -> None:
     assert "wg" not in chosen
     assert reasons == ["kernels of the hopper family are not made for absolute"]
     structs = (tmp_path / "src" / "include" / "generated" / "structs.cuh").read_text()
-    assert "bool paged = false;\n    bool absolute = false;" in structs
+    assert "bool planned = false;\n    bool absolute = false;" in structs
     if find_tool("cuobjdump"):  # the trait does what it says, and costs nothing where it is off
         (library,) = (tmp_path / "cache" / STORE / "libraries").rglob("*.so")
         functions = disassemble(library).split("Function : ")[1:]

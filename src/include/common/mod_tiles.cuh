@@ -9,14 +9,9 @@
 #include "common/cuda_utils.cuh"
 #include "common/mod.cuh"
 #include "common/mod_ranges.cuh"
+#include "common/tile_kind.cuh"
 
 namespace flash {
-
-enum class TileKind { EMPTY = 0, PARTIAL = 1, FULL = 2 };  // flash_helpers.mods.tiles.Tile
-
-FLASH_HOST_DEVICE constexpr TileKind tile_kind(mods::Truth bounds) {
-    return bounds.low ? TileKind::FULL : bounds.high ? TileKind::PARTIAL : TileKind::EMPTY;
-}
 
 // A tile that is visited, with what its mask leaves of it.
 struct Visited {

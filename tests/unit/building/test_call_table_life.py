@@ -187,7 +187,7 @@ def test_a_table_is_made_empty():
         binding.CallTable(size=1)
 
 
-@pytest.mark.parametrize("wrong", [(1, 2, 3, 4, 64), "text"])
+@pytest.mark.parametrize("wrong", [(1, 2, 3, 4, 5, 64), "text"])
 def test_a_maker_that_makes_something_else(devices, echo, wrong):
     table, (q, k, v), o = binding.CallTable(), inputs(), torch.empty(SHAPE, dtype=torch.float16)
     launch = arguments(q, k, v, o)
