@@ -103,7 +103,12 @@ def _tensor(value: Tensor) -> Guard:
     if value.__dict__:  # what stands there may change, and the function may read it
         raise UnguardedError
     reference, facts = weakref.ref(value), _facts(value)
-    return lambda x: x is not None and x is reference() and _facts(x) == facts
+
+    def same(x: Any) -> bool:
+        held = reference()
+        return held is not None and x is held and _facts(held) == facts
+
+    return same
 
 
 def _facts(x: Tensor) -> tuple[Any, ...]:
