@@ -25,7 +25,7 @@ MaskMod = Callable[..., Any]
 FLEX = "torch.nn.attention.flex_attention"
 MOST_PAIRS = {"cpu": 2**24, "cuda": 2**29}  # looked at to find out whether the lists are needed
 # Of each object: what it was read from, and its map of blocks with the axes, or None.
-_maps: weakref.WeakKeyDictionary[Any, tuple[Any, tuple[Tensor, tuple[int, ...]] | None]]
+_maps: weakref.WeakKeyDictionary[Any, tuple[Any, tuple[Tensor, tuple[int, ...]] | None, list[Tensor]]]
 _maps = weakref.WeakKeyDictionary()
 
 
@@ -66,16 +66,17 @@ def mask_of_blocks(block_mask: Any) -> MaskMod:
         block_mask: the object. What its lists say is found out once, which waits for their device.
     """
     mask_mod, lists = block_mask.mask_mod, _lists(block_mask)
-    read_from = (mask_mod, tuple((id(x), x._version) for pair in lists for x in pair))
+    held = [x for pair in lists for x in pair]  # kept, so that no other tensor gets the place of one
+    said = (mask_mod, block_mask.seq_lengths, block_mask.BLOCK_SIZE, [x._version for x in held])
     known = _maps.get(block_mask)
-    if known is None or known[0] != read_from:
+    if known is None or known[0] != said or not _are_the_same(known[2], held):
         blocks = blocks_of(block_mask)
         found = (
             None
             if _says_the_same(block_mask, trace(None, mask_mod, blocks.device), blocks)
             else _map_of(blocks)
         )
-        known = _maps[block_mask] = (read_from, found)
+        known = _maps[block_mask] = (said, found, held)
     if known[1] is None:
         return mask_mod  # type: ignore[no-any-return]
     table, axes = known[1]
@@ -91,6 +92,10 @@ def mask_of_blocks(block_mask: Any) -> MaskMod:
         return (kind == int(Tile.FULL)) | (kind == int(Tile.PARTIAL)) & mask_mod(b, h, q_idx, kv_idx)
 
     return in_blocks
+
+
+def _are_the_same(known: list[Tensor], held: list[Tensor]) -> bool:
+    return len(known) == len(held) and all(x is y for x, y in zip(known, held, strict=True))
 
 
 def blocks_of(block_mask: Any) -> Tensor:

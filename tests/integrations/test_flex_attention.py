@@ -190,3 +190,19 @@ def test_packed_sequences_take_the_function_alone() -> None:
     ends = torch.tensor([0, SEQ], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match=r"mask_mod is a BlockMask, .*pass its mask_mod"):
         flash_attention.attention_varlen(q, q, q, ends, ends, SEQ, SEQ, mask_mod=blocks(window))
+
+
+def test_a_list_that_another_one_replaces_is_read() -> None:
+    """Also where the new tensor gets the place in memory of the old one."""
+    mask = flex.create_block_mask(window, None, None, SEQ, SEQ, device="cpu", BLOCK_SIZE=64)
+    first = mask.full_kv_num_blocks.clone()
+    for i in range(30):
+        counts = first.clone() if i % 2 else torch.zeros_like(first)
+        mask.full_kv_num_blocks = None
+        mask.full_kv_num_blocks = counts
+        seen = block_masks.blocks_of(mask) == int(block_masks.Tile.FULL)
+        traced = trace(None, mask_of_blocks(mask))
+        assert bool(seen.any()) == bool(counts.any())
+        tables = [x for x in traced.tensors if x.dtype is torch.uint8]
+        assert not tables or torch.equal(tables[0] == int(block_masks.Tile.FULL), seen[0, 0])
+        assert tables or counts.any() or not first.any()
