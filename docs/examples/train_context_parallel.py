@@ -78,6 +78,7 @@ def train(options: argparse.Namespace) -> list[float]:
             print(f"step {len(losses):3d}  loss {losses[-1]:.4f}", flush=True)
     if options.json and parallel.rank == 0:
         Path(options.json).write_text(json.dumps(losses), encoding="utf-8")
+    dist.barrier()  # no rank ends while another one still talks to it
     dist.destroy_process_group()
     return losses
 
