@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+sys.path.append(str(Path(__file__).parents[1]))  # as pytest has it, for modules that tests share
 
 import torch
 from gradient_calls import Call, Case, problem_of_case
