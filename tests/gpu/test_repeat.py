@@ -7,15 +7,19 @@ import resource
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from repeated_gradients import CASES, HEAD_SIZES
 
 from flash_attention import attention, attention_varlen, explain_choice, prepare
 from flash_attention.call import problem_of
 from flash_helpers import build
+from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.family import Family
+from flash_helpers.kernels.problem import BACKWARD
 
 RUNS = 100
 SHAPES = {  # batch, queries, keys, query heads, kv heads, options
@@ -79,50 +83,24 @@ def test_equal_bits_of_packed_sequences_beside_other_work() -> None:
 
 
 # ---------------------------------------------------------------------- gradients
-GRADIENT_RUNS = 1000
+REPEATS, LIMIT = "1000", 40  # seconds, of which the calls take about a third
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("name", ["plain", "causal", "window", "few queries"])
-def test_equal_gradients_beside_other_work(name: str, d: int) -> None:
-    """``deterministic=True``: a thousand times the same bits, while another stream takes part of the GPU."""
-    *sizes, options = SHAPES[name]
-    leaves = [x.requires_grad_() for x in inputs(*sizes, d=d)]
-    dout = torch.randn_like(leaves[0])
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        out = attention(*leaves, deterministic=True, **options)
-        return torch.autograd.grad(out, leaves, dout)
-
-    _check_equal(gradients)
-
-
-def test_equal_gradients_of_packed_sequences_beside_other_work() -> None:
-    lengths = (700, 1, 0, 1300, 65)
-    leaves = [x[0].requires_grad_() for x in inputs(1, sum(lengths), sum(lengths), 8, 2)]
-    ends = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
-    dout = torch.randn_like(leaves[0])
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        longest = max(lengths)
-        out = attention_varlen(*leaves, ends, ends, longest, longest, causal=True, deterministic=True)
-        return torch.autograd.grad(out, leaves, dout)
-
-    _check_equal(gradients)
-
-
-def _check_equal(gradients: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-    expected = gradients()
-    assert all(x.isfinite().all() and x.any() for x in expected)
-    torch.cuda.synchronize()
-    other = OtherWork()
-    differ = torch.zeros((), dtype=torch.int64, device="cuda")
-    for run in range(GRADIENT_RUNS):
-        if run % 4 == 0:
-            other.enqueue()
-        for found, first in zip(gradients(), expected, strict=True):
-            differ += (found != first).sum()
-    assert differ.item() == 0
+@pytest.mark.parametrize(
+    "family", [direction.family for direction in directions(BACKWARD)], ids=lambda f: f.name
+)
+def test_a_thousand_equal_gradients_beside_other_work(family: Family) -> None:
+    """``deterministic=True``, a family's kernel for each case. It is a process of its own, which ends when
+    kernels wait for each other for ever."""
+    major, minor = torch.cuda.get_device_capability()
+    if not family.runs_on(10 * major + minor):
+        pytest.skip(f"the kernels of the {family.name} family do not run on this GPU")
+    program = [sys.executable, str(Path(__file__).with_name("repeated_gradients.py")), family.name]
+    built = subprocess.run([*program, "build"], capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([*program, REPEATS], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"{REPEATS} equal") == len(CASES) * len(HEAD_SIZES)
 
 
 # ---------------------------------------------------------------------- graphs

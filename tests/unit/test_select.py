@@ -36,7 +36,7 @@ from flash_helpers.test.reference import visible_keys
 AMPERE = get_kernels_to_build()[0]
 AMPERE_BF16 = next(c for c in get_kernels_to_build() if (c.dtype, c.d_head) == (DType.BF16, 128))
 INCLUDE = Path(__file__).parents[2] / "src" / "include"
-H100, RTX3090 = device_facts("H100"), device_facts("RTX 3090")
+H100, H200, RTX3090 = (device_facts(name) for name in ("H100", "H200", "RTX 3090"))
 LARGE = AttentionProblem(DType.BF16, 16, 4096, 4096, 16, 16, 128, 128)
 
 
@@ -459,3 +459,18 @@ def test_a_device_of_which_some_sms_are_used():
     assert isinstance(select(half, whole).kernel.config, HopperForwardKernelConfig)
     assert "on 66 SMs" in half.label()
     assert select(dataclasses.replace(problem, n_sms=132), whole).kernel == kernel
+
+
+@pytest.mark.parametrize("n_sms", [1, 2, 5])
+def test_a_limit_of_sms_holds_where_no_default_can_keep_it(n_sms):
+    """The kernel that runs is the one that is explained; a limit is none of the Ampere family's."""
+    for masks in ({}, {"right": 0}):
+        problem = AttentionProblem(DType.BF16, 2, 2048, 2048, 8, 2, 128, 128, n_sms=n_sms, **masks)
+        found = select(problem, H200, explained=False)
+        assert found.kernel == select(problem, H200).kernel
+        assert family_of(found.kernel).name == "hopper"
+        assert n_sms > 1 or not found.kernel.config.paired_blocks
+        unreached = dataclasses.replace(problem, tma_obstacle="q has a stride of 2")
+        for explained in (False, True):
+            with pytest.raises(NoKernelError, match=f"no launch keeps to n_sms={n_sms}"):
+                select(unreached, H200, explained=explained)

@@ -60,13 +60,13 @@ def select(
         NoKernelError: no candidate can compute it; the message has the reasons.
     """
     if not explained:
-        given = problem
-        problem, facts = usable_part(problem, facts)
-        problem = problem.with_rows_packed()
-        defaults = family_choices(problem, facts) if candidates is None else []
-        if known := _known_best(problem, facts, database, defaults, candidates):
-            return replace(known[0], problem=None if problem == given else problem)
-        return replace(ranking(given, facts, database, candidates=candidates)[0], rejected=())
+        seen, part = usable_part(problem, facts)
+        seen = seen.with_rows_packed()
+        defaults = family_choices(seen, part) if candidates is None else []
+        if known := _known_best(seen, part, database, defaults, candidates):
+            return replace(known[0], problem=None if seen == problem else seen)
+        # The whole device: of its own part, a limit would be none.
+        return replace(ranking(problem, facts, database, candidates=candidates)[0], rejected=())
     return ranking(problem, facts, database, candidates=candidates)[0]
 
 
