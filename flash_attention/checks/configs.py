@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -106,16 +107,25 @@ def check_fits_device(config: KernelConfig, device: torch.device) -> None:
     check_fits_facts(config, backend("cuda").device_facts_of(device), str(device))
 
 
-def check_fits_facts(config: KernelConfig, facts: DeviceFacts, where: str) -> None:
-    """The same of a GPU that need not be there; ``where`` is its name in messages."""
+def check_fits_facts(
+    config: KernelConfig, facts: DeviceFacts, where: str, name: str = "kernel_cfg", traits: Any = None
+) -> None:
+    """The same of a GPU that need not be there.
+
+    Args:
+        where: its name, for messages.
+        name: of the argument, for messages.
+        traits: that the configuration is compiled for, which may take memory, too; None: none.
+    """
     capability = ".".join(map(str, facts.capability))
     if facts.capability < MIN_CAPABILITY:
         raise DeviceNotSupportedError(
             f"{where} is a {facts.name} of compute capability {capability}; the kernels need "
             f"{'.'.join(map(str, MIN_CAPABILITY))} or newer: use such a GPU, or CPU tensors"
         )
-    if reason := config.infeasible_reason(facts):
+    reason = config.infeasible_reason(facts, *(() if traits is None else (traits,)))
+    if reason:
         raise InfeasibleConfigError(
-            f"kernel_cfg {config.short_form()} cannot run on {where} ({facts.name}, compute capability "
+            f"{name} {config.short_form()} cannot run on {where} ({facts.name}, compute capability "
             f"{capability}): {reason}; take a smaller tile or another family, or let attention() choose"
         )

@@ -11,7 +11,7 @@ from flash_attention.checks.configs import check_fits_facts
 from flash_attention.checks.tensors import check_grid
 from flash_attention.devices import backend
 from flash_attention.run.availability import available
-from flash_attention.run.insisted import insisted
+from flash_attention.run.insisted import insisted, named
 from flash_helpers import generation
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import KernelConfig
@@ -64,7 +64,7 @@ def choice_for(
         choice = insisted(asked, config, unable_reason(config, asked, [config]))
         if asked != problem:
             choice = replace(choice, problem=asked)
-        check_fits_facts(config, facts, where)
+        check_fits_facts(config, facts, where, named(problem), choice.kernel.traits)
     seen = choice.problem or problem
     check_grid(seen.batch, seen.n_heads, seen.seq_len_q, choice.kernel.config.B_r)
     if problem.direction != FORWARD:

@@ -21,8 +21,12 @@ def insisted(problem: AttentionProblem, config: KernelConfig, obstacle: str | No
         InfeasibleConfigError: there is an obstacle.
     """
     if obstacle:
-        name = "config" if problem.direction == FORWARD else "backward_config"
         raise InfeasibleConfigError(
-            f"{name} {config.short_form()} cannot compute {problem.label()}: {obstacle}"
+            f"{named(problem)} {config.short_form()} cannot compute {problem.label()}: {obstacle}"
         )
     return Choice(kernel_for(config, problem), INSISTED)
+
+
+def named(problem: AttentionProblem) -> str:
+    """The argument by which a caller insists on a configuration."""
+    return "config" if problem.direction == FORWARD else "backward_config"

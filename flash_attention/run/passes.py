@@ -23,7 +23,7 @@ from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
 from flash_helpers import generation
-from flash_helpers.kernels.problem import BACKWARD
+from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
 
 GIVEN_SLOTS = 10  # tensors of a call, as ``launch_cache.repeat`` is given them
 
@@ -54,6 +54,8 @@ def forward_pass(
     elif not isinstance(layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
+        if keep_lse:
+            _check_backward_config(problem, q.device, options)
         if isinstance(layout, PackedCached):
             rows = layout.cu_seqlens_q, layout.seqused_q
             fill_packed_without_keys(call.out, call.lse, options.sinks, *rows)
@@ -71,11 +73,17 @@ def forward_pass(
             choice, _ = choose_with_gradients(problem, q.device, *configs, is_deterministic(options), learnt)
         else:
             choice = choose(problem, q.device, options.config)
-            if keep_lse and options.backward_config is not None:  # which is refused before anything runs
-                choose(problem.backward(is_deterministic(options)), q.device, options.backward_config)
+            if keep_lse:
+                _check_backward_config(problem, q.device, options)
         ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
+
+
+def _check_backward_config(problem: AttentionProblem, device: torch.device, options: Options) -> None:
+    """Refuses a kernel of gradients that the caller names and cannot have, before anything runs."""
+    if options.backward_config is not None:
+        choose(problem.backward(is_deterministic(options)), device, options.backward_config)
 
 
 def _checked(

@@ -230,6 +230,30 @@ def test_a_backward_kernel_that_cannot_be_kept_is_refused_before_anything_runs()
             attention(inputs.q, inputs.k, inputs.v, backward_config=wrong)
 
 
+def test_a_backward_kernel_is_refused_where_its_call_sees_nothing() -> None:
+    """The forward pass needs no kernel there: it was refused in the backward pass alone."""
+    inputs = Inputs(d=128)
+    leaf = inputs.q.requires_grad_()
+    for seen in ({"window": (-5, 3)}, {"k": inputs.k[:, :0], "v": inputs.v[:, :0]}):
+        with pytest.raises(InfeasibleConfigError, match=r"backward_config .* its head size is 64"):
+            attention(**{"q": leaf, "k": inputs.k, "v": inputs.v, "backward_config": CONFIG, **seen})
+
+
+def test_a_backward_kernel_is_refused_that_needs_more_memory_for_the_options_of_a_call() -> None:
+    """A soft cap takes one tile more of a pair's shared memory in FP16."""
+    config = next(
+        k.config
+        for k in directions(BACKWARD)[0].built()
+        if (k.config.dtype, k.config.d_head, k.config.paired_warps) == (DType.FP16, 256, True)
+    )
+    facts = dataclasses.replace(device_facts("A100"), smem_per_block=config.smem_bytes())
+    q = torch.empty(1, 64, 2, 256, dtype=torch.float16, device="meta")
+    named = dict(facts=facts, direction=BACKWARD, backward_config=config)
+    assert explain_choice(q, q, q, **named).kernel == kernel_of(config)
+    with pytest.raises(InfeasibleConfigError, match=r"^backward_config .* bytes of shared memory"):
+        explain_choice(q, q, q, softcap=2.0, **named)
+
+
 def test_equal_bits_refuse_a_named_kernel_that_does_not_repeat() -> None:
     ordered = select(PROBLEM.backward(deterministic=True), device_facts("A100")).kernel.config
     built = (kernel.config for kernel in directions(BACKWARD)[0].built())
