@@ -114,6 +114,9 @@ def _checked(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[list[Te
         for i, x in enumerate(given):
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name}[{i}] is a {type(x).__name__}; it must be a tensor")
+            if x.layout is not torch.strided or x.is_nested:
+                kind = "nested" if x.is_nested else str(x.layout)
+                raise TypeError(f"{name}[{i}] is a {kind} tensor; it must be dense (torch.strided)")
     if not outputs or len(outputs) != len(lses):
         raise ValueError(
             f"outputs has {len(outputs)} parts and lses {len(lses)}; give at least one part and its LSE"

@@ -244,6 +244,11 @@ def check_output(
     """An output tensor given by the caller: written in place, so it must be apart from the inputs."""
     check_output_kind(name, o, shape, dtype, next(iter(inputs.values())).device)
     check_output_strides(name, o)
+    check_output_apart(name, o, inputs)
+
+
+def check_output_apart(name: str, o: Tensor, inputs: dict[str, Tensor]) -> None:
+    """An output in whose memory no input lies."""
     for other, x in inputs.items():
         if overlap(o, x):
             raise ValueError(
@@ -271,6 +276,11 @@ def check_output_kind(
 def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None:
     """Rows that a kernel can write, and no element in another's place."""
     check_rows(name, o, is_output=True, has_address=has_address)
+    check_output_places(name, o)
+
+
+def check_output_places(name: str, o: Tensor) -> None:
+    """No element in another's place."""
     if overlaps_itself(o):
         raise ValueError(
             f"elements of {name} share memory (shape {tuple(o.shape)}, strides {tuple(o.stride())}); each "

@@ -77,3 +77,9 @@ def parts_of(num_splits: int) -> int | None:
             f"num_splits is {num_splits}; it must be 0 to {MAX_SPLITS}, 0 for the library to decide"
         )
     return num_splits or None
+
+
+def checked_packing(name: str, pack_gqa: bool | None) -> None:
+    """How the heads of a group are to be laid out, which the library decides: None, or a flag."""
+    if pack_gqa is not None:
+        checked_flag(name, pack_gqa)

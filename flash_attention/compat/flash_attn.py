@@ -9,21 +9,20 @@ out, since type checkers, editors and the API page read them.
 
 from __future__ import annotations
 
-import re
-
 from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
 from flash_attention.call import BATCHES, PACKED
-from flash_attention.checks.calls import check_head_sizes, check_kinds, check_offsets
+from flash_attention.checks.calls import check_head_sizes, check_kinds, check_offset_values, check_packing
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_dropout, checked_flag, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.arguments import host_number, options_of, parts_of
-from flash_attention.compat.kv_cache import attend_with_cache
+from flash_attention.compat.kv_cache import MAX_INT32, attend_with_cache
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
-from flash_attention.run.tracing import wants_autocast
+from flash_attention.compat.words import in_words
+from flash_attention.run.tracing import is_readable, wants_autocast
 
 __all__ = [
     "flash_attn_func",
@@ -85,6 +84,7 @@ def flash_attn_func(
 
 
 @named_keywords
+@in_words(k="kv", v="kv")
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -119,6 +119,7 @@ def flash_attn_kvpacked_func(
 
 
 @named_keywords
+@in_words(q="qkv", k="qkv", v="qkv")
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -199,9 +200,11 @@ def flash_attn_varlen_func(
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, PACKED, None if block_table is None else BATCHES)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
+    check_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
     if block_table is not None:
-        check_tensors({"cu_seqlens_k": cu_seqlens_k})
-        check_offsets("cu_seqlens_k", cu_seqlens_k, q)
+        check_packing(q, k, cu_seqlens_q, cu_seqlens_k, *longest)
+        if is_readable(cu_seqlens_k):
+            check_offset_values("cu_seqlens_k", cu_seqlens_k, MAX_INT32, "max_seqlen_k", longest[1])
         options |= {"seqused_k": cu_seqlens_k.diff(), "block_table": block_table}
     ends_k = cu_seqlens_k if block_table is None else None
     out = attention_varlen(padded(q), padded(k), padded(v), cu_seqlens_q, ends_k, *longest, **options)
@@ -209,6 +212,7 @@ def flash_attn_varlen_func(
 
 
 @named_keywords
+@in_words(k="kv", v="kv")
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -247,6 +251,10 @@ def flash_attn_varlen_kvpacked_func(
 
 
 @named_keywords
+@in_words(
+    q="qkv", k="qkv", v="qkv", cu_seqlens_q="cu_seqlens", cu_seqlens_k="cu_seqlens",
+    max_seqlen_q="max_seqlen", max_seqlen_k="max_seqlen",
+)  # fmt: skip
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -276,14 +284,10 @@ def flash_attn_varlen_qkvpacked_func(
         and what ``flash_attn_varlen_func`` raises.
     """
     q, k, v = _unpacked("qkv", qkv, ("total", "3", "n_heads", "d_head"))
-    try:
-        return flash_attn_varlen_func(
-            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-            window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        text = re.sub(r"\b(cu_seqlens|max_seqlen)_[qk]\b", r"\1", str(error))  # as the caller's arguments are
-        raise type(error)(text) from error.__cause__
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- a cache
@@ -414,6 +418,13 @@ def _unpacked(name: str, packed: Tensor, shape: tuple[str, ...], q: Tensor | Non
         )
     first = packed if q is None else q
     check_kinds(tensors, any_dtype=wants_autocast(first, packed, packed))
+    if q is not None and q.ndim != packed.ndim - 1:
+        axes = "(batch, seq_len_q, n_heads, d_head)" if packed.ndim == 5 else "(total_q, n_heads, d_head)"
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}; it must be {axes} beside {name} {tuple(packed.shape)}"
+        )
+    if q is not None and packed.ndim == 5 and q.shape[0] != packed.shape[0]:
+        raise ValueError(f"q has {q.shape[0]} batch items and {name} {packed.shape[0]}: give both the same")
     if q is not None and q.shape[-1:] != packed.shape[-1:]:
         raise ValueError(
             f"q and {name} must have one head size; given {tuple(q.shape)} and {tuple(packed.shape)}"

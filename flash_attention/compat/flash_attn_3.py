@@ -8,19 +8,21 @@ it: the work of a call is planned on the device, in the call. A window of -1 is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
 from flash_attention.call import BATCHES, PACKED
+from flash_attention.checks.calls import check_packed_cache
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, refuse
-from flash_attention.compat.arguments import host_number, options_of, parts_of
+from flash_attention.checks.tensors import check_tensors
+from flash_attention.compat.arguments import checked_packing, host_number, options_of, parts_of
+from flash_attention.compat.merge_state import check_parts
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
 from flash_attention.compat.within_chunks import checked_chunk, within_chunks
+from flash_attention.compat.words import in_words
 from flash_attention.merge import merge
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
 
 
 @named_keywords
+@in_words(score_mod="attention_chunk", mask_mod="attention_chunk")
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -65,7 +68,7 @@ def flash_attn_func(
             numbers raise ``NoKernelError``.
         softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
         num_splits: 0 or more; the library chooses how many parts keys are cut into.
-        pack_gqa: of no influence.
+        pack_gqa: True, False or None, of no influence: the library chooses how heads are packed.
         deterministic: equal calls give equal gradients.
         qv, q_descale, k_descale, v_descale: None.
         sm_margin: 0.
@@ -81,6 +84,7 @@ def flash_attn_func(
     """
     refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sm_margin=sm_margin)
     parts_of(num_splits)
+    checked_packing("pack_gqa", pack_gqa)
     lse = ("return_attn_probs", return_attn_probs)
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
     options["deterministic"] = checked_flag("deterministic", deterministic)
@@ -91,6 +95,7 @@ def flash_attn_func(
 
 
 @named_keywords
+@in_words(score_mod="attention_chunk", mask_mod="attention_chunk")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -141,14 +146,17 @@ def flash_attn_varlen_func(
     """
     refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sm_margin=sm_margin)
     n_splits = parts_of(num_splits)
+    checked_packing("pack_gqa", pack_gqa)
     lse = ("return_attn_probs", return_attn_probs)
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
     options["deterministic"] = checked_flag("deterministic", deterministic)
+    check_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
     check_unpadded(q, k, v, PACKED)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
     if seqused_q is not None or seqused_k is not None:
         options |= {"seqused_q": seqused_q, "seqused_k": seqused_k, "n_splits": n_splits}
     if size := checked_chunk(attention_chunk):
+        check_packed_cache(q, k, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, *longest)
         counts_q = cu_seqlens_q.diff() if seqused_q is None else seqused_q
         counts_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
         options["mask_mod"] = within_chunks(size, counts_k - counts_q)
@@ -157,6 +165,7 @@ def flash_attn_varlen_func(
 
 
 @named_keywords
+@in_words(block_table="page_table", score_mod="attention_chunk", mask_mod="attention_chunk")
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -212,10 +221,10 @@ def flash_attn_with_kvcache(
         cache_leftpad: (batch,) int32, rows of padding before each item's first key.
         page_table: (batch, max_pages) int32, the pages of each batch item.
         cu_seqlens_q: (batch + 1,) int32, 0 and the end of each item's queries.
-        cu_seqlens_k_new: likewise of what is appended.
-        max_seqlen_q: the most queries of one item, with ``cu_seqlens_q``.
+        cu_seqlens_k_new: likewise of what is appended; without k and v it is refused.
+        max_seqlen_q: the most queries of one item; needed with ``cu_seqlens_q``.
         rotary_seqlens: (batch,) int32, the position of each item's first query and first new key; None:
-            ``cache_seqlens``.
+            ``cache_seqlens``. Without tables it is refused.
         rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
         num_splits: parts that keys are cut into; 0: the device finds a number for each item.
         qv, q_descale, k_descale, v_descale, scheduler_metadata: None.
@@ -233,6 +242,7 @@ def flash_attn_with_kvcache(
     """
     refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sm_margin=sm_margin)
     refuse(scheduler_metadata=scheduler_metadata)
+    checked_packing("pack_gqa", pack_gqa)
     lse = ("return_softmax_lse", return_softmax_lse)
     return attend_packed_cache(
         q,
@@ -279,10 +289,41 @@ def flash_attn_combine(
         and what ``flash_attention.merge`` raises.
     """
     refuse(out=out)
+    check_parts(
+        "out_partial", out_partial, "lse_partial", lse_partial, "(n_parts, batch, seq_len, n_heads, d)"
+    )
     parts = list(out_partial.unbind(0)), [lse.transpose(-1, -2) for lse in lse_partial.unbind(0)]
     merged, lse = merge(*parts, out_dtype=out_dtype)
     return merged, lse.transpose(-1, -2)
 
 
-def get_scheduler_metadata(*args: Any, **options: Any) -> None:
-    """None, whatever is asked: a call's work is planned on the device, in the call itself."""
+@named_keywords
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> None:
+    """None, whatever the call will be: its work is planned on the device, in the call itself.
+
+    Raises:
+        NotImplementedError: sm_margin, which the call would refuse.
+    """
+    refuse(sm_margin=sm_margin)

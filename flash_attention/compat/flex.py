@@ -13,11 +13,13 @@ from flash_attention.attention import attention
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, checked_scale, given
 from flash_attention.compat.sdpa import check_heads_first
+from flash_attention.compat.words import in_words
 from flash_attention.mods.block_mask import is_block_mask
 from flash_attention.options import ScoreMod
 
 
 @named_keywords
+@in_words(q="query", k="key", v="value", softmax_scale="scale", mask_mod="block_mask")
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -60,6 +62,11 @@ def flex_attention(
         raise NotImplementedError(
             f"kernel_options is {given(kernel_options)}; they are of PyTorch's kernels, and this library "
             "chooses how its own run: pass None"
+        )
+    if return_aux is not None and not hasattr(return_aux, "lse"):
+        raise TypeError(
+            f"return_aux is {given(return_aux)}; it must be an AuxRequest of torch.nn.attention."
+            "flex_attention, such as AuxRequest(lse=True), or None"
         )
     if return_aux is not None and getattr(return_aux, "max_scores", False):
         raise NotImplementedError(

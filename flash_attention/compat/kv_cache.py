@@ -76,7 +76,7 @@ def attend_with_cache(
             ordered = options["causal"] or options["window"] != (None, None)
             checks.check_positions(seqused, max(n_new, q.shape[1] if ordered else 1), cos)
             own = torch.arange(q.shape[1], device=q.device) if ordered else q.new_zeros(q.shape[1]).long()
-            q = rotated(q, cos, sin, seqused[:, None].long() + own, rotary_interleaved)
+            q = rotated(q, cos, sin, from_the_start(seqused)[:, None] + own, rotary_interleaved)
             k = rotated(k, cos, sin, places, rotary_interleaved)
         checks.check_pages_of(block_table, seqused + n_new, k_cache)
         if block_table is None:

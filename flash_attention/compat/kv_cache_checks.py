@@ -38,8 +38,12 @@ def check_tensor_kinds(tensors: dict[str, Any], rank: int = 4) -> None:
     check_no_gradient(given, "attention over a cache has none", "call flash_attn_func on tensors that stay")
     q = given["q"]
     if q.ndim != rank:
-        axes = "(batch, seq_len_q, n_heads, d_head)" if rank == 4 else "(total_q, n_heads, d_head)"
-        raise ValueError(f"q has shape {tuple(q.shape)}; it must be {axes}")
+        axes = (
+            "it must be (batch, seq_len_q, n_heads, d_head)"
+            if rank == 4
+            else "with cu_seqlens_q it must be (total_q, n_heads, d_head)"
+        )
+        raise ValueError(f"q has shape {tuple(q.shape)}; {axes}")
     for name, x in given.items():
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}: move it with .to(q.device)")
@@ -126,6 +130,15 @@ def check_pages_of(block_table: Tensor | None, counts: Tensor, k_cache: Tensor) 
         check_pages(block_table, counts, k_cache)
 
 
+def check_cache_axes(k_cache: Tensor, v_cache: Tensor) -> None:
+    """Caches of one shape, but for the head size."""
+    if not k_cache.ndim == v_cache.ndim == 4 or k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(
+            f"k_cache and v_cache must be (batch or pages, tokens, n_heads_kv, d) and agree; given "
+            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+
+
 def check_cache(
     q: Tensor,
     k_cache: Tensor,
@@ -138,11 +151,7 @@ def check_cache(
 ) -> None:
     """Shapes of the cache and of what is appended; the rest is ``attention``'s."""
     batch = q.shape[0]
-    if k_cache.ndim != 4 or k_cache.shape[:3] != v_cache.shape[:3]:
-        raise ValueError(
-            f"k_cache and v_cache must be (batch or pages, tokens, n_heads_kv, d) and agree; given "
-            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
-        )
+    check_cache_axes(k_cache, v_cache)
     if block_table is None and cache_batch_idx is None and k_cache.shape[0] < batch:
         raise ValueError(
             f"q has {batch} batch items, k_cache and v_cache {k_cache.shape[0]}; they need at least as many: "
@@ -241,7 +250,7 @@ def check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
     """Rotary rows for n positions behind each count, as far as ``check_room`` can see it."""
     if is_read_later(seqused):
         assert_async(
-            (seqused <= cos.shape[0] - n).all(),
+            ((seqused >= 0) & (seqused <= cos.shape[0] - n)).all(),
             "rotary_cos and rotary_sin have fewer rows than there are positions to turn: give more rows",
         )
     if not is_readable(seqused) or not seqused.numel():

@@ -7,14 +7,50 @@ from __future__ import annotations
 
 from math import log
 
+import torch
 from torch import Tensor
 
 from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.tensors import (
+    check_no_gradient,
+    check_output_apart,
+    check_output_places,
+    check_tensors,
+)
 from flash_attention.merge import merge
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
 LN2 = log(2.0)
+ROWS = "(seq_len, n_heads, d_head)"
+
+
+def check_parts(name: str, v: Tensor, name_of_lse: str, s: Tensor, axes: str) -> None:
+    """An output and its LSEs, one for each row of it.
+
+    Args:
+        name, name_of_lse: what the caller calls them.
+        axes: of the output.
+    """
+    check_tensors({name: v, name_of_lse: s})
+    if v.ndim != axes.count(",") + 1:
+        raise ValueError(f"{name} has shape {tuple(v.shape)}; it must be {axes}")
+    for of, x in ((name, v), (name_of_lse, s)):
+        if not x.is_floating_point():
+            raise TypeError(f"{of} is {x.dtype}; it must be of a floating type")
+    if s.shape != v.shape[:-1] or s.device != v.device:
+        raise ValueError(
+            f"{name_of_lse} has shape {tuple(s.shape)} on {s.device}; beside {name} {tuple(v.shape)} on "
+            f"{v.device} it must be {tuple(v.shape[:-1])} there: a logarithm each row and head"
+        )
+
+
+def _check_alike(name: str, v: Tensor, other: str, v_other: Tensor) -> None:
+    if (v.shape, v.dtype, v.device) != (v_other.shape, v_other.dtype, v_other.device):
+        raise ValueError(
+            f"{name} is {tuple(v.shape)}, {v.dtype} on {v.device}, and {other} {tuple(v_other.shape)}, "
+            f"{v_other.dtype} on {v_other.device}; both must be equal in these"
+        )
 
 
 @named_keywords
@@ -33,6 +69,9 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
     Raises:
         as ``flash_attention.merge``.
     """
+    check_parts("v_a", v_a, "s_a", s_a, ROWS)
+    check_parts("v_b", v_b, "s_b", s_b, ROWS)
+    _check_alike("v_a", v_a, "v_b", v_b)
     return _merged([v_a, v_b], [s_a, s_b])
 
 
@@ -47,6 +86,9 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     Returns, Raises:
         as ``merge_state``.
     """
+    check_parts("v", v, "s", s, "(seq_len, n_parts, n_heads, d_head)")
+    if not v.shape[1]:
+        raise ValueError(f"v has shape {tuple(v.shape)}; it must have one part at least")
     return _merged(list(v.unbind(1)), list(s.unbind(1)))
 
 
@@ -62,7 +104,26 @@ def merge_state_in_place(
         v_other: like v.
         s_other: like s.
         mask: (seq_len,) bool, rows to merge; None: all.
+
+    Raises:
+        NotImplementedError: a gradient is wanted.
+        ValueError: what is written overlaps another tensor; what ``merge_state`` raises.
     """
+    check_parts("v", v, "s", s, ROWS)
+    check_parts("v_other", v_other, "s_other", s_other, ROWS)
+    _check_alike("v", v, "v_other", v_other)
+    given = {"v": v, "s": s, "v_other": v_other, "s_other": s_other}
+    check_no_gradient(given, "what is written in place has none", "call merge_state")
+    if mask is not None:
+        check_tensors({"mask": mask})
+        if mask.dtype is not torch.bool or tuple(mask.shape) != (len(v),) or mask.device != v.device:
+            raise ValueError(
+                f"mask is {mask.dtype} of shape {tuple(mask.shape)} on {mask.device}; it must be torch.bool "
+                f"of shape ({len(v)},) on {v.device}: whether each row of v is merged"
+            )
+    for name in ("v", "s"):
+        check_output_places(name, given[name])
+        check_output_apart(name, given[name], {other: x for other, x in given.items() if other != name})
     out, lse = _merged([v, v_other], [s, s_other])
     if mask is not None:
         out, lse = out.where(mask[:, None, None], v), lse.where(mask[:, None], s)

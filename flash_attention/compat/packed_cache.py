@@ -133,7 +133,7 @@ def attend_packed_cache(
         checks.check_pages_of(None if block_table is None else table, counts, k_cache)
         if cos is not None and sin is not None:
             ordered = bool(options["causal"] or options["window"] != (None, None) or attention_chunk)
-            begins = (before if positions is None else positions).long()
+            begins = from_the_start(before if positions is None else positions)
             checks.check_positions(begins, max(new.longest, longest if ordered else 1), cos)
 
             def turned(x: Tensor, at: Rows, moves: bool) -> Tensor:

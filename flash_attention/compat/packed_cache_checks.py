@@ -22,8 +22,6 @@ from flash_attention.compat import kv_cache_checks
 from flash_attention.options import Options
 from flash_attention.run.tracing import is_readable, wants_autocast
 
-NEW = "(batch, seq_len_new, n_heads_kv, d), or with cu_seqlens_k_new (total_new, n_heads_kv, d)"
-
 
 def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options: dict[str, Any]) -> None:
     """Shapes, types, devices and memory of all tensors, by their names in the call."""
@@ -40,6 +38,11 @@ def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options
         check_max_seqlen("max_seqlen_q", max_seqlen_q)
         if is_readable(cu_q):
             check_offset_values("cu_seqlens_q", cu_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
+    elif max_seqlen_q is not None:
+        check_max_seqlen("max_seqlen_q", max_seqlen_q)
+        if q.shape[1] > max_seqlen_q:
+            raise ValueError(f"max_seqlen_q is {max_seqlen_q}, and q has {q.shape[1]} queries an item")
+    kv_cache_checks.check_cache_axes(k_cache, v_cache)
     check_inputs(
         q, k_cache, v_cache, None, layout, True, padded=True, any_dtype=any_dtype, names=names,
         layout_kv=BATCHES,
@@ -49,6 +52,7 @@ def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options
     if not torch.compiler.is_compiling():
         Options(**options).checked(q)
         checked_scale(options["softmax_scale"], q.shape[-1])
+    _check_without(tensors)
     if tensors["k"] is None and tensors["v"] is None:
         if tensors["rotary_cos"] is not None or tensors["rotary_sin"] is not None:
             kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, None)
@@ -88,6 +92,19 @@ def _check_cache(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
             )
 
 
+def _check_without(tensors: dict[str, Any]) -> None:
+    """Arguments that say something of others which are not given."""
+    if tensors["cu_seqlens_k_new"] is not None and tensors["k"] is None:
+        raise ValueError(
+            "cu_seqlens_k_new is given without k and v: it says how many rows each item appends. Leave it out"
+        )
+    if tensors["rotary_seqlens"] is not None and tensors["rotary_cos"] is None:
+        raise ValueError(
+            "rotary_seqlens is given without rotary_cos and rotary_sin: it says which of their rows are "
+            "taken. Leave it out, or pass the tables"
+        )
+
+
 def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
     """What is appended."""
     k, v, ends = tensors["k"], tensors["v"], tensors["cu_seqlens_k_new"]
@@ -99,20 +116,25 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
         check_offsets("cu_seqlens_k_new", ends, q)
         if ends.numel() != batch + 1:
             raise ValueError(f"cu_seqlens_k_new has {ends.numel()} entries; it needs batch + 1, {batch + 1}")
-        if is_readable(ends):
-            check_offset_values("cu_seqlens_k_new", ends, k.shape[0], "the rows of k", k.shape[0])
+    packed, batches = "(total_new, n_heads_kv, d)", f"(batch {batch}, seq_len_new, n_heads_kv, d)"
+    if ends is not None:
+        wanted = f"with cu_seqlens_k_new it must be {packed}"
+    else:
+        wanted = f"it must be {batches}, or with offsets {packed}"
     for name, new in (("k", k), ("v", v)):
         cache = tensors[f"{name}_cache"]
         rank = 4 if ends is None else 3
         if new.ndim != rank or new.shape[-2:] != cache.shape[-2:] or (rank == 4 and new.shape[0] != batch):
             raise ValueError(
-                f"{name} has shape {tuple(new.shape)}; it must be {NEW}, with batch {batch} and the heads "
-                f"of {name}_cache, {tuple(cache.shape[-2:])}"
+                f"{name} has shape {tuple(new.shape)}; {wanted}, with the heads of {name}_cache, "
+                f"{tuple(cache.shape[-2:])}"
             )
         if new.dtype is not cache.dtype:
             raise TypeError(f"{name} is {new.dtype}, {name}_cache {cache.dtype}: convert {name}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k and v must have one length; given {tuple(k.shape)} and {tuple(v.shape)}")
+    if ends is not None and is_readable(ends):
+        check_offset_values("cu_seqlens_k_new", ends, k.shape[0], "the rows of k", k.shape[0])
     if tensors["k_cache"] is tensors["v_cache"]:
         raise ValueError(
             "k_cache and v_cache overlap in memory, and k and v are appended: each needs memory of its own"
@@ -122,12 +144,14 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
         kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, k)
         if (begins := tensors["rotary_seqlens"]) is not None:
             check_counts_row("rotary_seqlens", begins, batch, q.device)
+            if is_readable(begins):
+                check_counts("rotary_seqlens", begins, "positions")
 
 
 def check_room(counts: Tensor, capacity: int) -> None:
     """Keys of each item once k and v are there, where they can be read."""
     if is_readable(counts) and counts.numel() and int(counts.max()) > capacity:
         raise ValueError(
-            f"with k and v an item has {int(counts.max())} keys: the cache holds {capacity} an item; make it "
-            "larger, or pass a block_table with more pages"
+            f"cache_seqlens and the rows of k and v make {int(counts.max())} keys of an item: the cache "
+            f"holds {capacity} an item; make it larger, or pass a block_table with more pages"
         )

@@ -12,6 +12,7 @@ from flash_attention.checks.calls import check_head_sizes, check_heads, check_ki
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_dropout, checked_flag, checked_number, checked_scale, given
 from flash_attention.checks.tensors import check_tensors
+from flash_attention.compat.words import in_words
 from flash_attention.mods.dense import dense_bias, dense_mask
 from flash_attention.run.tracing import wants_autocast
 from flash_helpers.kernels.problem import UNLIMITED, Window
@@ -21,6 +22,10 @@ MASK_TYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 
 @named_keywords
+@in_words(
+    q="query", k="key", v="value", causal="is_causal", softmax_scale="scale", score_mod="attn_mask",
+    mask_mod="attn_mask",
+)  # fmt: skip
 def sdpa(
     query: Tensor,
     key: Tensor,

@@ -15,7 +15,8 @@ from torch import Tensor
 from flash_attention.attention import attention
 from flash_attention.call import DENSE
 from flash_attention.checks.options import refuse
-from flash_attention.checks.tensors import check_tensors
+from flash_attention.checks.tensors import check_tensors, shapes_of
+from flash_attention.compat.words import in_words
 from flash_attention.options import Options
 from flash_attention.run.passes import Saved, Wanted, backward_pass
 
@@ -83,6 +84,7 @@ class _Activated:
             self.turned_off = False
 
 
+@in_words(q="query", k="key", v="value", causal="is_causal", softmax_scale="scale")
 def flash_attention_operator(
     query: Tensor,
     key: Tensor,
@@ -102,7 +104,10 @@ def flash_attention_operator(
         NotImplementedError: dropout_p, return_debug_mask; what ``attention`` raises.
     """
     refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask)
-    check_tensors({"query": query, "key": key, "value": value})
+    tensors = {"query": query, "key": key, "value": value}
+    check_tensors(tensors)
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise ValueError(f"query, key and value must be (batch, n_heads, seq, d); given {shapes_of(tensors)}")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = torch.empty_like(query)  # PyTorch's shape inference expects the strides of query
     rows = out.transpose(1, 2) if out.stride(-1) == 1 else None  # a kernel writes no others

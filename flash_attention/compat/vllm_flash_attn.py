@@ -14,16 +14,27 @@ from torch import Tensor
 from flash_attention.attention import attention_varlen
 from flash_attention.call import BATCHES, PACKED
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_flag, refuse
-from flash_attention.checks.tensors import records_gradients
+from flash_attention.checks.options import checked_flag, given, refuse
+from flash_attention.checks.tensors import (
+    check_output_apart,
+    check_output_kind,
+    check_output_places,
+    check_tensors,
+    records_gradients,
+)
 from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
+from flash_attention.compat.words import in_words
+from flash_attention.run.tracing import stands_for_another, wants_autocast
 
 __all__ = ["flash_attn_varlen_func", "get_scheduler_metadata"]
 
+VERSIONS = (2, 3, 4)  # of the FlashAttentions among which vLLM chooses
+
 
 @named_keywords
+@in_words(sinks="s_aux", n_splits="num_splits", return_lse="return_softmax_lse")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -75,7 +86,7 @@ def flash_attn_varlen_func(
         return_softmax_lse, return_attn_probs: also return the log-sum-exp.
         out: is written and returned.
         num_splits: parts that keys are cut into; 0: the device finds a number for each sequence.
-        fa_version: of no influence.
+        fa_version: 2, 3 or 4, of no influence: the library chooses its kernels.
         s_aux: (n_heads,) one more logit a head, which has no value.
         deterministic: of no influence: there is no gradient.
         q_v, dropout_p, alibi_slopes, scheduler_metadata, q_descale, k_descale, v_descale,
@@ -101,10 +112,14 @@ def flash_attn_varlen_func(
             "q, k, v or s_aux requires grad, and this function, as vLLM's, has no gradient: call it under "
             "torch.no_grad(), or flash_attention.attention_varlen"
         )
-    if cp_world_size != 1:
+    if type(cp_world_size) is not int or cp_world_size != 1:
         raise NotImplementedError(
-            f"cp_world_size is {cp_world_size}; keys of other ranks are not read: pass 1, and merge the "
-            "results of the ranks with flash_attention.merge"
+            f"cp_world_size is {given(cp_world_size)}; keys of other ranks are not read: pass 1, and "
+            "merge the results of the ranks with flash_attention.merge"
+        )
+    if type(fa_version) is not int or fa_version not in VERSIONS:
+        raise ValueError(
+            f"fa_version is {given(fa_version)}; it must be one of {VERSIONS}, and changes nothing"
         )
     checked_flag("deterministic", deterministic)
     wants_lse = checked_flag("return_attn_probs", return_attn_probs)
@@ -118,9 +133,14 @@ def flash_attn_varlen_func(
         options["seqused_k"] = seqused_k
     if block_table is not None:
         options["block_table"] = block_table
+    _check_keys(cu_seqlens_k, seqused_k, block_table)
     check_unpadded(q, k, v, PACKED, None if cu_seqlens_k is not None else BATCHES)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
+    tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    tensors |= {"seqused_k": seqused_k, "block_table": block_table, "s_aux": s_aux}
     at_once = out is not None and not missing_columns(v)
+    if out is not None and not at_once:
+        _check_copied_output(out, {name: x for name, x in tensors.items() if x is not None})
     with torch.no_grad():
         result = cut(
             attention_varlen(
@@ -129,8 +149,35 @@ def flash_attn_varlen_func(
             ),
             v,
         )  # fmt: skip
-    if out is None or at_once:
-        return result
-    made = result[0] if isinstance(result, tuple) else result
-    out.copy_(made)
+        if out is None or at_once:
+            return result
+        out.copy_(result[0] if isinstance(result, tuple) else result)
     return (out, *result[1:]) if isinstance(result, tuple) else out
+
+
+def _check_keys(cu_seqlens_k: Tensor | None, seqused_k: Tensor | None, block_table: Tensor | None) -> None:
+    """Where keys lie, and how many there are."""
+    counts = {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k, "block_table": block_table}
+    check_tensors({name: x for name, x in counts.items() if x is not None})
+    if cu_seqlens_k is not None and block_table is not None:
+        raise ValueError(
+            "cu_seqlens_k and block_table are both given: keys are packed, or in pages. With block_table "
+            "seqused_k says how many there are: pass cu_seqlens_k=None"
+        )
+    if cu_seqlens_k is None and seqused_k is None:
+        raise ValueError(
+            "cu_seqlens_k is None, and so is seqused_k; nothing says how many keys a sequence has: pass "
+            "seqused_k (batch,) for pages or a cache, or cu_seqlens_k (batch + 1,) for packed keys"
+        )
+
+
+def _check_copied_output(out: Tensor, inputs: dict[str, Tensor]) -> None:
+    """An output of a head size that is padded: the result is copied into it, whatever its strides are."""
+    check_tensors({"out": out, **inputs})
+    q, v = inputs["q"], inputs["v"]
+    kept = not wants_autocast(q, inputs["k"], v)
+    dtype = q.dtype if kept else torch.get_autocast_dtype(q.device.type)
+    check_output_kind("out", out, (*q.shape[:-1], v.shape[-1]), dtype, q.device)
+    if not (torch.compiler.is_compiling() or out.is_meta or stands_for_another(out)):
+        check_output_places("out", out)
+        check_output_apart("out", out, inputs)

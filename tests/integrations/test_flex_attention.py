@@ -173,7 +173,9 @@ def test_refusals_have_names() -> None:
         flex_attention(q, k, v, return_aux=flex.AuxRequest(max_scores=True))
     with pytest.raises(ValueError, match=r"^return_lse is True, and return_aux is given"):
         flex_attention(q, k, v, return_lse=True, return_aux=flex.AuxRequest(lse=True))
-    with pytest.raises(ValueError, match=r"made for 300 queries and 300 keys; q and k have 299 and 300"):
+    with pytest.raises(
+        ValueError, match=r"made for 300 queries and 300 keys; query and key have 299 and 300"
+    ):
         flex_attention(q[:, :, 1:], k, v, block_mask=blocks(window))
     with pytest.raises(ValueError, match=r"made with n_heads 4, and the call has 2"):
         flex_attention(q[:, :2], k[:, :2], v[:, :2], block_mask=blocks(by_item, BATCH, HEADS))

@@ -200,7 +200,10 @@ def test_what_flash_attn_3_refuses_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cu_seqlens_q": ints([0, 1, 2, 3, 4])}, r"q has shape \(4, 1, 4, 32\); it must be \(total_q"),
+        (
+            {"cu_seqlens_q": ints([0, 1, 2, 3, 4])},
+            r"q has shape \(4, 1, 4, 32\); with cu_seqlens_q it must be \(total_q",
+        ),
         ({"cache_leftpad": ints([1])}, "cache_leftpad has shape"),
         ({"cache_leftpad": ints([1, -1, 0, 0])}, "cache_leftpad has -1"),
         ({"num_splits": 300}, "num_splits is 300"),
@@ -295,7 +298,7 @@ def test_merge_states() -> None:
 def test_chunks_on_a_gpu_are_refused_by_name() -> None:
     q = random(1, 20, HEADS, D).cuda()
     k = random(1, 33, HEADS_KV, D).cuda()
-    with pytest.raises(NoKernelError, match="score_mod"):
+    with pytest.raises(NoKernelError, match="attention_chunk"):
         flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=33, causal=True, attention_chunk=10)
 
 
