@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clean_tree import CleanTree
 from hypothesis import HealthCheck, settings
 from layers import LAYERS, compilers_started, layer_of, watch_compilers
 
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from gpu_run import GpuRun
 
         config.pluginmanager.register(GpuRun(Path(file)))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(CleanTree(config.rootpath))
     for layer, meaning in LAYERS.items():
         config.addinivalue_line("markers", f"{layer}: {meaning}")
     watch_compilers()

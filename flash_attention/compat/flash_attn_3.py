@@ -221,10 +221,11 @@ def flash_attn_with_kvcache(
         cache_leftpad: (batch,) int32, rows of padding before each item's first key.
         page_table: (batch, max_pages) int32, the pages of each batch item.
         cu_seqlens_q: (batch + 1,) int32, 0 and the end of each item's queries.
-        cu_seqlens_k_new: likewise of what is appended; without k and v it is refused.
+        cu_seqlens_k_new: likewise of what is appended. Without k and v it is checked and says nothing, as
+            there: SGLang passes the ends of the cache's keys.
         max_seqlen_q: the most queries of one item; needed with ``cu_seqlens_q``.
         rotary_seqlens: (batch,) int32, the position of each item's first query and first new key; None:
-            ``cache_seqlens``. Without tables it is refused.
+            ``cache_seqlens``. Without tables it is checked and says nothing, as there.
         rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
         num_splits: parts that keys are cut into; 0: the device finds a number for each item.
         qv, q_descale, k_descale, v_descale, scheduler_metadata: None.

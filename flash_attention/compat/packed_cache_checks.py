@@ -52,7 +52,7 @@ def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options
     if not torch.compiler.is_compiling():
         Options(**options).checked(q)
         checked_scale(options["softmax_scale"], q.shape[-1])
-    _check_without(tensors)
+    _check_idle(tensors, batch, q)
     if tensors["k"] is None and tensors["v"] is None:
         if tensors["rotary_cos"] is not None or tensors["rotary_sin"] is not None:
             kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, None)
@@ -92,17 +92,16 @@ def _check_cache(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
             )
 
 
-def _check_without(tensors: dict[str, Any]) -> None:
-    """Arguments that say something of others which are not given."""
-    if tensors["cu_seqlens_k_new"] is not None and tensors["k"] is None:
-        raise ValueError(
-            "cu_seqlens_k_new is given without k and v: it says how many rows each item appends. Leave it out"
-        )
-    if tensors["rotary_seqlens"] is not None and tensors["rotary_cos"] is None:
-        raise ValueError(
-            "rotary_seqlens is given without rotary_cos and rotary_sin: it says which of their rows are "
-            "taken. Leave it out, or pass the tables"
-        )
+def _check_idle(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
+    """Arguments of what is appended, which callers also pass where nothing is: then they say nothing."""
+    if (ends := tensors["cu_seqlens_k_new"]) is not None:
+        check_offsets("cu_seqlens_k_new", ends, q)
+        if ends.numel() != batch + 1:
+            raise ValueError(f"cu_seqlens_k_new has {ends.numel()} entries; it needs batch + 1, {batch + 1}")
+    if (begins := tensors["rotary_seqlens"]) is not None:
+        check_counts_row("rotary_seqlens", begins, batch, q.device)
+        if is_readable(begins):
+            check_counts("rotary_seqlens", begins, "positions")
 
 
 def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
@@ -112,10 +111,6 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
         raise ValueError("k and v must be given together: both are appended to the cache, or neither")
     if tensors["cache_seqlens"] is None:
         raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
-    if ends is not None:
-        check_offsets("cu_seqlens_k_new", ends, q)
-        if ends.numel() != batch + 1:
-            raise ValueError(f"cu_seqlens_k_new has {ends.numel()} entries; it needs batch + 1, {batch + 1}")
     packed, batches = "(total_new, n_heads_kv, d)", f"(batch {batch}, seq_len_new, n_heads_kv, d)"
     if ends is not None:
         wanted = f"with cu_seqlens_k_new it must be {packed}"
@@ -142,10 +137,6 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
     kv_cache_checks.check_apart(tensors)
     if tensors["rotary_cos"] is not None or tensors["rotary_sin"] is not None:
         kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, k)
-        if (begins := tensors["rotary_seqlens"]) is not None:
-            check_counts_row("rotary_seqlens", begins, batch, q.device)
-            if is_readable(begins):
-                check_counts("rotary_seqlens", begins, "positions")
 
 
 def check_room(counts: Tensor, capacity: int) -> None:

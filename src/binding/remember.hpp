@@ -38,7 +38,6 @@ inline std::vector<PyObject *> items_of(PyObject *tuple) {
 // What `remember` was given; nullptr where the launch cannot be made again from the call's tensors alone.
 template <typename Pass>
 std::shared_ptr<const RememberedLaunch<Pass>> launch_to_remember(PyObject *args) {
-    using Slot = typename Pass::Slot;
     constexpr auto &kMade = Pass::kMade;
     PyObject *given_args, *made_args, *maker_args, *function, *launch_args, *label, *kept = nullptr;
     long device;

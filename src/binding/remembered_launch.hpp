@@ -17,7 +17,6 @@ template <typename Pass>
 struct RememberedLaunch {
     static constexpr int kSlots = Pass::kSlots;
     using Problem = typename Pass::Problem;
-    using Slot = typename Pass::Slot;
 
     CallLayout layout;
     const Kernel *kernel;
@@ -25,7 +24,7 @@ struct RememberedLaunch {
     Problem problem;          // its pointers do not count
     CapturedValues captured;  // of a kernel with a mod; addresses of tensors do not count
     Reference kept;           // what else the launch reads, such as bits of tiles; or nullptr
-    std::array<int64_t, Pass::kPointers>
+    std::array<int64_t, kPointers<Pass>>
         offsets;                           // bytes of each pointer from its tensor; kNoPointer: there is none
     std::array<Reference, kSlots> makers;  // functions that make tensors which the caller does not give
     Reference label;

@@ -3,7 +3,7 @@
 //
 // A pass has
 //     Problem         what a launch takes; its pointers are new in each call
-//     Slot            its tensors but those that functions of the user's capture, which come last: those that
+//     slots           its tensors but those that functions of the user's capture, which come last: those that
 //     the caller hands over, in the order of the arguments, then
 //                     those that are only made; kGivenSlots of them are given, at least kFewest
 //     kMade           what the library makes, unless the caller gives it
@@ -28,27 +28,43 @@ inline constexpr int kMaxCaptured = 8;      // tensors that functions of the use
 // Two of a layout; of captured tensors whose contents count an address and a version each, and the stream.
 inline constexpr int kMaxNumbers = 2 + 2 * kMaxCaptured + 1;
 
+using Slot = int;
+
+// ---------------------------------------------------------------- both
+// The tensors that both passes are given, with the pointers to them: q, k, v and out come first, then what is
+// the pass's own, then the tensors of the layout, from kFirstOfLayout on.
+template <Slot kFirstOfLayout>
+struct SharedSlots {
+    static constexpr Slot kQ = 0, kK = 1, kV = 2, kOut = 3, kOwn = 4;
+    static constexpr Slot kCuSeqlensQ = kFirstOfLayout, kCuSeqlensK = kFirstOfLayout + 1,
+                          kSequsedK = kFirstOfLayout + 2, kBlockTable = kFirstOfLayout + 3,
+                          kSequsedQ = kFirstOfLayout + 4, kBehindLayout = kFirstOfLayout + 5;
+
+    // Whether a tensor holds numbers of which the memory may hold the negative.
+    static constexpr bool may_be_negated(Slot slot) { return slot < kFirstOfLayout; }
+
+    // f(pointer, slot) for each of these pointers of a problem and the tensor that it points into.
+    template <typename Problem, typename F>
+    static constexpr void for_each_shared_pointer(Problem &problem, F f) {
+        f(problem.q, kQ);
+        f(problem.k, kK);
+        f(problem.v, kV);
+        f(problem.o, kOut);
+        f(problem.cu_seqlens_q, kCuSeqlensQ);
+        f(problem.cu_seqlens_k, kCuSeqlensK);
+        f(problem.seqused_k, kSequsedK);
+        f(problem.seqused_q, kSequsedQ);
+        if constexpr (requires { problem.block_table; }) f(problem.block_table, kBlockTable);
+    }
+};
+
 // ---------------------------------------------------------------- forward
-struct ForwardPass {
+struct ForwardPass : SharedSlots<5> {
     using Problem = ForwardProblem;
 
-    enum Slot {
-        kQ,
-        kK,
-        kV,
-        kOut,
-        kSinks,
-        kCuSeqlensQ,
-        kCuSeqlensK,
-        kSequsedK,
-        kBlockTable,
-        kSequsedQ,
-        kLse,
-        kWorkspace,
-        kSlots
-    };
+    static constexpr Slot kSinks = kOwn, kLse = kBehindLayout, kWorkspace = kLse + 1, kSlots = kLse + 2;
     static constexpr int kGivenSlots = kLse, kFewest = kOut;
-    static constexpr std::array kMade{kOut, kLse, kWorkspace};
+    static constexpr std::array<Slot, 3> kMade{kOut, kLse, kWorkspace};
     static constexpr const char *kMadeNames = "out, lse, workspace";
     static constexpr const char *kTable = "CallTable";
     static constexpr const char *kCall =
@@ -57,27 +73,15 @@ struct ForwardPass {
         "The result of a call that is known here, or None. The same as calling the table, which takes "
         "longer.";
 
-    // Whether a tensor holds numbers of which the memory may hold the negative.
-    static constexpr bool may_be_negated(int slot) { return slot <= kSinks; }
-
     // f(pointer, slot) for each pointer of a problem and the tensor that it points into.
     template <typename F>
-    static void for_each_pointer(Problem &problem, F f) {
-        f(problem.q, kQ);
-        f(problem.k, kK);
-        f(problem.v, kV);
-        f(problem.o, kOut);
+    static constexpr void for_each_pointer(Problem &problem, F f) {
+        for_each_shared_pointer(problem, f);
         f(problem.lse, kLse);
         f(problem.sinks, kSinks);
-        f(problem.cu_seqlens_q, kCuSeqlensQ);
-        f(problem.cu_seqlens_k, kCuSeqlensK);
-        f(problem.seqused_k, kSequsedK);
-        f(problem.block_table, kBlockTable);
-        f(problem.seqused_q, kSequsedQ);
         f(problem.partial_o, kWorkspace);
         f(problem.partial_lse, kWorkspace);
     }
-    static constexpr int kPointers = 13;
 
     static const Kernel *kernel_of_launch(PyObject *function) {
         return binding::kernel_of_method(function, as_method(&kernel_launch));
@@ -99,30 +103,14 @@ struct ForwardPass {
 };
 
 // ---------------------------------------------------------------- backward
-struct BackwardPass {
+struct BackwardPass : SharedSlots<7> {
     using Problem = BackwardProblem;
 
-    enum Slot {
-        kQ,
-        kK,
-        kV,
-        kOut,
-        kLse,
-        kDout,
-        kDlse,
-        kCuSeqlensQ,
-        kCuSeqlensK,
-        kSequsedK,
-        kBlockTable,
-        kSequsedQ,
-        kDq,
-        kDk,
-        kDv,
-        kWorkspace,
-        kSlots
-    };
+    static constexpr Slot kLse = kOwn, kDout = kOwn + 1, kDlse = kOwn + 2;
+    static constexpr Slot kDq = kBehindLayout, kDk = kDq + 1, kDv = kDq + 2, kWorkspace = kDq + 3,
+                          kSlots = kDq + 4;
     static constexpr int kGivenSlots = kDq, kFewest = kDlse;
-    static constexpr std::array kMade{kDq, kDk, kDv, kWorkspace};
+    static constexpr std::array<Slot, 4> kMade{kDq, kDk, kDv, kWorkspace};
     static constexpr const char *kMadeNames = "dq, dk, dv, workspace";
     static constexpr const char *kTable = "BackwardCallTable";
     static constexpr const char *kCall =
@@ -131,30 +119,20 @@ struct BackwardPass {
         "\n\n(dq, dk, dv, workspace) of a call that is known here, each None where it is not made; or None. "
         "The same as calling the table, which takes longer.";
 
-    static constexpr bool may_be_negated(int slot) { return slot <= kDlse; }
-
     template <typename F>
-    static void for_each_pointer(Problem &problem, F f) {
-        f(problem.q, kQ);
-        f(problem.k, kK);
-        f(problem.v, kV);
-        f(problem.o, kOut);
+    static constexpr void for_each_pointer(Problem &problem, F f) {
+        for_each_shared_pointer(problem, f);
         f(problem.lse, kLse);
         f(problem.dout, kDout);
         f(problem.dlse, kDlse);
         f(problem.dq, kDq);
         f(problem.dk, kDk);
         f(problem.dv, kDv);
-        f(problem.cu_seqlens_q, kCuSeqlensQ);
-        f(problem.cu_seqlens_k, kCuSeqlensK);
-        f(problem.seqused_q, kSequsedQ);
-        f(problem.seqused_k, kSequsedK);
         f(problem.delta, kWorkspace);
         f(problem.lse_log2, kWorkspace);
         f(problem.dq_sums, kWorkspace);
         f(problem.counters, kWorkspace);
     }
-    static constexpr int kPointers = 18;
 
     static const Kernel *kernel_of_launch(PyObject *function) {
         return binding::kernel_of_method(function, as_method(&kernel_launch_backward));
@@ -176,6 +154,17 @@ struct BackwardPass {
     }
 };
 
+static_assert(ForwardPass::kCuSeqlensQ == ForwardPass::kSinks + 1);
+static_assert(BackwardPass::kCuSeqlensQ == BackwardPass::kDlse + 1);
 static_assert(ForwardPass::kGivenSlots <= kMostGivenSlots && BackwardPass::kGivenSlots <= kMostGivenSlots);
+
+// How many pointers a problem of a pass has into tensors.
+template <typename Pass>
+inline constexpr int kPointers = [] {
+    typename Pass::Problem problem{};
+    int n = 0;
+    Pass::for_each_pointer(problem, [&n](auto *, Slot) { ++n; });
+    return n;
+}();
 
 }  // namespace flash::binding

@@ -179,6 +179,7 @@ def surroundings(device: str, gradients: bool) -> Iterator[None]:
             properties = mock.Mock(total_memory=80 * 2**30)
             stack.enter_context(mock.patch("torch.cuda.get_device_properties", return_value=properties))
             stack.enter_context(mock.patch("torch.cuda.synchronize"))
+            stack.enter_context(mock.patch("torch.set_default_device"))
             stack.enter_context(mock.patch("torch.cuda.empty_cache"))
         yield
 
@@ -207,7 +208,8 @@ def samples(
     """
 
     def short(case: Case) -> bool:
-        return all(n <= longest for name, n in case.items() if name.startswith("seqlen") and type(n) is int)
+        lengths = (n for name, n in case.items() if name.startswith(("seqlen", "num_blocks")))
+        return all(n <= longest for n in lengths if type(n) is int)
 
     found = []
     for name, function in vars(module).items():
@@ -327,7 +329,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--refused", type=int, default=3, help="of each refused argument and function, at most"
     )
     parser.add_argument("--seconds", type=float, default=100, help="for running, after the kernels are built")
-    parser.add_argument("--longest", type=int, default=10**9, help="leave out cases with a longer sequence")
+    parser.add_argument(
+        "--longest", type=int, default=10**9, help="leave out cases with a longer sequence, or more pages"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this program")
     parser.add_argument(
         "--part", default="0/1", help="I/N: the I-th of N parts of the cases, of several processes"

@@ -135,17 +135,26 @@ def test_errors_speak_of_the_functions_own_parameters(title: str) -> None:
 
 
 # ---------------------------------------------------------------------- faults that were there
-def test_arguments_that_speak_of_others_are_refused_without_these() -> None:
-    given = FOREIGN["flash-attn 3: packed cache"].arguments()
-    for left_out, named in (
-        (("k", "v"), "cu_seqlens_k_new"),
-        (("rotary_cos", "rotary_sin"), "rotary_seqlens"),
-    ):
-        arguments = {name: x for name, x in given.items() if name not in left_out}
-        if "k" in left_out:
-            arguments = {name: x for name, x in arguments.items() if not name.startswith("rotary")}
-        with pytest.raises(ValueError, match=rf"^{named} is given without {' and '.join(left_out)}: "):
-            flash_attn_3.flash_attn_with_kvcache(**arguments)
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("cu_seqlens_k_new", torch.tensor([0, 5, 22], dtype=torch.int32), None),
+        ("cu_seqlens_k_new", torch.tensor([0, 5], dtype=torch.int32), "cu_seqlens_k_new has 2 entries"),
+        ("rotary_seqlens", torch.tensor([3, 4], dtype=torch.int32), None),
+        ("rotary_seqlens", torch.tensor([3, -4], dtype=torch.int32), "rotary_seqlens has -4"),
+    ],
+)
+def test_what_says_nothing_in_a_call_is_checked_there(name: str, value: Tensor, words: str | None) -> None:
+    """SGLang passes the first without k and v, flash-attn 3's own tests the second without tables."""
+    left_out = ("k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_k_new", "rotary_seqlens")
+    arguments = FOREIGN["flash-attn 3: packed cache"].arguments()
+    arguments = {name: x for name, x in arguments.items() if name not in left_out}
+    if words is None:
+        usual = flash_attn_3.flash_attn_with_kvcache(**arguments)
+        assert torch.equal(flash_attn_3.flash_attn_with_kvcache(**arguments, **{name: value}), usual)
+    else:
+        with pytest.raises(ValueError, match=words):
+            flash_attn_3.flash_attn_with_kvcache(**arguments, **{name: value})
 
 
 def test_a_position_before_the_first_is_refused() -> None:
