@@ -12,6 +12,7 @@ from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import (
     checked_dropout,
     checked_factors,
+    checked_numerics,
     checked_sms,
     checked_splits,
     checked_window,
@@ -84,6 +85,7 @@ def attention(
     mask_mod: MaskMod | None = None,
     dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
+    numerics: str | None = None,
     **unknown: Never,
 ) -> Result:
     """Scaled dot-product attention on the device of the tensors.
@@ -125,6 +127,9 @@ def attention(
             1 - dropout_p. The LSE is that of the softmax. On CPU tensors only; 0.0: none is.
         dropout_seed: () int64 on the device of q: which weights are dropped. None: drawn from PyTorch's
             generator of that device, so that ``torch.manual_seed`` repeats it.
+        numerics: ``invariant``: a query's output and LSE have the same bits in a whole prompt, in chunks of
+            it, decoded, beside others, packed, from a cache or from pages. None, or ``fast``: whatever kernel
+            is the fastest.
 
     Returns:
         out, contiguous if it is new; with ``return_lse`` also lse (batch, n_heads, seq_len_q), float32. A
@@ -150,6 +155,8 @@ def attention(
     mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
         mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if numerics is not None:
+        numerics = checked_numerics(numerics)
     if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
@@ -159,10 +166,10 @@ def attention(
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
         key = ("attention", causal, softmax_scale, window, softcap, return_lse)
         plain = config is None and backend is None and out_dtype is None and backward_config is None
-        if not (plain and n_sms is None and deterministic is False):
+        if not (plain and n_sms is None and numerics is None and deterministic is False):
             n_sms = checked_sms(n_sms)
             key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
-            key += (None if backward_config is None else id(backward_config),)
+            key += (None if backward_config is None else id(backward_config), numerics)
         if mods is launch_cache.NO_MODS:
             result = launch_cache.repeat(key, q, k, v, out, sinks)
         else:
@@ -171,7 +178,8 @@ def attention(
         if result is not None:
             return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
+    basic = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    options = Options(*basic, *rare, numerics)
     if at_once:
         result = eager.attend(q, k, v, DENSE, options, key)
         if result is not None:
@@ -267,6 +275,7 @@ def attention_varlen(
     mask_mod: MaskMod | None = None,
     dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
+    numerics: str | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
@@ -293,7 +302,7 @@ def attention_varlen(
         validate: read the offsets and refuse wrong ones, which waits for the device. On the CPU they are
             always read.
         causal, softmax_scale, window, softcap, sinks, out, config, backend, diagonal_offset, out_dtype,
-            n_sms, deterministic, backward_config, dropout_p, dropout_seed: as in ``attention``.
+            n_sms, deterministic, backward_config, dropout_p, dropout_seed, numerics: as in ``attention``.
         score_mod, mask_mod: as in ``attention``; b is the number of the sequence, and places count within
             it.
         seqused_q: (batch,) int32 on the device of q: of a sequence's queries only the first so many count.
@@ -324,6 +333,8 @@ def attention_varlen(
     mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
         mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if numerics is not None:
+        numerics = checked_numerics(numerics)
     if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
@@ -334,10 +345,10 @@ def attention_varlen(
         if not validate:
             key = ("attention_varlen", causal, softmax_scale, window, softcap, return_lse)
             plain = config is None and backend is None and out_dtype is None and backward_config is None
-            if not (plain and n_sms is None and deterministic is False):
+            if not (plain and n_sms is None and numerics is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
-                key += (None if backward_config is None else id(backward_config),)
+                key += (None if backward_config is None else id(backward_config), numerics)
             if n_splits is not None:
                 key += (checked_splits(n_splits),)
             key += mods[0]
@@ -348,7 +359,8 @@ def attention_varlen(
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
+    basic = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    options = Options(*basic, *rare, numerics)
     layout: Packed | PackedCached
     if cu_seqlens_k is not None and seqused_q is seqused_k is block_table is n_splits is None:
         layout = Packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, validate)

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from flash_attention.call import Cached, shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
-from flash_attention.checks.options import checked_dropout, checked_factors, checked_sms, checked_window
+from flash_attention.checks.options import (
+    checked_dropout,
+    checked_factors,
+    checked_numerics,
+    checked_sms,
+    checked_window,
+)
 from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result
@@ -48,6 +54,7 @@ def attention_cached(
     mask_mod: MaskMod | None = None,
     dropout_p: float = NO_DROPOUT,
     dropout_seed: Tensor | None = None,
+    numerics: str | None = None,
     **unknown: Never,
 ) -> Result:
     """``attention`` where batch item b has the keys ``k[b, :seqused_k[b]]`` and no more.
@@ -69,8 +76,8 @@ def attention_cached(
         validate: read the pages that hold keys and refuse wrong ones, which waits for the device. On the CPU
             they are always read.
         causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, diagonal_offset,
-            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed:
-            as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
+            out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed,
+            numerics: as in ``attention``, with ``seqused_k[b]`` in place of seq_len_k.
 
     Returns:
         as ``attention``.
@@ -89,6 +96,8 @@ def attention_cached(
     mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
         mods = launch_cache.mods_of(score_mod, mask_mod, q)
+    if numerics is not None:
+        numerics = checked_numerics(numerics)
     if at_once and mods is not None and not dropout_p:
         if window is not UNLIMITED:
             window = checked_window(window)
@@ -100,17 +109,18 @@ def attention_cached(
             name = "attention_cached"
             key = (name, causal, softmax_scale, window, softcap, return_lse)
             plain = config is None and backend is None and out_dtype is None and backward_config is None
-            if not (plain and n_sms is None and deterministic is False):
+            if not (plain and n_sms is None and numerics is None and deterministic is False):
                 n_sms = checked_sms(n_sms)
                 key += (None if config is None else id(config), backend, out_dtype, n_sms, deterministic)
-                key += (None if backward_config is None else id(backward_config),)
+                key += (None if backward_config is None else id(backward_config), numerics)
             key += mods[0]
             held = (None, None, seqused_k, block_table, None)
             result = launch_cache.repeat(key, q, k, v, out, sinks, *held, *mods[1])
             if result is not None:
                 return result
     rare = out_dtype, n_sms, deterministic, backward_config, score_mod, mask_mod, dropout_p, dropout_seed
-    options = Options(causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend, *rare)
+    basic = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
+    options = Options(*basic, *rare, numerics)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
         result = eager.attend(q, k, v, layout, options, key)

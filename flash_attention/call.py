@@ -349,6 +349,7 @@ class Call:
         layout: how rows form sequences.
         n_sms: SMs that it may use; None: all.
         dropout: what is dropped of the softmax; None: nothing.
+        invariant: a query's results have the same bits in every call.
         problem: the call as ``select`` sees it; follows from the others.
     """
 
@@ -362,6 +363,7 @@ class Call:
     layout: Layout = DENSE
     n_sms: int | None = None
     dropout: Dropout | None = None
+    invariant: bool = False
     problem: AttentionProblem = field(init=False)
 
     def __post_init__(self) -> None:
@@ -376,6 +378,7 @@ class Call:
             out_float32=self.out.dtype is torch.float32,
             n_sms=self.n_sms,
             dropout=self.dropout is not None,
+            invariant=self.invariant,
         )
         object.__setattr__(self, "problem", problem)
 
@@ -392,6 +395,7 @@ def problem_of(
     out_float32: bool = False,
     n_sms: int | None = None,
     dropout: bool = False,
+    invariant: bool = False,
 ) -> AttentionProblem:
     """What a call with these parts computes, without its tensors; see ``Call``."""
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
@@ -423,6 +427,7 @@ def problem_of(
         n_sms=n_sms,
         mod=None if scores.traced is None else scores.traced.mod,
         dropout=dropout,
+        invariant=invariant,
     )
 
 

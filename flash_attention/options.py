@@ -12,10 +12,12 @@ from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
     checked_dropout,
     checked_flag,
+    checked_numerics,
     checked_out_dtype,
     checked_sms,
     checked_softcap,
     checked_window,
+    refuse_with_numerics,
 )
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig
 from flash_helpers.kernels.problem import UNLIMITED, Window
@@ -48,6 +50,7 @@ class Keywords(TypedDict, total=False):
     mask_mod: MaskMod | None
     dropout_p: float
     dropout_seed: Tensor | None
+    numerics: str | None
 
 
 class Options(NamedTuple):
@@ -70,6 +73,7 @@ class Options(NamedTuple):
     mask_mod: MaskMod | None = None
     dropout_p: float = NO_DROPOUT
     dropout_seed: Tensor | None = None
+    numerics: str | None = None
 
     @property
     def has_mods(self) -> bool:
@@ -88,6 +92,11 @@ class Options(NamedTuple):
         window, softcap = checked_window(self.window), checked_softcap(self.softcap)
         n_sms, out_dtype = checked_sms(self.n_sms), self.out_dtype
         dropout_p = checked_dropout(self.dropout_p)
+        numerics = checked_numerics(self.numerics)
+        if numerics is not None:
+            refuse_with_numerics(
+                score_mod=self.score_mod, mask_mod=self.mask_mod, dropout_p=dropout_p or None
+            )
         if isinstance(q, Tensor):
             out_dtype = checked_out_dtype(out_dtype, q.dtype)
             checks.check_seed(self.dropout_seed, q)
@@ -102,4 +111,5 @@ class Options(NamedTuple):
             n_sms=n_sms,
             deterministic=deterministic,
             dropout_p=dropout_p,
+            numerics=numerics,
         )

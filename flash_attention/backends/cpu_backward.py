@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flash_attention.backends.cpu import LARGEST_CAP, _chunks, _rows_of
+from flash_attention.backends.cpu import _chunks
 from flash_attention.backends.cpu_dropout import BlockDropout
 from flash_attention.backends.cpu_mods import BlockMods
+from flash_attention.backends.cpu_rows import LARGEST_CAP, rows_of
 from flash_attention.backends.full_precision import full_precision
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backends.visibility import Visibility
@@ -215,7 +216,7 @@ class _Chunk:
             if tile is Tile.EMPTY:
                 continue
             rows = slice(some * self.group, past * self.group)
-            block_k, block_v = _rows_of(k[:, first:last]), _rows_of(v[:, first:last])
+            block_k, block_v = rows_of(k[:, first:last]), rows_of(v[:, first:last])
             p, ds = self._p_and_ds(block_k, block_v, rows, self.first_query + some, first, tile)
             items, heads = k.shape[0], k.shape[2]
             for sums, left_side, right_side in ((dv, p, self.do), (dk, ds, self.q)):

@@ -93,7 +93,8 @@ def prepared(call: Call, choice: Choice) -> Prepared:
         table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
         planned: dict[str, int] = {}
         if isinstance(layout, PackedCached):
-            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0], layout.n_splits)
+            n_splits = None if problem.invariant else layout.n_splits
+            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0], n_splits)
             if n_rows := plan.rows:
                 workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
             planned = {

@@ -18,6 +18,7 @@ from flash_attention.checks.tensors import (
 from flash_attention.devices import DEVICE_TYPES
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig
+from flash_helpers.kernels.numeric_class import INVARIANT
 from flash_helpers.kernels.problem import BACKWARD, FORWARD, HEAD_SIZES, AttentionProblem
 
 DTYPES = {torch.float16: DType.FP16, torch.bfloat16: DType.BF16}
@@ -234,7 +235,8 @@ def check_problem(problem: AttentionProblem) -> None:
             raise error(f"a problem's {name} is {given(size)}; it must be an int, at least 0")
     checked_window((problem.left, problem.right))
     checked_sms(problem.n_sms)
-    for name in ("softcap", "sinks", "varlen", "cached", "paged", "planned", "lse", "out_float32"):
+    flags = "softcap", "sinks", "varlen", "cached", "paged", "planned", "lse", "out_float32", INVARIANT
+    for name in flags:
         checked_flag(f"a problem's {name}", getattr(problem, name))
     if (problem.paged and not problem.cached) or (problem.cached and not problem.varlen):
         raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
+from flash_helpers.kernels.numeric_class import INVARIANT
 from flash_helpers.kernels.problem import MAX_SPLITS, Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -131,6 +132,34 @@ def checked_splits(n_splits: int | None) -> int | None:
             f"n_splits is {n_splits}; it must be 1 to {MAX_SPLITS}, or None: the library decides"
         )
     return n_splits
+
+
+FAST = "fast"
+"""The value of ``numerics`` that asks for nothing, as None does."""
+
+
+def checked_numerics(numerics: str | None) -> str | None:
+    """``invariant`` or None, which is ``fast``. TypeError: no text; ValueError: another one."""
+    if numerics is None or numerics == FAST:
+        return None
+    if not isinstance(numerics, str):
+        raise TypeError(f"numerics is {given(numerics)}; it must be {INVARIANT!r}, {FAST!r} or None")
+    if numerics != INVARIANT:
+        raise ValueError(
+            f"numerics is {given(numerics)}; it must be {INVARIANT!r}, for the same bits of a query in every "
+            f"call, or {FAST!r}, which is None"
+        )
+    return numerics
+
+
+def refuse_with_numerics(**arguments: object) -> None:
+    """Raises NotImplementedError for the first argument that is not None: no invariant kernel has it."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"{name} is given with numerics={INVARIANT!r}; kernels of one numeric class take none: leave "
+                f"{name} away, or numerics"
+            )
 
 
 def checked_out_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:

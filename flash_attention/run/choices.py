@@ -135,6 +135,7 @@ def explain_choice(
     deterministic: bool = False,
     backward_config: BackwardConfig | None = None,
     dropout_p: float = 0.0,
+    numerics: str | None = None,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
@@ -169,6 +170,7 @@ def explain_choice(
         score_mod,
         mask_mod,
         dropout_p=dropout_p,
+        numerics=numerics,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
         raise TypeError(f"facts is {facts!r}; it must be DeviceFacts, e.g. device_facts('H100'), or None")
@@ -209,6 +211,7 @@ def explain_choice(
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
         dropout=options.dropout_p > 0,
+        invariant=options.numerics is not None,
     )
     generation.follow_environment()
 

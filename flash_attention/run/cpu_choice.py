@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flash_attention.devices import backend
@@ -9,8 +11,9 @@ from flash_attention.run.cpu_backward_choice import cpu_backward_choice
 from flash_attention.run.insisted import insisted
 from flash_helpers.kernels.ampere.forward.config import D_HEADS, FlashForwardKernelConfig
 from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.problem import FORWARD, AttentionProblem
-from flash_helpers.select.candidates import kernel_for, size_reason
+from flash_helpers.select.candidates import class_reason, kernel_for, size_reason
 from flash_helpers.select.chosen import Choice
 from flash_helpers.select.pytorch_attention import PyTorchAttention
 
@@ -36,7 +39,22 @@ def choice_on(
     """
     if config is None:
         return cpu_choice(problem) if problem.direction == FORWARD else cpu_backward_choice(problem)
-    return insisted(problem, config, size_reason(config, problem, [config]))
+    obstacle = size_reason(config, problem, [config])
+    if problem.invariant and obstacle is None:
+        obstacle = class_reason(numeric_class(config), numeric_class(cpu_choice(problem).kernel.config))
+    return insisted(problem, config, obstacle)
+
+
+def numeric_class(config: Any) -> NumericClass:
+    """What the bits of a row depend on where the CPU backend takes the steps of a configuration."""
+    return NumericClass(
+        products="float32 products of 64 rows by PyTorch",
+        dtype=config.dtype,
+        key_tile=config.B_c,
+        reference="exact",
+        exponent="fused" if config.optimized_softmax else "scaled",
+        row_sums="torch",
+    )
 
 
 def cpu_choice(problem: AttentionProblem) -> Choice:
@@ -52,6 +70,9 @@ def cpu_choice(problem: AttentionProblem) -> Choice:
         ),
         problem,
     )
+    if problem.invariant:
+        reason = f"numerics='invariant': the CPU backend takes 64 rows and {CPU_B_C} keys at a time, always"
+        return Choice(kernel, reason, numeric_class=numeric_class(kernel.config))
     against = backend("cpu_fused").reason_against(
         problem.d_head,
         problem.d_head_v,

@@ -17,9 +17,9 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.results.lookup import TuningResults
-from flash_helpers.select.candidates import unable_reason
+from flash_helpers.select.candidates import class_reason, numeric_class_of, unable_reason
 from flash_helpers.select.chosen import Choice
-from flash_helpers.select.select import ranking, select, usable_part, with_slots
+from flash_helpers.select.select import invariant_class, ranking, select, usable_part, with_slots
 
 
 def choice_on(
@@ -61,7 +61,10 @@ def choice_for(
             choice = replace(choice, reason=f"{choice.reason}; {results.trouble}")
     else:
         asked, _ = usable_part(problem, facts)
-        choice = insisted(asked, config, unable_reason(config, asked, [config]))
+        obstacle = unable_reason(config, asked, [config])
+        if asked.invariant and obstacle is None:
+            obstacle = class_reason(numeric_class_of(config), invariant_class(asked, facts))
+        choice = insisted(asked, config, obstacle)
         if asked != problem:
             choice = replace(choice, problem=asked)
         check_fits_facts(config, facts, where, named(problem), choice.kernel.traits)

@@ -30,6 +30,7 @@ TYPES: dict[Any, str] = {
     torch.dtype | None: "ScalarType?",
     float: "float",
     float | None: "float?",
+    str | None: "str?",
     ForwardConfig | None: "str?",
     BackwardConfig | None: "str?",
 }

@@ -115,7 +115,8 @@ def _checked(
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
     mask = Mask.of(options.causal, options.window)
     scores = Scores(scale, options.softcap, sinks, traced)
-    return Call(q, k, v, out, lse, mask, scores, layout, options.n_sms, dropout_of(options))
+    rest = options.n_sms, dropout_of(options), options.numerics is not None
+    return Call(q, k, v, out, lse, mask, scores, layout, *rest)
 
 
 def dropout_of(options: Options) -> Dropout | None:

@@ -32,6 +32,7 @@ from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
     checked_flag,
     checked_number,
+    checked_numerics,
     checked_out_dtype,
     checked_scale,
     checked_sms,
@@ -114,6 +115,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "n_sms": checked_sms(options.n_sms),
             "deterministic": checked_flag("deterministic", options.deterministic),
             "backward_config": options.backward_config,
+            "numerics": checked_numerics(options.numerics),
         }
     )
     operators, name = torch.ops.flash_attention, NAMES[type(layout)]
@@ -210,6 +212,7 @@ def _fake(
     checked_scale(given.softmax_scale, q.shape[-1])
     checked_softcap(given.softcap)
     checked_sms(given.n_sms)
+    checked_numerics(given.numerics)
     dtype = checked_out_dtype(given.out_dtype, q.dtype)
     shape = (*q.shape[:-1], v.shape[-1])
     if out is None:

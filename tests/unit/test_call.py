@@ -61,7 +61,7 @@ def test_operators_take_what_layouts_and_options_declare(layout: type[Any]) -> N
     names = [argument.name for argument in registered.arguments]
     options = [
         "sinks", "causal", "softmax_scale", "window_left", "window_right", "softcap", "return_lse", "config",
-        "out_dtype", "n_sms", "deterministic", "backward_config",
+        "out_dtype", "n_sms", "deterministic", "backward_config", "numerics",
     ]  # fmt: skip
     assert names == ["q", "k", "v", *layout._fields, *options, "keep_lse"]
     assert f"({schema(layout)}, bool keep_lse) -> (Tensor, Tensor)" in str(registered)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.softmax import SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, PLAIN_BACKWARD, BackwardTraits, ForwardTraits, Traits
 from flash_helpers.mods.mod import Mod
@@ -58,6 +59,8 @@ class ForwardConfig(KernelConfig, Protocol):
     def kv_stages(self) -> int: ...
     @property
     def softmax_reference(self) -> SoftmaxReference: ...
+    @property
+    def numeric_class(self) -> NumericClass: ...
     @property
     def optimized_softmax(self) -> bool: ...
     @property

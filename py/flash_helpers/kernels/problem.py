@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.numeric_class import INVARIANT
 from flash_helpers.mods.mod import Mod
 
 Window = tuple[int | None, int | None]
@@ -56,6 +57,7 @@ class AttentionProblem:
         captured_gradients: of the gradients: places of the tensors that the mod captures and of which
             gradients are wanted.
         dropout: weights are dropped behind the softmax.
+        invariant: a query's output and LSE have the same bits in every call (``numerics="invariant"``).
     """
 
     dtype: DType
@@ -83,6 +85,7 @@ class AttentionProblem:
     mod: Mod | None = None
     captured_gradients: tuple[int, ...] = ()
     dropout: bool = False
+    invariant: bool = False
 
     def backward(
         self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
@@ -141,6 +144,8 @@ class AttentionProblem:
         if self.varlen and not self.cached:
             return self
         if self.mod is not None:  # its places are those of the call
+            return self
+        if self.invariant and self.left is not None:  # tiles of keys are counted from key 0
             return self
         if self.right is not None and self.right < 0 and not self.cached:
             left = None if self.left is None else self.left + self.right
@@ -218,6 +223,7 @@ class AttentionProblem:
             words += [word for word, result in MODS if self.mod.result(result) is not None]
         words += ["dropout"] * self.dropout
         words += ["deterministic"] * self.deterministic
+        words += [INVARIANT] * self.invariant
         if self.out_float32:
             words.append("float32 output")
         if self.n_sms is not None:
@@ -235,6 +241,7 @@ def _backward_of(
         lse=False,
         tma_obstacle=None,
         out_float32=False,  # it is rounded before products, as the others are
+        invariant=False,  # it is about the forward pass
         direction=BACKWARD,
         deterministic=deterministic,
         captured_gradients=captured_gradients,

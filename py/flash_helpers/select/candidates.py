@@ -8,6 +8,7 @@ from typing import Any
 
 from flash_helpers.kernels.families import direction_of, directions, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 
 
@@ -77,6 +78,8 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return "kernels take no score_mod and no mask_mod for packed queries over a cache; CPU tensors do"
     if problem.dropout:
         return "kernels drop no weights yet (dropout_p); CPU tensors do"
+    if problem.invariant and (reason := _row_obstacle(numeric_class_of(config), problem)):
+        return reason
     kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
         return f"kernels of the {direction.label} family are not made for {', '.join(missing)}"
@@ -89,6 +92,26 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
     if problem.lse and not config.writes_lse:
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
     return None
+
+
+def _row_obstacle(numeric_class: NumericClass, problem: AttentionProblem) -> str | None:
+    """Why the bits of a row depend on the rows beside it, or None."""
+    if reason := numeric_class.row_obstacle:
+        return reason
+    return numeric_class.softcap_obstacle() if problem.softcap else None
+
+
+def numeric_class_of(config: Any) -> NumericClass:
+    """The numeric class of a configuration of a forward kernel."""
+    numeric_class: NumericClass = config.numeric_class
+    return numeric_class
+
+
+def class_reason(own: NumericClass, wanted: NumericClass) -> str | None:
+    """Why a configuration of one numeric class does not compute with the bits of another, or None."""
+    if own == wanted:
+        return None
+    return f"its numeric class is: {own}; numerics='invariant' takes: {wanted}"
 
 
 def size_reason(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import head_sizes
 from flash_helpers.select.pytorch_attention import PyTorchAttention, PyTorchAttentionBackward
@@ -35,6 +36,7 @@ class Choice:
             parts; 0: it does not.
         wanted: the kernel that would run if it were built; None: it is the one that runs.
         gradients: of a forward pass whose gradients are wanted: what computes these; None: else.
+        numeric_class: with ``numerics="invariant"``: what decides the bits of a row; None: else.
     """
 
     kernel: Kernel
@@ -45,6 +47,7 @@ class Choice:
     wanted: Kernel | None = None
     slots: int = 0
     gradients: Choice | None = None
+    numeric_class: NumericClass | None = None
 
     @property
     def fused(self) -> bool:
@@ -64,6 +67,8 @@ class Choice:
 
     def __str__(self) -> str:
         lines = [f"{self.kernel.short_form()}\n  because {self.reason}"]
+        if self.numeric_class is not None:
+            lines.append(f"  numeric class: {self.numeric_class}")
         if self.kernel.mod is not None:
             from flash_helpers.mods.text import explained
 

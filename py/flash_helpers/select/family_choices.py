@@ -42,6 +42,8 @@ def family_choices(problem: AttentionProblem, facts: DeviceFacts) -> list[Family
     """
     answers = [direction.defaults(problem, facts) for direction in directions(problem.direction)]
     found = sorted((answer for answer in answers if answer is not None), key=lambda answer: answer.place)
+    if problem.invariant:  # families round differently: one answers for all problems of a device
+        found = found[:1]
     return [c for answer in found for c in _split_and_whole(problem, facts, answer)]
 
 

@@ -14,11 +14,14 @@ from typing import Protocol
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of, family_of, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
+    class_reason,
     default_candidates,
     is_planned,
     kernel_for,
+    numeric_class_of,
     split_variant,
     unable_reason,
 )
@@ -125,7 +128,7 @@ def usable_part(problem: AttentionProblem, facts: DeviceFacts) -> tuple[Attentio
 
 def with_slots(choice: Choice, facts: DeviceFacts) -> Choice:
     """A choice that says how many thread blocks of a planned kernel run at a time on the device."""
-    if not is_planned(choice.kernel):
+    if not is_planned(choice.kernel) or choice.numeric_class is not None:
         return choice
     per_sm = max(resident_blocks(choice.kernel.config, facts), 1)
     return replace(choice, slots=facts.sm_count * per_sm)
@@ -146,7 +149,7 @@ def _known_best(
     usable = next((choice for choice in defaults if choice.obstacle is None), None)
     known: list[Choice] = []
     plain = not any(on for name, on in problem.features().items() if name != "causal")
-    plain = plain and not problem.out_float32 and problem.n_sms is None
+    plain = plain and not (problem.out_float32 or problem.invariant) and problem.n_sms is None
     if database is not None and plain and (usable is None or usable.n_splits == 1):
         default = None if usable is None else usable.kernel.config
         for config, basis in database.ranked(problem, facts, default):
@@ -157,11 +160,29 @@ def _known_best(
         return known
     family = family_of(usable.kernel).name
     reason = f"the default of the {family} family for such problems: {usable.reason}"
+    if problem.invariant:
+        reason = f"of the {family} family's one numeric class for this head size: {usable.reason}"
     if usable.n_splits > 1:
         reason += f"; keys in {usable.n_splits} parts, so that their blocks fill the GPU"
     for choice in defaults[: defaults.index(usable)]:
         reason += f"; {family_of(choice.kernel).name} kernels cannot: {choice.obstacle}"
-    return [Choice(usable.kernel, reason, n_splits=usable.n_splits)]
+    return [Choice(usable.kernel, reason, n_splits=usable.n_splits, numeric_class=_class_of(usable, problem))]
+
+
+def _class_of(choice: FamilyChoice, problem: AttentionProblem) -> NumericClass | None:
+    """The numeric class of a choice; None: the problem asks for none."""
+    return numeric_class_of(choice.kernel.config) if problem.invariant else None
+
+
+def invariant_class(problem: AttentionProblem, facts: DeviceFacts) -> NumericClass:
+    """The one numeric class that a device computes problems like this one in, with ``numerics="invariant"``.
+
+    Raises:
+        NoKernelError: no family runs on the device.
+    """
+    for choice in family_choices(problem, facts):
+        return numeric_class_of(choice.kernel.config)
+    raise NoKernelError(_nothing_fits(problem, facts, []))
 
 
 def _can(
@@ -189,11 +210,14 @@ def _predictions(
     for config in configs:
         fits = direction_of(config).name == problem.direction
         kernel = kernel_for(config, problem) if fits else kernel_of(config)
-        if reason := unable_reason(config, problem, configs) or config.infeasible_reason(facts):
+        reason = unable_reason(config, problem, configs) or config.infeasible_reason(facts)
+        if reason is None and problem.invariant and defaults:
+            reason = class_reason(numeric_class_of(config), numeric_class_of(defaults[0].kernel.config))
+        if reason:
             rejected[kernel] = Rejected(kernel, reason)
             continue
         able[kernel] = expected(kernel, problem, facts)
-        if (split := split_variant(kernel)) is not None:
+        if not problem.invariant and (split := split_variant(kernel)) is not None:
             prediction = expected(split, problem, facts)
             if prediction.n_splits > 1:
                 able[split] = prediction

@@ -9,6 +9,7 @@ from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.names import Name, flag, group, number, one_of, size
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.softmax import SOFTMAX_WORDS, SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, ForwardTraits
 
@@ -134,6 +135,19 @@ class FlashForwardKernelConfig:
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks that fit one SM's shared memory of ``max_smem_bytes`` bytes."""
         return max_smem_bytes // self.smem_bytes()
+
+    @property
+    def numeric_class(self) -> NumericClass:
+        """What the bits of a row depend on. Warps, stages, how fragments are loaded: nothing of these."""
+        return NumericClass(
+            products="mma.sync",
+            dtype=self.dtype,
+            key_tile=self.B_c,
+            reference=self.softmax_reference.name.lower(),
+            exponent="fused" if self.optimized_softmax else "scaled",
+            row_sums="tensor" if self.tensor_row_sums else "lanes",
+            head_parts=self.warps_per_group,
+        )
 
     @property
     def writes_lse(self) -> bool:

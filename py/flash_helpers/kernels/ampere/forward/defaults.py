@@ -10,6 +10,7 @@ from flash_helpers.kernels.ampere.forward.decode import (
     choose_ampere_decode_config,
     choose_ampere_planned_config,
 )
+from flash_helpers.kernels.ampere.forward.invariant import invariant_choice
 from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
@@ -24,6 +25,10 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     found = size_for(problem, sizes()) if facts.capability >= MIN_CAPABILITY else None
     if found is None:
         return None
+
+    if problem.invariant:
+        only = invariant_choice(problem, found[0], facts)
+        return Defaults(only, only, PLACE, in_parts=False)
 
     def choose(split: bool) -> Default:
         if (split or problem.planned) and problem.rows_of_sequence <= MAX_DECODE_ROWS:

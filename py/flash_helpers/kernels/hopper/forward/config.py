@@ -9,6 +9,7 @@ from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.names import Name, flag, number, one_of, size
+from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.softmax import SOFTMAX_WORDS, SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, ForwardTraits
 
@@ -178,6 +179,19 @@ class HopperForwardKernelConfig:
     def writes_lse(self) -> bool:
         """Whether the kernel can write the log-sum-exp of each row: all of this family can."""
         return True
+
+    @property
+    def numeric_class(self) -> NumericClass:
+        """What the bits of a row depend on. Paired blocks, turns, order of items: nothing of these."""
+        return NumericClass(
+            products="wgmma",
+            dtype=self.dtype,
+            key_tile=self.B_c,
+            reference=self.softmax_reference.name.lower(),
+            exponent="fused",
+            row_sums="lanes",
+            softcap="warp",
+        )
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""

@@ -8,6 +8,7 @@ from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.forward.choices import CHOICES
 from flash_helpers.kernels.hopper.forward.config import CAPABILITY, WARPGROUP_ROWS
+from flash_helpers.kernels.hopper.forward.invariant import INVARIANT, invariant_choice
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
@@ -29,6 +30,10 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         return None
 
     rows = problem.rows_of_sequence
+    if problem.invariant:
+        few_blocks = few_blocks_of(problem, facts) == WARPGROUP_ROWS
+        only = invariant_choice(problem, size_for(problem, INVARIANT) or found, few_blocks)
+        return Defaults(only, only, FIRST, in_parts=False)
 
     def choose(split: bool) -> Default:
         kernel, reason = choose_hopper_kernel(

@@ -1,0 +1,120 @@
+"""Numeric classes: what decides the bits of a row follows from a configuration, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flash_attention.errors import InfeasibleConfigError
+from flash_attention.run.choices import explain_choice
+from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.kernels.ampere.forward.choices import get_ampere_best_kernels
+from flash_helpers.kernels.ampere.forward.invariant import KEY_TILES, invariant_config
+from flash_helpers.kernels.families import family_of
+from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
+from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
+from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.select.errors import NoKernelError
+from flash_helpers.select.select import select, with_slots
+
+PROBLEM = AttentionProblem(DType.BF16, 2, 1000, 1000, 8, 2, 128, 128, right=0, invariant=True)
+PROBLEMS = [
+    PROBLEM,
+    replace(PROBLEM, lse=True),
+    replace(PROBLEM, right=None),
+    replace(PROBLEM, left=100, right=0),
+    replace(PROBLEM, seq_len_q=1, right=None, seq_len_k=100_000),
+    replace(PROBLEM, seq_len_q=1, seq_len_k=100_000, left=500, right=None),
+    replace(PROBLEM, batch=64, seq_len_q=1, right=None, seq_len_k=8192, varlen=True, cached=True, paged=True),
+    replace(PROBLEM, varlen=True),
+    replace(PROBLEM, varlen=True, cached=True, planned=True),
+    replace(PROBLEM, seq_len_q=8, varlen=True, cached=True, planned=True, paged=True, lse=True),
+    replace(PROBLEM, batch=16, seq_len_q=16384, seq_len_k=16384),
+    replace(PROBLEM, seq_len_q=2048, seq_len_k=100_000),
+    replace(PROBLEM, sinks=True),
+    replace(PROBLEM, out_float32=True),
+    replace(PROBLEM, n_heads=2),
+]
+
+
+@pytest.mark.parametrize("sizes", INVARIANT, ids=str)
+def test_hopper_kernels_of_a_head_size_are_of_one_class(sizes: tuple[int, int]) -> None:
+    configs = INVARIANT[sizes]
+    classes = {config.numeric_class for config in (configs.few, configs.many, configs.packed)}
+    assert len(classes) == 1
+    assert classes.pop().row_obstacle is None
+
+
+@pytest.mark.parametrize("d_head", KEY_TILES)
+def test_ampere_kernels_of_a_head_size_are_of_one_class_on_all_gpus(d_head: int) -> None:
+    classes = {
+        invariant_config(DType.FP16, d_head, rows, device_facts(device)).numeric_class
+        for rows in (1, 64, 65, 4096)
+        for device in ("A100", "RTX3090", "RTX4090", "H200")
+    }
+    assert len(classes) == 1
+    assert classes.pop().row_obstacle is None
+
+
+@pytest.mark.parametrize(
+    ("device", "family"), [("H200", "hopper"), ("A100", "ampere"), ("RTX4090", "ampere")]
+)
+@pytest.mark.parametrize("d_head", [64, 80, 128, 192, 256])
+def test_one_class_serves_all_problems(device: str, family: str, d_head: int) -> None:
+    facts, classes = device_facts(device), set()
+    for problem in PROBLEMS:
+        problem = replace(problem, d_head=d_head, d_head_v=d_head)
+        choice = with_slots(select(problem, facts, explained=False), facts)
+        assert family_of(choice.kernel).name == family
+        assert choice.numeric_class == choice.kernel.config.numeric_class
+        assert choice.numeric_class is not None
+        assert choice.kernel.infeasible_reason(facts) is None
+        assert (choice.n_splits, choice.slots) == (1, 0)
+        classes.add(choice.numeric_class)
+        seen = choice.problem or problem
+        assert seen.seq_len_k == problem.seq_len_k  # tiles are counted from key 0
+    assert len(classes) == 1
+
+
+def test_the_default_of_a_problem_is_what_it_was() -> None:
+    facts = device_facts("H200")
+    choice = select(replace(PROBLEM, invariant=False), facts)
+    assert choice.numeric_class is None
+    assert "numeric class" not in str(choice)
+
+
+def test_kernels_whose_rows_depend_on_each_other_say_so() -> None:
+    lagged = choose_hopper_kernel(DType.BF16, 128, True, 4096)[0].config.numeric_class
+    assert lagged.reference == "lagged"
+    assert "softmax_reference LAGGED moves for the rows of a warp together" in str(lagged.row_obstacle)
+    references = {kernel.config.numeric_class.reference for kernel in get_ampere_best_kernels()}
+    assert "anchored" in references
+
+
+def test_explain_names_the_class() -> None:
+    q = torch.empty(1, 512, 8, 128, dtype=torch.bfloat16, device="meta")
+    choice = explain_choice(q, q, q, causal=True, facts=device_facts("H200"), numerics="invariant")
+    assert "numeric class: wgmma, bf16, 128 keys a tile from the last to the first" in str(choice)
+    others = [r.reason for r in choice.rejected]
+    assert any("moves for the rows of a warp together" in reason for reason in others)
+    assert any("its numeric class is: " in reason for reason in others)
+    on_cpu = explain_choice(*(torch.empty(1, 8, 1, 64, dtype=torch.half),) * 3, numerics="invariant")
+    assert "numeric class: float32 products of 64 rows by PyTorch" in str(on_cpu)
+
+
+def test_a_configuration_of_another_class_is_refused() -> None:
+    q = torch.empty(1, 512, 8, 128, dtype=torch.bfloat16, device="meta")
+    facts = device_facts("H200")
+    own = explain_choice(q, q, q, facts=facts, numerics="invariant").kernel.config
+    assert explain_choice(q, q, q, facts=facts, numerics="invariant", config=own).kernel.config == own
+    narrower = replace(own, B_c=64)
+    with pytest.raises(InfeasibleConfigError, match=r"its numeric class is: .*64 keys a tile"):
+        explain_choice(q, q, q, facts=facts, numerics="invariant", config=narrower)
+
+
+def test_tensors_that_the_family_cannot_reach_are_refused() -> None:
+    problem = replace(PROBLEM, tma_obstacle="their rows are 3 bytes apart")
+    with pytest.raises(NoKernelError, match="their rows are 3 bytes apart"):
+        select(problem, device_facts("H200"))
