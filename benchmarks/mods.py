@@ -24,8 +24,9 @@ from mod_cases import CASES, Case, Inputs, Mods, Size, expected, inputs
 from torch import Tensor
 
 import flash_attention
-from flash_attention.call import Mask, Packed, Scores, problem_of
+from flash_attention.call import DENSE, Mask, Packed, Scores, problem_of
 from flash_attention.mods import trace
+from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
 from flash_helpers.benchmark.measuring import Measured, measure_checked
@@ -114,7 +115,8 @@ def problems(cell: Cell, device: torch.device, backward: bool) -> list[Attention
     shape = (size.batch, size.seq_len, size.n_heads, size.d_head)
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     made = trace(**case.mods(size, device), device=device)
-    found = [problem_of(x, x, x, scores=Scores(1.0, traced=made), lse=backward)]
+    said = mask_and_scores(Mask(), Scores(1.0, traced=made), DENSE, size.seq_len, size.seq_len)
+    found = [problem_of(x, x, x, *said, lse=backward)]
     twin = {} if case.twin is None else dict(case.twin(size))
     if (ends := twin.pop("documents", None)) is not None:
         rows, n = x.flatten(0, 1), size.batch * (len(ends) - 1) + 1

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flash_attention.call import BATCHES, Mask, Scores, problem_of, shifted
+from flash_attention.call import BATCHES, DENSE, Mask, Scores, problem_of, shifted
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
@@ -20,6 +20,7 @@ from flash_attention.checks.tensors import check_output_kind, records_gradients
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
 from flash_attention.mods.tracing import trace
 from flash_attention.options import MaskMod, Options, ScoreMod
+from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig
@@ -200,7 +201,10 @@ def explain_choice(
     if out is not None:
         check_output_kind("out", out, (*q.shape[:3], v.shape[3]), options.out_dtype or q.dtype, q.device)
     traced = trace(score_mod, mask_mod) if options.has_mods else None
-    mask, scores = Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced)
+    mask, scores = mask_and_scores(
+        Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), DENSE,
+        q.shape[1], k.shape[1],
+    )  # fmt: skip
     problem = problem_of(
         q,
         k,

@@ -22,6 +22,7 @@ from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.launch_cache import Key
+from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import generation
 from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
 
@@ -113,10 +114,17 @@ def _checked(
     lse = None
     if options.return_lse or keep_lse:
         lse = q.new_empty((*sizes[:-3], sizes[-2], sizes[-3]), dtype=torch.float32)
-    mask = Mask.of(options.causal, options.window)
-    scores = Scores(scale, options.softcap, sinks, traced)
+    mask, scores = _mask_and_scores(options, scale, traced, layout, q, k)
     rest = options.n_sms, dropout_of(options), options.numerics is not None
     return Call(q, k, v, out, lse, mask, scores, layout, *rest)
+
+
+def _mask_and_scores(
+    options: Options, scale: float, traced: Traced | None, layout: Layout, q: Tensor, k: Tensor
+) -> tuple[Mask, Scores]:
+    mask = Mask.of(options.causal, options.window)
+    scores = Scores(scale, options.softcap, options.sinks, traced)
+    return mask_and_scores(mask, scores, layout, *layout.sizes(q, k)[1:])
 
 
 def dropout_of(options: Options) -> Dropout | None:
@@ -247,8 +255,8 @@ def backward_pass(
         dlse = dlse.resolve_neg().float()
     if not dcaptured and all(grad is None for grad in to_compute):
         return made
-    mask = Mask.of(options.causal, options.window)
-    scores = Scores(checked_scale(options.softmax_scale, q.shape[-1]), options.softcap, sinks, traced)
+    scale = checked_scale(options.softmax_scale, q.shape[-1])
+    mask, scores = _mask_and_scores(options._replace(sinks=sinks), scale, traced, layout, q, k)
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
     if not (batch and seq_len_q and q.shape[-2]) or not (seq_len_k or isinstance(layout, Packed)):
         _fill_without_keys(to_compute, dlse)
