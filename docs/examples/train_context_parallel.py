@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +79,6 @@ def train(options: argparse.Namespace) -> list[float]:
             print(f"step {len(losses):3d}  loss {losses[-1]:.4f}", flush=True)
     if options.json and parallel.rank == 0:
         Path(options.json).write_text(json.dumps(losses), encoding="utf-8")
-    dist.barrier()  # no rank ends while another one still talks to it
     dist.destroy_process_group()
     return losses
 
@@ -100,3 +100,7 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     train(arguments())
+    # gloo's threads may still wait for the interpreter, to free tensors that they sent. One that shuts down
+    # ends them within a function that must not be left, which aborts the process: it is left as it is.
+    sys.stdout.flush()
+    os._exit(0)

@@ -52,7 +52,7 @@ def sample(
     function: Callable[..., None],
     n_cases: int,
     n_refused: int,
-    outside: Callable[[Case], str | None],
+    outside: Callable[[Case], list[str]],
     wanted: Callable[[Case], bool] = lambda case: True,
 ) -> Sample:
     """Chooses what is run of a function.
@@ -60,20 +60,19 @@ def sample(
     Args:
         n_cases: at most so many cases that the library is to compute.
         n_refused: at most so many of each refused argument.
-        outside: the argument for which the library refuses a case, or None.
+        outside: the arguments for which the library refuses a case. Of several nobody knows which is named.
         wanted: cases for which it is false are left out.
     """
     cases = grid(function)
     random.Random(name).shuffle(cases)
     inside, refused, count = [], [], Counter[str]()
     for case in cases:
-        argument = outside(case)
-        if argument is not None:
-            count[argument] += 1
+        arguments = outside(case)
+        count.update(arguments[:1])
         if not wanted(case):
             continue
-        if argument is None:
+        if not arguments:
             inside.append(case)
-        elif sum(a == argument for a, _ in refused) < n_refused:
-            refused.append((argument, case))
+        elif len(arguments) == 1 and sum(a == arguments[0] for a, _ in refused) < n_refused:
+            refused.append((arguments[0], case))
     return Sample(name, function, len(cases), inside[:n_cases], dict(count), refused)

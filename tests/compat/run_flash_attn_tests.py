@@ -12,11 +12,11 @@ FlashAttention-3 and -4, of whose tests those of gradients are run. What is done
 
 - Without ``--gradients`` gradients are off, and ``torch.autograd.grad`` gives zeros. What the tests assert of
   gradients then compares zero with zero and says nothing; what they assert of outputs is untouched. Functions
-  that test nothing but gradients are left out, by name. With ``--gradients`` all is run as it stands, and
-  kernels are compiled when a case first needs them.
+  that test nothing but gradients are left out, by name. With ``--gradients`` all is run as it stands.
 - Each function runs a sample of its grid, the same in every run. Cases that need what the library refuses are
   counted by argument, and of each argument a few are run, which must raise ``NotImplementedError`` naming it.
-- On a GPU the kernels that the sample needs are compiled first, in parallel.
+- On a GPU the kernels that the sample needs, of gradients too, are compiled first, in parallel.
+  ``--build-for`` does that alone, where no GPU is. Several processes with ``--part`` share the cases.
 
 The exit status is 1 when a case fails.
 """
@@ -29,12 +29,14 @@ import importlib.util
 import io
 import itertools
 import json
+import re
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,14 +45,15 @@ from unittest import mock
 import pytest
 import torch
 from flash_attn_module import install
+from needed_kernels import needed_kernels
 from newer_flash_attn_modules import install_3, install_4
 from parameter_grid import Case, Sample, sample
 from server_modules import install_cache_3, install_vllm
 from torch.overrides import TorchFunctionMode
 
-from flash_attention.backends import backend
+from flash_attention.backends.cuda import device_facts_of
 from flash_helpers.build import build_kernels
-from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernel_configs import device_facts
 
 # Functions that assert nothing but gradients.
 BACKWARD_ONLY = (
@@ -199,15 +202,24 @@ def load(path: Path, names: Names) -> ModuleType:
 
 
 def samples(
-    module: ModuleType, n_cases: int, n_refused: int, longest: int, left_out: tuple[str, ...], names: Names
+    module: ModuleType,
+    n_cases: int,
+    n_refused: int,
+    longest: int,
+    left_out: tuple[str, ...],
+    names: Names,
+    only: Mapping[str, Sequence[str]] = {},
 ) -> list[Sample]:
     """What is run of the file's test functions, in its order.
 
     Args:
         left_out: functions that are not.
+        only: of a parameter, the values that cases may have, as text.
     """
 
     def short(case: Case) -> bool:
+        if any(str(case[name]) not in values for name, values in only.items() if name in case):
+            return False
         lengths = (n for name, n in case.items() if name.startswith(("seqlen", "num_blocks")))
         return all(n <= longest for n in lengths if type(n) is int)
 
@@ -217,46 +229,12 @@ def samples(
         if chosen and callable(function) and name not in left_out:
             rules = names.outside
 
-            def outside(case: Case, rules: dict[str, Any] = rules) -> str | None:
+            def outside(case: Case, rules: dict[str, Any] = rules) -> list[str]:
                 hits = (rules[p] for p in case if p in rules and rules[p][1](case[p]))
-                return next((argument for argument, _ in hits), None)
+                return list(dict.fromkeys(argument for argument, _ in hits))
 
             found.append(sample(name, function, n_cases, n_refused, outside, short))
     return found
-
-
-# ---------------------------------------------------------------------- kernels
-class KernelWantedError(Exception):
-    """A case has come to its launch."""
-
-
-def needed_kernels(found: list[Sample]) -> list[Kernel]:
-    """Runs every case up to its launch and notes the kernel, and that of its gradients."""
-    kernels: dict[Kernel, None] = {}
-    load = backend("cuda").load_kernel
-
-    def note(kernel: Kernel, device: object = None) -> None:
-        kernels[kernel] = None
-        raise KernelWantedError
-
-    def note_missing(wanted: Iterable[Kernel], device: torch.device) -> None:
-        target = backend("cuda").device_facts_of(device).target
-        missing = [kernel for kernel in wanted if load(kernel, target) is None]
-        kernels.update(dict.fromkeys(missing))
-        if missing:
-            raise KernelWantedError
-
-    cuda = backend("cuda")
-    with (
-        mock.patch.object(cuda, "get_kernel", note),
-        mock.patch.object(cuda, "build_at_once", note_missing),
-    ):
-        for one in found:
-            for case in one.cases:
-                # Anything else that is raised is raised again when the case runs.
-                with contextlib.suppress(Exception, pytest.skip.Exception, pytest.fail.Exception):
-                    one.function(**case)
-    return list(kernels)
 
 
 # ---------------------------------------------------------------------- running
@@ -332,26 +310,42 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--longest", type=int, default=10**9, help="leave out cases with a longer sequence, or more pages"
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,…",
+        help="leave out cases with other values",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try this program")
     parser.add_argument(
         "--part", default="0/1", help="I/N: the I-th of N parts of the cases, of several processes"
     )
     parser.add_argument("--gradients", action="store_true", help="run what the tests ask of gradients, too")
+    parser.add_argument("--functions", default="", help="run those whose name has this expression alone")
+    parser.add_argument(
+        "--build-for", help="a GPU that need not be there: compile what all cases need on it, and run none"
+    )
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args(arguments)
     begin, names = time.perf_counter(), NAMES[options.names]
     left_out = () if options.gradients else BACKWARD_ONLY
     with surroundings(options.device, options.gradients):
         module = load(options.tests, names)
-        found = samples(module, options.cases, options.refused, options.longest, left_out, names)
+        only = {name: values.split(",") for name, values in (text.split("=") for text in options.only)}
+        found = samples(module, options.cases, options.refused, options.longest, left_out, names, only)
         part, parts = map(int, options.part.split("/"))
+        found = [one for one in found if re.search(options.functions, one.name)]
         found = [replace(one, cases=one.cases[part::parts]) for one in found]
-        if options.device == "cuda":
-            kernels = needed_kernels(found)
+        if options.device == "cuda" or options.build_for:
+            facts = device_facts(options.build_for) if options.build_for else device_facts_of("cuda")
+            calls = [partial(one.function, **case) for one in found for case in one.cases]
+            kernels = needed_kernels(calls, facts)
             print(f"{len(kernels)} kernels to build after {time.perf_counter() - begin:.0f} s", flush=True)
-            major, minor = torch.cuda.get_device_capability()
-            build_kernels(kernels, [10 * major + minor])
+            build_kernels(kernels, [facts.target])
             print(f"{len(kernels)} kernels ready after {time.perf_counter() - begin:.0f} s", flush=True)
+            if options.build_for:
+                return 0
         end = time.perf_counter() + options.seconds
         outcomes = {}
         for i, one in enumerate(found):  # each has its share of what is left

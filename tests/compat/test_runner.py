@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import run_flash_attn_tests
 import torch
 from flash_attn_module import apply_rotary_emb, pad_input, unpad_input
 from parameter_grid import grid, sample
 from run_flash_attn_tests import main
 
 from flash_attention.compat.kv_cache import rotated
+from flash_helpers.kernels.families import direction_of
 
 TESTS = """
 import pytest, torch
@@ -81,15 +83,16 @@ def test_a_sample_is_the_same_each_time() -> None:
     assert len(grid(function)) == 30
     assert all(case["b"] == -case["c"] for case in grid(function))
 
-    def outside(case: dict) -> str | None:
-        return "a" if case["a"] == 2 else None
+    def outside(case: dict) -> list[str]:
+        return ["a"] * (case["a"] == 2) + ["b"] * (case["b"] == 9)
 
     first, second = (sample("f", function, 5, 2, outside) for _ in range(2))
     assert first.cases == second.cases
     assert len(first.cases) == 5
-    assert first.outside == {"a": 10}
-    assert [argument for argument, _ in first.refused] == ["a", "a"]
-    assert all(case["a"] != 2 for case in first.cases)
+    assert first.outside == {"a": 10, "b": 2}  # both: counted once
+    assert [argument for argument, _ in first.refused].count("a") == 2
+    assert all((argument == "a") == (case["b"] != 9) for argument, case in first.refused)
+    assert all(case["a"] != 2 and case["b"] != 9 for case in first.cases)
 
 
 def test_packing_and_unpacking() -> None:
@@ -126,6 +129,33 @@ def test_gradients_are_run_when_they_are_asked_for(
     assert "left out" not in capsys.readouterr().out
     assert main(arguments[:-1]) == 0  # zeros, which say nothing
     assert "test_flash_attn_bwd_transpose" not in json.loads(found.read_text())
+
+
+def test_kernels_of_chosen_cases_are_named_for_a_gpu_that_is_not_there(
+    tests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    monkeypatch.setattr(run_flash_attn_tests, "build_kernels", lambda *given: built.append(given))
+    chosen = [
+        "--device",
+        "cpu",
+        "--functions",
+        "test_out",
+        "--only",
+        "d=32",
+        "--longest",
+        "100",
+        "--refused",
+        "0",
+    ]
+    assert main([str(tests), *chosen, "--build-for", "H200", "--gradients"]) == 0
+    ((kernels, targets),) = built
+    assert targets == [90]
+    assert {direction_of(kernel).name for kernel in kernels} == {"forward", "backward"}
+    found = tmp_path / "found.json"
+    assert main([str(tests), *chosen, "--json", str(found)]) == 0
+    (row,) = json.loads(found.read_text()).values()
+    assert (row["passed"], row["skipped"]) == (2, 0)  # of either length, and none of 59 columns
 
 
 GRADIENT_TESTS = """
@@ -201,7 +231,7 @@ def test_names_of_the_newer_packages(tmp_path: Path) -> None:
     assert main([*arguments, "3"]) == 0
     (row,) = json.loads(found.read_text()).values()  # of what it may combine nothing is asked
     assert (row["passed"], row["outside"]) == (1, {"qv": 2, "q_descale": 1})
-    assert row["refused"] == {"qv": 2, "q_descale": 1}
+    assert row["refused"] == {"qv": 1, "q_descale": 1}  # one more has both
     path.write_text(FOURTH_TESTS)
     assert main([*arguments, "4"]) == 0
     rows = json.loads(found.read_text())

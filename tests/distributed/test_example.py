@@ -16,11 +16,14 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = ("--cpu", "--steps", "10", "--tokens", "96", "--hidden", "64", "--rate", "0.1")
 
 
-def losses(world: int, folder: Path, *more: str) -> list[float]:
+EXAMPLE = ROOT / "docs" / "examples" / "train_context_parallel.py"
+
+
+def losses(world: int, folder: Path, *more: str, program: Path = EXAMPLE) -> list[float]:
     file = folder / f"losses-{world}.json"
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        str(ROOT / "docs" / "examples" / "train_context_parallel.py"), *OPTIONS, *more, "--json", str(file),
+        str(program), *OPTIONS, *more, "--json", str(file),
     ]  # fmt: skip
     path = os.pathsep.join((str(ROOT), str(ROOT / "py")))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -35,3 +38,17 @@ def test_the_loss_curve_is_that_of_one_process(tmp_path: Path) -> None:
     assert len(one) == len(two) == 10
     assert one[-1] < one[0] - 0.5  # it learns
     assert all(abs(a - b) < 1e-3 * max(1.0, a) for a, b in zip(one, two, strict=True)), (one, two)
+
+
+def test_ranks_end_while_other_threads_want_the_interpreter(tmp_path: Path) -> None:
+    """gloo's threads free tensors while a rank ends, where nobody gives it up before. An interpreter that
+    shuts down ends such threads within a function that must not be left, which aborts the process."""
+    pytest.importorskip("transformers")
+    program = tmp_path / "greedy.py"
+    program.write_text(
+        "import runpy, sys\n"
+        "sys.setswitchinterval(100)\n"
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+    )
+    for _ in range(2):
+        assert len(losses(2, tmp_path, "--method", "ring", "--steps", "2", program=program)) == 2
