@@ -246,8 +246,12 @@ def check_one_owner(pages: Tensor, rows: Tensor) -> None:
         )
 
 
-def check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
-    """Rotary rows for n positions behind each count, as far as ``check_room`` can see it."""
+def check_positions(seqused: Tensor, n: int | Tensor, cos: Tensor) -> None:
+    """Rotary rows for n positions behind each count, as far as ``check_room`` can see it.
+
+    Args:
+        n: of all items, or (batch,) of each.
+    """
     if is_read_later(seqused):
         assert_async(
             ((seqused >= 0) & (seqused <= cos.shape[0] - n)).all(),
@@ -255,7 +259,7 @@ def check_positions(seqused: Tensor, n: int, cos: Tensor) -> None:
         )
     if not is_readable(seqused) or not seqused.numel():
         return
-    last = int(seqused.max()) + n
+    last = int((seqused + n).max())
     if last > cos.shape[0]:
         raise ValueError(
             f"rotary_cos and rotary_sin have {cos.shape[0]} rows, and positions up to {last - 1} are turned: "

@@ -134,7 +134,8 @@ def attend_packed_cache(
         if cos is not None and sin is not None:
             ordered = bool(options["causal"] or options["window"] != (None, None) or attention_chunk)
             begins = from_the_start(before if positions is None else positions)
-            checks.check_positions(begins, max(new.longest, longest if ordered else 1), cos)
+            asked = cu_seqlens_q.diff() if ordered else cu_seqlens_q.diff().clamp(max=1)
+            checks.check_positions(begins, torch.maximum(cu_seqlens_k_new.diff(), asked), cos)
 
             def turned(x: Tensor, at: Rows, moves: bool) -> Tensor:
                 place = begins[at.sequence] + (at.place if moves else 0)

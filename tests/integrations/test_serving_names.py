@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from serving_calls import CALLS, ServingCall
 from torch import Tensor
 
 from flash_attention.errors import NoKernelError
@@ -267,6 +268,16 @@ def test_what_vllm_is_refused_is_named(name: str, value: object) -> None:
     q, k = random(9, HEADS, D), random(30, HEADS_KV, D)
     with pytest.raises(NotImplementedError, match=rf"^{name} is "):
         vllm.flash_attn_varlen_func(q, k, k, 5, ints([0, 5, 9]), 16, ints([0, 14, 30]), **{name: value})
+
+
+# ---------------------------------------------------------------------- both
+@pytest.mark.only_on("cpu")  # tests/gpu/test_serving_graphs.py has the others
+@pytest.mark.parametrize("title", CALLS)
+def test_lengths_tables_and_pages_that_change_in_place(title: str) -> None:
+    call = ServingCall("cpu", **CALLS[title])
+    for seed in range(3):
+        call.draw(seed)
+        call.check(*call.call())
 
 
 # ---------------------------------------------------------------------- FlashInfer
