@@ -4,7 +4,8 @@
 
 A row's time is that of the slowest rank. ``efficiency`` is the time of one GPU for the whole sequence over
 the number of ranks times a row's time. Each method is run again without its messages: what is longer with
-them is what no computation hides.
+them is what no computation hides. Gradients are timed with equal bits in every run and without, each beside
+one GPU that promises the same.
 """
 
 from __future__ import annotations
@@ -118,13 +119,18 @@ def measure(options: argparse.Namespace) -> ResultFile:
     details: list[dict[str, Any]] = []
     file.facts = {"reserved_sms": options.reserved_sms, "rows": details}
     for total, window in [(n, w) for n in options.tokens for w in options.windows]:
-        for backward in (False, True) if options.backward else (False,):
+        for backward, equal_bits in _passes(options.backward):
             try:
-                _measure_one(options, file, details, total, window, backward, rank, world)
+                _measure_one(options, file, details, total, window, backward, equal_bits, rank, world)
             except NotImplementedError as error:
                 if rank == 0:
                     print(f"{total} tokens, backward: {error}")
     return file
+
+
+def _passes(gradients: bool) -> list[tuple[bool, bool]]:
+    """(whether gradients are computed, whether they have equal bits in every run)."""
+    return [(False, False), *([(True, False), (True, True)] if gradients else [])]
 
 
 def _measure_one(
@@ -134,6 +140,7 @@ def _measure_one(
     total: int,
     window: int | None,
     backward: bool,
+    equal_bits: bool,
     rank: int,
     world: int,
 ) -> None:
@@ -151,6 +158,7 @@ def _measure_one(
     )
     masks: dict[str, Any] = {"causal": True, "window": (window, 0) if window is not None else (None, None)}
     which = "forward and backward" if backward else "forward"
+    which += ", deterministic" if equal_bits else ""
 
     def note(name: str, kind: str, median: float, rounds: list[float], **more: Any) -> None:
         rounds = sorted(rounds)
@@ -169,10 +177,13 @@ def _measure_one(
         if rank == 0:
             rest = "  ".join(f"{key} {value}" for key, value in more.items())
             print(
-                f"{which:<22}{total:>8} {window or '-':>6} {name:<22}{median:>10.3f} ms  {rest}", flush=True
+                f"{which:<37}{total:>8} {window or '-':>6} {name:<22}{median:>10.3f} ms  {rest}", flush=True
             )
 
-    alone = passes(lambda *x: flash_attention.attention(*x, **masks), [q, k, v], dout, backward)
+    def one(*x: Tensor) -> Any:
+        return flash_attention.attention(*x, deterministic=equal_bits, **masks)
+
+    alone = passes(one, [q, k, v], dout, backward)
     single, rounds = times(alone, options.rounds)
     note("one GPU", "kernel", single, rounds)
     wanted = flash_attention.attention(q, k, v, **masks)
@@ -180,7 +191,7 @@ def _measure_one(
         layout = getattr(cp.Layout, name)(total, world)
         local = [layout.shard(x, rank) for x in (q, k, v, dout)]
         for method in options.methods:
-            call = _caller(layout, method, masks, options.reserved_sms)
+            call = _caller(layout, method, {**masks, "deterministic": equal_bits}, options.reserved_sms)
             found = call(*local[:3])
             error = (found.float() - layout.shard(wanted, rank).float()).norm() / wanted.float().norm()
             run = passes(call, local[:3], local[3], backward)
@@ -209,9 +220,9 @@ def _measure_one(
                 print(f"PyTorch's context_parallel is not timed: {error}")
 
 
-def _caller(layout: cp.Layout, method: str, masks: dict[str, Any], reserved: int) -> Callable[..., Any]:
+def _caller(layout: cp.Layout, method: str, options: dict[str, Any], reserved: int) -> Callable[..., Any]:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return cp.attention(q, k, v, layout=layout, method=method, reserved_sms=reserved, **masks)  # type: ignore[arg-type]
+        return cp.attention(q, k, v, layout=layout, method=method, reserved_sms=reserved, **options)  # type: ignore[arg-type]
 
     return call
 

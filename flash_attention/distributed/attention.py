@@ -78,13 +78,14 @@ def attention(
         return_lse: also return the natural logarithm of each row's softmax denominator.
         method: ``all_gather``, ``ring``, ``ulysses``, or ``auto``: the quickest, as
             ``explain_method`` predicts.
-        deterministic: gradients of equal calls on as many ranks have equal bits.
+        deterministic: gradients of equal calls on as many ranks have equal bits. False: quicker kernels may
+            compute them, as those of ``flash_attention.attention`` are by default.
         validate: on GPUs compare in every call what the ranks were asked for, not only in the first of its
             kind. On the CPU every call is compared.
         timeout: seconds within which the other ranks have to make the call. With gloo also for each message;
             NCCL takes that of the process group.
-        reserved_sms: streaming multiprocessors that kernels leave to messages which travel meanwhile;
-            kernels of the Hopper family do, the others use all.
+        reserved_sms: streaming multiprocessors that kernels of the forward pass leave to messages which begin
+            with them, as those of a ring do; kernels of the Hopper family do, the others use all.
 
     Returns:
         out, this rank's rows, like q with the head size of v; with ``return_lse`` also lse (batch, n_heads,

@@ -1,9 +1,11 @@
 """How long a schedule takes, from its bytes and FLOP and a few rates, and which method is the quickest.
 
 A rank's step takes as long as the longer of its messages and its tiles; a rank takes the sum of its steps,
-and a method as long as its slowest rank. Messages cost a latency a step and their bytes over the rate of a
-link, in the busier direction. Tiles cost their FLOP over the rate of a kernel, a fixed time a call, and three
-passes over a float32 output, by which results are merged.
+and a method as long as its slowest rank. Messages cost a latency an exchange and their bytes over the rate of
+a link, in the busier direction; an exchange begins when the one before has ended, and with its step, or where
+all keys travel at once as soon as it can. Tiles cost their FLOP over the rate of a kernel and a fixed time a
+call; where several compute one query, also three passes over a float32 output, by which results are merged;
+and gradients of keys three passes, by which they are added up.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flash_attention.distributed.schedule import METHODS, Message, Method, Schedule, Step
+from flash_attention.distributed.schedule import METHODS, Message, Method, Payload, Schedule, Step
 
 SAMPLED = 16  # of more ranks than twice this, about so many are looked at
 
@@ -114,37 +116,58 @@ def predict(
 
 def _of_rank(schedule: Schedule, rank: int, sizes: Sizes, rates: Rates, backward: bool) -> Prediction:
     steps = schedule.backward(rank) if backward else schedule.forward(rank)
-    seconds = compute = exposed = flop = 0.0
+    now = link = compute = flop = 0.0  # now: where the tiles are; link: until when it is busy
     sent = received = held = calls = 0
     for step in steps:
-        out, into = (sum(bytes_of(m, schedule, sizes) for m in ms) for ms in (step.sends, step.receives))
-        travel = rates.latency + max(out, into) / rates.link if out or into else 0.0
-        work, run = _tiles(step, schedule, sizes, rates, backward)
-        seconds += max(travel, run)
+        ends = now
+        for payloads in _exchanges(schedule):
+            sends, receives = (
+                sum(bytes_of(m, schedule, sizes) for m in messages if m.payload in payloads)
+                for messages in (step.sends, step.receives)
+            )
+            if not sends and not receives:
+                continue
+            begins = 0.0 if schedule.at_once and payloads == ("kv",) else now
+            link = max(link, begins) + rates.latency + max(sends, receives) / rates.link
+            ends = max(ends, link)
+            sent, received = sent + sends, received + receives
+            if "kv" in payloads:
+                held = held + receives if schedule.at_once else max(held, receives)
+        work, run = _tiles(step, schedule, rank, sizes, rates, backward)
+        now = max(now + run, ends)
         compute += run
-        exposed += max(0.0, travel - run)
         flop += work
-        sent, received, held = sent + out, received + into, max(held, into)
         calls += len(step.tiles)
-    return Prediction(seconds, compute, exposed, sent, received, flop, held, calls)
+    return Prediction(now, compute, now - compute, sent, received, flop, held, calls)
 
 
-def _tiles(step: Step, schedule: Schedule, sizes: Sizes, rates: Rates, backward: bool) -> tuple[float, float]:
+def _exchanges(schedule: Schedule) -> tuple[tuple[Payload, ...], ...]:
+    """The payloads of the messages of a step that travel together."""
+    return (("kv",), ("dkv",)) if schedule.at_once else (("kv", "dkv", "qkv", "out", "dout", "dqkv"),)
+
+
+def _tiles(
+    step: Step, schedule: Schedule, rank: int, sizes: Sizes, rates: Rates, backward: bool
+) -> tuple[float, float]:
     """FLOP and seconds of a step's tiles."""
     both = sizes.d_head + sizes.d_head_v
+    merges = not schedule.coverage(rank).once
     flop = seconds = 0.0
     for tile in step.tiles:
         heads = tile.heads[1] - tile.heads[0] if tile.heads else schedule.heads.q
-        kv = tile.heads_kv[1] - tile.heads_kv[0] if tile.heads_kv else schedule.heads.kv
+        of_keys = tile.heads_kv or (0, heads // max(1, schedule.heads.group))
+        kv = of_keys[1] - of_keys[0]
         # Forward: Q K^T and P V. Backward: five products, of which three have the size of q's heads.
         products = 2 * sizes.d_head * 3 + 2 * sizes.d_head_v * 2 if backward else 2 * both
         work = float(sizes.batch * heads * tile.pairs * products)
-        merged = sizes.batch * heads * len(tile.q) * (sizes.d_head if backward else sizes.d_head_v)
+        merged = 0
+        if merges:
+            merged += heads * len(tile.q) * (sizes.d_head if backward else sizes.d_head_v)
         if backward:
-            merged += sizes.batch * kv * len(tile.k) * both
+            merged += kv * len(tile.k) * both
         flop += work
         seconds += work / (rates.flops_backward if backward else rates.flops) + rates.call
-        seconds += 12 * merged / rates.memory
+        seconds += 12 * sizes.batch * merged / rates.memory
     return flop, seconds
 
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from flash_attention.distributed import pairs
-from flash_attention.distributed.accumulate import Accumulator, rows_of
+from flash_attention.distributed.accumulate import Output, Sums, heads_of, rows_of
+from flash_attention.distributed.blocks import Arrival, Block, own_views, packed
+from flash_attention.distributed.keys import Keys, is_own
 from flash_attention.distributed.pairs import Arithmetic
-from flash_attention.distributed.schedule import Message, Part, Schedule
+from flash_attention.distributed.schedule import Message, Schedule, Step
 from flash_attention.distributed.transport import Parcel, Transport
 
 
@@ -37,33 +39,41 @@ class Plan:
     def rank(self) -> int:
         return self.transport.rank
 
-    def during(self, travelling: bool) -> Arithmetic:
-        return self.arithmetic if travelling else self.alone
+    def during(self, number: int, step: Step) -> Arithmetic:
+        """How the tiles of a step are computed.
+
+        With ``all_gather`` messages are there first, since own rows are copied to their places before; where
+        nothing comes, and so nothing is copied, they have multiprocessors of their own as with ``ring``.
+        """
+        starts = bool(step.sends or step.receives)
+        if self.schedule.at_once:
+            starts = starts and number == 0 and not step.receives
+        return self.arithmetic if starts else self.alone
 
 
-def forward(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> Accumulator:
-    """Queries of this rank over all keys that they see, without sinks.
+def forward(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output and LSE of the queries of this rank over all keys that they see.
 
     Args:
         q: (batch, rows of this rank, heads, d).
         k: (batch, rows of this rank, kv heads, d).
         v: (batch, rows of this rank, kv heads, d_v).
+        sinks: (heads,), or None.
     """
-    result = Accumulator(q, v.shape[3])
-    block: tuple[Tensor, ...] = (k, v)
     steps = plan.schedule.forward(plan.rank)
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        sends = [Parcel(m, taken((k, v), m.rows)) for m in step.sends]
-        receives = [Parcel(m, room(m, (k, v))) for m in step.receives]
-        pending = plan.transport.start(sends, receives)
-        arithmetic = plan.during(bool(sends or receives))
+    result = Output(q, v.shape[3], plan.schedule.coverage(plan.rank), sinks)
+    keys = Keys(plan.schedule, plan.transport, steps, (k, v))
+    for number, step in enumerate(steps):
+        keys.begin(number)
+        block_k, block_v = keys.block(number)
+        arithmetic = plan.during(number, step)
         for tile in step.tiles:
-            block_k, block_v = (x[:, rows_of(tile.k)] for x in block)
-            result.add(tile, *pairs.attend(q[:, rows_of(tile.q)], block_k, block_v, tile, arithmetic))
-        pending.wait()
-        if following is not None:
-            block = assembled(following.block, receives, (k, v))
-    return result
+            rows = rows_of(tile.k)
+            result.add(tile, block_k[:, rows], block_v[:, rows], arithmetic)
+        keys.end(number)
+    return result.finish()
 
 
 def backward(
@@ -76,7 +86,9 @@ def backward(
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v of this rank, float32, added up in a fixed order.
+    """Gradients of q, k and v of this rank, added up in float32 in a fixed order.
+
+    That of q is of the type of a tile's share where each query is in one tile, which needs no sum.
 
     Args:
         dout: gradient of the output, like out.
@@ -85,103 +97,59 @@ def backward(
         out: the output over all keys, with sinks.
         lse: its LSE.
     """
-    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
-    block: tuple[Tensor, ...] = (k, v)
-    sums: tuple[Tensor, ...] = (dk, dv)
-    arrived: list[Parcel] = []  # what the block consists of
-    ready: dict[Message, tuple[Tensor, ...]] = {}  # gradients of what was received, by the message back
-    steps = plan.schedule.backward(plan.rank)
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        sends = [Parcel(m, ready.pop(m) if m.payload == "dkv" else taken((k, v), m.rows)) for m in step.sends]
-        receives = [Parcel(m, room(m, (dk, dv) if m.payload == "dkv" else (k, v))) for m in step.receives]
-        pending = plan.transport.start(sends, receives)
-        arithmetic = plan.during(bool(sends or receives))
+    rank, coverage = plan.rank, plan.schedule.coverage(plan.rank)
+    steps = plan.schedule.backward(rank)
+    dq_type = pairs.gradient_type(q) if coverage.once else torch.float32
+    dq = torch.empty(q.shape, dtype=dq_type, device=q.device)
+    if not coverage.once or not coverage.everything:
+        dq.zero_()
+    own = Sums.like((k, v))
+    ready: dict[Message, Parcel] = {}  # gradients of what was received, by the message back
+    keys = Keys(plan.schedule, plan.transport, steps, (k, v))
+    for number, step in enumerate(steps):
+        returned = [returning(m, (k, v)) for m in step.receives if m.payload == "dkv"]
+        keys.begin(number, [ready.pop(m) for m in step.sends if m.payload == "dkv"], returned)
+        block_k, block_v = keys.block(number)
+        arithmetic = plan.during(number, step)
+        sums = own if is_own(step, rank, k.shape[1]) else Sums.like((block_k, block_v))
         for tile in step.tiles:
-            rows, keys = rows_of(tile.q), rows_of(tile.k)
-            one_dq, one_dk, one_dv = pairs.gradients(
-                dout[:, rows], q[:, rows], block[0][:, keys], block[1][:, keys], out[:, rows],
-                lse[:, :, rows], None if dlse is None else dlse[:, :, rows], tile, arithmetic,
+            rows, heads, of_keys = rows_of(tile.q), heads_of(tile.heads), rows_of(tile.k)
+            share, *shares = pairs.gradients(
+                dout[:, rows, heads], q[:, rows, heads], block_k[:, of_keys], block_v[:, of_keys],
+                out[:, rows, heads], lse[:, heads, rows], None if dlse is None else dlse[:, heads, rows],
+                tile, arithmetic, dq[:, rows, heads] if coverage.once else None,
             )  # fmt: skip
-            dq[:, rows] += one_dq
-            sums[0][:, keys] += one_dk
-            sums[1][:, keys] += one_dv
-        pending.wait()
-        for parcel in arrived:
-            m = parcel.message
-            back = Message(m.target, m.source, "dkv", m.rows, m.owner)
-            ready[back] = separated(step.block, m, sums)
-        for parcel in receives:
-            if parcel.message.payload == "dkv":
-                add_rows((dk, dv), parcel)
-        arrived = [parcel for parcel in receives if parcel.message.payload == "kv"]
-        if following is not None:
-            block = assembled(following.block, arrived, (k, v))
-            sums = tuple(torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in block)
+            if not coverage.once:
+                dq[:, rows, heads] += share
+            sums.add(shares, tile.k)
+        keys.end(number)
+        if sums is not own and step.block:
+            ready.update(_given_back(step, sums, own, rank, steps[number - 1].receives))
+        for arrival in returned:
+            m = arrival.parcel.message
+            for of_range, came in zip(m.rows, arrival.views, strict=True):
+                own.add(came, of_range, heads_of(m.heads_kv))
+    dk, dv = own.finish()
     return dq, dk, dv
 
 
-# ---------------------------------------------------------------------- rows of tensors
-def taken(tensors: Sequence[Tensor], rows: Sequence[range]) -> tuple[Tensor, ...]:
-    """Some rows of (batch, rows, heads, d), one behind the other and contiguous."""
-    if len(rows) == 1:
-        return tuple(x[:, rows_of(rows[0])].contiguous() for x in tensors)
-    return tuple(torch.cat([x[:, rows_of(r)] for r in rows], 1) for x in tensors)
+def _given_back(
+    step: Step, sums: Sums, own: Sums, rank: int, arrived: Sequence[Message]
+) -> dict[Message, Parcel]:
+    """Adds own rows of the gradients of a block to their sums; what goes back of the others."""
+    block = Block(step.block, sums.finish())
+    for part in step.block:
+        if part.owner == rank:
+            own.add(block.views(rank, [part.rows])[0], part.rows, heads_of(step.heads_kv))
+    back = [m.back() for m in arrived if m.payload == "kv"]
+    return {m: packed(m, block.views(m.owner, m.rows)) for m in back}
 
 
-def room(message: Message, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Memory for the rows of a message."""
-    return tuple(x.new_empty((x.shape[0], message.count, *x.shape[2:])) for x in like)
-
-
-def assembled(block: Sequence[Part], parcels: Sequence[Parcel], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors of a block from the messages that brought its rows."""
-    if len(parcels) == 1:
-        return parcels[0].tensors
-    if not block:
-        return tuple(x[:, :0] for x in like)
-    begins = {p.message.owner: _begins(p.message) for p in parcels}
-    by_owner = {p.message.owner: p.tensors for p in parcels}
-    places = [(by_owner[part.owner], _place(begins[part.owner], part)) for part in block]
-    return tuple(
-        torch.cat([tensors[i][:, rows_of(rows)] for tensors, rows in places], 1) for i in range(len(like))
-    )
-
-
-def separated(block: Sequence[Part], message: Message, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Of a block's tensors the rows that a message brought, in its order, contiguous."""
-    begins = _begins(message)
-    found: list[tuple[int, range]] = []  # (place in the message, rows of the block)
-    begin = 0
-    for part in block:
-        end = begin + len(part.rows)
-        if part.owner == message.owner:
-            found.append((_place(begins, part).start, range(begin, end)))
-        begin = end
-    return taken(sums, [rows for _, rows in sorted(found, key=lambda pair: pair[0])])
-
-
-def add_rows(sums: Sequence[Tensor], parcel: Parcel) -> None:
-    """Adds the rows of a message to those of their owner."""
-    begin = 0
-    for rows in parcel.message.rows:
-        for whole, part in zip(sums, parcel.tensors, strict=True):
-            whole[:, rows_of(rows)] += part[:, begin : begin + len(rows)]
-        begin += len(rows)
-
-
-def _begins(message: Message) -> list[tuple[range, int]]:
-    """Each range of rows with its place in the message."""
-    found, begin = [], 0
-    for rows in message.rows:
-        found.append((rows, begin))
-        begin += len(rows)
-    return found
-
-
-def _place(begins: list[tuple[range, int]], part: Part) -> range:
-    """Where a part's rows lie in the message that has them."""
-    for rows, begin in begins:
-        if rows.start <= part.rows.start and part.rows.stop <= rows.stop:
-            first = begin + part.rows.start - rows.start
-            return range(first, first + len(part.rows))
-    raise AssertionError(f"{part} was not received")
+def returning(message: Message, own: Sequence[Tensor]) -> Arrival:
+    """Gradients that come back, in memory of their own: they are added up in a fixed order."""
+    views = own_views(own, message, heads_of(message.heads_kv))
+    rooms = [
+        tuple(torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in of_range)
+        for of_range in views
+    ]
+    return Arrival.of(message, rooms)

@@ -27,7 +27,7 @@ class ContextParallel(torch.autograd.Function):
             out, lse, kept = over_heads.forward(plan, q, k, v, sinks)
             ctx.save_for_backward(sinks, *kept)
         else:
-            out, lse = engine.forward(plan, q, k, v).finish(sinks, q.dtype)
+            out, lse = engine.forward(plan, q, k, v, sinks)
             ctx.save_for_backward(sinks, q, k, v, out, lse)
         ctx.heads = (q.shape[2], k.shape[2])
         return out, lse

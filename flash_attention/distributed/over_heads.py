@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.distributed import pairs
-from flash_attention.distributed.accumulate import Accumulator, rows_of
+from flash_attention.distributed.accumulate import Output, heads_of, rows_of
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.schedule import Message, Step
 from flash_attention.distributed.transport import Parcel
@@ -41,14 +41,12 @@ def forward(
     exchange, compute, send_back = plan.schedule.forward(plan.rank)
     all_q, all_k, all_v = _empty(plan, q, heads), _empty(plan, k, heads_kv), _empty(plan, v, heads_kv)
     _exchange(plan, exchange, (q, k, v), (all_q, all_k, all_v), (1, 1, 1))
-    result = Accumulator(all_q, v.shape[3])
+    coverage = plan.schedule.coverage(plan.rank)
+    result = Output(all_q, v.shape[3], coverage, None if sinks is None else sinks[heads])
     for tile in compute.tiles:
-        assert tile.heads is not None
-        assert tile.heads_kv is not None
-        one_q = all_q[:, rows_of(tile.q), slice(*tile.heads)]
-        one_k, one_v = (x[:, rows_of(tile.k), slice(*tile.heads_kv)] for x in (all_k, all_v))
-        result.add(tile, *pairs.attend(one_q, one_k, one_v, tile, plan.alone))
-    out_heads, lse_heads = result.finish(None if sinks is None else sinks[heads], q.dtype)
+        one_k, one_v = (x[:, rows_of(tile.k), heads_of(tile.heads_kv)] for x in (all_k, all_v))
+        result.add(tile, one_k, one_v, plan.alone)
+    out_heads, lse_heads = result.finish()
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     _return(plan, send_back, (out_heads, lse_heads), (out, lse), (1, 2))

@@ -1,4 +1,4 @@
-"""One tile by the library's own attention: output with LSE, and gradients, all in float32."""
+"""One tile by the library's own attention: output with LSE, and gradients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,15 @@ def limits_of(tile: Tile) -> tuple[int | None, int | None]:
     return left, right
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tile: Tile,
+    arithmetic: Arithmetic,
+    out: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """The attention of a tile.
 
     Args:
@@ -61,16 +69,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) 
         v: (batch, keys, kv heads, d_v).
         tile: which keys a query sees.
         arithmetic: see there.
+        out: (batch, queries, heads, d_v), is written; None: a new one, float32.
+        sinks: (heads,) one more logit a head without a value; None: there are none.
 
     Returns:
-        out (batch, queries, heads, d_v) and lse (batch, heads, queries), float32, without sinks.
+        out, and lse (batch, heads, queries), float32.
     """
     window = left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
     if q.dtype in DTYPES:
         tensors = (q.detach(), k.detach(), v.detach())
         options: dict[str, Any] = {
-            "softmax_scale": scale, "window": window, "softcap": softcap, "out_dtype": torch.float32,
+            "softmax_scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "out": out,
+            "out_dtype": torch.float32 if out is None else None,
         }  # fmt: skip
         if arithmetic.n_sms is not None:
             # Not every kernel keeps to a number of SMs; messages and tiles then share all of them.
@@ -78,9 +89,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, tile: Tile, arithmetic: Arithmetic) 
                 return attention(*tensors, return_lse=True, n_sms=arithmetic.n_sms, **options)
         return attention(*tensors, return_lse=True, **options)
     # float32, of which the public function knows nothing: the CPU backend computes it all the same.
-    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    if out is None:
+        out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]))
-    cpu.attention(_ON_CPU, q, k, v, out, lse, scale, left=left, right=right, softcap=softcap)
+    cpu.attention(_ON_CPU, q, k, v, out, lse, scale, left=left, right=right, softcap=softcap, sinks=sinks)
     return out, lse
 
 
@@ -94,29 +106,38 @@ def gradients(
     dlse: Tensor | None,
     tile: Tile,
     arithmetic: Arithmetic,
+    dq: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A tile's share of the gradients dq, dk and dv, float32.
+    """A tile's share of the gradients dq, dk and dv; of the type that ``gradient_type`` says.
 
     Args:
         dout, out, lse, dlse: of the tile's queries over all their keys, so that the shares of all tiles add
             up to the gradients.
         q, k, v, tile, arithmetic: as in ``attend``.
+        dq: is written with the share of q, which then has to be all of it; None: a new one.
     """
     left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
+    dtype = gradient_type(q)
+    dq, dk, dv = (
+        torch.empty(x.shape, dtype=dtype, device=x.device) if given is None else given
+        for x, given in ((q, dq), (k, None), (v, None))
+    )
     if not q.is_cuda:
-        dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
         cpu_backward.backward(
             _ON_CPU, dout, q, k, v, out, lse, dlse, scale, Gradients(dq, dk, dv),
             left=left, right=right, softcap=softcap,
         )  # fmt: skip
         return dq, dk, dv
-    # Kernels write the type of the inputs: a share is rounded once, before the float32 sum.
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     scores = Scores(scale, softcap)
     call = BackwardCall(
         q, k, v, out, lse, dout, dlse, dq, dk, dv, None, Mask(left, right), scores,
         deterministic=arithmetic.deterministic,
     )  # fmt: skip
     backend("cuda_backward").run_backward(call, choose(call.problem, q.device, None))
-    return dq.float(), dk.float(), dv.float()
+    return dq, dk, dv
+
+
+def gradient_type(q: Tensor) -> torch.dtype:
+    """The type of a tile's share: on GPUs that of the inputs, which kernels write, else float32."""
+    return q.dtype if q.is_cuda else torch.float32

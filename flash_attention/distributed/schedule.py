@@ -5,7 +5,9 @@ Nothing here knows tensors or processes, so that tests can run the programs of a
 
 Three methods, in which a rank gets no row that none of its queries sees:
 
-``all_gather``: one exchange brings a rank all the keys it sees, while it computes on its own.
+``all_gather``: a rank computes the queries that see its own keys alone while the others' keys travel, then
+the rest, each query in one call with all the keys that it sees. Keys come in one exchange, or in two that
+bring some heads each.
 ``ring``: in step i rank r computes on keys of rank r - i, while those of rank r - i - 1 travel. A block comes
 straight from its owner, so that nobody forwards what he doesn't need.
 ``ulysses``: an exchange turns shards of the sequence into shards of the heads, and one turns the result back.
@@ -13,31 +15,24 @@ straight from its owner, so that nobody forwards what he doesn't need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from flash_attention.call import Mask
+from flash_attention.distributed import heads as h
 from flash_attention.distributed import tiles as t
+from flash_attention.distributed.heads import Heads
 from flash_attention.distributed.layout import Layout
-from flash_attention.distributed.tiles import Piece, Tile
+from flash_attention.distributed.pieces import near_and_far, pieces_of, seen_rows, split_documents, within
+from flash_attention.distributed.tiles import Coverage, Piece, Tile
+
+__all__ = ["METHODS", "Heads", "Message", "Method", "Part", "Schedule", "Step"]
 
 Method = Literal["all_gather", "ring", "ulysses"]
 METHODS: tuple[Method, ...] = ("all_gather", "ring", "ulysses")
 Payload = Literal["kv", "dkv", "qkv", "out", "dout", "dqkv"]
-
-
-class Heads(NamedTuple):
-    """Head counts of a call."""
-
-    q: int
-    kv: int
-
-    @property
-    def group(self) -> int:
-        """Query heads of a key head."""
-        return self.q // self.kv if self.kv else 1
 
 
 @dataclass(frozen=True)
@@ -68,9 +63,16 @@ class Message:
         """The number of rows."""
         return sum(map(len, self.rows))
 
+    def back(self) -> Message:
+        """The message that brings the gradients of these keys back to their owner."""
+        return replace(self, source=self.target, target=self.source, payload="dkv")
+
 
 class Part(NamedTuple):
-    """Some rows of an owner as they lie in a block of keys, one part behind the other."""
+    """Some rows of an owner as they lie in a block of keys, one part behind the other.
+
+    Of those that another rank sends, a part is one of the ranges of rows of its message.
+    """
 
     owner: int
     rows: range
@@ -85,12 +87,14 @@ class Step:
         receives: messages to this rank; what they bring is used in later steps.
         block: the rows that the keys of the tiles count; for ``ulysses`` the sequence itself.
         tiles: what is computed, in this order.
+        heads_kv: (first, last) of the key heads that the block has; None: all.
     """
 
     sends: tuple[Message, ...] = ()
     receives: tuple[Message, ...] = ()
     block: tuple[Part, ...] = ()
     tiles: tuple[Tile, ...] = ()
+    heads_kv: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,41 +135,108 @@ class Schedule:
         self._made[rank, backward] = steps
         return steps
 
+    def coverage(self, rank: int) -> Coverage:
+        """Whether each query of a rank is in one tile, and in any; the same in both passes."""
+        found = self._covered.get(rank)
+        if found is None:
+            first, last = self.heads_of(rank) if self.method == "ulysses" else (0, self.heads.q)
+            rows = self.layout.total if self.method == "ulysses" else self.layout.lengths[rank]
+            tiles = (tile for step in self.forward(rank) for tile in step.tiles)
+            found = self._covered[rank] = t.coverage(tiles, rows, last - first)
+        return found
+
+    @cached_property
+    def _covered(self) -> dict[int, Coverage]:
+        return {}
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the keys of all steps travel from the beginning: their memory is needed in any case."""
+        return self.method == "all_gather"
+
     def _forward(self, rank: int) -> tuple[Step, ...]:
         if self.method == "ulysses":
             return self._over_heads(rank, "qkv", "out")
-        distances = self._distances
+        if self.method == "all_gather":
+            return self._gathering(rank, backward=False)
         steps = []
         block: tuple[Part, ...] = (Part(rank, range(self.layout.lengths[rank])),)
-        for following in [*distances, ()]:
-            sends, receives = self._exchange(rank, following)
-            steps.append(Step(sends, receives, block, self._tiles(rank, block)))
-            block = self._block(receives)
+        for distance in [*range(1, self.layout.world), 0]:
+            sends, receives = self._exchange(rank, [distance] if distance else [])
+            steps.append(Step(sends, receives, block, self._tiles(self._pieces[rank], block)))
+            block = tuple(Part(m.owner, rows) for m in receives for rows in m.rows)
         return tuple(steps)
 
     def _backward(self, rank: int) -> tuple[Step, ...]:
         if self.method == "ulysses":
             return self._over_heads(rank, "dout", "dqkv")
-        steps = list(self.forward(rank))
+        ring = self.method == "ring"
+        steps = list(self.forward(rank) if ring else self._gathering(rank, backward=True))
         found = []
         for number, step in enumerate([*steps, Step()]):
             # What came in a step was computed on in the next, and goes back in the one behind that.
             earlier = steps[number - 2] if number > 1 else Step()
-            back = tuple(_back(m) for m in earlier.receives)
-            returned = tuple(_back(m) for m in earlier.sends)
-            found.append(Step(step.sends + back, step.receives + returned, step.block, step.tiles))
+            back = tuple(m.back() for m in earlier.receives)
+            returned = tuple(m.back() for m in earlier.sends)
+            found.append(replace(step, sends=step.sends + back, receives=step.receives + returned))
         return tuple(found)
 
+    def _gathering(self, rank: int, backward: bool) -> tuple[Step, ...]:
+        """First the queries that see own keys alone; then for each part of the heads the others."""
+        sends, receives = self._exchange(rank, range(1, self.layout.world))
+        near, far = self._near_and_far(rank, receives)
+        own = (Part(rank, range(self.layout.lengths[rank])),)
+        seen_own = seen_rows(self._pieces[rank], far, self.mask)
+        brought = [Part(m.owner, rows) for m in receives for rows in m.rows]
+        block = self._in_order([*brought, *(Part(rank, rows) for rows in seen_own)])
+        tiles = self._tiles(far, block)
+        steps = [Step(block=own, tiles=self._tiles(near, own))]
+        for part in self._parts[backward]:
+            last = steps.pop()
+            steps += [
+                replace(last, sends=_of_part(sends, part), receives=_of_part(receives, part)),
+                Step((), (), block, tuple(_of_query_heads(tile, part, self.heads) for tile in tiles), part),
+            ]
+        return tuple(steps)
+
+    def _near_and_far(self, rank: int, receives: tuple[Message, ...]) -> tuple[list[Piece], list[Piece]]:
+        """The queries that see own keys alone, and those that see some of these, too."""
+        brought = [Part(m.owner, rows) for m in receives for rows in m.rows]
+        others = [piece for part in brought for piece in self._within(part)]
+        return near_and_far(self._pieces[rank], others, self.mask)
+
     @cached_property
-    def _distances(self) -> list[tuple[int, ...]]:
-        """The distances to the owners whose keys come in each exchange."""
-        others = range(1, self.layout.world)
-        return [tuple(others)] if self.method == "all_gather" else [(d,) for d in others]
+    def _parts(self) -> tuple[tuple[tuple[int, int] | None, ...], ...]:
+        """The parts of the heads by which ``all_gather`` sends keys, of the forward and the backward pass.
+
+        Equal on all ranks. Where the first, the middle and the last one have queries that they can compute
+        meanwhile, one exchange it is.
+        """
+        world = self.layout.world
+        ranks = {0, world // 2, world - 1}
+        waits = any(
+            far and not near
+            for near, far in (
+                self._near_and_far(rank, self._exchange(rank, range(1, world))[1]) for rank in ranks
+            )
+        )
+        if not waits:
+            return (None,), (None,)
+        pieces = max(1, sum(map(len, self._pieces)))
+        queries, keys = self.layout.total // pieces, self.layout.total
+        if self.layout.documents is not None:
+            keys //= max(1, len(self.layout.documents) - 1)
+        if self.mask.left is not None and self.mask.right is not None:
+            keys = min(keys, queries + max(0, self.mask.left + self.mask.right))
+        forward, backward = (h.parts_of_heads(self.heads, queries, keys, b) for b in (False, True))
+        return forward, backward
 
     def _exchange(
-        self, rank: int, distances: tuple[int, ...]
+        self, rank: int, distances: Iterable[int]
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """What travels to and from the ranks at some distances."""
         world = self.layout.world
+        distances = list(distances)
         sends = (self._keys(rank, (rank + d) % world) for d in distances)
         receives = (self._keys((rank - d) % world, rank) for d in distances)
         return tuple(m for m in sends if m), tuple(m for m in receives if m)
@@ -173,31 +244,23 @@ class Schedule:
     def _keys(self, owner: int, target: int) -> Message | None:
         """The keys of ``owner`` between the first and the last of each piece that ``target`` sees."""
         rows = seen_rows(self._pieces[owner], self._pieces[target], self.mask)
+        if self.method == "all_gather":  # by their positions they may lie apart
+            rows = tuple(piece.rows for r in rows for piece in self._within(Part(owner, r)))
         return Message(owner, target, "kv", rows, owner) if rows else None
 
-    def _block(self, receives: tuple[Message, ...]) -> tuple[Part, ...]:
-        """The received rows; those of several owners by their positions, which makes fewer, larger tiles."""
-        parts = [Part(m.owner, rows) for m in receives for rows in m.rows]
-        if len(receives) > 1:
-            split = [
-                (piece.positions[0], Part(part.owner, piece.rows))
-                for part in parts
-                for piece in self._within(part)
-            ]
-            parts = [part for _, part in sorted(split)]
-        return tuple(parts)
+    def _in_order(self, parts: list[Part]) -> tuple[Part, ...]:
+        """The pieces of some rows by their positions, which makes fewer, larger tiles."""
+        split = [
+            (piece.positions[0], Part(part.owner, piece.rows))
+            for part in parts
+            for piece in self._within(part)
+        ]
+        return tuple(part for _, part in sorted(split))
 
     def _within(self, part: Part) -> list[Piece]:
-        """The pieces that some rows of an owner consist of."""
-        found = []
-        for piece in self._pieces[part.owner]:
-            first = max(piece.rows.start, part.rows.start) - piece.rows.start
-            last = min(piece.rows.stop, part.rows.stop) - piece.rows.start
-            if first < last:
-                found.append(t.cut(piece, first, last))
-        return found
+        return within(self._pieces[part.owner], part.rows)
 
-    def _tiles(self, rank: int, block: tuple[Part, ...]) -> tuple[Tile, ...]:
+    def _tiles(self, queries: list[Piece], block: tuple[Part, ...]) -> tuple[Tile, ...]:
         keys = []
         begin = 0
         for part in block:
@@ -206,7 +269,7 @@ class Schedule:
                 rows = range(piece.rows.start + shift, piece.rows.stop + shift)
                 keys.append(piece._replace(rows=rows))
             begin += len(part.rows)
-        return t.tiles_of(self._pieces[rank], t.joined(keys), self.mask)
+        return t.tiles_of(queries, t.joined(keys), self.mask)
 
     @cached_property
     def _pieces(self) -> list[list[Piece]]:
@@ -214,22 +277,12 @@ class Schedule:
 
     # ------------------------------------------------------------------ heads
     def heads_of(self, rank: int) -> tuple[int, int]:
-        """(first, last) of the query heads that a rank computes with ``ulysses``, as equal as can be.
-
-        Where every rank gets whole groups of them, a key head is on one rank alone.
-        """
-        world, unit = self.layout.world, 1
-        if self.heads.kv and self.heads.kv % world == 0:
-            unit = self.heads.group
-        size, longer = divmod(self.heads.q // unit, world)
-        first = size * rank + min(rank, longer)
-        return unit * first, unit * (first + size + (rank < longer))
+        """(first, last) of the query heads that a rank computes with ``ulysses``, as equal as can be."""
+        return h.dealt(self.heads, self.layout.world, rank)
 
     def heads_kv_of(self, rank: int) -> tuple[int, int]:
         """(first, last) of the key heads that these read."""
-        first, last = self.heads_of(rank)
-        group = self.heads.group
-        return (first // group, -(-last // group)) if first < last else (0, 0)
+        return h.key_heads_of(self.heads, *self.heads_of(rank))
 
     def _over_heads(self, rank: int, there: Payload, back: Payload) -> tuple[Step, ...]:
         world = range(self.layout.world)
@@ -244,7 +297,7 @@ class Schedule:
             for tile in t.tiles_of(documents, documents, self.mask):
                 tiles += [
                     Tile(tile.q, tile.k, tile.low, tile.high, heads, heads_kv)
-                    for heads, heads_kv in self._even_groups(rank)
+                    for heads, heads_kv in h.even_groups(self.heads, *self.heads_of(rank))
                 ]
         return (
             Step(tuple(m for m in sends if m), tuple(m for m in receives if m)),
@@ -261,59 +314,13 @@ class Schedule:
             return None
         return Message(source, target, payload, (range(rows),), owner, heads, self.heads_kv_of(computing))
 
-    def _even_groups(self, rank: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """The heads of a rank, counted within it, as ranges of which every key head serves equally many."""
-        first, last = self.heads_of(rank)
-        first_kv, group = self.heads_kv_of(rank)[0], self.heads.group
-        head = first
-        while head < last:
-            if head % group == 0 and head + group <= last:
-                end = head + (last - head) // group * group
-            else:  # a part of one group
-                end = min(last, (head // group + 1) * group)
-            heads_kv = (head // group - first_kv, -(-end // group) - first_kv)
-            yield (head - first, end - first), heads_kv
-            head = end
+
+def _of_part(messages: tuple[Message, ...], part: tuple[int, int] | None) -> tuple[Message, ...]:
+    return tuple(replace(message, heads_kv=part) for message in messages)
 
 
-def _back(message: Message) -> Message:
-    return Message(message.target, message.source, "dkv", message.rows, message.owner)
-
-
-# ---------------------------------------------------------------------- rows and what sees them
-def pieces_of(layout: Layout, rank: int) -> list[Piece]:
-    """The rows of a rank as pieces, each of one document."""
-    found: list[Piece] = []
-    begin = 0
-    for run in layout.ranks[rank]:
-        found += split_documents(Piece(range(begin, begin + len(run)), run), layout)
-        begin += len(run)
-    return found
-
-
-def split_documents(piece: Piece, layout: Layout) -> list[Piece]:
-    """A piece cut where documents end."""
-    if layout.documents is None or not piece.rows:
-        return [piece] if piece.rows else []
-    found = []
-    first, positions = 0, piece.positions
-    while first < len(positions):
-        document = layout.document(positions[first])
-        end = layout.documents[document + 1]
-        last = min(len(positions), first + -(-(end - positions[first]) // positions.step))
-        found.append(t.cut(piece, first, last)._replace(document=document))
-        first = last
-    return found
-
-
-def seen_rows(keys: list[Piece], queries: list[Piece], mask: Mask) -> tuple[range, ...]:
-    """Rows of keys: from each piece what lies between the keys that some query piece sees, merged."""
-    found: list[range] = []
-    by_document = t.of_documents(queries)
-    for k in keys:
-        seen = [t.seen_by(q, k, mask) for q in by_document.get(k.document, ())]
-        for rows in sorted((r for r in seen if r), key=lambda r: (r.start, r.stop)):
-            if found and found[-1].start <= rows.start <= found[-1].stop:
-                rows = range(found[-1].start, max(found.pop().stop, rows.stop))
-            found.append(rows)
-    return tuple(found)
+def _of_query_heads(tile: Tile, part: tuple[int, int] | None, heads: Heads) -> Tile:
+    """A tile of the query heads that read a part of the key heads."""
+    if part is None:
+        return tile
+    return replace(tile, heads=(part[0] * heads.group, part[1] * heads.group))

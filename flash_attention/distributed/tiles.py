@@ -60,6 +60,43 @@ class Tile:
         return below - (0 if self.low is None else _pairs_up_to(n, m, self.low - 1))
 
 
+class Coverage(NamedTuple):
+    """What the tiles of a rank leave of its queries.
+
+    Attributes:
+        once: no query is in two tiles of one head: the result of a tile is final.
+        everything: every query is in a tile of every head.
+    """
+
+    once: bool
+    everything: bool
+
+
+def coverage(tiles: Iterable[Tile], rows: int, n_heads: int) -> Coverage:
+    """That of some tiles, where queries have so many rows and heads."""
+    everywhere = (0, n_heads)
+    counted: dict[tuple[tuple[int, int], range], int] = {}
+    for tile in tiles:
+        place = (tile.heads or everywhere, tile.q)
+        counted[place] = counted.get(place, 0) + 1
+    if any(number > 1 for number in counted.values()) or _any_overlap(list(counted)):
+        return Coverage(False, False)
+    filled = sum((heads[1] - heads[0]) * len(q) for heads, q in counted)
+    return Coverage(True, filled == rows * n_heads)
+
+
+def _any_overlap(places: list[tuple[tuple[int, int], range]]) -> bool:
+    """Whether two of some (heads, queries) may have a query of a head in common."""
+    places.sort(key=lambda place: (place[1].start, place[1].stop))
+    behind: list[tuple[tuple[int, int], range]] = []  # those that reach behind the latest one's start
+    for heads, q in places:
+        behind = [place for place in behind if place[1].stop > q.start]
+        if any(heads[0] < others[1] and others[0] < heads[1] for others, _ in behind):
+            return True
+        behind.append((heads, q))
+    return False
+
+
 def _pairs_up_to(n: int, m: int, high: int) -> int:
     """Pairs (i < n, j < m) with j - i <= high: query i has high + i + 1 of them, at least 0 and at most m."""
     begin = min(n, max(0, -high))
@@ -112,6 +149,17 @@ def seen_by(q: Piece, k: Piece, mask: Mask) -> range | None:
     tiles = [_tile(one_q, one_k, mask) for one_q, one_k in _of_one_step(q, k)]
     rows = [tile.k for tile in tiles if tile is not None]
     return range(min(r[0] for r in rows), max(r[-1] for r in rows) + 1) if rows else None
+
+
+def seeing(q: Piece, keys: Iterable[Piece], mask: Mask) -> range | None:
+    """Which of its queries, counted within q, see a key of these pieces: from the first to the last."""
+    found: list[tuple[int, int]] = []
+    for k in keys:
+        for one_q, one_k in _of_one_step(q, k):
+            tile = _tile(one_q, one_k, mask)
+            if tile is not None:
+                found.append((tile.q[0] - q.rows[0], tile.q[-1] + 1 - q.rows[0]))
+    return range(min(a for a, _ in found), max(b for _, b in found)) if found else None
 
 
 def tiles_of(queries: Sequence[Piece], keys: Sequence[Piece], mask: Mask) -> tuple[Tile, ...]:

@@ -18,12 +18,15 @@ from flash_attention import distributed as cp
 from flash_attention.backends import cpu_backward
 from flash_attention.backends.cpu_backward import Gradients
 from flash_attention.call import Mask
+from flash_attention.distributed import heads
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
 from flash_attention.distributed.pairs import _ON_CPU, Arithmetic
 from flash_attention.distributed.schedule import Heads, Schedule
 from flash_attention.distributed.transport import Transport
 from flash_helpers.test.reference import reference, reference_gradients
+
+LEAST = heads.LEAST_BLOCKS, heads.LEAST_KEY_BLOCKS
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Case:
     d_head_v: int = 8
     scale: float | None = None
     with_lse: bool = True
+    in_parts: bool = False  # heads come in two exchanges, however little work they are
 
     def make_layout(self, world: int) -> cp.Layout:
         if self.layout == "per_document":
@@ -99,6 +103,7 @@ def tensors(case: Case, dtype: torch.dtype) -> Tensors:
 def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
     """A rank's rows of the results, with the share of the sinks' gradient. float32 goes past the checks."""
     layout, rank = case.make_layout(dist.get_world_size()), dist.get_rank()
+    heads.LEAST_BLOCKS, heads.LEAST_KEY_BLOCKS = (0, 0) if case.in_parts else LEAST
     whole = tensors(case, dtype)
     q, k, v, dout = (layout.shard(x, rank).requires_grad_() for x in whole[:4])
     sinks = None if whole.sinks is None else whole.sinks.requires_grad_()

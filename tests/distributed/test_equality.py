@@ -39,6 +39,9 @@ OPTIONS = {
     "no row": Case(total=0, sinks=True),
     "another scale": Case(scale=-0.3),
     "no gradient of the LSE": Case(with_lse=False, sinks=True),
+    # Schedules are kept, so that these lengths are in no other case.
+    "heads in parts": Case(total=59, n_heads=10, n_heads_kv=5, sinks=True, in_parts=True),
+    "a batch of heads in parts": Case(total=58, batch=2, causal=False, in_parts=True),
 }
 LAYOUTS = {
     "contiguous": Case(layout="contiguous", window=(20, 0)),
@@ -47,6 +50,7 @@ LAYOUTS = {
     "per document": Case(layout="per_document", documents=ENDS),
     "uneven": Case(layout="uneven", causal=False, window=(30, 3)),
     "striped documents": Case(layout="striped", documents=ENDS, causal=False),
+    "striped, heads in parts": Case(layout="striped", total=57, in_parts=True),
 }
 CASES = {**OPTIONS, **LAYOUTS}
 

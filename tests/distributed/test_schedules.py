@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from flash_attention.call import Mask
+from flash_attention.distributed import tiles
+from flash_attention.distributed.heads import parts_of_heads
 from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.schedule import METHODS, Heads, Message, Schedule, Step
 from flash_attention.distributed.tiles import Tile
@@ -67,26 +69,37 @@ def computed(schedule: Schedule, backward: bool = False) -> torch.Tensor:
     count = torch.zeros(schedule.heads.q, layout.total, layout.total, dtype=torch.int32)
     for rank in range(layout.world):
         own = layout.positions(rank)
-        first = schedule.heads_of(rank)[0]
-        received: set[tuple[int, int]] = set()
+        first = schedule.heads_of(rank)[0] if schedule.method == "ulysses" else 0
+        group = schedule.heads.group
+        received: set[tuple[int, int, int]] = set()  # owner, row, key head
         for step in schedule.backward(rank) if backward else schedule.forward(rank):
             if schedule.method == "ulysses":
                 q_places = k_places = torch.arange(layout.total)
             else:
+                of_block = range(*(step.heads_kv or (0, schedule.heads.kv)))
                 for part in step.block:
-                    assert part.owner == rank or all((part.owner, row) in received for row in part.rows)
+                    needed = {(part.owner, row, head) for row in part.rows for head in of_block}
+                    assert part.owner == rank or needed <= received
                 places = [layout.positions(part.owner)[index(part.rows)] for part in step.block]
                 k_places = torch.cat(places) if places else own[:0]
                 q_places = own
             for tile in step.tiles:
                 heads = tile.heads or (0, schedule.heads.q)
                 heads = (heads[0] + first, heads[1] + first) if tile.heads else heads
+                if schedule.method != "ulysses":  # the block has the key heads of these query heads
+                    assert heads == (of_block.start * group, of_block.stop * group)
                 where = (q_places[index(tile.q)][:, None], k_places[index(tile.k)][None, :])
                 seen = pairs_of(tile)
                 assert int(seen.sum()) == tile.pairs > 0
                 count[heads[0] : heads[1], where[0], where[1]] += seen.int()
             # What a step brings is there in the next steps.
-            received |= {(m.owner, row) for m in step.receives for rows in m.rows for row in rows}
+            received |= {
+                (m.owner, row, head)
+                for m in step.receives
+                for rows in m.rows
+                for row in rows
+                for head in range(*(m.heads_kv or (0, schedule.heads.kv)))
+            }
     return count
 
 
@@ -215,15 +228,85 @@ def test_a_zigzag_ring_computes_in_as_few_calls_as_can_be() -> None:
         assert {sum(tile.pairs for tile in step.tiles) for step in steps[1:]} == {128}  # all equally long
 
 
-def test_an_all_gather_computes_each_piece_of_queries_in_one_call_an_exchange() -> None:
-    schedule = Schedule("all_gather", Layout.zigzag(64, 4), CAUSAL, Heads(4, 4))
-    assert [[len(step.tiles) for step in schedule.forward(rank)] for rank in range(4)] == [
-        [2, 1], [2, 2], [2, 2], [1, 1],
+def calls(schedule: Schedule) -> list[list[int]]:
+    """Tiles in each step of each rank."""
+    return [[len(step.tiles) for step in schedule.forward(r)] for r in range(schedule.layout.world)]
+
+
+def test_an_all_gather_computes_each_piece_of_queries_in_one_call_with_all_its_keys() -> None:
+    """First, while keys travel, those that see keys of their own rank alone."""
+    assert calls(Schedule("all_gather", Layout.zigzag(64, 4), CAUSAL, Heads(4, 4))) == [
+        [1, 1], [0, 2], [0, 2], [0, 1],
     ]  # fmt: skip
     contiguous = Schedule("all_gather", Layout.contiguous(64, 4), Mask(20, 0), Heads(4, 4))
-    assert [[len(step.tiles) for step in contiguous.forward(rank)] for rank in range(4)] == [
-        [1, 0], [1, 1], [1, 1], [1, 1],
-    ]  # fmt: skip
+    assert calls(contiguous) == [[1, 0], [0, 1], [0, 1], [0, 1]]
+    window = Schedule("all_gather", Layout.zigzag(64, 2), Mask(7, 0), Heads(4, 4))
+    assert calls(window) == [[1, 1], [0, 1]]  # few rows see no other keys
+
+
+def test_queries_in_one_tile_are_known() -> None:
+    """Their results need no merging."""
+    zigzag = Layout.zigzag(64, 4)
+    assert all(Schedule("all_gather", zigzag, CAUSAL, Heads(4, 4)).coverage(r).once for r in range(4))
+    assert not any(Schedule("ring", zigzag, CAUSAL, Heads(4, 4)).coverage(r).once for r in range(4))
+    assert all(Schedule("ulysses", zigzag, CAUSAL, Heads(6, 3)).coverage(r).once for r in range(4))
+    striped = Schedule("all_gather", Layout.striped(64, 4), CAUSAL, Heads(4, 4))
+    assert not striped.coverage(0).once
+    blind = Schedule("all_gather", Layout.contiguous(64, 4), Mask(None, -20), Heads(4, 4))
+    assert blind.coverage(0) == (True, False)  # the first rows see nothing
+    assert blind.coverage(3) == (True, True)
+    assert tiles.coverage([Tile(range(4), range(2), heads=(0, 2))], 4, 2) == (True, True)
+    assert tiles.coverage([Tile(range(4), range(2), heads=(0, 2))], 4, 3) == (True, False)
+    halves = [Tile(range(4), range(2), heads=(0, 2)), Tile(range(4), range(2), heads=(2, 3))]
+    assert tiles.coverage(halves, 4, 3) == (True, True)
+    assert tiles.coverage([*halves, Tile(range(3, 4), range(2))], 4, 3) == (False, False)
+    assert tiles.coverage([Tile(range(4), range(2)), Tile(range(4), range(2, 5))], 4, 3) == (False, False)
+
+
+def test_a_piece_is_cut_where_much_of_it_can_be_computed_meanwhile() -> None:
+    """But not where another piece can: each call has an end at which a GPU is not full."""
+    schedule = Schedule("all_gather", Layout.zigzag(1 << 14, 2), Mask(1023, 0), Heads(4, 4))
+    first, last = schedule.forward(0), schedule.forward(1)
+    assert [[len(tile.q) for tile in step.tiles] for step in first] == [[4096], [4096]]
+    assert [[len(tile.q) for tile in step.tiles] for step in last] == [[7168], [1024]]
+    most = Schedule("all_gather", Layout.zigzag(1 << 14, 2), Mask(7000, 0), Heads(4, 4)).forward(1)
+    assert [[len(tile.q) for tile in step.tiles] for step in most] == [[], [8192]]
+
+
+def test_an_all_gather_of_much_work_sends_some_heads_first() -> None:
+    heads, long = Heads(32, 8), Layout.zigzag(1 << 16, 2)
+    two = ((0, 2), (2, 8))
+    assert parts_of_heads(heads, 1 << 14, 1 << 16, False) == parts_of_heads(heads, 1, 1 << 16, True) == two
+    assert parts_of_heads(heads, 1 << 12, 1 << 14, False) == two
+    assert parts_of_heads(heads, 1 << 12, 1 << 14, True) == ((0, 4), (4, 8))
+    assert parts_of_heads(heads, 1 << 10, 1 << 12, False) == (None,)
+    assert parts_of_heads(Heads(32, 1), 1 << 14, 1 << 16, False) == (None,)
+
+    def received(layout: Layout, mask: Mask) -> list[list[tuple[int, int] | None]]:
+        """The heads of each step's keys, of the last rank."""
+        steps = Schedule("all_gather", layout, mask, heads).forward(layout.world - 1)
+        return [[m.heads_kv for m in step.receives] for step in steps]
+
+    assert received(long, CAUSAL) == received(long, Mask()) == [[(0, 2)], [(2, 8)], []]
+    assert received(long, Mask(4095, 0)) == [[None], []]  # all have queries that see own keys alone
+    assert received(Layout.zigzag(1 << 20, 64), Mask(1 << 14, 0)) == [[(0, 2)] * 2, [(2, 8)] * 2, []]
+    schedule = Schedule("all_gather", long, CAUSAL, heads)
+    # Rank 0 has its first rows to compute until the first heads have come, rank 1 has nothing.
+    assert calls(schedule) == [[1, 1, 1], [0, 1, 1]]
+    assert [step.heads_kv for step in schedule.forward(1)] == [None, (0, 2), (2, 8)]
+    back = [[m.heads_kv for m in step.sends if m.payload == "dkv"] for step in schedule.backward(0)]
+    assert back == [[], [], [(0, 2)], [(2, 8)]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_every_visible_pair_is_computed_once_where_heads_come_in_parts(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LEAST_BLOCKS", "LEAST_KEY_BLOCKS"):
+        monkeypatch.setattr(f"flash_attention.distributed.heads.{name}", 0)
+    for layout, mask in product(layouts(37, world), MASKS[:6]):
+        check(Schedule("all_gather", layout, mask, Heads(10, 5)))
+        check(Schedule("all_gather", layout, mask, Heads(2, 2)))
 
 
 def test_without_a_mask_a_step_is_one_call_whatever_the_layout() -> None:
