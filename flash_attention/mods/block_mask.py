@@ -8,10 +8,9 @@ Such an object lists blocks of queries and keys: those that are seen in full, an
 from __future__ import annotations
 
 import sys
-import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +21,15 @@ from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.mods.tiles import Tile, Tiling, tiles
 
 MaskMod = Callable[..., Any]
+
+
+class _Size(NamedTuple):
+    """Of a block."""
+
+    q: int
+    k: int
+
+
 FLEX = "torch.nn.attention.flex_attention"
 MOST_PAIRS = {"cpu": 2**24, "cuda": 2**29}  # looked at to find out whether the lists are needed
 # Of each object: what it was read from, and its map of blocks with the axes, or None.
@@ -79,10 +87,20 @@ def mask_of_blocks(block_mask: Any) -> MaskMod:
         known = _maps[block_mask] = (said, found, held)
     if known[1] is None:
         return mask_mod  # type: ignore[no-any-return]
-    table, axes = known[1]
+    return _in_blocks(block_mask, *known[1])
+
+
+def mask_of_lists(block_mask: Any) -> MaskMod:
+    """The same by its lists, without looking whether they are needed: whoever compiles a program cannot."""
+    return _in_blocks(block_mask, *_map_of(blocks_of(block_mask)))
+
+
+def _in_blocks(block_mask: Any, table: Tensor, axes: tuple[int, ...]) -> MaskMod:
+    """What is seen by a map of the blocks, and in those that are partial by ``mask_mod``, too."""
+    mask_mod = block_mask.mask_mod
     size_q, size_k = block_mask.BLOCK_SIZE
     # Numbers within an object are part of the mod: a division by 128 is a shift then.
-    size = types.SimpleNamespace(q=int(size_q), k=int(size_k))
+    size = _Size(int(size_q), int(size_k))
     of_lists_alone = mask_mod is sys.modules[FLEX].noop_mask
 
     def in_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

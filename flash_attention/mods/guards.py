@@ -63,7 +63,7 @@ def _value(value: Any, seen: tuple[int, ...]) -> Guard:
         return _partial(value, seen)
     if isinstance(value, Tensor):
         return _tensor(value)
-    if type(value) is tuple:
+    if type(value) is tuple or (isinstance(value, tuple) and _is_fixed(type(value).__module__)):
         return _items(value, seen)
     if type(value) is float:
         return _float(value)
@@ -118,10 +118,10 @@ def _facts(x: Tensor) -> tuple[Any, ...]:
 
 
 def _items(value: tuple[Any, ...], seen: tuple[int, ...]) -> Guard:
-    guards, n = [_value(x, seen) for x in value], len(value)
+    guards, n, kind = [_value(x, seen) for x in value], len(value), type(value)
 
     def same(x: Any) -> bool:
-        if type(x) is not tuple or len(x) != n:
+        if type(x) is not kind or len(x) != n:
             return False
         return all(guard(item) for guard, item in zip(guards, x, strict=True))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flash_attention.errors import ModError
 from flash_attention.mods.operands import applied
@@ -27,9 +28,18 @@ def random(seed: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     given = (seed, b, h, q_idx, kv_idx)
     if any(isinstance(x, Symbol) for x in given):
         return applied("random", *given)
+    if is_dynamo_compiling() and any(isinstance(x, Tensor) and x.is_meta for x in given):
+        return OPERATOR(*given)
     tensor: Any = next((x for x in given if isinstance(x, Tensor)), None)
     device = None if tensor is None else tensor.device
     numbers = [x if isinstance(x, Tensor) else torch.tensor(x, device=device) for x in given]
     if any(x.is_floating_point() for x in numbers):
         raise ModError("random takes whole numbers, and was given a real one: convert it, e.g. with .long()")
     return random_reals(torch.float32, *numbers)
+
+
+# A name that a mode sees in a program that is being compiled (``in_graphs``).
+_LIBRARY = torch.library.Library("flash_attention", "FRAGMENT")
+_LIBRARY.define("random(Tensor seed, Tensor b, Tensor h, Tensor q_idx, Tensor kv_idx) -> Tensor")
+_LIBRARY.impl("random", lambda *given: random_reals(torch.float32, *given), "CompositeImplicitAutograd")
+OPERATOR = torch.ops.flash_attention.random

@@ -13,6 +13,7 @@ from flash_attention.torch_private import OPERATOR, OVERLOAD
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
+_NO_RULE = "has no rule by which it could be recorded"
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -73,5 +74,13 @@ def shown(function: Any) -> str:
 
 def unknown(what: str) -> ModError:
     """The error for a function without a rule."""
-    known = ", ".join(sorted(name for name in RULES if not name.startswith("_")))
-    return refused(f"{what} has no rule by which it could be recorded", f"Functions that have one: {known}")
+    return refused(f"{what} {_NO_RULE}", _known())
+
+
+def without_rule(what: str) -> str:
+    """The same as a text, without a line."""
+    return f"{what} {_NO_RULE}. {_known()}"
+
+
+def _known() -> str:
+    return f"Functions that have one: {', '.join(sorted(name for name in RULES if name[0] != '_'))}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +66,17 @@ def trace(
         ModError: a function does what cannot be recorded; the message has its line and what to write instead.
         TypeError: no function.
     """
+    if "torch._dynamo" in sys.modules:  # which follows this call where it has given up the caller
+        return _unwatched()(score_mod, mask_mod, device)
+    return _traced(score_mod, mask_mod, device)
+
+
+@functools.cache
+def _unwatched() -> Callable[..., Traced]:
+    return torch.compiler.disable(_traced)  # type: ignore[no-any-return]
+
+
+def _traced(score_mod: Any, mask_mod: Any, device: torch.device | str | None) -> Traced:
     recording = Recording(None if device is None else torch.device(device))
     results: dict[str, int] = {}
     for name, function, kind in (("score_mod", score_mod, Kind.FLOAT), ("mask_mod", mask_mod, Kind.BOOL)):
@@ -81,9 +94,7 @@ def trace(
 
 def _recorded(recording: Recording, name: str, function: Any, kind: Kind) -> int:
     if not callable(function):
-        raise TypeError(
-            f"{name} is a {type(function).__name__}; it must be a function {_WRITTEN[name]}, or None"
-        )
+        raise TypeError(not_callable(name, function))
     symbols = [Symbol(recording, recording.builder.leaf(leaf)) for leaf in SIGNATURES[name]]
     try:
         returned = opened(function)(*symbols)
@@ -97,6 +108,11 @@ def _recorded(recording: Recording, name: str, function: Any, kind: Kind) -> int
             "with symbols in place of values, before anything is computed"
         ) from error
     return _result(recording, name, function, returned, kind)
+
+
+def not_callable(name: str, function: object) -> str:
+    """What is wrong with what is given in the place of a function."""
+    return f"{name} is a {type(function).__name__}; it must be a function {_WRITTEN[name]}, or None"
 
 
 def _result(recording: Recording, name: str, function: Any, returned: Any, kind: Kind) -> int:

@@ -155,15 +155,23 @@ def repeat(
 
 
 def record_transformed(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, passes: Passes
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    options: Options,
+    passes: Passes,
+    traced: Traced | None = None,
 ) -> Result:
     """A call on tensors of ``torch.func``.
 
     Args:
         passes: what computes it.
+        traced: what the user's functions do.
     """
     check_differentiable(layout, options)
-    out, lse = _Transformed.apply(q, k, v, options.sinks, layout, options, passes)
+    captured = () if traced is None else traced.tensors
+    out, lse = _Transformed.apply(q, k, v, options.sinks, layout, options, passes, traced, *captured)
     return (out, lse) if options.return_lse else out
 
 
@@ -278,13 +286,19 @@ class _Transformed(torch.autograd.Function):
         layout: Layout,
         options: Options,
         passes: Passes,
+        traced: Traced | None,
+        *captured: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        return passes.forward(q, k, v, sinks, layout, options)
+        if traced is None:
+            return passes.forward(q, k, v, sinks, layout, options)
+        return passes.forward(q, k, v, sinks, layout, options, traced=traced.with_tensors(captured))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, sinks, layout, options, passes = inputs
-        _keep(ctx, q, k, v, sinks, *output, layout, options, passes, None)
+        q, k, v, sinks, layout, options, passes, traced, *captured = inputs
+        if traced is not None:
+            traced = traced.with_tensors(tuple(captured))
+        _keep(ctx, q, k, v, sinks, *output, layout, options, passes, None, traced)
 
     backward = _Attention.backward
 

@@ -14,7 +14,8 @@ work.
     flash_attention::attention_packed_cached_out  -> lse; writes out
 
 The first of each two is differentiated by an operator of ``backward_ops``. Where neither the caller nor the
-backward pass wants an LSE (``keep_lse``), it has shape (0,). A configuration travels as its name.
+backward pass wants an LSE (``keep_lse``), it has shape (0,). A configuration travels as its name, what
+``score_mod`` and ``mask_mod`` do as a text with the tensors and numbers that they captured.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ from flash_attention.checks.tensors import (
     records_gradients,
 )
 from flash_attention.devices import DEVICE_TYPES
+from flash_attention.errors import ModError
+from flash_attention.mods.recording import ELEMENTS
+from flash_attention.mods.tracing import Traced, trace
 from flash_attention.options import Options
 from flash_attention.run import backward_ops, eager, gradients
 from flash_attention.run.gradients import Result
-from flash_attention.run.operator_schema import LIBRARY, TAGS, received, schema, sent
-from flash_attention.run.passes import forward_pass
+from flash_attention.run.operator_schema import LIBRARY, TAGS, SentMod, received, schema, sent
+from flash_attention.run.passes import forward_pass, mask_function
 from flash_attention.run.tracing import stands_for_another, traced, wants_autocast
 from flash_attention.torch_private import (
     functionalizes,
@@ -77,23 +81,20 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     # Below autograd, where the operators' bodies run, nobody sees who wants a tangent.
     inputs = {"q": q, "k": k, "v": v, "sinks": options.sinks}
     check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
-    if options.has_mods:
-        raise NotImplementedError(
-            "score_mod and mask_mod run at once, on plain tensors: call attention outside of torch.compile, "
-            "export and autocast, with tensors that have memory"
-        )
     if options.dropout_p:
         raise NotImplementedError(
             f"dropout_p is {options.dropout_p}; weights are dropped at once, on plain tensors: call "
             "attention outside of torch.compile, export, autocast and torch.func, with real tensors"
         )
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
-    keep_lse = records_gradients(q, k, v, sinks)
+    mod = _sent_mod(q, k, layout, options) if options.has_mods else SentMod.of(None)
+    keep_lse = records_gradients(q, k, v, sinks, *mod.captured)
     if keep_lse:
         gradients.check_differentiable(layout, options)
-        if _is_transformed(q, k, v, sinks):
+        if _is_transformed(q, k, v, sinks, *mod.captured):
             options = options.checked(q)
-            return gradients.record_transformed(q, k, v, layout, options, backward_ops.OPERATORS)
+            passes = backward_ops.OPERATORS
+            return gradients.record_transformed(q, k, v, layout, options, passes, mod.traced())
     left, right = checked_window(window)
     if not (backend is config is options.backward_config is None):
         checks.check_choice(backend, config, q, options.backward_config)
@@ -116,7 +117,8 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
             "deterministic": checked_flag("deterministic", options.deterministic),
             "backward_config": options.backward_config,
             "numerics": checked_numerics(options.numerics),
-        }
+        },
+        mod,
     )
     operators, name = torch.ops.flash_attention, NAMES[type(layout)]
     if out is None:
@@ -129,6 +131,17 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     else:
         lse = getattr(operators, f"{name}_out")(q, k, v, *layout, *rest, out)
     return (out, lse) if return_lse else out
+
+
+def _sent_mod(q: Tensor, k: Tensor, layout: Layout, options: Options) -> SentMod:
+    """What the user's functions do; they are called here, once each."""
+    mask_mod = mask_function(options.mask_mod, q, k, layout, is_read=False)
+    if not is_dynamo_compiling():
+        return SentMod.of(trace(options.score_mod, mask_mod, q.device))
+    from flash_attention.mods.in_graphs import recorded_in_graph
+
+    found = recorded_in_graph(options.score_mod, mask_mod, q.device)
+    return SentMod(found.text, found.tensors, found.numbers, [])
 
 
 def _sent_dtype(out_dtype: torch.dtype | None) -> torch.dtype | None:
@@ -191,9 +204,10 @@ def _run(
     keep_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     q, k, v, *own = leading
-    given = received(options, out)
+    given, traced = received(options, out)
+    check_captured(traced, q)
     with without_functionalize():
-        out, lse = forward_pass(q, k, v, kind(*own), given, keep_lse=keep_lse)
+        out, lse = forward_pass(q, k, v, kind(*own), given, keep_lse=keep_lse, traced=traced)
     return out, (_no_lse(q) if lse is None else lse)
 
 
@@ -205,7 +219,9 @@ def _fake(
     keep_lse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     q, k, v, *own = leading
-    layout, given = kind(*own), received(options, out)
+    layout = kind(*own)
+    given, traced = received(options, out)
+    check_captured(traced, q)
     checks.check_inputs(q, k, v, given.sinks, layout.axes, layout.paged, layout_kv=layout.axes_kv)
     layout.check(q, k)
     checked_window(given.window)
@@ -225,6 +241,28 @@ def _fake(
         return out, _no_lse(q)
     *batch, seq_len, n_heads, _ = q.shape
     return out, q.new_empty((*batch, n_heads, seq_len), dtype=torch.float32)
+
+
+def check_captured(traced: Traced | None, q: Tensor) -> None:
+    """Captured tensors of a graph, which may be others than those that the mod was recorded with.
+
+    Raises:
+        ModError: one is of another type, number of dimensions or device than the mod says.
+    """
+    if traced is None:
+        return
+    for i, (x, kind) in enumerate(zip(traced.tensors, traced.mod.tensors, strict=True)):
+        what = f"the captured tensor number {i}"
+        if ELEMENTS.get(x.dtype) is not kind.element or x.ndim != kind.n_dims:
+            raise ModError(
+                f"{what} is {x.dtype} of {x.ndim} dimensions; the mod was recorded with {kind.element.label} "
+                f"of {kind.n_dims}: record the graph again"
+            )
+        if x.device != q.device:
+            raise ModError(
+                f"{what}, of shape {tuple(x.shape)}, is on {x.device}, and the queries are on {q.device}. "
+                f"Move it there before the call: .to({str(q.device)!r})"
+            )
 
 
 def _no_lse(q: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import flash_attention
 from flash_attention.cached import attention_cached
@@ -353,6 +354,32 @@ def test_c60_functions_of_scores_and_masks(device):
     o = attend(q[:1], k[:1], v[:1], **mods)
     packed = flash_attention.attention_varlen(q[0], k[0], v[0], *ends, 70, 90, **mods)
     torch.testing.assert_close(packed, o[0])
+
+
+def test_c64_functions_in_programs_that_are_compiled(device):
+    torch._dynamo.reset()
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, requires_grad=True)
+
+    def call(q, k, v, left):
+        return flash_attention.attention(
+            q,
+            k,
+            v,
+            score_mod=lambda score, b, h, q_idx, kv_idx: score + slopes[h] * (kv_idx - q_idx),
+            mask_mod=lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= left,
+        )
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for seq_len, left in ((70, 9), (90, 20), (33, 40)):
+        given = ramps((2, seq_len, 4, 64), (2, seq_len, 2, 64), device)
+        expected = call(*given, left)
+        found = compiled(*given, left)
+        assert torch.equal(found, expected)
+        same = [torch.autograd.grad(out.float().square().sum(), slopes)[0] for out in (found, expected)]
+        assert torch.equal(*same)
+    assert counter.frame_count == 2  # the second holds lengths and the number open
+    torch._dynamo.reset()
 
 
 def test_c61_functions_are_called_once(device):

@@ -477,9 +477,12 @@ def test_autocast_on_packed_sequences(device: str) -> None:
 # ---------------------------------------------------------------------- the operators themselves
 def test_opcheck() -> None:
     q, k, v = qkv(24)
-    options = (None, True, None, None, None, 0.0, True, None, torch.float32, 5, False, None)
+    without_mod = (None, [], [], [])
+    options = (None, True, None, None, None, 0.0, True, None, torch.float32, 5, False, None, None)
+    options += without_mod
     rows = (*(x.flatten(0, 1) for x in (q, k, v)), *2 * [torch.tensor([0, 24, 48]).int()], 24, 24, False)
-    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None, None, None, False, None)
+    with_sinks = (ramp((HEADS,), 3), False, 0.5, 4, 2, 3.0, False, None, None, None, False, None, None)
+    with_sinks += without_mod
     ops = torch.ops.flash_attention
     torch.library.opcheck(ops.attention.default, (q, k, v, *options, False))
     torch.library.opcheck(

@@ -143,8 +143,9 @@ def test_opcheck_of_gradients() -> None:
     q, k, v = qkv(24)
     sinks = torch.tensor([0.5, -1.0, 0.0, 2.0]).requires_grad_()
     ops = torch.ops.flash_attention
-    plain = (None, True, None, None, None, 0.0, True, None, None, None, True, None)
-    everything = (sinks, False, 0.5, 4, 2, 3.0, False, None, None, None, True, None)
+    without_mod = (None, [], [], [])
+    plain = (None, True, None, None, None, 0.0, True, None, None, None, True, None, None, *without_mod)
+    everything = (sinks, False, 0.5, 4, 2, 3.0, False, None, None, None, True, None, None, *without_mod)
     torch.library.opcheck(ops.attention.default, (q, k, v, *plain, True))
     torch.library.opcheck(ops.attention.default, (q, k, v, *everything, True))
     rows = [x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v)]
@@ -158,7 +159,8 @@ def test_opcheck_of_gradients() -> None:
     out, lse = attention(q, k, v, causal=True, return_lse=True)
     for wanted in ((True, True, True, False), (False, True, False, False)):
         torch.library.opcheck(
-            ops.attention_backward.default, (out, torch.ones_like(lse), out, lse, q, k, v, *plain, *wanted)
+            ops.attention_backward.default,
+            (out, torch.ones_like(lse), out, lse, q, k, v, *plain, *wanted, []),
         )
 
 
@@ -172,9 +174,8 @@ def test_a_second_derivative_of_a_compiled_call_is_refused() -> None:
 
 def test_a_second_derivative_of_an_operator_is_refused() -> None:
     q, k, v = qkv(8)
-    out, _ = torch.ops.flash_attention.attention(
-        q, k, v, None, True, None, None, None, 0.0, True, None, None, None, False, None, False
-    )
+    options = (None, True, None, None, None, 0.0, True, None, None, None, False, None, None)
+    out, _ = torch.ops.flash_attention.attention(q, k, v, *options, None, [], [], [], False)
     (grad,) = torch.autograd.grad(out.float().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="gradient of attention's gradients"):
         grad.float().sum().backward()

@@ -12,9 +12,10 @@ from flash_attention import attention, attention_varlen
 from flash_attention.backends import cpu, cuda
 from flash_attention.cached import attention_cached
 from flash_attention.call import NAMES, Cached, Call, Dense, Mask, Packed, Scores
+from flash_attention.mods.tracing import trace
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
-from flash_attention.run.operator_schema import received, schema, sent
+from flash_attention.run.operator_schema import SentMod, received, schema, sent
 
 Q = torch.zeros(1, 4, 2, 64, dtype=torch.float16)
 ENDS = torch.tensor([0, 4], dtype=torch.int32)
@@ -63,7 +64,8 @@ def test_operators_take_what_layouts_and_options_declare(layout: type[Any]) -> N
         "sinks", "causal", "softmax_scale", "window_left", "window_right", "softcap", "return_lse", "config",
         "out_dtype", "n_sms", "deterministic", "backward_config", "numerics",
     ]  # fmt: skip
-    assert names == ["q", "k", "v", *layout._fields, *options, "keep_lse"]
+    mod = ["mod", "captured", "whole_numbers", "real_numbers"]
+    assert names == ["q", "k", "v", *layout._fields, *options, *mod, "keep_lse"]
     assert f"({schema(layout)}, bool keep_lse) -> (Tensor, Tensor)" in str(registered)
     backward = getattr(torch.ops.flash_attention, f"{NAMES[layout]}_backward").default._schema
     assert f"Tensor out, Tensor lse, {schema(layout)}, bool dq, " in str(backward)
@@ -71,7 +73,21 @@ def test_operators_take_what_layouts_and_options_declare(layout: type[Any]) -> N
 
 def test_options_come_back_from_an_operator() -> None:
     options = Options(True, 0.5, (3, 1), 2.0, torch.zeros(2), True, None, None, None, torch.float32, 7)
-    assert received(tuple(sent(options._asdict())), None) == options
+    assert received(tuple(sent(options._asdict(), SentMod.of(None))), None) == (options, None)
+
+
+def test_a_mod_comes_back_from_an_operator() -> None:
+    table, width, factor = torch.ones(4), 2**40, 0.5
+    found = trace(lambda score, b, h, q, k: score * factor + table[h] * (q - k + width))
+    sent_mod = SentMod.of(found)
+    assert (sent_mod.whole_numbers, sent_mod.real_numbers) == ([width], [factor])
+    options, again = received(tuple(sent(Options()._asdict(), sent_mod)), None)
+    assert options == Options()
+    assert again is not None
+    assert (again.mod, again.numbers) == (found.mod, found.numbers)
+    assert again.tensors[0] is table
+    with pytest.raises(ValueError, match="takes 1 tensors, 1 whole and 1 real numbers, and is given 0, 1"):
+        sent_mod._replace(captured=[]).traced()
 
 
 def test_a_mask_says_causal_and_window_in_one() -> None:

@@ -45,10 +45,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 def _operator(q: Tensor, k: Tensor, v: Tensor) -> Any:
     # sinks, causal, softmax_scale, window, softcap, return_lse, config, out_dtype, n_sms, deterministic,
-    # backward_config, numerics, keep_lse
-    return torch.ops.flash_attention.attention(
-        q, k, v, None, True, None, None, None, 0.0, False, None, None, None, False, None, None, False
-    )
+    # backward_config, numerics, mod, captured, whole_numbers, real_numbers, keep_lse
+    options = (None, True, None, None, None, 0.0, False, None, None, None, False, None, None)
+    return torch.ops.flash_attention.attention(q, k, v, *options, None, [], [], [], False)
 
 
 def _pytorch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

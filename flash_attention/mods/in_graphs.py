@@ -1,0 +1,306 @@
+"""Recording ``score_mod`` and ``mask_mod`` while ``torch.compile`` follows the call of ``attention``.
+
+The compiler follows Python and guards what it reads: closures, globals, attributes. So the functions are
+called with tensors of no dimension, and a mode notes what is done with them, which the compiler follows as it
+follows the user's own code. They are meta tensors, so that no branch on a value can be taken. What was noted
+is a constant of the program. It is done again with symbols (``tracing``), outside of the compiler: there is
+one table of rules. Captured tensors are tensors of the program, numbers that it holds open are arguments.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from flash_attention.errors import ModError
+from flash_attention.mods.randomness import OPERATOR as RANDOM
+from flash_attention.mods.randomness import random
+from flash_attention.mods.registry import RULES, call, name_of, shown, without_rule
+from flash_attention.mods.symbols import WHERE, Symbol, gathered
+from flash_attention.mods.tracing import SIGNATURES, not_callable, trace
+from flash_helpers.mods.encoding import encoded
+from flash_helpers.mods.mod import SMALL_NUMBER
+
+# What an operand is: a result of a step, a captured tensor, an open number, a constant, or several operands.
+VALUE, TENSOR, NUMBER, CONSTANT, SEVERAL = range(5)
+_OPERATORS = operator.add.__module__
+_GET_ITEM = (Tensor.__getitem__, operator.getitem)
+_LARGE = 2**40  # stands for a whole number of 64 bits while a mod is made
+
+
+class InGraph(NamedTuple):
+    """A mod as a program holds it.
+
+    Attributes:
+        text: the mod (``flash_helpers.mods.encoding``).
+        tensors: what it captured.
+        numbers: whole numbers that it captured, as far as the program holds them open.
+    """
+
+    text: str
+    tensors: list[Tensor]
+    numbers: list[int]
+
+
+def recorded_in_graph(
+    score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None, device: torch.device
+) -> InGraph:
+    """``trace`` for a program that is being compiled.
+
+    Numbers that the compiler knows are a part of the mod; those that it holds open (``torch.SymInt``) are
+    arguments, and real ones captured tensors.
+    """
+    notes = _Notes(device)
+    ends = [notes.of(name, function) for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod))]
+    shapes = tuple([notes.shape(i) for i in range(len(notes.tensors))])
+    types = tuple([str(x.dtype) for x in notes.tensors])
+    small = tuple([_is_small(x) for x in notes.numbers])
+    made = _made_of(tuple(notes.steps), tuple(ends), shapes, types, small)
+    if isinstance(made, str):
+        raise ModError(made)
+    text, tensors, numbers = made
+    return InGraph(text, [notes.tensors[i] for i in tensors], [notes.numbers[i] for i in numbers])
+
+
+# ---------------------------------------------------------------------- what the compiler follows
+class _Notes(TorchFunctionMode):
+    """Notes what functions do with some tensors that stand for their values.
+
+    Attributes:
+        steps: (function, operands, keywords) or, of a leaf, (its name, (), ()).
+        tensors: captured ones.
+        numbers: whole numbers that the program holds open.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.steps: list[Any] = []
+        self.tensors: list[Tensor] = []
+        self.numbers: list[int] = []
+        self._sizes: dict[tuple[int, int], int] = {}  # of a tensor and an axis, where it was asked for
+        self._places: dict[Tensor, int] = {}
+
+    def of(self, name: str, function: Callable[..., Any] | None) -> Any:
+        """Calls a function; gives its result as an operand, or None where there is no function."""
+        if function is None:
+            return None
+        if not callable(function):
+            raise TypeError(not_callable(name, function))
+        first = len(self.steps)
+        leaves = [self._leaf(leaf) for leaf in SIGNATURES[name]]
+        with self:
+            result = function(*leaves)
+        called = function.__name__ if hasattr(function, "__name__") else name
+        return called, first, len(self.steps), self._operand(result)
+
+    def shape(self, i: int) -> tuple[int, ...]:
+        """Sizes of a captured tensor, as far as the mod depends on them; 1 stands for others."""
+        return tuple([self._sizes.get((i, axis), 1) for axis in range(self.tensors[i].ndim)])
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._is_noted(args) and not self._is_noted(tuple(kwargs.values())):
+            return function(*args, **kwargs)
+        if function in _GET_ITEM:
+            return self._index(args[0], args[1])
+        named = tuple([(name, self._operand(x)) for name, x in kwargs.items()])
+        step = (function, tuple([self._operand(x) for x in args]), named)
+        if not _has_rule(function):  # refused here, so that the compiler shows the user's line
+            raise ModError(_no_rule(function))
+        if function is RANDOM:
+            return self._note(torch.empty((), dtype=torch.float32, device="meta"), step)
+        args = tuple([self._stand_in(x) for x in args])
+        kwargs = {name: self._stand_in(x) for name, x in kwargs.items()}
+        return self._note(function(*args, **kwargs), step)
+
+    def _leaf(self, name: str) -> Tensor:
+        kind = torch.float32 if name == "score" else torch.int64
+        return self._note(torch.empty((), dtype=kind, device="meta"), (name, (), ()))
+
+    def _stand_in(self, x: Any) -> Any:
+        """A captured tensor without its values, to find out of what type and shape a result is."""
+        return torch.empty_like(x, device="meta") if isinstance(x, Tensor) and x not in self._places else x
+
+    def _note(self, made: Any, step: Any) -> Any:
+        """A tensor as the result of a step. What is no tensor, as ``x.dtype``, stays what it is."""
+        if isinstance(made, Tensor):
+            self._places[made] = len(self.steps)
+            self.steps.append(step)
+        return made
+
+    def _is_noted(self, values: Iterable[Any]) -> bool:
+        for x in values:
+            if isinstance(x, Tensor):
+                if x in self._places:
+                    return True
+            elif isinstance(x, tuple | list) and self._is_noted(x):
+                return True
+        return False
+
+    def _index(self, table: Tensor, index: Any) -> Tensor:
+        """``table[index]``. PyTorch would read an index of no dimension."""
+        given = index if isinstance(index, tuple | list) else (index,)
+        several = (SEVERAL, tuple([self._operand(x) for x in given]))
+        place = self._operand(table, is_table=True)
+        n_given = len([x for x in given if x is not Ellipsis and x is not None])
+        rows: list[int] = []
+        axis = 0
+        for x in given:
+            if x is None:
+                rows.append(1)
+            elif x is Ellipsis or isinstance(x, slice):
+                for _ in range(table.ndim - n_given if x is Ellipsis else 1):
+                    rows.append(self._size(place, table, axis))
+                    axis += 1
+            else:
+                if isinstance(x, Tensor) and x.ndim == 1:
+                    rows.append(x.shape[0])
+                axis += 1
+        while axis < table.ndim:
+            rows.append(self._size(place, table, axis))
+            axis += 1
+        made = torch.empty(rows, dtype=table.dtype, device="meta")
+        return self._note(made, (Tensor.__getitem__, (place, several), ()))
+
+    def _size(self, place: Any, table: Tensor, axis: int) -> int:
+        """A size on which the mod depends: a program that holds it open is made for this one."""
+        size = _closed(table.shape[axis])
+        if place[0] == TENSOR:
+            self._sizes[(place[1], axis)] = size
+        return size
+
+    def _operand(self, x: Any, is_table: bool = False) -> Any:
+        if isinstance(x, Tensor):
+            if x in self._places:
+                return (VALUE, self._places[x])
+            return (TENSOR, self._captured(x, is_table))
+        if isinstance(x, tuple | list):
+            return (SEVERAL, tuple([self._operand(y) for y in x]))
+        if isinstance(x, int | float) and not isinstance(x, bool) and not _is_known(x):
+            if isinstance(x, float):  # PyTorch holds products with such a number open, and little else
+                number = torch.ones((), dtype=torch.float32, device=self.device) * x
+                return (TENSOR, self._captured(number, False))
+            self.numbers.append(x)
+            return (NUMBER, len(self.numbers) - 1)
+        return (CONSTANT, x)
+
+    def _captured(self, x: Tensor, is_table: bool) -> int:
+        if x.ndim == 0 and x.device.type == "cpu" and self.device.type != "cpu":
+            x = x.to(self.device)  # eager calls read it
+        place = -1
+        for i, other in enumerate(self.tensors):
+            if other is x:
+                place = i
+        if place < 0:
+            place = len(self.tensors)
+            self.tensors.append(x)
+        if x.ndim == 1 and not is_table:  # a row
+            self._sizes[(place, 0)] = _closed(x.shape[0])
+        return place
+
+
+def _is_known(x: float) -> bool:
+    """Whether the program holds the value of a number."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(x)
+
+
+def _is_small(x: int) -> bool:
+    """Whether a number has few bits; the program is made for numbers of which the same is true."""
+    return True if -SMALL_NUMBER <= x <= SMALL_NUMBER else False  # noqa: SIM210  (a comparison stays open)
+
+
+def _closed(size: int) -> int:
+    """The value of a size, which the program then holds."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return size if _is_known(size) else guard_scalar(size)  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------------- what runs outside of the compiler
+@torch.compiler.assume_constant_result
+def _has_rule(function: Any) -> bool:
+    return _takes_symbols(function) or name_of(function) in RULES
+
+
+def _takes_symbols(function: Any) -> bool:
+    """Whether a function is one of Python's operators, or ours."""
+    return function is RANDOM or getattr(function, "__module__", None) == _OPERATORS
+
+
+@torch.compiler.assume_constant_result
+def _no_rule(function: Any) -> str:
+    if function.__name__ in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist"):
+        return f"the function takes the number of a value that differs from score to score. {WHERE}"
+    return without_rule(shown(function))
+
+
+@torch.compiler.assume_constant_result
+def _made_of(
+    steps: tuple[Any, ...],
+    ends: tuple[Any, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    types: tuple[str, ...],
+    small: tuple[bool, ...],
+) -> tuple[str, tuple[int, ...], tuple[int, ...]] | str:
+    """The text of a mod, and which of the captured tensors and open numbers it takes, in its order; or why
+    there is none."""
+    tensors: list[Tensor] = [
+        # Parameters are told apart by what they are, and not by their memory, which these do not have.
+        torch.nn.Parameter(
+            torch.empty(shape, dtype=getattr(torch, name.removeprefix("torch.")), device="meta"), False
+        )
+        for shape, name in zip(shapes, types, strict=True)
+    ]
+    score_mod, mask_mod = (None if end is None else _Again(steps, end, tensors, small) for end in ends)
+    try:
+        traced = trace(score_mod, mask_mod)
+    except ModError as error:
+        return str(error)
+    places = tuple(next(i for i, x in enumerate(tensors) if x is found) for found in traced.tensors)
+    return encoded(traced.mod), places, tuple(int(x) % _LARGE for x in traced.numbers)
+
+
+class _Again:
+    """Does with symbols what was noted. It is no function, so that its numbers are constants."""
+
+    def __init__(
+        self, steps: tuple[Any, ...], end: tuple[Any, ...], tensors: list[Tensor], small: tuple[bool, ...]
+    ) -> None:
+        self.__qualname__, self.first, last, self.end = end
+        self.steps, self.tensors, self.small = steps[self.first : last], tensors, small
+
+    def __call__(self, *symbols: Symbol) -> Any:
+        recording = symbols[0]._recording
+        values: list[Any] = []
+
+        def operand(x: Any) -> Any:
+            kind, data = x
+            if kind == VALUE:
+                return values[data - self.first]
+            if kind == TENSOR:
+                return self.tensors[data]
+            if kind == NUMBER:
+                number = data if self.small[data] else _LARGE + data
+                return Symbol(recording, recording.number(number, (NUMBER, data)))
+            return tuple(operand(y) for y in data) if kind == SEVERAL else data
+
+        for function, args, named in self.steps:
+            if isinstance(function, str):
+                values.append(Symbol(recording, recording.builder.leaf(function)))
+                continue
+            given = tuple(operand(x) for x in args)
+            if function in _GET_ITEM and not isinstance(given[0], Symbol):
+                values.append(gathered(recording, given[0], given[1]))
+            elif _takes_symbols(function):
+                values.append((random if function is RANDOM else function)(*given))
+            else:
+                values.append(call(function, given, {name: operand(x) for name, x in named}))
+        return operand(self.end)
