@@ -33,7 +33,8 @@ MEANINGS = (
     ("dropout_p", "dropout"),
     ("attn_mask", "mask"),
     ("attention_mask", "key_padding_mask"),
-    ("alibi_slopes", "attn_bias", "bias", "position_bias"),
+    ("alibi_slopes",),
+    ("attn_bias", "bias", "position_bias"),
     ("score_mod", "score_modifier"),
     ("mask_mod", "mask_function", "block_mask"),
     ("q_descale", "k_descale", "v_descale", "descale_q", "descale_k", "descale_v"),
@@ -45,7 +46,9 @@ MEANINGS = (
 ADVICE = {
     "dropout_p": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
     "dropout": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
-    "alibi_slopes": "there is no such bias of scores; a score_mod adds one (flash_attention.mods.dense_bias)",
+    "alibi_slopes": "the functions by flash-attn's names take them (flash_attn_interface.flash_attn_func); "
+    "else a score_mod adds the bias",
+    "attn_bias": "there is no such bias of scores; a score_mod adds one (flash_attention.mods.dense_bias)",
     "score_mod": "flash_attention.attention(…, score_mod=…) takes such a function",
     "mask_mod": "flash_attention.attention(…, mask_mod=…) takes such a function",
     "attn_mask": "causal and window say which keys are visible, attention_varlen takes padded batches "

@@ -15,12 +15,14 @@ from flash_attention.attention import attention, attention_varlen
 from flash_attention.call import BATCHES, PACKED
 from flash_attention.checks.calls import check_head_sizes, check_kinds, check_offset_values, check_packing
 from flash_attention.checks.keywords import named_keywords
-from flash_attention.checks.options import checked_dropout, checked_flag, refuse
+from flash_attention.checks.options import checked_dropout, checked_flag
 from flash_attention.checks.tensors import check_tensors
+from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.kv_cache import MAX_INT32, attend_with_cache
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
+from flash_attention.compat.places import in_batches, in_packed
 from flash_attention.compat.words import in_words
 from flash_attention.run.tracing import is_readable, wants_autocast
 
@@ -37,6 +39,7 @@ __all__ = [
 
 # ---------------------------------------------------------------------- batches
 @named_keywords
+@in_words(score_mod="alibi_slopes")
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -62,7 +65,9 @@ def flash_attn_func(
         causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
         window_size: (left, right), keys that are visible before and after that place; -1: all.
         softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
-        alibi_slopes: None.
+        alibi_slopes: (n_heads,) or (batch, n_heads) float32: query i and key j get
+            -slope * |i + seq_len_k - seq_len_q - j| to their score, behind the soft cap; so does the
+            log-sum-exp. Slopes that require grad get gradients. None: nothing.
         deterministic: equal calls give equal gradients; without it, outputs alone are promised to be equal.
         return_attn_probs: also return the log-sum-exp.
 
@@ -71,15 +76,18 @@ def flash_attn_func(
         n_heads, seq_len_q) float32, an empty tensor).
 
     Raises:
-        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs.
+        NotImplementedError: dropout_p together with return_attn_probs.
         and what ``flash_attention.attention`` raises.
     """
-    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
     options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, BATCHES)
+    if alibi_slopes is not None:
+        slopes = checked_slopes(alibi_slopes, q, q.shape[0])
+        place = in_batches(k.shape[1] - q.shape[1])
+        options["score_mod"] = alibi(slopes, place, is_ordered(options))
     return _with_probs(cut(attention(padded(q), padded(k), padded(v), **options), v))
 
 
@@ -153,6 +161,7 @@ def flash_attn_qkvpacked_func(
 
 # ---------------------------------------------------------------------- packed sequences
 @named_keywords
+@in_words(score_mod="alibi_slopes")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -190,10 +199,9 @@ def flash_attn_varlen_func(
         float32, an empty tensor).
 
     Raises:
-        NotImplementedError: alibi_slopes; dropout_p together with return_attn_probs.
+        NotImplementedError: dropout_p together with return_attn_probs.
         and what ``flash_attention.attention_varlen`` raises.
     """
-    refuse(alibi_slopes=alibi_slopes)
     lse = ("return_attn_probs", return_attn_probs)
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
     options["dropout_p"] = _dropout(dropout_p, options["return_lse"])
@@ -206,6 +214,10 @@ def flash_attn_varlen_func(
         if is_readable(cu_seqlens_k):
             check_offset_values("cu_seqlens_k", cu_seqlens_k, MAX_INT32, "max_seqlen_k", longest[1])
         options |= {"seqused_k": cu_seqlens_k.diff(), "block_table": block_table}
+    if alibi_slopes is not None:
+        slopes = checked_slopes(alibi_slopes, q, cu_seqlens_q.numel() - 1)
+        place = in_packed(cu_seqlens_q, cu_seqlens_k)
+        options["score_mod"] = alibi(slopes, place, is_ordered(options))
     ends_k = cu_seqlens_k if block_table is None else None
     out = attention_varlen(padded(q), padded(k), padded(v), cu_seqlens_q, ends_k, *longest, **options)
     return _with_probs(cut(out, v))
@@ -292,6 +304,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 # ---------------------------------------------------------------------- a cache
 @named_keywords
+@in_words(score_mod="alibi_slopes")
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -338,7 +351,8 @@ def flash_attn_with_kvcache(
         block_table: (batch, max_pages) int32, the pages of each batch item.
         rotary_interleaved: rotate neighbouring columns; else column i and i + d_rotary / 2.
         num_splits: parts that the keys are cut into; 0: the library chooses their number.
-        alibi_slopes: None.
+        alibi_slopes: as in ``flash_attn_func``; on a GPU not together with cache_leftpad, num_splits, or
+            block_table and cache_batch_idx at once.
         return_softmax_lse: also return the log-sum-exp.
         softmax_scale, causal, window_size, softcap: as in ``flash_attn_func``.
 
@@ -346,10 +360,8 @@ def flash_attn_with_kvcache(
         out like q; with ``return_softmax_lse`` (out, lse (batch, n_heads, seq_len_q) float32).
 
     Raises:
-        NotImplementedError: alibi_slopes.
         ValueError, TypeError: arguments that do not fit each other; what ``attention`` raises.
     """
-    refuse(alibi_slopes=alibi_slopes)
     n_splits = parts_of(num_splits)
     lse = ("return_softmax_lse", return_softmax_lse)
     both = block_table is not None and cache_batch_idx is not None
@@ -365,6 +377,7 @@ def flash_attn_with_kvcache(
             cache_leftpad=cache_leftpad,
             block_table=block_table,
             rotary=Rotary(rotary_cos, rotary_sin, checked_flag("rotary_interleaved", rotary_interleaved)),
+            alibi_slopes=alibi_slopes,
             n_splits=n_splits,
             options=options_of(q, softmax_scale, causal, window_size, softcap, lse),
         )
@@ -379,6 +392,7 @@ def flash_attn_with_kvcache(
         cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx,
         block_table=block_table,
+        alibi_slopes=alibi_slopes,
         options=options_of(q, softmax_scale, causal, window_size, softcap, lse),
     )
 

@@ -21,6 +21,7 @@ from flash_attention.compat.arguments import checked_packing, host_number, optio
 from flash_attention.compat.merge_state import check_parts
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
+from flash_attention.compat.places import in_batches, in_items, in_packed
 from flash_attention.compat.within_chunks import checked_chunk, within_chunks
 from flash_attention.compat.words import in_words
 from flash_attention.merge import merge
@@ -64,8 +65,7 @@ def flash_attn_func(
         softmax_scale: factor of the scores; None: d_head ** -0.5.
         causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
         window_size: (left, right), keys that are visible before and after that place; -1: all.
-        attention_chunk: a query sees the keys of its own chunk of so many places; 0: of all. On a GPU other
-            numbers raise ``NoKernelError``.
+        attention_chunk: a query sees the keys of its own chunk of so many places; 0: of all.
         softcap: scores become softcap * tanh(score / softcap); 0.0: they stay.
         num_splits: 0 or more; the library chooses how many parts keys are cut into.
         pack_gqa: True, False or None, of no influence: the library chooses how heads are packed.
@@ -90,7 +90,7 @@ def flash_attn_func(
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_unpadded(q, k, v, BATCHES)
     if size := checked_chunk(attention_chunk):
-        options["mask_mod"] = within_chunks(size, k.shape[1] - q.shape[1])
+        options["mask_mod"] = within_chunks(size, in_batches(k.shape[1] - q.shape[1]))
     return cut(attention(padded(q), padded(k), padded(v), **options), v)
 
 
@@ -157,9 +157,11 @@ def flash_attn_varlen_func(
         options |= {"seqused_q": seqused_q, "seqused_k": seqused_k, "n_splits": n_splits}
     if size := checked_chunk(attention_chunk):
         check_packed_cache(q, k, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, *longest)
-        counts_q = cu_seqlens_q.diff() if seqused_q is None else seqused_q
-        counts_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
-        options["mask_mod"] = within_chunks(size, counts_k - counts_q)
+        place = in_packed(cu_seqlens_q, cu_seqlens_k)
+        if seqused_q is not None or seqused_k is not None:
+            counts_q = cu_seqlens_q.diff() if seqused_q is None else seqused_q
+            place = in_items((cu_seqlens_k.diff() if seqused_k is None else seqused_k) - counts_q)
+        options["mask_mod"] = within_chunks(size, place)
     out = attention_varlen(padded(q), padded(k), padded(v), cu_seqlens_q, cu_seqlens_k, *longest, **options)
     return cut(out, v)
 

@@ -19,7 +19,9 @@ from flash_attention.checks.calls import check_counts, check_counts_row
 from flash_attention.checks.options import checked_flag, given
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat import kv_cache_checks as checks
+from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.padding import Result, cut, padded
+from flash_attention.compat.places import in_caches
 from flash_attention.run.tracing import is_readable
 
 MAX_INT64 = 2**63 - 1
@@ -38,6 +40,7 @@ def attend_with_cache(
     cache_seqlens: int | Tensor | None,
     cache_batch_idx: Tensor | None,
     block_table: Tensor | None,
+    alibi_slopes: Tensor | None = None,
     options: dict[str, Any],
 ) -> Result:
     """See ``flash_attn_interface.flash_attn_with_kvcache``.
@@ -61,6 +64,8 @@ def attend_with_cache(
     checks.check_call(q, k_cache, v_cache, shared, options)
     if rotary is not None:
         checks.check_rotary(cos, sin, q, k)
+    if alibi_slopes is not None:
+        alibi_slopes = checked_slopes(alibi_slopes, q, batch)
     page_size = k_cache.shape[1]
     capacity = page_size if block_table is None else block_table.shape[1] * page_size
     checks.check_items(cache_batch_idx, k_cache, appended=k is not None)
@@ -97,6 +102,9 @@ def attend_with_cache(
         if cache_batch_idx.dtype is torch.int64:  # one that no cache has must not become one that it has
             cache_batch_idx = cache_batch_idx.clamp(-1, MAX_INT32)
         block_table = cache_batch_idx.int()[:, None]  # each item's cache is one page
+    if alibi_slopes is not None:
+        place = in_caches(seqused, q.shape[1])
+        options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
     out = attention_cached(
         padded(q), padded(k_cache), padded(v_cache), seqused, block_table=block_table, **options
     )

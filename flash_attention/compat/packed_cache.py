@@ -15,9 +15,11 @@ from torch import Tensor
 
 from flash_attention.attention import attention_varlen
 from flash_attention.compat import kv_cache_checks as checks
+from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.kv_cache import counts_of, from_the_start, rotated
 from flash_attention.compat.packed_cache_checks import check_packed_call, check_room
 from flash_attention.compat.padding import Result, cut, padded
+from flash_attention.compat.places import in_items
 from flash_attention.compat.within_chunks import within_chunks
 from flash_attention.run.tracing import is_readable
 
@@ -85,6 +87,7 @@ def attend_packed_cache(
     block_table: Tensor | None = None,
     rotary: Rotary | None = None,
     attention_chunk: int = 0,
+    alibi_slopes: Tensor | None = None,
     n_splits: int | None = None,
     options: dict[str, Any],
 ) -> Result:
@@ -102,6 +105,9 @@ def attend_packed_cache(
         "rotary_cos": cos, "rotary_sin": sin, "rotary_seqlens": positions,
     }  # fmt: skip
     check_packed_call(tensors, max_seqlen_q, options)
+    if alibi_slopes is not None:
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
+        alibi_slopes = checked_slopes(alibi_slopes, q, batch)
     if cu_seqlens_q is None:
         batch, longest, rows = q.shape[0], q.shape[1], q.flatten(0, 1)
         cu_seqlens_q = equal_ends(batch, longest, q.device)
@@ -145,13 +151,18 @@ def attend_packed_cache(
             rows, k = turned(rows, queries, ordered), turned(k, new, True)
         _append((k_cache, v_cache), (k, v), new, before, table, page_size)
     kept = counts if cache_leftpad is None else (counts - cache_leftpad).clamp(min=0)
-    mask_mod = within_chunks(attention_chunk, kept - cu_seqlens_q.diff()) if attention_chunk else None
+    if attention_chunk or alibi_slopes is not None:
+        place = in_items(kept - cu_seqlens_q.diff())
+        if attention_chunk:
+            options = {**options, "mask_mod": within_chunks(attention_chunk, place)}
+        if alibi_slopes is not None:
+            options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
     caches = k_cache, v_cache
     if cache_leftpad is not None:
         caches, table = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
     out = attention_varlen(
         padded(rows), padded(caches[0]), padded(caches[1]), cu_seqlens_q, None, longest, capacity,
-        seqused_k=kept, block_table=table, n_splits=n_splits, mask_mod=mask_mod, **options,
+        seqused_k=kept, block_table=table, n_splits=n_splits, **options,
     )  # fmt: skip
     out = cut(out, v_cache)
     return _in_batches(out, batch, q.shape[1]) if batched else out

@@ -22,9 +22,11 @@ from flash_attention.checks.tensors import (
     check_tensors,
     records_gradients,
 )
+from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
+from flash_attention.compat.places import in_items, in_packed
 from flash_attention.compat.words import in_words
 from flash_attention.run.tracing import stands_for_another, wants_autocast
 
@@ -34,7 +36,7 @@ VERSIONS = (2, 3, 4)  # of the FlashAttentions among which vLLM chooses
 
 
 @named_keywords
-@in_words(sinks="s_aux", n_splits="num_splits", return_lse="return_softmax_lse")
+@in_words(sinks="s_aux", n_splits="num_splits", return_lse="return_softmax_lse", score_mod="alibi_slopes")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -89,7 +91,9 @@ def flash_attn_varlen_func(
         fa_version: 2, 3 or 4, of no influence: the library chooses its kernels.
         s_aux: (n_heads,) one more logit a head, which has no value.
         deterministic: of no influence: there is no gradient.
-        q_v, dropout_p, alibi_slopes, scheduler_metadata, q_descale, k_descale, v_descale,
+        alibi_slopes: (n_heads,) or (batch, n_heads) float32: query i and key j get
+            -slope * |i + seq_len_k - seq_len_q - j| to their score. On a GPU of packed keys alone.
+        q_v, dropout_p, scheduler_metadata, q_descale, k_descale, v_descale,
             cp_tot_seqused_k: None, or 0.0.
         cp_world_size: 1.
         cp_rank: 0.
@@ -103,7 +107,7 @@ def flash_attn_varlen_func(
         and what ``flash_attention.attention_varlen`` raises.
     """
     refuse(
-        q_v=q_v, dropout_p=dropout_p, alibi_slopes=alibi_slopes, scheduler_metadata=scheduler_metadata,
+        q_v=q_v, dropout_p=dropout_p, scheduler_metadata=scheduler_metadata,
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, cp_rank=cp_rank,
         cp_tot_seqused_k=cp_tot_seqused_k,
     )  # fmt: skip
@@ -138,6 +142,15 @@ def flash_attn_varlen_func(
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors |= {"seqused_k": seqused_k, "block_table": block_table, "s_aux": s_aux}
+    if alibi_slopes is not None:
+        check_tensors({"cu_seqlens_q": cu_seqlens_q})
+        slopes = checked_slopes(alibi_slopes, q, cu_seqlens_q.numel() - 1)
+        if seqused_k is not None:
+            place = in_items(seqused_k - cu_seqlens_q.diff())
+        else:
+            assert cu_seqlens_k is not None  # else nothing says how many keys there are
+            place = in_packed(cu_seqlens_q, cu_seqlens_k)
+        options["score_mod"] = alibi(slopes, place, is_ordered(options))
     at_once = out is not None and not missing_columns(v)
     if out is not None and not at_once:
         _check_copied_output(out, {name: x for name, x in tensors.items() if x is not None})

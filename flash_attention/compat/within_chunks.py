@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from flash_attention.checks.options import given
+from flash_attention.compat.places import Place
 
 
 def checked_chunk(attention_chunk: int) -> int:
@@ -20,13 +19,11 @@ def checked_chunk(attention_chunk: int) -> int:
     return attention_chunk
 
 
-def within_chunks(size: int, shift: int | Tensor) -> Any:
+def within_chunks(size: int, place: Place) -> Any:
     """``mask_mod`` of chunks.
 
     Args:
         size: places of a chunk.
-        shift: from a query's number to its place among the keys, (batch,) int32 or of all.
+        place: of a query among the keys.
     """
-    if isinstance(shift, int):
-        return lambda b, h, q_idx, kv_idx: (q_idx + shift) // size == kv_idx // size
-    return lambda b, h, q_idx, kv_idx: (q_idx + shift[b]) // size == kv_idx // size
+    return lambda b, h, q_idx, kv_idx: place(b, q_idx) // size == kv_idx // size

@@ -66,7 +66,6 @@ BACKWARD_ONLY = (
 # By parameter of the tests: the argument that is refused, and for which values.
 OUTSIDE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dropout_p": ("dropout_p", lambda p: p > 0),
-    "alibi": ("alibi_slopes", bool),
 }
 
 

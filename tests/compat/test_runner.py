@@ -65,14 +65,14 @@ def test_what_becomes_of_each_case(tests: Path, tmp_path: Path, capsys: pytest.C
     assert set(output) == {"test_output", "test_wrong"}
     row = output["test_output"]
     assert row["grid"] == 24
-    assert row["outside"] == {"dropout_p": 12, "alibi_slopes": 6}  # both: counted once
-    assert (row["passed"], row["skipped"], row["failures"]) == (3, 1, [])
-    assert row["refused"] == {"dropout_p": 1, "alibi_slopes": 1}
+    assert row["outside"] == {"dropout_p": 12}
+    assert (row["passed"], row["skipped"], row["failures"]) == (7, 1, [])
+    assert row["refused"] == {"dropout_p": 1}
     assert output["test_wrong"]["passed"] == 0
     text = capsys.readouterr().out
     assert "AssertionError" in text
     assert "seen torch.Size([1, 4, 2, 32])" in text
-    assert text.endswith("3 passed, 1 failed\n")
+    assert text.endswith("7 passed, 1 failed\n")
 
 
 def test_a_sample_is_the_same_each_time() -> None:
@@ -155,7 +155,10 @@ def test_kernels_of_chosen_cases_are_named_for_a_gpu_that_is_not_there(
     found = tmp_path / "found.json"
     assert main([str(tests), *chosen, "--json", str(found)]) == 0
     (row,) = json.loads(found.read_text()).values()
-    assert (row["passed"], row["skipped"]) == (2, 0)  # of either length, and none of 59 columns
+    assert (row["passed"], row["skipped"]) == (
+        4,
+        0,
+    )  # of either length, with and without slopes, none of 59 columns
 
 
 GRADIENT_TESTS = """

@@ -148,7 +148,7 @@ ENDS = {
     "max_seqlen_q": (5, REFUSED), "max_seqlen_k": (10, REFUSED),
 }  # fmt: skip
 OF_2 = {
-    **COMMON, **LSE, "dropout_p": (0.5, CHANGES), "alibi_slopes": (torch.ones(HEADS), REFUSED),
+    **COMMON, **LSE, "dropout_p": (0.5, CHANGES), "alibi_slopes": (torch.ones(HEADS), CHANGES),
     "deterministic": (True, NO_WEIGHT),
 }  # fmt: skip
 SCALES_REFUSED = dict.fromkeys(("q_descale", "k_descale", "v_descale"), (SCALES, REFUSED))
@@ -167,7 +167,7 @@ OF_A_CACHE: dict[str, tuple[Any, str]] = {
 PAGES_OF_THE_CACHE = torch.tensor([[1], [2]], dtype=torch.int32)
 OF_VLLM = {
     **COMMON, **ROWS, **SCALES_REFUSED, **LSE, "q_v": (SCALES, REFUSED), "dropout_p": (0.5, REFUSED),
-    "alibi_slopes": (torch.ones(HEADS), REFUSED), "deterministic": (True, NO_WEIGHT),
+    "alibi_slopes": (torch.ones(HEADS), CHANGES), "deterministic": (True, NO_WEIGHT),
     "return_softmax_lse": (True, CHANGES), "scheduler_metadata": (SCALES, REFUSED),
     "num_splits": (300, REFUSED), "fa_version": (3, NO_WEIGHT), "s_aux": (plus(3), CHANGES),
     "cp_world_size": (2, REFUSED), "cp_rank": (1, REFUSED), "cp_tot_seqused_k": (SCALES, REFUSED),
@@ -220,7 +220,7 @@ FOREIGN: dict[str, Foreign] = {
         {
             **OF_A_CACHE,
             "block_table": (PAGES_OF_THE_CACHE, CHANGES),
-            "alibi_slopes": (torch.ones(HEADS), REFUSED),
+            "alibi_slopes": (torch.ones(HEADS), CHANGES),
             "num_splits": (300, REFUSED),
         },
     ),

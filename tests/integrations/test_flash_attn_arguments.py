@@ -205,7 +205,13 @@ REFUSED: dict[str, list[Callable[[Arguments, str], Any]]] = {
         )
     ],
     "softcap": [value(x) for x in (True, False, -1.0, torch.nan, torch.inf, "5", None)],
-    "alibi_slopes": [value(x) for x in (torch.ones(HEADS), 0, False, torch.zeros(BATCH, HEADS))],
+    "alibi_slopes": [
+        value(x)
+        for x in (
+            torch.ones(HEADS + 1), 0, False, torch.zeros(BATCH + 1, HEADS), torch.ones(HEADS).half(),
+            torch.ones(()), [0.5] * HEADS, torch.ones(HEADS, device="meta"),
+        )
+    ],
     "deterministic": [value(x) for x in ("no", 2, None)],
     "return_attn_probs": [value(x) for x in ("no", 2, None)],
     "block_table": [value(x) for x in (torch.zeros(2, 1).int(), 0)],

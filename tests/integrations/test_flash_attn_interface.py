@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -86,31 +84,9 @@ def test_varlen_functions() -> None:
 
 
 # ---------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("alibi_slopes", torch.ones(HEADS))],
-)
-def test_what_is_refused_is_named(name: str, value: object) -> None:
-    q, k, v = qkv(4, 4)
-    offsets = torch.tensor([0, 4], dtype=torch.int32)
-    rows = [x[0] for x in (q, k, v)]
-    calls = {
-        flash_attn.flash_attn_func: (q, k, v),
-        flash_attn.flash_attn_varlen_func: (*rows, offsets, offsets, 4, 4),
-        flash_attn.flash_attn_kvpacked_func: (q, torch.stack((k, v), 2)),
-    }
-    tried = 0
-    for function, arguments in calls.items():
-        if name in inspect.signature(function).parameters:
-            tried += 1
-            with pytest.raises(NotImplementedError, match=rf"^{name} is "):
-                function(*arguments, **{name: value})
-    assert tried
-
-
-def test_what_the_cache_call_refuses_is_named() -> None:
-    with pytest.raises(NotImplementedError, match=r"^alibi_slopes is "):
-        flash_attn.flash_attn_with_kvcache(*qkv(1, 16), alibi_slopes=torch.ones(HEADS))
+def test_dropped_weights_are_not_told() -> None:
+    with pytest.raises(NotImplementedError, match=r"^dropout_p is 0\.5, and return_attn_probs is True"):
+        flash_attn.flash_attn_func(*qkv(4, 4), dropout_p=0.5, return_attn_probs=True)
 
 
 # ---------------------------------------------------------------------- the cache

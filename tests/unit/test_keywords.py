@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ("window_size", "its name here is window"),
         ("return_softmax_lse", "its name here is return_lse"),
         ("return_attn_probs", "its name here is return_lse"),
-        ("alibi_slopes", "there is no such bias"),
+        ("alibi_slopes", "functions by flash-attn's names take them"),
         ("enable_gqa", "heads are shared without asking"),
         ("num_splits", "the library chooses"),
         ("s_aux", "its name here is sinks"),
