@@ -22,7 +22,14 @@ QUERIES, LENGTHS, NEW, PAD = (5, 1, 0, 3), (20, 44, 7, 0), (2, 1, 0, 3), (3, 0, 
 
 
 def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(BF)
+    """The same on every device."""
+    generator = torch.Generator("cpu").manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, device="cpu").to(BF).to(torch.get_default_device())
+
+
+def shuffled(n: int, seed: int) -> Tensor:
+    order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return order.to(INT).to(torch.get_default_device())
 
 
 def ints(numbers: Any) -> Tensor:
@@ -47,7 +54,7 @@ class Cache:
         self.caches = [x.clone() for x in self.dense]
         if paged:
             n = -(-CAPACITY // 7)
-            self.table = torch.randperm(6 * n, generator=torch.Generator().manual_seed(1)).view(6, n).to(INT)
+            self.table = shuffled(6 * n, 1).view(6, n)
             self.caches = []
             for x in self.dense:
                 pages = random(6 * n, 7, HEADS_KV, D)
@@ -198,6 +205,7 @@ def test_what_flash_attn_3_refuses_is_named(name: str) -> None:
             flash_attn_3.flash_attn_func(*[random(1, 2, 2, D)] * 3, **{name: REFUSED[name]})
 
 
+@pytest.mark.only_on("cpu")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -235,7 +243,7 @@ def test_there_is_no_plan_to_be_made_ahead() -> None:
 def test_vllm_over_pages(given: bool, d: int) -> None:
     n_pages, page_size = 20, 16
     pages = random(n_pages, page_size, HEADS_KV, d), random(n_pages, page_size, HEADS_KV, d).neg()
-    table = torch.randperm(n_pages, generator=torch.Generator().manual_seed(2))[:12].view(4, 3).to(INT)
+    table = shuffled(n_pages, 2)[:12].view(4, 3)
     q, sinks = random(sum(QUERIES), HEADS, d), random(HEADS)
     out = torch.full_like(q, math.nan) if given else None
     result, lse = vllm.flash_attn_varlen_func(
