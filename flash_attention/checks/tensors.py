@@ -98,7 +98,8 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
             raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
         if x.layout is not torch.strided or x.is_nested:
             kind = "nested" if x.is_nested else str(x.layout)
-            raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided)")
+            remedy = ": flash_attention.attention_varlen takes sequences of several lengths" * x.is_nested
+            raise TypeError(f"{name} is a {kind} tensor; it must be dense (torch.strided){remedy}")
         if torch.compiler.is_compiling():
             continue  # operators get tensors whose memory holds their values
         if is_batched(x):

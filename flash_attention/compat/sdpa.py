@@ -113,7 +113,7 @@ def check_heads_first(query: Tensor, key: Tensor, value: Tensor, enable_gqa: boo
     if n_heads == n_heads_kv:
         return
     hint = ""
-    if query.shape[-2] == key.shape[-2]:
+    if query.shape[-2] == key.shape[-2] and (not n_heads_kv or n_heads % n_heads_kv):
         hint = (
             ". The shapes look like (batch, seq, heads, d): pass query.transpose(1, 2) and so on, or call "
             "flash_attention.attention, which takes that order"
@@ -172,9 +172,12 @@ def _four_dimensions(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     sizes = (*query.shape[:-1], key.shape[-2])
     of_mask = zip(reversed(mask.shape), reversed(sizes), strict=False)
     if not 2 <= mask.ndim <= len(sizes) or any(has not in (1, size) for has, size in of_mask):
+        of_keys = len(sizes) == 4 and tuple(mask.shape) == (sizes[0], sizes[-1])
         raise ValueError(
             f"attn_mask has shape {tuple(mask.shape)}; it must have two dimensions at least and broadcast to "
             f"{sizes}, (…, n_heads, seq_len_q, seq_len_k)"
+            + ": pass attn_mask[:, None, None, :], if it says which keys of an item are padding"
+            * of_keys
         )
     if mask.ndim <= 4:
         if mask.ndim == 4 and len(sizes) > 4 and mask.shape[0] != 1:  # of several dimensions the last one

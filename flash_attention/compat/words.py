@@ -26,7 +26,7 @@ def in_words(**theirs: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         theirs: the names that the caller knows, by those of this library.
     """
     known = re.compile(rf"(?<![\w.])(?<!its )({'|'.join(theirs)})(?![\w(])")
-    twice = re.compile(rf"\b({'|'.join(set(theirs.values()))}) and \1\b")
+    twice = re.compile(rf"\b({'|'.join(set(theirs.values()))})(?: and| or|,) \1\b")
 
     def renamed(text: str) -> str:
         pieces = CALLS.split(text)

@@ -81,10 +81,17 @@ def call(q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options) -> R
     # Below autograd, where the operators' bodies run, nobody sees who wants a tangent.
     inputs = {"q": q, "k": k, "v": v, "sinks": options.sinks}
     check_tensors({name: x for name, x in inputs.items() if isinstance(x, Tensor)})
+    if options.dropout_p and not traced() and wants_autocast(q, k, v):  # an operator knows no dropout
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (_cast(x, dtype) for x in (q, k, v))
+        checks.check_kinds({"q": q, "k": k, "v": v})
+        result = eager.attend(q, k, v, layout, options)
+        if result is not None:
+            return result
     if options.dropout_p:
         raise NotImplementedError(
             f"dropout_p is {options.dropout_p}; weights are dropped at once, on plain tensors: call "
-            "attention outside of torch.compile, export, autocast and torch.func, with real tensors"
+            "attention outside of torch.compile, export and torch.func, with real tensors"
         )
     causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend = options[:9]
     mod = _sent_mod(q, k, layout, options) if options.has_mods else SentMod.of(None)
