@@ -16,9 +16,9 @@ import math
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,25 +44,38 @@ class UnguardedError(Exception):
     """A function whose deeds do not follow from what can be compared."""
 
 
-def guard_of(function: Any) -> Guard:
+def guard_of(function: Any, compared: Iterable[Tensor] = ()) -> Guard:
     """A guard of a function as it is now.
 
     Args:
         function: the function.
+        compared: captured tensors of which somebody else compares ``facts``.
 
     Raises:
         UnguardedError: there is none.
     """
-    return _value(function, ())
+    return _value(function, _Seen((), frozenset(map(id, compared))))
 
 
-def _value(value: Any, seen: tuple[int, ...]) -> Guard:
+class _Seen(NamedTuple):
+    """What is known where a value is looked at.
+
+    Attributes:
+        functions: ids of those around it.
+        compared: ids of the tensors of which somebody else compares ``facts``.
+    """
+
+    functions: tuple[int, ...]
+    compared: frozenset[int]
+
+
+def _value(value: Any, seen: _Seen) -> Guard:
     if isinstance(value, FunctionType) and (value.__closure__ or not _is_fixed(_module_of(value))):
         return _function(value, seen)
     if type(value) is functools.partial:
         return _partial(value, seen)
     if isinstance(value, Tensor):
-        return _tensor(value)
+        return _tensor(value, id(value) in seen.compared)
     if type(value) is tuple or (isinstance(value, tuple) and _is_fixed(type(value).__module__)):
         return _items(value, seen)
     if type(value) is float:
@@ -99,36 +112,46 @@ def _float(value: float) -> Guard:
     return lambda x: x is value or (type(x) is float and x.hex() == bits)
 
 
-def _tensor(value: Tensor) -> Guard:
+def _tensor(value: Tensor, compared: bool) -> Guard:
     if value.__dict__:  # what stands there may change, and the function may read it
         raise UnguardedError
-    reference, facts = weakref.ref(value), _facts(value)
+    reference = weakref.ref(value)
+    address, requires_grad, about = value.data_ptr(), value.requires_grad, facts(value)
 
-    def same(x: Any) -> bool:
+    def is_same(x: Any) -> bool:
         held = reference()
-        return held is not None and x is held and _facts(held) == facts
+        return (
+            held is not None
+            and x is held
+            and held.data_ptr() == address
+            and held.requires_grad is requires_grad
+            and not held.__dict__
+            and (compared or facts(held) == about)
+        )
 
-    return same
+    return is_same
 
 
-def _facts(x: Tensor) -> tuple[Any, ...]:
-    """What can be asked of a tensor without reading its values."""
-    about = (x.shape, x.stride(), x.dtype, x.device, x.data_ptr())
-    return (*about, x.requires_grad, x.is_neg(), x.is_conj(), bool(x.__dict__))
+def facts(x: Tensor) -> tuple[Any, ...]:
+    """What can be asked of a tensor without reading its values, beside its address and ``requires_grad``."""
+    return (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), x.is_conj())
 
 
-def _items(value: tuple[Any, ...], seen: tuple[int, ...]) -> Guard:
+def _items(value: tuple[Any, ...], seen: _Seen) -> Guard:
     guards, n, kind = [_value(x, seen) for x in value], len(value), type(value)
 
     def same(x: Any) -> bool:
         if type(x) is not kind or len(x) != n:
             return False
-        return all(guard(item) for guard, item in zip(guards, x, strict=True))
+        for guard, item in zip(guards, x):  # noqa: B905, SIM110  (in half the time of all and strict)
+            if not guard(item):
+                return False
+        return True
 
     return same
 
 
-def _partial(value: functools.partial[Any], seen: tuple[int, ...]) -> Guard:
+def _partial(value: functools.partial[Any], seen: _Seen) -> Guard:
     function, args = _value(value.func, seen), _items(value.args, seen)
     names, keywords = tuple(value.keywords), _items(tuple(value.keywords.values()), seen)
 
@@ -144,10 +167,10 @@ def _partial(value: functools.partial[Any], seen: tuple[int, ...]) -> Guard:
     return same
 
 
-def _function(value: FunctionType, seen: tuple[int, ...]) -> Guard:
-    if id(value) in seen:  # it holds itself
+def _function(value: FunctionType, seen: _Seen) -> Guard:
+    if id(value) in seen.functions:  # it holds itself
         raise UnguardedError
-    seen = (*seen, id(value))
+    seen = seen._replace(functions=(*seen.functions, id(value)))
     code, namespace = value.__code__, value.__globals__
     if value.__dict__ or not _only_reads(code):
         raise UnguardedError

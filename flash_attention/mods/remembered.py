@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flash_attention.mods.guards import Guard, UnguardedError, guard_of
-from flash_attention.mods.recording import ELEMENTS
+from flash_attention.mods.guards import Guard, UnguardedError, facts, guard_of
 from flash_attention.mods.symbols import Symbol
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.mods.mask_inputs import mask_inputs, needs_bits
@@ -53,7 +52,7 @@ class Known:
             made only once is not remembered.
     """
 
-    __slots__ = ("_tensors", "bits_of", "guards", "mod", "numbers", "token")
+    __slots__ = ("_facts", "_tensors", "bits_of", "guards", "mod", "numbers", "token")
 
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
         self.guards = guards
@@ -62,9 +61,11 @@ class Known:
         self.bits_of = mask_inputs(traced.mod).tensors if needs_bits(traced.mod) else None
         self.token = 0
         self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
+        self._facts = tuple(facts(x) for x in traced.tensors)
 
     def matches(self, score_mod: Any, mask_mod: Any) -> bool:
-        """Whether two functions are these, and what they captured lives."""
+        """Whether two functions are these, and what they captured lives. The shapes, strides and types of the
+        mod's tensors are not looked at: a remembered launch compares them, and ``traced`` does."""
         of_score, of_mask = self.guards
         return (score_mod is None if of_score is None else of_score(score_mod)) and (
             mask_mod is None if of_mask is None else of_mask(mask_mod)
@@ -74,9 +75,9 @@ class Known:
     def traced(self) -> Traced | None:
         """The mod with what it captured; None: a tensor is gone, or is another than it was."""
         tensors = []
-        for reference, kind in zip(self._tensors, self.mod.tensors, strict=True):
+        for reference, about in zip(self._tensors, self._facts, strict=True):
             x = reference()
-            if x is None or x.ndim != kind.n_dims or ELEMENTS.get(x.dtype) is not kind.element:
+            if x is None or facts(x) != about:
                 return None
             tensors.append(x)
         return Traced(self.mod, self.numbers, tuple(tensors))
@@ -109,9 +110,12 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
         as ``trace``.
     """
     entry = known(score_mod, mask_mod)
-    traced = None if entry is None else entry.traced
-    if traced is not None and all(x.device == device for x in traced.tensors):
-        return traced
+    if entry is not None:
+        traced = entry.traced
+        if traced is not None and all(x.device == device for x in traced.tensors):
+            return traced
+        if traced is None:
+            _known[_code(score_mod), _code(mask_mod)].remove(entry)
     with _values_unread() as unread:
         traced = trace(score_mod, mask_mod, device)
     if unread.holds and not traced.reads_values:
@@ -121,7 +125,7 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
 
 def _remember(score_mod: Any, mask_mod: Any, traced: Traced) -> None:
     try:
-        guards = tuple(None if f is None else guard_of(f) for f in (score_mod, mask_mod))
+        guards = tuple(None if f is None else guard_of(f, traced.tensors) for f in (score_mod, mask_mod))
     except UnguardedError:
         return
     if len(_known) >= KEPT:
