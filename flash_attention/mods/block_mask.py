@@ -17,7 +17,8 @@ from torch import Tensor
 
 from flash_attention.mods.dense import element
 from flash_attention.mods.evaluate import evaluate
-from flash_attention.mods.tracing import Traced, trace
+from flash_attention.mods.remembered import recorded
+from flash_attention.mods.tracing import Traced
 from flash_helpers.mods.tiles import Tile, Tiling, tiles
 
 MaskMod = Callable[..., Any]
@@ -71,19 +72,23 @@ def mask_of_blocks(block_mask: Any) -> MaskMod:
     ``attention`` takes the object itself; ``trace`` of this function shows what is used then.
 
     Args:
-        block_mask: the object. What its lists say is found out once, which waits for their device.
+        block_mask: the object. What its lists say is found out once, which waits for their device, and
+            again where lists, function or what it captured have changed.
     """
-    mask_mod, lists = block_mask.mask_mod, _lists(block_mask)
-    held = [x for pair in lists for x in pair]  # kept, so that no other tensor gets the place of one
-    said = (mask_mod, block_mask.seq_lengths, block_mask.BLOCK_SIZE, [x._version for x in held])
+    mask_mod = block_mask.mask_mod
+    traced = recorded(None, mask_mod, block_mask.kv_indices.device)
+    lists = [x for pair in _lists(block_mask) for x in pair]
+    held = [*lists, *traced.tensors]  # kept, so that no other tensor gets the place of one
+    if any(x.is_inference() for x in held):  # nothing tells of changes
+        return mask_of_lists(block_mask)
+    said = (
+        mask_mod, block_mask.seq_lengths, block_mask.BLOCK_SIZE, traced.mod, traced.numbers,
+        [(x._version, x.data_ptr()) for x in held],
+    )  # fmt: skip
     known = _maps.get(block_mask)
     if known is None or known[0] != said or not _are_the_same(known[2], held):
         blocks = blocks_of(block_mask)
-        found = (
-            None
-            if _says_the_same(block_mask, trace(None, mask_mod, blocks.device), blocks)
-            else _map_of(blocks)
-        )
+        found = None if _says_the_same(block_mask, traced, blocks) else _map_of(blocks)
         known = _maps[block_mask] = (said, found, held)
     if known[1] is None:
         return mask_mod  # type: ignore[no-any-return]

@@ -157,6 +157,47 @@ def test_lists_that_are_changed_are_read_again() -> None:
     assert not torch.equal(flex_attention(q, k, v, block_mask=mask), before)
 
 
+@pytest.mark.parametrize("change", ["contents", "a number", "another tensor"])
+def test_what_the_function_captures_may_change(change: str) -> None:
+    """Lists stay what they are, as in PyTorch: the function is asked in the blocks that they call partial."""
+    own, length = torch.arange(SEQ) // 100, 0
+
+    def document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (own[q_idx] == own[kv_idx]) & (kv_idx >= length)
+
+    q, k, v = inputs()
+    mask = blocks(document)
+    before = flex_attention(q, k, v, block_mask=mask)
+    assert mask_of_blocks(mask) is document
+    if change == "contents":
+        own.copy_(torch.arange(SEQ) // 30)
+    elif change == "a number":
+        length = 40
+    else:
+        own = torch.arange(SEQ) // 30
+    found = flex_attention(q, k, v, block_mask=mask)
+    assert not torch.equal(found, before)
+    places = torch.arange(SEQ)
+    listed = block_masks.blocks_of(mask)[0, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)[:SEQ, :SEQ]
+    seen = (listed == 2) | (listed == 1) & document(0, 0, places[:, None], places)
+    rows = seen.any(-1)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), seen)
+    torch.testing.assert_close(found[:, :, rows].double(), expected[:, :, rows], rtol=1.6e-2, atol=1.6e-2)
+    assert not found[:, :, ~rows].any()
+
+
+def test_what_is_captured_without_versions_is_not_taken_to_stay() -> None:
+    q, k, v = inputs()
+    with torch.inference_mode():
+        own = torch.arange(SEQ) // 100
+        mask = blocks(lambda b, h, q_idx, kv_idx: own[q_idx] == own[kv_idx])
+        before = flex_attention(q, k, v, block_mask=mask)
+        own.fill_(0)  # blocks that are not listed stay hidden
+        own[:64] = 1
+        found = flex_attention(q, k, v, block_mask=mask)
+    assert not torch.equal(found, before)
+
+
 def test_lists_too_long_to_compare_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(block_masks.MOST_PAIRS, "cpu", 1000)
     mask = blocks(documents)
