@@ -107,6 +107,11 @@ class _Notes(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self._is_noted(args) and not self._is_noted(tuple(kwargs.values())):
             return function(*args, **kwargs)
+        if function.__name__ in (
+            "__get__",
+            "__repr__",
+        ):  # an attribute, such as a type; PyTorch's own messages
+            return function(*args)
         if function in _GET_ITEM:
             return self._index(args[0], args[1])
         named = tuple([(name, self._operand(x)) for name, x in kwargs.items()])
@@ -191,6 +196,11 @@ class _Notes(TorchFunctionMode):
         return (CONSTANT, x)
 
     def _captured(self, x: Tensor, is_table: bool) -> int:
+        if x.is_meta and self.device.type != "meta":  # made of a value, where no mode saw it
+            raise ModError(
+                "a row is unpacked or looped over, which is not seen in a program that is compiled. Index "
+                "it, e.g. row[0] and row[1], or pass a tensor that has memory"
+            )
         if x.ndim == 0 and x.device.type == "cpu" and self.device.type != "cpu":
             x = x.to(self.device)  # eager calls read it
         place = -1

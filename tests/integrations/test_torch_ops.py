@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import flash_attention
 from flash_attention import attention, attention_varlen
 from flash_attention.cached import attention_cached
+from flash_attention.mods import trace
+from flash_attention.run.operator_schema import SentMod
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
 
 BATCH, HEADS, HEADS_KV, D_HEAD = 2, 4, 2, 64
@@ -501,6 +503,26 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         ops.attention_cached_out.default, (q, *pages, used, table, False, *with_sinks, torch.empty_like(q))
     )
+
+
+def test_opcheck_with_a_mod() -> None:
+    """Forward and backward, with gradients of two of three captured tensors."""
+    q, k, v = (x.requires_grad_() for x in qkv(24))
+    slopes, table = torch.rand(HEADS, requires_grad=True), torch.rand(47, requires_grad=True)
+    document, left, factor = torch.arange(24) // 7, 2**40, 0.5
+    traced = trace(
+        lambda s, b, h, i, j: s * factor + slopes[h] * (j - i) + table[i - j + 23],
+        lambda b, h, i, j: (document[i] == document[j]) & (i - j <= left),
+    )
+    mod = SentMod.of(traced)
+    options = (None, False, None, None, None, 0.0, True, None, None, None, False, None, None, *mod)
+    ops = torch.ops.flash_attention
+    torch.library.opcheck(ops.attention.default, (q, k, v, *options, True))
+    out, lse = (x.detach() for x in ops.attention(q, k, v, *options, True))
+    given = [x.detach() for x in (torch.ones_like(out), torch.ones_like(lse), out, lse, q, k, v)]
+    options = (*options[:-3], [x.detach() for x in traced.tensors], *options[-2:])
+    for wanted in ((True, True, True, False, [0, 1]), (False, True, False, False, [1])):
+        torch.library.opcheck(ops.attention_backward.default, (*given, *options, *wanted))
 
 
 def test_eager_calls_do_not_pass_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:

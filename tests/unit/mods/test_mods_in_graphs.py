@@ -125,7 +125,24 @@ def test_the_gallery(name: str) -> None:
     mods = (function, None) if kind == "score" else (None, function)
     given = qkv(64, requires_grad=False)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    if name == "images and text":
+        with pytest.raises(Exception, match=r"a row is unpacked .* Index it, e\.g\. row\[0\] and row\[1\]"):
+            compiled(*given, *mods)
+        return
     torch.testing.assert_close(compiled(*given, *mods), call(*given, *mods), rtol=1e-3, atol=1e-3)
+
+
+def test_a_row_is_indexed() -> None:
+    """The mask above, written so."""
+    intervals, image = torch.arange(128).reshape(64, 2) % 40, torch.arange(64) // 5
+
+    def mask(b, h, q, k):
+        interval = intervals[image[k]]
+        return (q >= interval[0]) & (q < interval[1])
+
+    given = qkv(64, requires_grad=False)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given, None, mask), call(*given, None, mask))
 
 
 @pytest.mark.parametrize(
