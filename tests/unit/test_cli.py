@@ -202,6 +202,7 @@ def main_of(module: str) -> Callable[..., None]:
         ("benchmarks/ampere_choices.py", ["--json", "new.json"], "no CUDA device can be used here"),
         ("benchmarks/decode_variants.py", [], "no CUDA device can be used here"),
         ("benchmarks/hopper_variants.py", [], "no CUDA device can be used here"),
+        ("benchmarks/row_candidates.py", [], "no CUDA device can be used here"),
     ],
 )
 def test_commands_of_their_own_refuse_mistakes_before_they_begin(

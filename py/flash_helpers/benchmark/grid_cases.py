@@ -36,16 +36,19 @@ def grid_cases() -> Iterator[Case]:
     for seq in (512, 1024, 2048):
         for causal in (False, True):
             yield dense("few blocks", seq, causal, batch=1, heads=8)
-    yield dense("few blocks", 1024, batch=1, heads=8, d_head=64)
-    yield dense("few blocks", 1024, batch=1, heads=4, d_head=256)
+    for causal in (False, True):
+        yield dense("few blocks", 1024, causal, batch=1, heads=8, d_head=64)
+        yield dense("few blocks", 1024, causal, batch=1, heads=4, d_head=256)
     yield dense("soft cap", 8192, True, softcap=30.0)
     yield dense("soft cap", 2048, softcap=30.0)
     yield dense("soft cap", 8192, True, softcap=50.0, d_head=64)
+    yield dense("soft cap", 2048, softcap=50.0, d_head=64)
     yield dense("soft cap", 4096, True, softcap=50.0, d_head=256)
     yield dense("soft cap", 8192, window=4096, softcap=50.0, d_head=256)
     for keys in (77, 1, 16, 256, 512):
         yield dense("few keys", 4096, batch=8, heads=16, d_head=64, seq_k=keys)
-    yield dense("few keys", 4096, batch=8, heads=8, seq_k=77)
+    for keys in (77, 16, 256):
+        yield dense("few keys", 4096, batch=8, heads=8, seq_k=keys)
     yield from _packed()
     yield from _lengths()
     yield from _head_sizes()
@@ -81,6 +84,7 @@ def _head_sizes() -> Iterator[Case]:
         for d_head in (64, 80, 96, 128, 192, 256):
             yield dense("head size", 4096, causal, d_head=d_head)
         yield dense("head size", 4096, causal, d_head=192, d_head_v=128)
+        yield dense("head size", 8192, causal, d_head=192)
         for d_head in (64, 128):
             yield dense("float16", 4096, causal, d_head=d_head, dtype=DType.FP16)
 

@@ -46,7 +46,7 @@ class HopperChoice:
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot; "(H200)": on one H200,
             h200-head-sizes.json, h200-long.json, and of few blocks, few keys, packed sequences and soft caps
-            benchmarks/results/h200-row-candidates.json.
+            benchmarks/results/h200-row-candidates.json, which benchmarks/row_candidates.py makes.
             Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
