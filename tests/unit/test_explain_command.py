@@ -171,7 +171,7 @@ def test_the_error_of_predicted_times_is_the_one_that_is_stated() -> None:
     rows = {row.group: row for row in time_errors(cells)}
     assert rows["all"].count == len(cells)
     assert rows["all"].median <= 100 * MODEL_ERROR + 0.5
-    assert rows["all"].worst < 75, rows["all"].worst_case
+    assert rows["all"].worst < 65, rows["all"].worst_case
     for group in ("ampere, prompts", "ampere, few queries", "hopper, prompts", "hopper, few queries"):
         assert rows[group].median < 7, group
         assert 0.95 < rows[group].bias < 1.05, group

@@ -145,6 +145,10 @@ class CostModel(ABC):
         """Whether the next item begins before this one ends."""
         return False
 
+    def late_query_clocks(self, config: Any) -> float:
+        """Clocks until a block's Q is there, where nothing asks for it before the block before has begun."""
+        return 0.0
+
     def static_rounds(self, config: Any) -> bool:
         """Whether blocks take their work in static rounds."""
         return False

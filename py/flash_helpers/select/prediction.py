@@ -150,7 +150,9 @@ def expected_seconds(
     resident = min(blocks_per_sm, max(1, ceil(in_turn)))
     step = _step_clocks(config, costs or _predicted_costs(config, facts), resident)
     block = (fit.next_item_clocks if model.begins_next_item(config) else fit.block_clocks) / resident
-    average = done.steps / (done.blocks * parts) * step + block if done.blocks else 0.0
+    steps = done.steps / (done.blocks * parts) if done.blocks else 0.0
+    block += max(0.0, model.late_query_clocks(config) - max(0.0, steps - 1) * step)
+    average = steps * step + block if done.blocks else 0.0
     if problem.masked:
         clocks = in_turn * average * (fit.uneven if model.static_rounds(config) else 1.0)
     else:

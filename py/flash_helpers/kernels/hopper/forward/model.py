@@ -27,6 +27,9 @@ from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAc
 SM_REGISTERS = 65536
 REGISTER_UNIT = 8  # a thread's registers are rounded to this
 WGMMA_CLOCKS = 64  # what a chain of wgmma takes beside its products (H100)
+# From asking for Q to having it while memory is busy, with the store of O that frees the slot (H200, items of
+# one tile: h200-row-candidates.json).
+LATE_QUERY_CLOCKS = 3000.0
 OTHER_INSTRUCTIONS = 100  # of a warp and K/V block: addresses, waits, the loop; found by compiling
 
 
@@ -113,6 +116,11 @@ class HopperForwardModel(CostModel):
     def begins_next_item(self, config: HopperForwardKernelConfig) -> bool:
         """As the field says."""
         return config.next_item != NextItem.NONE
+
+    def late_query_clocks(self, config: HopperForwardKernelConfig) -> float:
+        """Two slots hold Q of an item that ends and of the next, which begins: that behind has none yet."""
+        none_ahead = self.begins_next_item(config) and not config.direct_store and config.q_stages == 2
+        return LATE_QUERY_CLOCKS if none_ahead else 0.0
 
     def static_rounds(self, config: HopperForwardKernelConfig) -> bool:
         """Without a counter that hands out items."""
