@@ -160,17 +160,18 @@ def without(contestant: Contestant, reason: str) -> Contestant:
     return replace(contestant, bind=bind)
 
 
-def build(rows: Sequence[CandidateRow], jobs: int) -> dict[Kernel, str]:
-    """Builds all candidates; of those that are no good, why."""
+def build(rows: Sequence[CandidateRow], jobs: int, spilled: bool) -> dict[Kernel, str]:
+    """Builds all candidates; of those that are left out, why. ``spilled``: not because they spill."""
     from flash_helpers.build import build_kernels
 
     bad, start = {}, time.perf_counter()
     kernels = list(dict.fromkeys(kernel for row in rows for kernel in row.kernels()))
     for built in (k for result in build_kernels(kernels, [TARGET], jobs) for k in result.kernels):
-        if built.spill_bytes or built.warnings:
-            bad[built.kernel] = (
-                f"{built.spill_bytes} bytes spilled" if built.spill_bytes else built.warnings[0]
-            )
+        if built.warnings:
+            bad[built.kernel] = built.warnings[0]
+        elif built.spill_bytes and not spilled:
+            bad[built.kernel] = f"{built.spill_bytes} bytes spilled"
+        if built.kernel in bad:
             print(f"left out  {built.kernel.short_form()}: {bad[built.kernel]}")
     print(f"{len(kernels)} kernels built in {time.perf_counter() - start:.0f} s", flush=True)
     return bad
@@ -237,6 +238,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = 7,
     seconds: Annotated[float, typer.Option(help="no row begins after this")] = 240.0,
     jobs: Annotated[int, typer.Option(help="compilers at a time; 0: one a core")] = 0,
+    spilled: Annotated[bool, typer.Option("--spilled", help="time kernels that spill, too")] = False,
     build_only: Annotated[bool, typer.Option(help="compile, and say what is left out")] = False,
 ) -> None:
     """Times configurations for rows of the grid in which a peer was ahead."""
@@ -245,7 +247,7 @@ def main(
     wanted = tuple(name.strip() for name in only.split(",") if name.strip())
     rows = [row for row in read_plan(plan) if not wanted or named_case(row.case).startswith(wanted)]
     chosen = select_contestants(contestants)
-    bad = build(rows, jobs or os.cpu_count() or 1)
+    bad = build(rows, jobs or os.cpu_count() or 1, spilled)
     if build_only:
         raise typer.Exit(1 if bad else 0)
     build_ahead([row.case for row in rows], device)

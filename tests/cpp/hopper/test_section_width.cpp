@@ -16,6 +16,8 @@ static void test_section_width() {
     REQUIRE(section_width(false, 1, 1 << 20, 1024) == 1, "one head at least");
     REQUIRE(section_width(true, 2048, 2048, 512) == 32 && section_width(true, 4096, 4096, 512) == 16,
             "causal");
+    REQUIRE(section_width(true, 3969, 4090, 512) == 16 && section_width(true, 3968, 4090, 512) == 32,
+            "as many blocks as of 4096 queries");
     REQUIRE(section_width(false, 1, 0, 512) == 1, "no keys");
 }
 
