@@ -1,8 +1,14 @@
-"""One tiny backward call of each kind of kernel, for NVIDIA's compute-sanitizer; see sanitizer_cases.py.
+"""One tiny backward call of each kind of kernel of all families, for NVIDIA's compute-sanitizer.
 
-``python tests/gpu/sanitizer_gradients.py --build`` compiles the kernels first, outside the sanitizer. Forward
-pass and comparison run on the CPU, so that the backward kernels are the only ones. A word among the arguments
-that is part of a kernel's short form picks those kernels, ``2/12`` the third twelfth of them.
+``python tests/gpu/sanitizer_gradients.py --build`` compiles the kernels first, outside the sanitizer; then::
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \\
+        python tests/gpu/sanitizer_gradients.py
+
+For ``--tool racecheck``, both commands run with ``NVCC_APPEND_FLAGS=-DFLASH_EVERY_LANE_ARRIVES``
+(sanitizer_cases.py says why). Forward pass and comparison run on the CPU, so that backward kernels are the
+only ones. A word among the arguments that is part of a kernel's short form picks those kernels, ``2/12``
+the third twelfth of them.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -24,22 +31,33 @@ from flash_attention.backward_call import BackwardCall
 from flash_attention.call import DENSE, Layout, Mask, Packed, Scores
 from flash_helpers import build
 from flash_helpers.kernel_configs import BackwardKernel, BackwardTraits, DType
+from flash_helpers.kernels.ampere.backward.config import DQSum, FlashBackwardKernelConfig
+from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import directions
+from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import BACKWARD
 from flash_helpers.kernels.traits import PLAIN_BACKWARD
 from flash_helpers.test.gradients import NAMES, check_gradients, run_gradients
 
-KINDS = ("causal", "window", "softcap", "varlen causal", "causal padded_head")
+KINDS = ("causal", "window", "softcap", "varlen causal", "causal padded_head", "varlen window padded_head")
 WINDOW = (40, 7)
 SOFTCAP = 20.0
 MANY_HEADS = 140  # of keys, of plain kernels: persistent blocks get several items
 
 
+def configs_of(direction: Direction) -> list[KernelConfig]:
+    """What is built of a direction in BF16, and of the Ampere family one that makes dQ by itself."""
+    configs = [k.config for k in direction.built() if k.config.dtype is DType.BF16]
+    ampere = [config for config in configs if isinstance(config, FlashBackwardKernelConfig)]
+    own = {"dq_sum": DQSum.OWN_KERNEL, "dq_B_r": 64, "dq_B_c": 64, "dq_n_warps": 4}
+    return list(dict.fromkeys([*configs, *(replace(config, **own) for config in ampere[:1])]))
+
+
 def kernels() -> Iterator[BackwardKernel]:
-    """Every configuration in BF16 that the GPU runs, plain and with one kind of traits after another."""
+    """Every configuration that the GPU runs, plain and with one kind of traits after another."""
     facts = device_facts_of("cuda")
     for direction in directions(BACKWARD):
-        configs = dict.fromkeys(k.config for k in direction.built() if k.config.dtype is DType.BF16)
+        configs = configs_of(direction)
         for config, kind in zip(configs, itertools.cycle(KINDS), strict=False):
             for names in dict.fromkeys(("", kind)):
                 kernel = BackwardKernel(config, BackwardTraits(**dict.fromkeys(names.split(), True)))
@@ -79,23 +97,25 @@ def run(kernel: BackwardKernel) -> None:
     def rows(n: int, heads: int, d: int) -> Tensor:
         return torch.randn(1, n, heads, d, generator=generator).bfloat16()
 
-    parts = []  # of each sequence: q, k, v, dout, out, lse
+    parts = []  # of each sequence: q, k, v, dout, out, lse, dlse
     for n, m in zip(of.q, of.k, strict=True):
         q, k, v = rows(n, of.heads, of.d), rows(m, of.heads_kv, of.d), rows(m, of.heads_kv, of.d_v)
         out, lse = attention(q, k, v, return_lse=True, **of.options())
-        parts.append((q, k, v, rows(n, of.heads, of.d_v), out, lse))
+        dlse = torch.randn(lse.shape, generator=generator)
+        parts.append((q, k, v, rows(n, of.heads, of.d_v), out, lse, dlse))
     q, k, v, dout, out = (torch.cat(x, 1) for x in list(zip(*parts, strict=True))[:5])
-    lse = torch.cat([part[5] for part in parts], 2)
+    lse, dlse = (torch.cat([part[i] for part in parts], 2) for i in (5, 6))
     packed = of.traits.varlen
     layout: Layout = DENSE
     if packed:
         ends = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32).cuda() for n in (of.q, of.k)]
         layout = Packed(*ends, max(of.q), max(of.k))
-    q, k, v, dout, out, lse = ((x[0] if packed else x).contiguous().cuda() for x in (q, k, v, dout, out, lse))
+    inputs = (q, k, v, dout, out, lse, dlse)
+    q, k, v, dout, out, lse, dlse = ((x[0] if packed else x).contiguous().cuda() for x in inputs)
     mask = Mask.of(of.traits.causal, WINDOW if of.traits.window else (None, None))
     scores = Scores(of.d**-0.5, SOFTCAP if of.traits.softcap else 0.0)
     grads = [torch.empty_like(x) for x in (q, k, v)]
-    call = BackwardCall(q, k, v, out, lse, dout, None, *grads, None, mask, scores, layout)
+    call = BackwardCall(q, k, v, out, lse, dout, dlse, *grads, None, mask, scores, layout)
     found = {name: x.cpu() for name, x in run_gradients(call, kernel.config).items()}
     begin_q = begin_k = 0
     for part in parts:
@@ -104,7 +124,7 @@ def run(kernel: BackwardKernel) -> None:
         for name in NAMES[:3]:
             at = slice(begin_q, end_q) if name == "dq" else slice(begin_k, end_k)
             mine[name] = found[name][None, at] if packed else found[name]
-        check_gradients(mine, *part[:4], **of.options())
+        check_gradients(mine, *part[:4], part[6], **of.options())
         begin_q, begin_k = end_q, end_k
 
 

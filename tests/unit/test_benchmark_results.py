@@ -103,6 +103,19 @@ def test_one_wrong_row_of_many_and_a_nan_are_noticed() -> None:
         output_error(ref[:, :8], ref)
 
 
+def test_a_row_that_nearly_cancels_is_compared_with_rows_of_its_place() -> None:
+    """As gradients under a causal mask: the first rows are large, and one of them is small by chance."""
+    generator = torch.Generator().manual_seed(0)
+    large = (torch.arange(2048).float() + 1).rsqrt()[None, :, None, None]
+    ref = torch.randn(1, 2048, 8, 64, generator=generator) * large
+    ref[0, 1, 3] /= 15
+    found = ref.clone()
+    found[0, 1, 3] += 0.02 * ref[0, 1, 2]  # of a typical row there
+    assert output_error(found, ref).wrong_reason(DType.BF16) is None
+    found[0, 1, 3] += 0.1 * ref[0, 1, 2]
+    assert "worst row" in (output_error(found, ref).wrong_reason(DType.BF16) or "")
+
+
 def test_a_problem_that_does_not_fit_is_refused_with_the_bytes_wanted() -> None:
     problem = Problem(DType.FP16, 64, 64, 1 << 20, 128)
     with pytest.raises(NotEnoughMemoryError, match=f"{problem.bytes_wanted(1):,} bytes"):

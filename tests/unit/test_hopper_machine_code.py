@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flash_helpers.build import KernelCache, build_library
-from flash_helpers.build.gates import HOPPER_RECORD, load_record, machine_code
+from flash_helpers.build.gates import HOPPER_RECORD, LADDER_TARGET, kernels_of, load_record, machine_code
 from flash_helpers.build.main_loop import hot_path, main_loop
 from flash_helpers.build.ptxas import PtxasReport, parse_ptxas
 from flash_helpers.build.sass import Instruction, find_tool
@@ -127,6 +127,11 @@ def test_descriptor_moves_spills_warnings_and_drift_are_named(config: HopperForw
     assert violations(config, seen(config, code(*GOOD), recorded)) == []
     drifted = violations(config, seen(config, code(*GOOD), {**recorded, "MUFU": 2}))
     assert drifted == ["steady loop: 1 MUFU, recorded 2"]
+
+
+def test_only_kernels_that_are_checked_have_recorded_counts() -> None:
+    checked = {kernel.short_form() for kernel in [*kernels_of(LADDER_TARGET), *KERNELS]}
+    assert sorted(set(load_record(HOPPER_RECORD)) - checked) == []
 
 
 @pytest.fixture(scope="module")
