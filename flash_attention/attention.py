@@ -124,7 +124,7 @@ def attention(
         mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, whether the query sees the key, beside ``causal`` and
             ``window``; likewise. Or a ``BlockMask`` of PyTorch, made for these lengths.
         dropout_p: the probability that a weight is dropped behind the softmax; those that stay are divided by
-            1 - dropout_p. The LSE is that of the softmax. On CPU tensors only; 0.0: none is.
+            1 - dropout_p. The LSE is that of the softmax. 0.0: none is.
         dropout_seed: () int64 on the device of q: which weights are dropped. None: drawn from PyTorch's
             generator of that device, so that ``torch.manual_seed`` repeats it.
         numerics: ``invariant``: a query's output and LSE have the same bits in a whole prompt, in chunks of

@@ -108,10 +108,11 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
         0 if packed is None else k.shape[0],
     )
     mod = sums = words = None
-    if traced is not None:
+    if problem.has_mod:
         assert kernel.mod is not None
-        sums = CapturedSums.of(kernel.mod, traced.tensors)
-        mod = mod_arguments(traced, *cap_of_mod(softcap), sums=() if sums is None else sums.tensors())
+        sums = None if traced is None else CapturedSums.of(kernel.mod, traced.tensors)
+        own = () if sums is None else sums.tensors()
+        mod = mod_arguments(traced, *cap_of_mod(softcap), dropout=call.dropout, sums=own)
         words, mod = _with_tiles(mod, kernel.mod, call)
     return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv, words), mod, sums)
 

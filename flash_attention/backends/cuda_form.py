@@ -82,8 +82,8 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
     target, features, workspace, table = o, None, None, None
     mod = None
-    if traced is not None:  # a soft cap is a part of the kernel's mod, and a number of 32 bits
-        mod = mod_arguments(traced, *cap_of_mod(softcap))
+    if problem.has_mod:  # a soft cap is a part of the kernel's mod, and a number of 32 bits
+        mod = mod_arguments(traced, *cap_of_mod(softcap), dropout=call.dropout)
     if not choice.is_plain or mod is not None or d_head != d_head_v or problem.n_sms is not None:
         sinks = None if sinks is None else sinks.float().contiguous()
         n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q

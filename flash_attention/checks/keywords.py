@@ -44,8 +44,8 @@ MEANINGS = (
 
 # What a function may lack, and what to do then. ``{names}`` are those that the call has.
 ADVICE = {
-    "dropout_p": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
-    "dropout": "flash_attention.attention(…, dropout_p=…) drops weights, on CPU tensors",
+    "dropout_p": "flash_attention.attention(…, dropout_p=…) drops weights",
+    "dropout": "flash_attention.attention(…, dropout_p=…) drops weights",
     "alibi_slopes": "the functions by flash-attn's names take them (flash_attn_interface.flash_attn_func); "
     "else a score_mod adds the bias",
     "attn_bias": "there is no such bias of scores; a score_mod adds one (flash_attention.mods.dense_bias)",

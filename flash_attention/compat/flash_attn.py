@@ -59,8 +59,7 @@ def flash_attn_func(
         q: (batch, seq_len_q, n_heads, d_head), float16 or bfloat16.
         k: (batch, seq_len_k, n_heads_kv, d_head), of the type of q; n_heads is a multiple of n_heads_kv.
         v: (batch, seq_len_k, n_heads_kv, d_head_v), likewise.
-        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device; on CPU
-            tensors.
+        dropout_p: the probability that a weight is dropped, by PyTorch's generator of the device.
         softmax_scale: factor of the scores; None: d_head ** -0.5.
         causal: key j is visible to query i when j <= i + seq_len_k - seq_len_q.
         window_size: (left, right), keys that are visible before and after that place; -1: all.

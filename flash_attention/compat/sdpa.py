@@ -57,7 +57,6 @@ def sdpa(
         (…, n_heads, seq_len_q, d_head_v), a view of a contiguous (batch, seq_len_q, n_heads, d_head_v).
 
     Raises:
-        NoKernelError: dropout_p is above 0 on a CUDA device.
         ValueError, TypeError: arguments that do not fit; head counts that differ without enable_gqa;
             attn_mask together with is_causal, as in PyTorch.
     """

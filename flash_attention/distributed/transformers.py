@@ -275,7 +275,9 @@ def _check_layer(
 ) -> None:
     """What a layer asks for must be what its mask says."""
     if dropout:
-        raise NotImplementedError(f"dropout is {dropout}; no kernel drops weights: set it to 0 in the config")
+        raise NotImplementedError(
+            f"dropout is {dropout}; a sequence that is split drops no weights: set it to 0 in the config"
+        )
     if sliding_window is not None and band.left is None and sliding_window < layout.total:
         raise NotImplementedError(
             f"sliding_window is {sliding_window}, and the mask of this layer has no window; which of the two "

@@ -8,15 +8,24 @@ from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.arguments import ModArguments
 
 
-def mod_arguments(traced: Traced, *further: int | float, sums: tuple[Tensor, ...] = ()) -> ModArguments:
+def mod_arguments(
+    traced: Traced | None,
+    *further: int | float,
+    dropout: tuple[float, Tensor] | None = None,
+    sums: tuple[Tensor, ...] = (),
+) -> ModArguments:
     """The numbers and tensors of a mod; the tensors have to live as long as the launch is being made.
 
     Args:
-        traced: the mod.
+        traced: what the user's functions do; None: there are none.
         further: numbers behind those of the functions, such as a soft cap (``flash_helpers.mods.capped``).
-        sums: tensors behind those of the functions, for their gradients (``flash_helpers.mods.backward``).
+        dropout: the probability that a weight is dropped and the seed, behind them
+            (``flash_helpers.mods.dropped``); None: none is.
+        sums: tensors behind all others, for gradients of captured ones (``flash_helpers.mods.backward``).
     """
-    return ModArguments(
-        (*traced.numbers, *further),
-        tuple((x.data_ptr(), x.stride(), tuple(x.shape)) for x in (*traced.tensors, *sums)),
-    )
+    numbers: tuple[int | float, ...] = (*(() if traced is None else traced.numbers), *further)
+    tensors: tuple[Tensor, ...] = () if traced is None else traced.tensors
+    if dropout is not None:
+        p, seed = dropout
+        numbers, tensors = (*numbers, p), (*tensors, seed)
+    return ModArguments(numbers, tuple((x.data_ptr(), x.stride(), tuple(x.shape)) for x in (*tensors, *sums)))

@@ -1,8 +1,12 @@
-"""C63: dropout on the CPU, forward and backward, against P that is dropped in float64, element by element."""
+"""C63: dropout on the CPU, forward and backward, against P that is dropped in float64, element by element.
+
+On a GPU: tests/gpu/test_dropout.py.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +20,11 @@ from flash_attention.errors import NoKernelError
 from flash_attention.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from flash_attention.mods.philox import random_words
 from flash_attention.options import Options
+from flash_helpers.kernels.device_facts import device_facts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.mods.philox import threshold
+from flash_helpers.select.select import select
 
 P = 0.3
 SEED = torch.tensor(20261128)
@@ -222,15 +228,23 @@ def test_what_is_refused_is_named() -> None:
         compiled(q, k, v)
 
 
-def test_no_gpu_kernel_drops_weights_yet() -> None:
-    from flash_helpers.kernels.device_facts import device_facts
-    from flash_helpers.select.select import select
-
+@pytest.mark.parametrize("device", ["A100", "H100"])
+def test_kernels_drop_weights_but_over_a_cache(device: str) -> None:
+    """What they compute: tests/gpu/test_dropout.py."""
     problem = AttentionProblem(DType.FP16, 1, 512, 512, 4, 4, 64, 64, dropout=True)
-    for asked in (problem, problem.backward()):
-        with pytest.raises(NoKernelError, match="dropout_p"):
-            select(asked, device_facts("H100"))
+    for asked in (
+        problem,
+        problem.backward(),
+        replace(problem, seq_len_q=1),
+        replace(problem, varlen=True, cached=True, paged=True),
+    ):
+        kernel = select(asked, device_facts(device)).kernel
+        assert kernel.mod is not None
+        assert kernel.mod.dropped is not None
     assert "dropout" in problem.label().split()
+    planned = replace(problem, varlen=True, cached=True, planned=True)
+    with pytest.raises(NoKernelError, match=r"drop no weights \(dropout_p\) for packed queries over a cache"):
+        select(planned, device_facts(device))
     assert Options().dropout_p == 0.0
 
 

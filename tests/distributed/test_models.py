@@ -107,7 +107,7 @@ def test_the_shares_of_the_ranks_add_up(ranks: Ranks, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("dropout", "dropout is 0.1; no kernel drops weights"),
+        ("dropout", "dropout is 0.1; a sequence that is split drops no weights"),
         ("padding", "attention_mask has padding; context parallelism has none: pack the sequences"),
         ("whole", "the model asks for 48 queries from place 0 on and 48 keys"),
         ("packed", "is no band around a token's own place"),

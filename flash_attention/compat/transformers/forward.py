@@ -62,7 +62,6 @@ def attention_forward(
 
     Raises:
         NotImplementedError: what no kernel computes; the message names it.
-        NoKernelError: dropout on a CUDA device.
         TypeError: not float16 or bfloat16: load the model with ``dtype="bfloat16"``.
         ValueError: arguments that contradict one another.
     """

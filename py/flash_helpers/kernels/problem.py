@@ -143,7 +143,7 @@ class AttentionProblem:
             return self
         if self.varlen and not self.cached:
             return self
-        if self.mod is not None:  # its places are those of the call
+        if self.has_mod:  # its places are those of the call
             return self
         if self.invariant and self.left is not None:  # tiles of keys are counted from key 0
             return self
@@ -183,7 +183,7 @@ class AttentionProblem:
         features = {
             "causal": self.causal,
             "window": self.masked and not self.causal,  # a causal window too: its right limit is 0
-            "softcap": self.softcap and self.mod is None,
+            "softcap": self.softcap and not self.has_mod,
             "sinks": self.sinks,
             "varlen": self.varlen,
             "paged": self.paged,
@@ -199,15 +199,23 @@ class AttentionProblem:
         return self.mod is not None and self.mod.result("visible") is not None
 
     @property
+    def has_mod(self) -> bool:
+        """Whether a kernel is compiled with a mod: with functions of the user's, or with dropout."""
+        return self.mod is not None or self.dropout
+
+    @property
     def compiled_mod(self) -> Mod | None:
-        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none, and of
-        gradients with its derivatives."""
-        if self.mod is None:
+        """The mod that a kernel is compiled with: with a soft cap, as kernels with a mod have none, with
+        dropout, and of gradients with its derivatives."""
+        if not self.has_mod:
             return None
         from flash_helpers.mods.backward import backward_mod
         from flash_helpers.mods.capped import capped
+        from flash_helpers.mods.dropped import NOTHING, dropped
 
-        mod = capped(self.mod) if self.softcap else self.mod
+        mod = self.mod or NOTHING
+        mod = capped(mod) if self.softcap else mod
+        mod = dropped(mod) if self.dropout else mod
         return mod if self.direction == FORWARD else backward_mod(mod, self.captured_gradients)
 
     def label(self) -> str:
@@ -218,8 +226,9 @@ class AttentionProblem:
         words = [] if self.direction == FORWARD else [self.direction]
         words += [self.dtype.name.lower(), f"b{self.batch}", heads, seq, d]
         words += [name for name, on in self.features().items() if on]
-        if self.mod is not None:
+        if self.has_mod:
             words += ["softcap"] * self.softcap
+        if self.mod is not None:
             words += [word for word, result in MODS if self.mod.result(result) is not None]
         words += ["dropout"] * self.dropout
         words += ["deterministic"] * self.deterministic

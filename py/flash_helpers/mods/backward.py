@@ -33,7 +33,7 @@ def backward_mod(mod: Mod, wanted: tuple[int, ...] = ()) -> Mod:
     slope = made.nodes[dict(made.results)["d_score"]]
     if slope.op == "constant" and slope.data == 1.0:
         made = replace(made, results=tuple(result for result in made.results if result[0] != "d_score"))
-    made = replace(made, gradients=found.tensors)
+    made = replace(made, gradients=found.tensors, dropped=mod.dropped)
     sums = [TensorType(Element.INT64, made.tensors[slot].n_dims) for slot in made.gathered]
     scales = [TensorType(Element.INT32, 1)] if sums else []
     return replace(made, tensors=(*made.tensors, *sums, *scales))

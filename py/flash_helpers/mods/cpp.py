@@ -6,6 +6,7 @@ Nothing but numbers, operations and numbered names goes into the text: none of i
         static constexpr bool kChangesScores, kHidesKeys;  // whether there are score and visible
         static constexpr ModSignature kSignature;          // digest, how many numbers and tensors
         static constexpr bool kLoadsElements;              // whether a tensor is read for each score
+        static constexpr bool kDrops;                      // whether weights are dropped: Captured::dropout
         struct Captured { … };   // numbers, and pointers, sizes and strides of tensors, for the kernel
         static Captured captured(arguments);               // … made of a launch's ModArguments
         struct Once { … };       // what depends on them alone
@@ -79,11 +80,7 @@ class _Writer:
 
     # ------------------------------------------------------------------ the struct
     def struct(self, name: str) -> str:
-        captured = [f"        {number.cpp} n{i};" for i, number in enumerate(self.mod.numbers)]
-        captured += [
-            f"        flash::mods::Tensor<{tensor.element.cpp}, {tensor.n_dims}> t{i};"
-            for i, tensor in enumerate(self.mod.tensors)
-        ]
+        captured = [f"        {member};" for member, _ in self._captured()]
         lines = [f"struct {name} {{"]
         for flag, result in (("kChangesScores", "score"), ("kHidesKeys", "visible")):
             has = "true" if self.mod.result(result) is not None else "false"
@@ -98,6 +95,7 @@ class _Writer:
             for i, node in enumerate(mod.nodes)
         )
         lines.append(f"    static constexpr bool kLoadsElements = {str(loads).lower()};")
+        lines.append(f"    static constexpr bool kDrops = {str(mod.dropped is not None).lower()};")
         lines += ["    struct Captured {", *captured, "    };", *self._captured_function()]
         for stage, title in _STRUCTS.items():
             fields = [f"        {self._type(i)} v{i};" for i in self.kept[stage]]
@@ -110,17 +108,27 @@ class _Writer:
         lines += gradient_lines(mod, self._signature(Stage.ELEMENT, score=True))
         return "\n".join([*lines, "};", ""])
 
+    def _captured(self) -> list[tuple[str, str]]:
+        """Each member of what is captured, and its value of a launch's arguments."""
+        mod, found = self.mod, []
+        for i, number in enumerate(mod.numbers):
+            which = "real" if number.kind is Kind.FLOAT else "whole"
+            if mod.dropped is None or i != mod.dropped.number:
+                found.append((f"{number.cpp} n{i}", f"{number.cpp}(given.numbers[{i}].{which})"))
+        for i, tensor in enumerate(mod.tensors):
+            kind = f"{tensor.element.cpp}, {tensor.n_dims}"
+            if mod.dropped is None or i != mod.dropped.tensor:
+                value = f"flash::mods::tensor<{kind}>(given.tensors[{i}])"
+                found.append((f"flash::mods::Tensor<{kind}> t{i}", value))
+        if mod.dropped is not None:
+            given = f"given.numbers[{mod.dropped.number}].real, given.tensors[{mod.dropped.tensor}].data"
+            found.append(("flash::Dropout dropout", f"flash::make_dropout({given})"))
+        return found
+
     def _captured_function(self) -> list[str]:
-        values = [
-            f"{number.cpp}(given.numbers[{i}].{'real' if number.kind is Kind.FLOAT else 'whole'})"
-            for i, number in enumerate(self.mod.numbers)
-        ] + [
-            f"flash::mods::tensor<{tensor.element.cpp}, {tensor.n_dims}>(given.tensors[{i}])"
-            for i, tensor in enumerate(self.mod.tensors)
-        ]
         return [
             "    static Captured captured([[maybe_unused]] const flash::ModArguments &given) {",
-            f"        return {{{', '.join(values)}}};",
+            f"        return {{{', '.join(value for _, value in self._captured())}}};",
             "    }",
         ]
 

@@ -112,6 +112,19 @@ class TensorGradient:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """Dropout in a kernel with a mod: where its captured values have what decides.
+
+    Attributes:
+        number: the place of the probability among the numbers.
+        tensor: the place of the seed among the tensors.
+    """
+
+    number: int
+    tensor: int
+
+
+@dataclass(frozen=True)
 class Mod:
     """The value of one or several functions.
 
@@ -121,6 +134,7 @@ class Mod:
         numbers: types of the captured numbers.
         tensors: types of the captured tensors.
         gradients: of a mod for gradients (``backward``), the loads of tensors whose gradients are wanted.
+        dropped: weights are dropped behind the softmax (``dropped``); None: none are.
     """
 
     nodes: tuple[Node, ...]
@@ -128,6 +142,7 @@ class Mod:
     numbers: tuple[Number, ...] = ()
     tensors: tuple[TensorType, ...] = ()
     gradients: tuple[TensorGradient, ...] = ()
+    dropped: Dropped | None = None
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -142,8 +157,10 @@ class Mod:
         object.__setattr__(self, "_hash", hash(self._parts()))
 
     def _parts(self) -> tuple[Any, ...]:
-        parts = (self.nodes, self.results, self.numbers, self.tensors)
-        return (*parts, self.gradients) if self.gradients else parts
+        parts: tuple[Any, ...] = (self.nodes, self.results, self.numbers, self.tensors)
+        if self.gradients or self.dropped:
+            parts += (self.gradients,)
+        return (*parts, self.dropped) if self.dropped else parts
 
     def __hash__(self) -> int:
         return self._hash
@@ -176,7 +193,12 @@ class Mod:
         return any(node.op == op for node in self.nodes)
 
     def __str__(self) -> str:
-        return written(self.nodes, self.results)
+        text = written(self.nodes, self.results)
+        if self.dropped is None:
+            return text
+        number, tensor = self.dropped.number, self.dropped.tensor
+        dropped = f"weight = 0 where random(t{tensor}, b, h, q, k) < n{number}, else weight / (1 - n{number})"
+        return f"{text}\n{dropped}" if text else dropped
 
 
 LEAVES = ("score", "constant", "number", "loop", *INDICES)

@@ -27,7 +27,7 @@ def kernel_for(config: KernelConfig, problem: AttentionProblem) -> Kernel:
     # What parts of split keys leave is float32: one part is the whole, unrounded.
     split = {"split": True} if problem.out_float32 and not problem.planned else {}
     kernel = kernel_of(config, **problem.features(), **split)
-    if problem.mod is not None:
+    if problem.has_mod:
         kernel = replace(kernel, mod=problem.compiled_mod)
     wanted = (problem.d_head, problem.d_head_v)
     if wanted != head_sizes(config) and holds(config, wanted) and _pads(kernel, wanted):
@@ -72,12 +72,12 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
     direction = direction_of(config)
     if direction.name != problem.direction:
         return f"it computes {direction.name}, and {problem.direction} is wanted"
-    if problem.mod is not None and (reason := direction.mod_obstacle(config)):
+    if problem.has_mod and (reason := direction.mod_obstacle(config)):
         return reason
     if problem.mod is not None and problem.planned:
         return "kernels take no score_mod and no mask_mod for packed queries over a cache; CPU tensors do"
-    if problem.dropout:
-        return "kernels drop no weights yet (dropout_p); CPU tensors do"
+    if problem.dropout and problem.planned:
+        return "kernels drop no weights (dropout_p) for packed queries over a cache; CPU tensors do"
     if problem.invariant and (reason := _row_obstacle(numeric_class_of(config), problem)):
         return reason
     kernel = kernel_for(config, problem)
@@ -91,6 +91,8 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return "it adds the sums of dQ in any order, and equal bits in every run are wanted"
     if problem.lse and not config.writes_lse:
         return "it sums the rounded P, which is not exact enough for the LSE that is wanted"
+    if problem.dropout and problem.direction == FORWARD and not config.writes_lse:
+        return "it sums P as the second product takes it, and weights that are dropped count in the sum"
     return None
 
 

@@ -5,12 +5,14 @@
 //     struct Captured                        what it captures; captured(…) makes it of a launch's arguments
 //     struct Once, Head, Row, Column         values by what they depend on, and functions of the same names
 //     kChangesScores, kHidesKeys             which of the two functions below there are
+//     kDrops                                 whether weights are dropped; Captured::dropout then says which
 //     float score(…), bool visible(…)
 //     kBoundsTell, Truth tile(…), …          what its mask tells of tiles (flash_helpers/mods/cpp_tiles.py)
 #pragma once
 
 #include <type_traits>
 
+#include "common/cuda_utils.cuh"
 #include "mod_arguments.cuh"
 
 namespace flash {
@@ -32,6 +34,13 @@ constexpr bool hides_keys() {
     return false;
 }
 
+// Whether weights are dropped behind the softmax (dropout.cuh).
+template <typename Mod>
+FLASH_HOST_DEVICE constexpr bool drops_weights() {
+    if constexpr (is_mod<Mod>) return Mod::kDrops;
+    return false;
+}
+
 // What is a part of a kernel's arguments where it has a mod.
 template <typename Mod>
 struct ModOfLaunch {
@@ -46,6 +55,20 @@ ModOfLaunch<Mod> mod_of_launch(const ModArguments &given) {
     return {Mod::captured(given), given.tiles};
 }
 
+// A kernel's arguments, and behind them what its mod captures.
+template <typename Args, typename Mod>
+struct ArgsWithMod : Args {
+    ModOfLaunch<Mod> mod;
+};
+template <typename Args, typename Mod>
+using ArgsFor = std::conditional_t<is_mod<Mod>, ArgsWithMod<Args, Mod>, Args>;
+
+// `args` are the beginning of a kernel's arguments, as they are passed on.
+template <typename Mod, typename Args>
+FLASH_HOST_DEVICE const ModOfLaunch<Mod> &mod_of(const Args &args) {
+    return static_cast<const ArgsWithMod<Args, Mod> &>(args).mod;
+}
+
 // Of a kernel's record.
 template <typename Mod>
 constexpr ModSignature signature_of() {
@@ -58,6 +81,12 @@ template <typename Mod>
 constexpr bool scales_gradients() {
     if constexpr (is_mod<Mod>) return Mod::kScalesGradients;
     return false;
+}
+
+// With dropout, what dS is made of is below 0 where a weight is dropped, if it can't be so otherwise.
+template <typename Mod>
+constexpr bool signs_dropped() {
+    return drops_weights<Mod>() && !scales_gradients<Mod>();
 }
 
 }  // namespace flash

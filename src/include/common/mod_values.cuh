@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "common/cuda_utils.cuh"
+#include "common/dropout.cuh"
 #include "common/mod_ranges.cuh"
 #include "common/philox.cuh"
 #include "common/softcap.cuh"

@@ -272,6 +272,18 @@ FLASH_DEVICE uint32_t pack(float low, float high) {
     return packed;
 }
 
+// The same; what is below 0 becomes 0. NaN stays NaN.
+template <DType kDType>
+FLASH_DEVICE uint32_t pack_positive(float low, float high) {
+    uint32_t packed;
+    if constexpr (kDType == DType::FP16) {
+        asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+}
+
 // To FP16; what is larger than its largest number, 65504, becomes that. NaN stays NaN.
 FLASH_DEVICE uint32_t pack_finite(float low, float high) {
     uint32_t packed;

@@ -7,6 +7,7 @@
 #include "ampere/backward/kernel_args.cuh"
 #include "ampere/backward/query_walk.cuh"
 #include "common/backward/trimmed_tiles.cuh"
+#include "common/kept_weights.cuh"
 
 namespace flash::ampere {
 
@@ -78,6 +79,25 @@ struct BlockWork {
     FLASH_DEVICE QueryWalk walk() const { return {visited, args.heads_per_kv_head}; }
     FLASH_DEVICE int query_head(const QueryWalk &at) const {
         return place.kv_head * args.heads_per_kv_head + at.head;
+    }
+
+    // Which weights of the warp's part of P^T dropout keeps: blocks of 16 keys by 16 queries, those of the
+    // same keys one behind the other.
+    FLASH_DEVICE auto kept_weights(const QueryWalk &at) const {
+        if constexpr (Kernel::drops) {
+            constexpr int kBlocks = Kernel::warp_query_tiles;
+            const MatrixCoordinate first = accumulator(computed_here(lane), 0);
+            const int key = first_key + group * Kernel::warp_keys + first.row;
+            const int query = at.tile * Kernel::B_r + half * Kernel::warp_queries + first.column;
+            const Dropout &dropout = mod_of<typename Kernel::Mod>(args).captured.dropout;
+            return KeptOfKeys<Kernel::m_tiles * kBlocks>(
+                HeadDropout(dropout, place.batch, query_head(at)), [&](int block) {
+                    return MatrixCoordinate{key + block / kBlocks * kMmaM,
+                                            query + block % kBlocks * kMmaTile};
+                });
+        } else {
+            return AllKept{};
+        }
     }
 
     // Row 0 of the sequence in a head of a tensor.

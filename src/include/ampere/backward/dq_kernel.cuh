@@ -14,6 +14,7 @@
 #include "common/backward/row_store.cuh"
 #include "common/backward/rows_of_none.cuh"
 #include "common/backward/trimmed_tiles.cuh"
+#include "common/kept_weights.cuh"
 #include "common/softcap.cuh"
 
 namespace flash::ampere {
@@ -173,6 +174,31 @@ struct QueryGradientWarp {
                         if (!seen.has(key)) handed[c] = 0.0f;
                     }
                     P.steps[n / 2].rmem[m][n % 2 * 2 + r] = pack_handed<Kernel::handed>(handed[0], handed[1]);
+                }
+            }
+        }
+    }
+
+    // dP, divided by 1 - p, of weights that dropout keeps, and 0 of the others.
+    FLASH_DEVICE void drop(Scores &dP, int first_key) const {
+        if constexpr (Kernel::drops) {
+            constexpr int kSquares = Kernel::B_c / kMmaN;  // of 16 rows
+            const Dropout &dropout = mod_of<typename Kernel::Mod>(args).captured.dropout;
+            const MatrixCoordinate first = accumulator(computed_here(lane), 0);
+            const KeptOfQueries<Kernel::m_tiles * kSquares> kept(
+                HeadDropout(dropout, batch, head), [&](int square) {
+                    return MatrixCoordinate{first_row + square / kSquares * kMmaM + first.row,
+                                            first_key + square % kSquares * kMmaN + first.column};
+                });
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+                for (int n = 0; n < kSquares; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float &value = dP.rmem[m][n][i];
+                        value = kept.has(m * kSquares + n, i) ? value * dropout.scale : 0.0f;
+                    }
                 }
             }
         }
@@ -358,6 +384,7 @@ FLASH_DEVICE void compute_query_gradient(const BackwardKernelArgs &args) {
             state.template multiply_rows<typename Kernel::dOTile, typename Kernel::VTile, Kernel::d_v_tiles>(
                 S, state.smem_dO, smem_V);
             barriers.arrive(barriers.empty_V(stage.slot), lane);
+            state.drop(S, block * Kernel::B_c);
             state.make_dS(P, S);
             state.add(dQ, P, smem_K);
             barriers.arrive(barriers.empty_K(stage.slot), lane);
@@ -381,7 +408,7 @@ __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS>::n_thre
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
 __global__ void __launch_bounds__(StaticQueryGradientConfig<CFG, TRAITS, MOD>::n_threads,
                                   StaticQueryGradientConfig<CFG, TRAITS, MOD>::min_blocks_per_sm)
-    flash_backward_dq_mod_kernel(const __grid_constant__ ModBackwardArgs<MOD> args) {
+    flash_backward_dq_mod_kernel(const __grid_constant__ BackwardArgs<MOD> args) {
     compute_query_gradient<StaticQueryGradientConfig<CFG, TRAITS, MOD>>(args);
 }
 

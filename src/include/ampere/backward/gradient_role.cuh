@@ -49,6 +49,26 @@ struct GradientRole {
         }
     }
 
+    // dP, divided by 1 - p, of weights that dropout keeps, and 0 of the others; unless P tells them.
+    FLASH_DEVICE void drop(dPSums &dP, const QueryWalk &at) const {
+        if constexpr (Kernel::drops && !Kernel::signs_dropped) {
+            const auto kept = work.kept_weights(at);
+            const float scale = weight_scale<typename Kernel::Mod>(work.args);
+#pragma unroll
+            for (int m = 0; m < Kernel::m_tiles; ++m) {
+#pragma unroll
+                for (int n = 0; n < n_tiles; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int block = m * Kernel::warp_query_tiles + n / 2;
+                        float &value = dP.rmem[m][n][i];
+                        value = kept.has(block, i / 2, n % 2 * 2 + i % 2) ? value * scale : 0.0f;
+                    }
+                }
+            }
+        }
+    }
+
     FLASH_DEVICE void make_dS(Fragments &dS, const dPSums &dP, const ScoreExchange<Kernel> &exchange,
                               int stage) const {
         const uint32_t delta = work.smem_delta(stage) +
@@ -64,10 +84,14 @@ struct GradientRole {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float (&tile)[4] = dP.rmem[m][2 * k + i / 2];
-                    const float2 p = unpack<Kernel::handed>(P[i]);
-                    dS.steps[k].rmem[m][i] =
-                        pack<Kernel::dtype>(p.x * (tile[2 * (i % 2)] - row_delta[i / 2].x),
-                                            p.y * (tile[2 * (i % 2) + 1] - row_delta[i / 2].y));
+                    float2 p = unpack<Kernel::handed>(P[i]), dp{tile[2 * (i % 2)], tile[2 * (i % 2) + 1]};
+                    if constexpr (Kernel::signs_dropped) {
+                        const float scale = weight_scale<typename Kernel::Mod>(work.args);
+                        dp = {p.x > 0.0f ? dp.x * scale : 0.0f, p.y > 0.0f ? dp.y * scale : 0.0f};
+                        p = {fabsf(p.x), fabsf(p.y)};
+                    }
+                    dS.steps[k].rmem[m][i] = pack<Kernel::dtype>(p.x * (dp.x - row_delta[i / 2].x),
+                                                                 p.y * (dp.y - row_delta[i / 2].y));
                 }
             }
         }

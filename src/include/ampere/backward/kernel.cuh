@@ -87,9 +87,9 @@ FLASH_DEVICE void run_score_role(const BlockWork<Kernel> &work) {
         dQ.make(at.template back<1>(), visit - 1);
         dQ.tell(at.template back<1>(), visit - 1);
     }
-    store_key_gradients<Kernel, Kernel::warp_d_v>(dV, work, work.args.dV, work.args.dV_strides,
-                                                  work.args.d_head_v, work.half * Kernel::warp_d_v,
-                                                  unshifted(Kernel::dtype));
+    store_key_gradients<Kernel, Kernel::warp_d_v>(
+        dV, work, work.args.dV, work.args.dV_strides, work.args.d_head_v, work.half * Kernel::warp_d_v,
+        unshifted(Kernel::dtype) * weight_scale<typename Kernel::Mod>(work.args));
 }
 
 template <typename Kernel>
@@ -136,6 +136,7 @@ FLASH_DEVICE void run_gradient_role(const BlockWork<Kernel> &work) {
         mbarrier_wait(barriers.full_dO(stage.slot), stage.parity);
         role.make_dP(dP, stage.slot);
         barriers.arrive(barriers.empty_dO(stage.slot), work.lane);
+        role.drop(dP, at);
         dQ.tell(at.template back<1>(), visit - 1);
         if constexpr (stages > 1) copy_next();
         mbarrier_wait(barriers.full_Q(stage.slot), stage.parity);
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS>::n_thr
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD>
 __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS, MOD>::n_threads,
                                   StaticBackwardKernelConfig<CFG, TRAITS, MOD>::min_blocks_per_sm)
-    flash_backward_mod_kernel(const __grid_constant__ ModBackwardArgs<MOD> args) {
+    flash_backward_mod_kernel(const __grid_constant__ BackwardArgs<MOD> args) {
     compute_key_gradients<StaticBackwardKernelConfig<CFG, TRAITS, MOD>>(args);
 }
 

@@ -33,15 +33,8 @@ struct BackwardKernelArgs {
     int d_head, d_head_v;                                            // padded_head
 };
 
-// With a mod, what it captures too: kernels of this family pass on the base, and find the rest behind it.
 template <typename Mod>
-struct ModBackwardArgs : BackwardKernelArgs {
-    ModOfLaunch<Mod> mod;
-};
-template <typename Mod>
-FLASH_DEVICE const ModOfLaunch<Mod> &mod_of(const BackwardKernelArgs &args) {
-    return static_cast<const ModBackwardArgs<Mod> &>(args).mod;
-}
+using BackwardArgs = ArgsFor<BackwardKernelArgs, Mod>;
 
 struct BackwardPlace {
     int batch;

@@ -26,19 +26,10 @@ struct QueryKernelOf<CFG, TRAITS, MOD, true> {
     using type = StaticQueryGradientConfig<CFG, TRAITS, MOD>;
 };
 
-template <typename MOD>
-struct BackwardArgsOf {
-    using Type = ModBackwardArgs<MOD>;
-};
-template <>
-struct BackwardArgsOf<NoMod> {
-    using Type = BackwardKernelArgs;
-};
-
 template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = NoMod>
 struct BackwardLauncher {
     using Kernel = StaticBackwardKernelConfig<CFG, TRAITS, MOD>;
-    using Args = typename BackwardArgsOf<MOD>::Type;
+    using Args = BackwardArgs<MOD>;
 
     // Of the kernel that makes dQ by itself; without one any type that has B_r will do.
     static constexpr bool makes_dQ_itself = CFG.dq_sum == DQSum::OWN_KERNEL;

@@ -132,6 +132,7 @@ struct ScoreRole {
         const int query = lane_query(at), key = first_key + accumulator(work.lane, 0).row;
         const uint32_t lse =
             work.smem_lse(stage) + 4 * (work.half * Kernel::warp_queries + accumulator(work.lane, 0).column);
+        [[maybe_unused]] const auto kept = work.kept_weights(at);
         typename Mod::Column columns[Kernel::m_tiles][2];
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -166,8 +167,20 @@ struct ScoreRole {
                 for (int m = 0; m < Kernel::m_tiles; ++m) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        P.steps[k].rmem[m][2 * n + r] =
-                            pack<Kernel::dtype>(p[m][r][0].value, p[m][r][1].value);
+                        if constexpr (Kernel::drops) {
+                            const int block = m * Kernel::warp_query_tiles + k;
+#pragma unroll
+                            for (int c = 0; c < 2; ++c) {
+                                float &value = p[m][r][c].value;
+                                if (!kept.has(block, r, 2 * n + c)) value = -value;
+                                if constexpr (Kernel::signs_dropped) p[m][r][c].handed_on = value;
+                            }
+                            P.steps[k].rmem[m][2 * n + r] =
+                                pack_positive<Kernel::dtype>(p[m][r][0].value, p[m][r][1].value);
+                        } else {
+                            P.steps[k].rmem[m][2 * n + r] =
+                                pack<Kernel::dtype>(p[m][r][0].value, p[m][r][1].value);
+                        }
                         handed[m][2 * n + r] =
                             pack_handed<Kernel::handed>(p[m][r][0].handed_on, p[m][r][1].handed_on);
                     }

@@ -55,6 +55,7 @@ template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = N
 struct StaticBackwardKernelConfig {
     using Mod = MOD;  // functions of the user's
     static constexpr bool has_mod = is_mod<MOD>;
+    static constexpr bool drops = drops_weights<MOD>(), signs_dropped = flash::signs_dropped<MOD>();
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr FlashBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
@@ -92,7 +93,7 @@ struct StaticBackwardKernelConfig {
                   "paired_warps halves d_head and d_head_v: multiples of 128");
     // The gradient warps take something else than what the score warps multiply by dO.
     static constexpr bool hands_over_apart =
-        dtype == DType::BF16 || TRAITS.softcap || scales_gradients<MOD>();
+        dtype == DType::BF16 || TRAITS.softcap || scales_gradients<MOD>() || drops;
     static constexpr DType handed = handed_dtype<MOD>(dtype);
     static constexpr bool holds_K = CFG.holds_K;
     static constexpr bool holds_V = CFG.holds_V;

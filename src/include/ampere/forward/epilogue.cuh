@@ -22,6 +22,7 @@ struct Epilogue {
     int first_panel;  // the warp's columns of it
     int first_row;    // the query of that row
     Mask<Kernel::traits> mask;
+    float weight_scale;  // of O, with dropout
 
     // `sink`: the head's sink, if it has one; `gmem_O`: the head's output; `lse`: its log-sum-exp
     // (seq_len_q), nullptr if not wanted. The warp has read its Q rows for the last time.
@@ -38,7 +39,7 @@ struct Epilogue {
                 const float l = softmax.total(m, r);
                 const RowEnd end =
                     Kernel::traits.sinks ? softmax.end_row(m, r, l, sink) : softmax.end_row(m, r, l);
-                stage_row(O, m, r, warp_row + row, end.factor);
+                stage_row(O, m, r, warp_row + row, factor_of(end));
                 if (lse != nullptr && lane % 4 == 0 && query < mask.seq_len_q) lse[query] = end.lse;
             }
         }
@@ -60,13 +61,14 @@ struct Epilogue {
                 const float l = softmax.total(m, r);  // of all lanes, before some leave
                 if (query >= mask.seq_len_q) continue;
                 const RowEnd end = softmax.end_row(m, r, l);
+                const float factor = factor_of(end);
                 float *row = partial_o + int64_t(query) * d_head_v + accumulator(lane, 0).column;
 #pragma unroll
                 for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {
                     if (Kernel::traits.padded_head && n * kMmaN >= d_head_v) continue;
                     const float (&tile)[4] = O.rmem[m][n];
                     *reinterpret_cast<float2 *>(row + n * kMmaN) =
-                        make_float2(tile[2 * r] * end.factor, tile[2 * r + 1] * end.factor);
+                        make_float2(tile[2 * r] * factor, tile[2 * r + 1] * factor);
                 }
                 if (lane % 4 == 0) partial_lse[query] = end.lse;
             }
@@ -74,6 +76,10 @@ struct Epilogue {
     }
 
   private:
+    FLASH_DEVICE float factor_of(const RowEnd &end) const {
+        return Kernel::drops ? end.factor * weight_scale : end.factor;
+    }
+
     FLASH_DEVICE void stage_row(const Output<Kernel> &O, int m, int r, int tile_row, float factor) const {
         const int in_chunk = accumulator(threadIdx.x % kWarpSize, 0).column * kElementBytes;
 #pragma unroll

@@ -88,11 +88,12 @@ struct ForwardWarp {
             if constexpr (Kernel::paired_warps) {
                 Scores<Kernel> S = pair.receive_scores(block_S);  // (warp_rows, B_c / 2)
                 take_scores<kGeneral>(S, first_key + pair.half * Kernel::warp_keys, kv_block == last_block);
-                multiply_as_pair(S);
+                multiply_as_pair(S, first_key + pair.half * Kernel::warp_keys);
             } else {
                 take_scores<kGeneral>(block_S, first_key, kv_block == last_block);
+                const auto kept = mods.kept_weights(q_row + warp_row(), first_key);
                 output_product(
-                    O, [&](int key_tile) { return softmax.probabilities(block_S, key_tile); },
+                    O, [&](int key_tile) { return softmax.probabilities(block_S, key_tile, kept); },
                     pipeline.offset(), mask.seq_len_q);
             }
         }
@@ -129,10 +130,11 @@ struct ForwardWarp {
     }
 
     // O += P V for the P of this warp's keys, then, when it has come, for that of the other's.
-    FLASH_DEVICE void multiply_as_pair(const Scores<Kernel> &S) {
+    FLASH_DEVICE void multiply_as_pair(const Scores<Kernel> &S, int first_key) {
+        const auto kept = mods.kept_weights(q_row + warp_row(), first_key);
         PairProbabilities<Kernel> P;
 #pragma unroll
-        for (int k = 0; k < Kernel::warp_key_tiles; ++k) P.rmem[k] = softmax.probabilities(S, k);
+        for (int k = 0; k < Kernel::warp_key_tiles; ++k) P.rmem[k] = softmax.probabilities(S, k, kept);
         pair.send_probabilities(P);
         const auto part = [&](int key_tile) { return P.rmem[key_tile]; };
         output_product(O, part, pipeline.offset() + pair.key_offset(pair.half), mask.seq_len_q);
@@ -370,6 +372,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
         .first_panel = panel,
         .first_row = at.q_block * Kernel::B_r + warp_row,
         .mask = mask,
+        .weight_scale = weight_scale<typename Kernel::Mod>(static_cast<const ForwardKernelArgs &>(args)),
     };
     if constexpr (traits.split) {
         const int64_t total_heads = args.grid.total_heads;
@@ -423,7 +426,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
 template <FlashForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD>
 __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS, MOD>::n_threads,
                                   StaticForwardKernelConfig<CFG, TRAITS, MOD>::min_blocks_per_sm)
-    flash_forward_mod_kernel(const __grid_constant__ ModKernelArgs<MOD> args) {
+    flash_forward_mod_kernel(const __grid_constant__ KernelArgs<MOD> args) {
     if constexpr (TRAITS.varlen && !TRAITS.split) {
         const int n_chunks = (TRAITS.padded_head ? args.d_head_v : CFG.d_head) / kChunkElements;
         clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,

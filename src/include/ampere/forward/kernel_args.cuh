@@ -43,21 +43,8 @@ struct ForwardKernelArgs {
     SchedulerCounter *counter;  // planned; nullptr: items go round statically
 };
 
-// With a mod, what it captures too.
 template <typename Mod>
-struct ModKernelArgs : ForwardKernelArgs {
-    ModOfLaunch<Mod> mod;
-};
-template <typename Mod>
-struct KernelArgsOf {
-    using Type = ModKernelArgs<Mod>;
-};
-template <>
-struct KernelArgsOf<NoMod> {
-    using Type = ForwardKernelArgs;
-};
-template <typename Mod>
-using KernelArgs = typename KernelArgsOf<Mod>::Type;
+using KernelArgs = ArgsFor<ForwardKernelArgs, Mod>;
 
 struct Place {
     int part;  // of the keys

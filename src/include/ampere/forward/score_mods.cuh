@@ -7,6 +7,7 @@
 
 #include "ampere/gemm.cuh"
 #include "common/fragments.cuh"
+#include "common/kept_weights.cuh"
 #include "common/mod.cuh"
 #include "common/mod_tiles.cuh"
 #include "common/mod_values.cuh"
@@ -23,12 +24,27 @@ struct ScoreMods {
     // `first_row`, `first_key`: of the warp's scores, counted within the sequence. `kind`: what the mask
     // leaves of the block.
     FLASH_DEVICE void apply(Scores<Kernel> &S, int first_row, int first_key, int size, TileKind kind) const {
-        if constexpr (Mod::kChangesScores && !Mod::kHidesKeys) {
-            apply_some<true, false>(S, first_row, first_key, size);
+        if constexpr (!Mod::kHidesKeys) {
+            if constexpr (Mod::kChangesScores) apply_some<true, false>(S, first_row, first_key, size);
         } else if (kind != TileKind::FULL) {
             apply_some<Mod::kChangesScores, true>(S, first_row, first_key, size);
         } else if constexpr (Mod::kChangesScores) {
             apply_some<true, false>(S, first_row, first_key, size);
+        }
+    }
+
+    // Which weights of the warp's dropout keeps; arguments as of `apply`.
+    FLASH_DEVICE auto kept_weights(int first_row, int first_key) const {
+        if constexpr (Kernel::drops) {
+            constexpr int kSquares = Kernel::warp_keys / kMmaN;  // of 16 rows
+            const MatrixCoordinate first = accumulator(computed_here(threadIdx.x % kWarpSize), 0);
+            return KeptOfQueries<Kernel::m_tiles * kSquares>(
+                HeadDropout(captured.dropout, batch, head), [&](int square) {
+                    return MatrixCoordinate{first_row + square / kSquares * kMmaM + first.row,
+                                            first_key + square % kSquares * kMmaN + first.column};
+                });
+        } else {
+            return AllKept{};
         }
     }
 
@@ -75,6 +91,8 @@ struct ScoreMods {
 };
 
 template <typename Kernel>
-struct ScoreMods<Kernel, NoMod> {};
+struct ScoreMods<Kernel, NoMod> {
+    FLASH_DEVICE AllKept kept_weights(int, int) const { return {}; }
+};
 
 }  // namespace flash::ampere

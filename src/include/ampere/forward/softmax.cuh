@@ -90,9 +90,10 @@ struct OnlineSoftmax {
     }
 
     // P = exp(S - m) of 16 keys, rounded to the input type, and added to l: in fp32 before it is rounded, or
-    // by the tensor cores afterwards. The accumulators of two neighbouring 8-column tiles of S are one A
-    // fragment of P (fragments.cuh).
-    FLASH_DEVICE AFragment<Kernel> probabilities(const Scores<Kernel> &S, int key_tile) {
+    // by the tensor cores afterwards. What dropout does not keep is 0 then. The accumulators of two
+    // neighbouring 8-column tiles of S are one A fragment of P (fragments.cuh).
+    template <typename Kept>
+    FLASH_DEVICE AFragment<Kernel> probabilities(const Scores<Kernel> &S, int key_tile, const Kept &kept) {
         AFragment<Kernel> P;  // (warp_rows, 16)
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -100,9 +101,14 @@ struct OnlineSoftmax {
             for (int i = 0; i < 4; ++i) {
                 const int r = i % 2;
                 const float (&tile)[4] = S.rmem[m][2 * key_tile + i / 2];
-                const float left = exponential(tile[2 * r], m, r);
-                const float right = exponential(tile[2 * r + 1], m, r);
+                float left = exponential(tile[2 * r], m, r);
+                float right = exponential(tile[2 * r + 1], m, r);
                 if constexpr (!tensor_sums) row_sum[m][r] += left + right;
+                if constexpr (Kernel::drops) {
+                    const int square = m * (Kernel::warp_keys / kMmaN) + 2 * key_tile + i / 2;
+                    if (!kept.has(square, 2 * r)) left = 0.0f;
+                    if (!kept.has(square, 2 * r + 1)) right = 0.0f;
+                }
                 P.rmem[m][i] = pack<Kernel::dtype>(left, right);
             }
         }

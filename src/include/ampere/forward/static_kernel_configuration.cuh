@@ -49,6 +49,7 @@ struct StaticForwardKernelConfig {
     static constexpr bool has_mod = is_mod<MOD>;
     static constexpr bool mod_changes_scores = changes_scores<MOD>();
     static constexpr bool mod_hides_keys = hides_keys<MOD>();
+    static constexpr bool drops = drops_weights<MOD>();
     static constexpr FlashForwardKernelConfig cfg = CFG;
     static constexpr ForwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;
@@ -122,6 +123,8 @@ struct StaticForwardKernelConfig {
                   "a mod may hide any key: no block is known to show each query one, as an approximate "
                   "softmax_reference needs it");
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
+    static_assert(!(CFG.tensor_row_sums && drops),
+                  "tensor_row_sums sums what the second product takes, and dropped weights count in the sum");
     static_assert(!(CFG.tensor_row_sums && has_parts),
                   "tensor_row_sums sums rounded P, which spoils the LSE that split keys are combined by");
 

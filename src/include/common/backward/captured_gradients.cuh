@@ -16,6 +16,7 @@
 #include "common/backward/visible_rows.cuh"
 #include "common/early_launch.cuh"
 #include "common/fragments.cuh"
+#include "common/kept_weights.cuh"
 #include "common/mod.cuh"
 #include "common/ptx.cuh"
 #include "common/sequence_rows.cuh"
@@ -140,6 +141,10 @@ struct CapturedTerms {
 
   private:
     FLASH_DEVICE void add_score(Terms &terms, int row, int key, float given, float dP) const {
+        if constexpr (Mod::kDrops) {
+            const Dropout &dropout = args.captured.dropout;
+            dP = HeadDropout(dropout, batch, head).keeps(row, key) ? dP * dropout.scale : 0.0f;
+        }
         const auto of_row = Mod::row(args.captured, once, of_head, batch, head, row);
         const auto of_key = Mod::column(args.captured, once, of_head, batch, head, key);
         if constexpr (Mod::kHidesKeys) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/backward/element.cuh"
+#include "common/kept_weights.cuh"
 #include "common/softcap.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/kept_sums.cuh"
@@ -33,6 +34,8 @@ struct BackwardConsumer {
     static constexpr int kDqTiles = kDqRegisters / 4;                             // of 8 columns
     static constexpr bool kLseAhead = Kernel::cfg.lse_ahead && !Kernel::has_mod;  // want of registers
 
+    using KeptWeights = std::conditional_t<Kernel::drops, KeptOfKeys<B_r / 16>, AllKept>;
+
     const BackwardKernelArgs &args;
     const BackwardSharedMemory<Kernel> smem;
     const BackwardProducts<Kernel> products;
@@ -42,7 +45,8 @@ struct BackwardConsumer {
     float rmem_dV[Kernel::d_head_v / 2];  // (64, d_v)
     float rmem_S[B_r / 2];  // (64, B_r): S^T, then P^T; with softcap tanh, then what dS is made of
     float2 rmem_lse[kLseAhead ? kPairs : 1];
-    uint32_t blocks = 0, items = 0;  // passed
+    [[no_unique_address]] KeptWeights stays;  // of the block in hand
+    uint32_t blocks = 0, items = 0;           // passed
     BackwardItem item;
     int q_block;
     int query_head;  // of the block in hand; kept with a mod alone
@@ -124,8 +128,9 @@ struct BackwardConsumer {
     }
 
     FLASH_DEVICE void store_dv() const {
-        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, Kernel::p_unit, args.dv, args.dv_strides, args,
-                                                 item, first_key(), lane, args.d_head_v);
+        const float scale = Kernel::p_unit * weight_scale<typename Kernel::Mod>(args);
+        store_gradient<Kernel, Kernel::d_head_v>(rmem_dV, scale, args.dv, args.dv_strides, args, item,
+                                                 first_key(), lane, args.d_head_v);
     }
     FLASH_DEVICE void store_dk() const {
         store_gradient<Kernel, Kernel::d_head>(rmem_dK, args.softmax_scale * Kernel::p_unit, args.dk,
@@ -199,6 +204,16 @@ struct BackwardConsumer {
         }
     }
 
+    // Finds which weights of the block in hand dropout keeps. Best while nothing else than S is in registers.
+    FLASH_DEVICE void draw() {
+        if constexpr (Kernel::drops) {
+            const Dropout &dropout = mod_of<typename Kernel::Mod>(args).captured.dropout;
+            const int query = q_block * B_r + accumulator(computed_here(lane), 0).column;
+            stays = KeptWeights(HeadDropout(dropout, item.batch, query_head),
+                                [&](int block) { return MatrixCoordinate{first_key(), query + block * 16}; });
+        }
+    }
+
     // The same with functions of the user's, element by element: dS is made of P times the derivative.
     FLASH_DEVICE void modified_probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
         using Mod = HeadMod<typename Kernel::Mod>;
@@ -226,7 +241,17 @@ struct BackwardConsumer {
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                rmem_P[2 * j + r] = pack<Kernel::dtype>(p[2 * r], p[2 * r + 1]);
+                if constexpr (Kernel::drops) {
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        float &value = p[2 * r + c];
+                        if (!stays.has(j / 2, r, j % 2 * 2 + c)) value = -value;
+                        if constexpr (Kernel::signs_dropped) handed_on[2 * r + c] = value;
+                    }
+                    rmem_P[2 * j + r] = pack_positive<Kernel::dtype>(p[2 * r], p[2 * r + 1]);
+                } else {
+                    rmem_P[2 * j + r] = pack<Kernel::dtype>(p[2 * r], p[2 * r + 1]);
+                }
                 if constexpr (Kernel::half_p) {
                     rmem_half[2 * j + r] = pack<Kernel::handed>(handed_on[2 * r], handed_on[2 * r + 1]);
                 } else {
@@ -257,8 +282,18 @@ struct BackwardConsumer {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int i = 4 * j + 2 * r;
-                const float2 pair = p(i);
-                float ds[2] = {pair.x * (rmem_dP[i] - delta.x), pair.y * (rmem_dP[i + 1] - delta.y)};
+                float2 pair = p(i);
+                float dp[2] = {rmem_dP[i], rmem_dP[i + 1]};
+                if constexpr (Kernel::drops) {
+                    const float scale = weight_scale<typename Kernel::Mod>(args);
+                    const bool kept[2] = {
+                        Kernel::signs_dropped ? pair.x > 0.f : stays.has(j / 2, r, j % 2 * 2),
+                        Kernel::signs_dropped ? pair.y > 0.f : stays.has(j / 2, r, j % 2 * 2 + 1)};
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) dp[c] = kept[c] ? dp[c] * scale : 0.f;
+                    if constexpr (Kernel::signs_dropped) pair = {fabsf(pair.x), fabsf(pair.y)};
+                }
+                float ds[2] = {pair.x * (dp[0] - delta.x), pair.y * (dp[1] - delta.y)};
                 if (kHiddenRows && pair.x == 0.f) ds[0] = 0.f;
                 if (kHiddenRows && pair.y == 0.f) ds[1] = 0.f;
                 rmem_dS[i / 2] = pack<Kernel::dtype>(ds[0], ds[1]);

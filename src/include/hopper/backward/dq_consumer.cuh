@@ -9,6 +9,7 @@
 #pragma once
 
 #include "common/backward/element.cuh"
+#include "common/kept_weights.cuh"
 #include "common/quad.cuh"
 #include "common/softcap.cuh"
 #include "common/softmax_scale.cuh"
@@ -195,6 +196,7 @@ struct DqConsumer {
     // dS from P, or tanh, and dP; with softcap the gradient of the score before the cap. Where a mask hides
     // it, it is 0 whatever the rows of K, V and dO hold.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_c / 4], float (&rmem_dP)[B_c / 2]) {
+        drop(rmem_dP);
         if (!needs_mask()) {
 #pragma unroll
             for (int i = 0; i < B_c / 4; ++i) {
@@ -213,6 +215,21 @@ struct DqConsumer {
 #pragma unroll
         for (int i = 0; i < B_c / 4; ++i) {
             rmem_dS[i] = pack<Kernel::dtype>(rmem_dP[2 * i], rmem_dP[2 * i + 1]);
+        }
+    }
+
+    // dP, divided by 1 - p, of weights that dropout keeps, and 0 of the others.
+    FLASH_DEVICE void drop(float (&rmem_dP)[B_c / 2]) const {
+        if constexpr (Kernel::drops) {
+            const Dropout &dropout = mod_of<typename Kernel::Mod>(args).captured.dropout;
+            const int key = tile * B_c + accumulator(computed_here(lane), 0).column;
+            const KeptOfQueries<B_c / 8> kept(HeadDropout(dropout, item.batch, item.head), [&](int square) {
+                return MatrixCoordinate{row(0), key + 8 * square};
+            });
+#pragma unroll
+            for (int i = 0; i < B_c / 2; ++i) {
+                rmem_dP[i] = kept.has(i / 4, i % 4) ? rmem_dP[i] * dropout.scale : 0.f;
+            }
         }
     }
 

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(StaticDqKernelConfig<CFG, TRAITS, MOD>::n_thre
     hopper_dq_mod_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                          const __grid_constant__ CUtensorMap v_map,
                          const __grid_constant__ CUtensorMap do_map,
-                         const __grid_constant__ ModBackwardArgs<MOD> args) {
+                         const __grid_constant__ BackwardArgs<MOD> args) {
     compute_query_gradients<StaticDqKernelConfig<CFG, TRAITS, MOD>>(q_map, k_map, v_map, do_map, args);
 }
 

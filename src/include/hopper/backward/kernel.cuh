@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(StaticBackwardKernelConfig<CFG, TRAITS, MOD>::
                                const __grid_constant__ CUtensorMap k_map,
                                const __grid_constant__ CUtensorMap v_map,
                                const __grid_constant__ CUtensorMap do_map,
-                               const __grid_constant__ ModBackwardArgs<MOD> args) {
+                               const __grid_constant__ BackwardArgs<MOD> args) {
     compute_key_gradients<StaticBackwardKernelConfig<CFG, TRAITS, MOD>>(q_map, k_map, v_map, do_map, args);
 }
 

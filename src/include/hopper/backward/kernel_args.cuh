@@ -50,22 +50,7 @@ struct BackwardKernelArgs {
     }
 };
 
-// With a mod, what it captures too: what is passed on is the base, and the rest is found behind it.
 template <typename Mod>
-struct ModBackwardArgs : BackwardKernelArgs {
-    ModOfLaunch<Mod> mod;
-};
-template <typename Mod>
-FLASH_DEVICE const ModOfLaunch<Mod> &mod_of(const BackwardKernelArgs &args) {
-    return static_cast<const ModBackwardArgs<Mod> &>(args).mod;
-}
-template <typename Mod>
-struct BackwardArgsOf {
-    using Type = ModBackwardArgs<Mod>;
-};
-template <>
-struct BackwardArgsOf<NoMod> {
-    using Type = BackwardKernelArgs;
-};
+using BackwardArgs = ArgsFor<BackwardKernelArgs, Mod>;
 
 }  // namespace flash::hopper

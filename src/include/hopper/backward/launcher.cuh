@@ -30,7 +30,7 @@ inline constexpr int kBackwardTarget = 90;  // sm_90a
 
 // ---------------------------------------------------------------- arguments
 template <typename Kernel>
-using BackwardArgs = typename BackwardArgsOf<typename Kernel::Mod>::Type;
+using ArgsOf = BackwardArgs<typename Kernel::Mod>;
 
 template <typename Kernel>
 bool backward_problem_is_whole(const BackwardProblem &p) {
@@ -70,7 +70,7 @@ cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, Backwar
 
 // All but the items.
 template <typename Kernel>
-cudaError_t make_backward_arguments(const BackwardProblem &p, BackwardArgs<Kernel> &args) {
+cudaError_t make_backward_arguments(const BackwardProblem &p, ArgsOf<Kernel> &args) {
     if (!backward_problem_is_whole<Kernel>(p)) return cudaErrorInvalidValue;
     if constexpr (Kernel::has_mod) args.mod = mod_of_launch<typename Kernel::Mod>(*p.mod);
     const RowTiles dq_tiles = row_tiles(p);
@@ -130,7 +130,7 @@ int thread_blocks(int n_sms, int n_items) {
 
 // Persistent blocks of one kernel over its items. kEarly: see early_launch.cuh.
 template <typename Kernel, bool kEarly>
-cudaError_t launch_items(const void *kernel, const BackwardProblem &p, BackwardArgs<Kernel> &args,
+cudaError_t launch_items(const void *kernel, const BackwardProblem &p, ArgsOf<Kernel> &args,
                          cudaStream_t stream) {
     if (args.n_items == 0) return cudaSuccess;
     int n_sms = 0;
@@ -173,7 +173,7 @@ const void *dq_kernel() {
 
 // dK and dV, and where it has no kernel of its own the sums of dQ. delta is there, dq_sums are 0.
 template <typename Kernel>
-cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardArgs<Kernel> args, cudaStream_t stream) {
+cudaError_t launch_key_blocks(const BackwardProblem &p, ArgsOf<Kernel> args, cudaStream_t stream) {
     const int n_tiles = Kernel::keeps_dq ? 1 : ceil_div(p.seq_len_k, Kernel::B_c);
     const cudaError_t error = plan_items<Kernel>(p, p.n_heads_kv, n_tiles, args);
     if (error != cudaSuccess) return error;
@@ -182,7 +182,7 @@ cudaError_t launch_key_blocks(const BackwardProblem &p, BackwardArgs<Kernel> arg
 
 // dQ and delta.
 template <typename Kernel>
-cudaError_t launch_dq(const BackwardProblem &p, BackwardArgs<Kernel> args, cudaStream_t stream) {
+cudaError_t launch_dq(const BackwardProblem &p, ArgsOf<Kernel> args, cudaStream_t stream) {
     using DqKernel = StaticDqKernelConfig<Kernel::cfg, Kernel::traits, typename Kernel::Mod>;
     const cudaError_t error = plan_items<DqKernel>(p, p.n_heads, ceil_div(p.seq_len_q, DqKernel::B_r), args);
     if (error != cudaSuccess) return error;
@@ -205,7 +205,7 @@ BackwardProblem plain_problem(BackwardProblem p) {
 template <typename Kernel>
 cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
     const BackwardProblem p = plain_problem<Kernel>(given);
-    BackwardArgs<Kernel> args{};
+    ArgsOf<Kernel> args{};
     cudaError_t error = make_backward_arguments<Kernel>(p, args);
     if (error == cudaSuccess) error = launch_find_tiles<typename Kernel::Mod>(p, stream);
     if constexpr (Kernel::sums_dq) {

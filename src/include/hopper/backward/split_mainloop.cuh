@@ -49,6 +49,7 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     const uint32_t uniform_q = wg.uniform_word(q_slot);
     if (last) wg.release(wg.smem.k_empty(wg.slot(wg.items, Kernel::k_stages)));  // all scores are there
     uint32_t rmem_P[Kernel::B_r / 4], none[Kernel::B_r / 4];
+    wg.draw();
     wg.probabilities(rmem_P, none);
     send_probabilities(wg);
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
@@ -129,6 +130,7 @@ FLASH_DEVICE void split_gradient_step(BackwardConsumer<Kernel> &wg, int i) {
     mbarrier_wait(wg.smem.q_full(q_slot), wg.phase(wg.blocks, kQ));
     mbarrier_wait(wg.smem.p_full(p_slot), wg.phase(wg.blocks, 2));
     uint32_t rmem_dS[Kernel::B_r / 4];
+    if constexpr (!Kernel::signs_dropped) wg.draw();
     const auto received = [&](int e) { return received_probabilities(wg, p_slot, e); };
     if (wg.kMasks && wg.needs_mask()) {
         wg.template make_score_gradients<true>(rmem_dS, wg.rmem_S, received);

@@ -27,6 +27,7 @@ template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = 
 struct StaticBackwardKernelConfig {
     using Mod = MOD;  // functions of the user's
     static constexpr bool has_mod = is_mod<MOD>;
+    static constexpr bool drops = drops_weights<MOD>(), signs_dropped = flash::signs_dropped<MOD>();
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
@@ -54,10 +55,11 @@ struct StaticBackwardKernelConfig {
     static constexpr int warpgroup_threads = 128;
     // One warpgroup computes S and dV, the other dP and dK, of the same 64 keys. Else each owns 64 keys.
     static constexpr bool split = CFG.split_gradients;
-    // Functions of the user's may have derivatives beyond FP16's range, and P of dS is not that of dV then.
+    // Functions of the user's may have derivatives beyond FP16's range, and P of dS is not that of dV then;
+    // nor is it with dropout.
     static constexpr DType handed = scales_gradients<MOD>() ? CFG.dtype : DType::FP16;
     static constexpr bool half_p =  // P twice, in both types
-        !float_p && !split && (CFG.dtype == DType::BF16 || scales_gradients<MOD>());
+        !float_p && !split && (CFG.dtype == DType::BF16 || scales_gradients<MOD>() || drops);
     static constexpr int n_consumers = 2;
     static constexpr int n_consumer_warps = n_consumers * 4;
     static constexpr int n_threads = (n_consumers + 1) * warpgroup_threads;

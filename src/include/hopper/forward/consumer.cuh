@@ -125,10 +125,26 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // found out anew: else what follows from it for each column is held from tile to tile.
     FLASH_DEVICE void apply_mod() {
         const int thread_lane = computed_here(lane);
-        const int row = this->first_row() + warp * 16 + accumulator(thread_lane, 0).row;
-        const ScoreMods<Kernel> mods{args.mod.captured, item.batch, item.head, this->seq_len_q()};
-        mods.apply(rmem_S, args.score_factor, row, kv_block * B_c, thread_lane,
-                   Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
+        mods().apply(rmem_S, args.score_factor, mod_row(thread_lane), kv_block * B_c, thread_lane,
+                     Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
+    }
+    FLASH_DEVICE ScoreMods<Kernel> mods() const {
+        return {args.mod.captured, item.batch, item.head, this->seq_len_q()};
+    }
+    FLASH_DEVICE int mod_row(int thread_lane) const {
+        return this->first_row() + warp * 16 + accumulator(thread_lane, 0).row;
+    }
+
+    // Of P, of which the sums have been taken.
+    FLASH_DEVICE void drop_weights() {
+        if constexpr (Kernel::drops) {
+            const int thread_lane = computed_here(lane);
+            const auto kept = mods().kept_weights(mod_row(thread_lane), kv_block * B_c, thread_lane);
+#pragma unroll
+            for (int i = 0; i < B_c / 2; ++i) {
+                if (!kept.has(i / 4, i % 4)) rmem_S[i] = 0.f;
+            }
+        }
     }
 
     FLASH_DEVICE void mask_tile() {
@@ -154,6 +170,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     }
 
     FLASH_DEVICE void round_probabilities() {
+        drop_weights();
 #pragma unroll
         for (int i = 0; i < B_c / 4; ++i) rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
     }

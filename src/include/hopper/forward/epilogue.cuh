@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "common/dropout.cuh"
 #include "common/quad.cuh"
 #include "common/row_end.cuh"
 #include "hopper/forward/item_slot.cuh"
@@ -105,7 +106,7 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const
         const RowEnd end = Kernel::traits.sinks && !Kernel::traits.split
                                ? end_row(exponent, sum, args.sinks[item.head])
                                : end_row(exponent, sum);
-        factor[r] = end.factor;
+        factor[r] = end.factor * weight_scale<typename Kernel::Mod>(args);
         const int row = row0 + 8 * r;
         if (lse != nullptr && (lane & 3) == 0 && row < rows.n_rows) {
             const int64_t first = Kernel::traits.split ? partial_row(args, item)

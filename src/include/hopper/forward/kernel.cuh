@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS, MOD>::n
                               const __grid_constant__ CUtensorMap k_map,
                               const __grid_constant__ CUtensorMap v_map,
                               const __grid_constant__ CUtensorMap o_map,
-                              const __grid_constant__ ModKernelArgs<MOD> args) {
+                              const __grid_constant__ KernelArgs<MOD> args) {
     run_block<StaticForwardKernelConfig<CFG, TRAITS, MOD>>({q_map, k_map, v_map, o_map}, args);
 }
 

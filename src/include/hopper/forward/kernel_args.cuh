@@ -61,21 +61,8 @@ struct ForwardKernelArgs {
 template <typename Kernel>
 using ItemOf = std::conditional_t<Kernel::traits.planned, PlannedItem, WorkItem>;
 
-// With a mod, what it captures too.
 template <typename Mod>
-struct ModKernelArgs : ForwardKernelArgs {
-    ModOfLaunch<Mod> mod;
-};
-template <typename Mod>
-struct KernelArgsOf {
-    using Type = ModKernelArgs<Mod>;
-};
-template <>
-struct KernelArgsOf<NoMod> {
-    using Type = ForwardKernelArgs;
-};
-template <typename Mod>
-using KernelArgs = typename KernelArgsOf<Mod>::Type;
+using KernelArgs = ArgsFor<ForwardKernelArgs, Mod>;
 
 // Where an item's queries are in q, o and lse, and how many its sequence has.
 template <ForwardTraits TRAITS>

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/fragments.cuh"
+#include "common/kept_weights.cuh"
 #include "common/mod.cuh"
 #include "common/mod_tiles.cuh"
 #include "common/mod_values.cuh"
@@ -57,6 +58,13 @@ struct ScoreMods {
                 }
             });
         }
+    }
+
+    // Which weights of the tile dropout keeps. A square: 8 columns.
+    FLASH_DEVICE auto kept_weights(int row, int first_key, int lane) const {
+        return KeptOfQueries<B_c / kMmaN>(HeadDropout(captured.dropout, batch, head), [&](int square) {
+            return MatrixCoordinate{row, first_key + square * kMmaN + accumulator(lane, 0).column};
+        });
     }
 
   private:

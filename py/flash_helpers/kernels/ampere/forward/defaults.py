@@ -41,8 +41,9 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             problem.masked or problem.mod_hides_keys,
             problem.seq_len_q,
             facts.capability,
-            lse=problem.lse or split,  # partial results are combined by their LSEs
-            exact=split or problem.mod is not None,  # parts, and masks of the user's, leave no other
+            # Partial results are combined by their LSEs; dropped weights count in the sums.
+            lse=problem.lse or split or problem.dropout,
+            exact=split or problem.has_mod,  # parts, and masks of the user's, leave no other
         )
         return kernel.config, reason
 

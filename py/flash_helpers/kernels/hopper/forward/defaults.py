@@ -41,12 +41,12 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             found[0],
             problem.causal,
             rows,
-            exact=problem.mod is not None,  # a mod may hide any key, which leaves no other reference
+            exact=problem.has_mod,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split and not problem.planned}),
             n_keys=problem.seq_len_k,
             few_blocks_of=few_blocks_of(problem, facts),
-            mod=problem.mod is not None,
+            mod=problem.has_mod,
             uneven=problem.mod_hides_keys,
         )
         return kernel.config, reason
