@@ -116,6 +116,6 @@ def test_kernels_with_dropout_spill_nothing(
     assert len(built) == len(kernels)
     for one in built:
         assert not one.warnings  # C75xx: products that wait for each other
-        # The bits of 64 weights beside P twice and dP, where no sign can stand for them.
+        # As many as without dropout: the function's own values beside P twice and dP.
         most = 32 if one.kernel == kernels[-1] and (family, direction) == ("hopper", BACKWARD) else 0
         assert one.spill_bytes <= most, one.kernel.short_form()

@@ -204,7 +204,7 @@ struct BackwardConsumer {
         }
     }
 
-    // Finds which weights of the block in hand dropout keeps. Best while nothing else than S is in registers.
+    // Finds which weights of the block in hand dropout keeps.
     FLASH_DEVICE void draw() {
         if constexpr (Kernel::drops) {
             const Dropout &dropout = mod_of<typename Kernel::Mod>(args).captured.dropout;
@@ -241,12 +241,12 @@ struct BackwardConsumer {
             }
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                if constexpr (Kernel::drops) {
+                if constexpr (Kernel::signs_dropped) {
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float &value = p[2 * r + c];
                         if (!stays.has(j / 2, r, j % 2 * 2 + c)) value = -value;
-                        if constexpr (Kernel::signs_dropped) handed_on[2 * r + c] = value;
+                        handed_on[2 * r + c] = value;
                     }
                     rmem_P[2 * j + r] = pack_positive<Kernel::dtype>(p[2 * r], p[2 * r + 1]);
                 } else {
@@ -259,6 +259,19 @@ struct BackwardConsumer {
                     rmem_S[4 * j + 2 * r + 1] = handed_on[2 * r + 1];
                 }
             }
+        }
+        if constexpr (Kernel::drops && !Kernel::signs_dropped) drop_rounded(rmem_P);
+    }
+
+    // Where no sign tells what is dropped: the bits are found when the scores are gone, and live until dS.
+    FLASH_DEVICE void drop_rounded(uint32_t (&rmem_P)[B_r / 4]) {
+        draw();
+#pragma unroll
+        for (int i = 0; i < B_r / 4; ++i) {
+            const int j = i / 2, r = i % 2;
+            const uint32_t low = stays.has(j / 2, r, j % 2 * 2) ? 0xffffu : 0u;
+            const uint32_t high = stays.has(j / 2, r, j % 2 * 2 + 1) ? 0xffff0000u : 0u;
+            rmem_P[i] &= low | high;
         }
     }
 

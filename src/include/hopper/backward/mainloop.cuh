@@ -67,7 +67,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     // Without dQ nobody reads K after the scores.
     if (!Kernel::sums_dq && last) wg.release(wg.smem.k_empty(wg.slot(wg.items, kK)));
 
-    if constexpr (!kHidden) wg.draw();
+    if constexpr (!kHidden && Kernel::signs_dropped) wg.draw();  // while S alone is in registers
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
     wg.clear_unseen_queries();
     wg.await_turn();

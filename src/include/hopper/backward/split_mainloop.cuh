@@ -49,7 +49,7 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     const uint32_t uniform_q = wg.uniform_word(q_slot);
     if (last) wg.release(wg.smem.k_empty(wg.slot(wg.items, Kernel::k_stages)));  // all scores are there
     uint32_t rmem_P[Kernel::B_r / 4], none[Kernel::B_r / 4];
-    wg.draw();
+    if constexpr (Kernel::signs_dropped) wg.draw();
     wg.probabilities(rmem_P, none);
     send_probabilities(wg);
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
