@@ -861,6 +861,24 @@ def test_c30_a_hidden_key_may_hold_anything(device, options):
     torch.testing.assert_close(lse[..., ~sees], finite[1][..., ~sees], atol=1e-3, rtol=2e-6)
 
 
+def test_c30_a_key_that_a_function_hides_may_hold_anything(device):
+    """Of k alone, from some queries as from all of them; v, and both with gradients, are read."""
+    q, k, v = ramps((1, 200, 2, 64), (1, 200, 2, 64), device)
+    mods = {
+        "all": lambda b, h, q_idx, kv_idx: (kv_idx % 50 != 20) & (q_idx * 0 < 1),
+        "some": lambda b, h, q_idx, kv_idx: (kv_idx % 50 != 20) | (q_idx >= 100),
+    }
+    for hidden_from, mask_mod in mods.items():
+        finite = attend(q, k, v, mask_mod=mask_mod, return_lse=True)
+        for rubbish in (math.nan, math.inf):
+            full = k.clone()
+            full[:, 20::50] = rubbish
+            out, lse = attend(q, full, v, mask_mod=mask_mod, return_lse=True)
+            others = slice(0, 200 if hidden_from == "all" else 100)
+            assert out[:, others].equal(finite[0][:, others])
+            assert lse[..., others].equal(finite[1][..., others])
+
+
 @pytest.mark.parametrize("seq_k", [1, 11, 63, 65, 129, 509])
 @pytest.mark.parametrize("seq_q", [1, 11, 997])
 def test_c21_guarded(device, seq_q, seq_k):

@@ -391,6 +391,23 @@ def test_c43_keys_that_nobody_sees(device: str) -> None:
     assert not found["dv"][:, :260].any()
 
 
+def test_c43_keys_that_a_function_hides_from_all_queries(device: str) -> None:
+    """They get exactly 0, and what is finite in them has no influence on any other gradient."""
+    inputs = Inputs(device, seq_len_q=130, seq_len_k=200)
+    mask = {"mask_mod": lambda b, h, q, k: (k % 50 != 20) & (q * 0 < 1)}
+    found = []
+    for value in (1.0, -300.0):
+        inputs.k[:, 20::50], inputs.v[:, 20::50] = value, value
+        leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        out = attend(*leaves, deterministic=True, **mask)
+        found.append(torch.autograd.grad(out, leaves, inputs.dout))
+    for first, second in zip(*found, strict=True):
+        assert first.equal(second)
+    for grad in found[0][1:]:
+        assert not grad[:, 20::50].any()
+        assert grad[:, 21::50].any()
+
+
 def test_c43_queries_that_see_no_key(device: str) -> None:
     inputs = Inputs(device, causal=True, seq_len_q=150, seq_len_k=70)
     clean = inputs.gradients(deterministic=True)
