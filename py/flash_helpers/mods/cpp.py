@@ -29,7 +29,7 @@ import struct
 
 from flash_helpers.mods.cpp_gradients import gradient_lines
 from flash_helpers.mods.cpp_tiles import tile_lines
-from flash_helpers.mods.intervals import Interval, intervals
+from flash_helpers.mods.intervals import intervals
 from flash_helpers.mods.mod import Mod, Node
 from flash_helpers.mods.operations import COMPARISONS, INDICES, REDUCTIONS, Kind
 from flash_helpers.mods.stages import Stage, loops, needed, stages
@@ -249,7 +249,7 @@ class _Writer:
             return self.mod.numbers[node.data].cpp
         if node.op == "sum":
             return "int64_t"
-        return "int" if _small(self.bounds[place]) else "int64_t"
+        return "int" if self.bounds[place].in_32_bits else "int64_t"
 
     def _value(self, place: int, stage: Stage) -> str:
         """A value as an operand."""
@@ -336,10 +336,6 @@ class _Writer:
         if node.op == "shift_right" and 0 <= by < (64 if wide else 32):
             return f"{operands[0]} >> {by}"
         return None
-
-
-def _small(bounds: Interval) -> bool:
-    return int(bounds.low) >= -(2**31) and int(bounds.high) < 2**31
 
 
 def _constant(node: Node) -> str:

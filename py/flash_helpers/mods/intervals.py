@@ -39,6 +39,11 @@ class Interval(NamedTuple):
     def of(cls, low: Any, high: Any) -> Interval:
         return cls(np.asarray(low, np.int64), np.asarray(high, np.int64))
 
+    @property
+    def in_32_bits(self) -> bool:
+        """Whether 32 bits hold every value."""
+        return int(self.low) >= -(2**31) and int(self.high) < 2**31
+
 
 UNKNOWN = Interval.of(-FAR, FAR)
 EITHER = Interval.of(0, 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flash_helpers.mods.mod import Mod, Node
-from flash_helpers.mods.operations import LOAD_COST, OPERATIONS, REDUCTIONS, WHERE_COST
+from flash_helpers.mods.intervals import intervals
+from flash_helpers.mods.mod import Element, Mod, Node
+from flash_helpers.mods.operations import LOAD_COST, OPERATIONS, REDUCTIONS, WHERE_COST, Kind
 from flash_helpers.mods.stages import Stage, loops, needed, stages
 
 
@@ -83,4 +84,25 @@ def explained(mod: Mod) -> str:
             lines.append(f"{name}: about {found.instructions[stage]:.0f} instructions{reads}")
     if len(lines) == 2:
         lines.append("no instructions")
+    if wide := wide_tensors(mod):
+        held = ", ".join(f"t{i}" for i in wide)
+        lines.append(f"of an element some have 64 bits, as what {held} holds; of int32 it would have 32")
     return "\n".join(lines)
+
+
+def wide_tensors(mod: Mod) -> tuple[int, ...]:
+    """The captured tensors of 64 bits for which arithmetic on each element has 64 bits, too."""
+    bounds, stage_of = intervals(mod), stages(mod)
+    wanted = needed(mod, *(name for name, _ in mod.results))
+    sources: list[set[int]] = []
+    found: set[int] = set()
+    for place, node in enumerate(mod.nodes):
+        if node.op == "load":
+            own = {node.data} if mod.tensors[node.data].element is Element.INT64 else set()
+        else:
+            wide = [a for a in node.args if mod.nodes[a].kind is Kind.INT and not bounds[a].in_32_bits]
+            own = set().union(*(sources[a] for a in wide))
+            if wanted[place] and stage_of[place] is Stage.ELEMENT:
+                found |= own
+        sources.append(own)
+    return tuple(sorted(found))

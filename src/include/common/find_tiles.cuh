@@ -16,6 +16,8 @@ namespace flash {
 
 inline constexpr int kFinderWarps = 4;
 inline constexpr int kRowsAtATime = 8;  // between two votes
+// On an SM, at least: if nothing is asked for, ptxas spills down to the next step of occupancy by itself.
+inline constexpr int kFinderBlocks = 8;
 
 template <typename Mod>
 struct TileFinder {
@@ -59,7 +61,7 @@ struct TileFinder {
 };
 
 template <typename Mod, int B_r, int B_c>
-__global__ void __launch_bounds__(kFinderWarps *kWarpSize)
+__global__ void __launch_bounds__(kFinderWarps *kWarpSize, kFinderBlocks)
     find_tiles_kernel(const __grid_constant__ TileFinder<Mod> finder) {
     int block = blockIdx.x;
     const int word = block % finder.n_words;

@@ -117,7 +117,8 @@ struct Tensor {
         // One that was below 0 and still is has its largest bit set.
         using Unsigned = std::make_unsigned_t<Index>;
         inside = inside && Unsigned(index.value) < Unsigned(size[axis]);
-        offset += int64_t(index.value) * stride[axis];
+        // What is inside has 32 bits; of what is not, no offset is used.
+        offset += int64_t(int(index.value)) * stride[axis];
     }
 };
 

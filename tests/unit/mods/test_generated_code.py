@@ -58,6 +58,8 @@ def test_random_functions_on_the_host(tmp_path: Path) -> None:
 
 SMALLEST = -(2**63)
 TABLE = torch.arange(1, 6)  # 5 values, beside which there is nothing
+LARGE = torch.tensor([2**31 - 1, -(2**31), 5, -1], dtype=torch.int32)
+FAR = torch.tensor([2**32 + 1, -(2**32) - 2, 2**31, 3])  # whose lower 32 bits are places in TABLE
 HALVES = torch.tensor([1.0, -2.5, 6e-8, 65504.0, math.inf, -0.0, 1.0 / 3, math.nan, 3e-5, 0.0, 7.0])
 EDGES = {
     "outside of a tensor": lambda s, b, h, q, k: TABLE[q - k - 1] + s,
@@ -67,6 +69,11 @@ EDGES = {
     "whole division by 0": lambda s, b, h, q, k: (q - 5) // (k - 4) + ((q - 5) % (k - 4)) * 0.5 + 0 * s,
     "real division by 0": lambda s, b, h, q, k: (q - 5) / (k - 4) + 0 * s,
     "shifts": lambda s, b, h, q, k: ((q - 5) << (k * 9 - 9)) + ((q - 5) >> (k * 9 - 9)) + 0 * s,
+    "beyond 32 bits": lambda s, b, h, q, k: (
+        (LARGE[q % 4] + k + LARGE[k % 4] * 3) % 1000 + (LARGE[q % 4] > LARGE[k % 4] - k) * 0.5 + 0 * s
+    ),
+    "products beyond 32 bits": lambda s, b, h, q, k: ((LARGE[q % 4] * LARGE[k % 4]) % 1000) * 1.0 + 0 * s,
+    "an index of 64 bits": lambda s, b, h, q, k: TABLE[FAR[k % 4]] + TABLE[FAR[q % 4] % 4] * 0.1 + 0 * s,
     "wrapping sums": lambda s, b, h, q, k: ((q * 2**60 + k * 2**59 + 2**62) % 1000) + 0 * s,
     "wrapping products": lambda s, b, h, q, k: ((q * 2**40 - 7) * (k * 2**39 + 3) * 5 % 1000) + 0 * s,
     "the smallest number": lambda s, b, h, q, k: (

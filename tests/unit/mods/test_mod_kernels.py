@@ -63,9 +63,7 @@ def test_no_kernel_spills(tmp_path: Path, d: int, target: int) -> None:
     assert len(built.kernels) == len(chosen)
     spilled = {compiled.kernel.mod: compiled.spill_bytes for compiled in built.kernels}
     assert spilled.keys() == {kernel.mod for kernel in kernels}
-    # On sm_80 masks of documents and a dense bias spill numbers of the walk over tiles, and addresses.
-    assert max(spilled.values()) <= (160 if target == 80 else 0)
-    assert sum(bytes_spilled > 0 for bytes_spilled in spilled.values()) <= 2
+    assert not any(spilled.values())
 
 
 @pytest.mark.compile

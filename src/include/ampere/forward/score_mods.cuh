@@ -64,7 +64,8 @@ struct ScoreMods {
             for (int n = 0; n < Kernel::warp_keys / kMmaN; ++n) {
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int key = first_key + n * kMmaN + accumulator(lane, c).column;
+                    // Found out anew, too: else ptxas works out all columns before the first element.
+                    const int key = computed_here(first_key) + n * kMmaN + accumulator(lane, c).column;
                     const auto column = Mod::column(captured, once, of_head, batch, head, key);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
