@@ -177,8 +177,8 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         128,
         128,
         _D128_BLOCK,
-        f"{_WHOLE_HEADS}: on a card that others used, too, 200 at 512 keys; two kernels 175, dQ summed 176; "
-        "without a mask 232, and 271 summed",
+        f"{_WHOLE_HEADS}: ahead of two kernels and of dQ summed at 512 keys, without a mask behind; timed on "
+        "a card that others used, too, so that there are no figures",
         masked=True,
         softcap=False,
         max_seq_len=512,
