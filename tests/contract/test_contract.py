@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import weakref
@@ -74,6 +75,28 @@ def test_every_line_has_a_test():
     }
     assert len(lines) == len(set(lines))
     assert set(lines) == tests
+
+
+def tests_of_lines() -> dict[str, set[str]]:
+    """By line of the contract the devices that its tests run on: those of this folder, and of tests/gpu."""
+    where: dict[str, set[str]] = {}
+    here = Path(__file__).parent
+    for file in (*here.glob("test_*.py"), *here.parent.joinpath("gpu").glob("test_*.py")):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and (found := re.match(r"test_(c\d\d)_", function.name)):
+                marks = " ".join(map(ast.unparse, function.decorator_list))
+                on_gpu = "mark.gpu" in marks or file.parent.name == "gpu"
+                both = any(argument.arg == "device" for argument in function.args.args)
+                devices = {"cpu", "cuda"} if both else {"cuda"} if on_gpu else {"cpu"}
+                where.setdefault(found[1].upper(), set()).update(devices)
+    return where
+
+
+def test_every_line_has_a_test_on_each_device():
+    """But C74: no test compares the bits of kernels yet."""
+    where = tests_of_lines()
+    assert {line for line, devices in where.items() if "cpu" not in devices} == set()
+    assert {line for line, devices in where.items() if "cuda" not in devices} <= {"C74"}
 
 
 # ---------------------------------------------------------------------- what is computed
