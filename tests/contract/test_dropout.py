@@ -1,6 +1,6 @@
 """C63: dropout on the CPU, forward and backward, against P that is dropped in float64, element by element.
 
-On a GPU: tests/gpu/test_dropout.py.
+On a GPU: tests/gpu/test_dropped_weights.py.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def test_what_is_refused_is_named() -> None:
 
 @pytest.mark.parametrize("device", ["A100", "H100"])
 def test_kernels_drop_weights_but_over_a_cache(device: str) -> None:
-    """What they compute: tests/gpu/test_dropout.py."""
+    """What they compute: tests/gpu/test_dropped_weights.py."""
     problem = AttentionProblem(DType.FP16, 1, 512, 512, 4, 4, 64, 64, dropout=True)
     for asked in (
         problem,

@@ -143,6 +143,8 @@ def output_error(o: Tensor, ref: Tensor) -> OutputError:
     # A row whose values nearly cancel has no meaningful relative error: compare it with a typical row, of all
     # and of its place in the sequence. Under a causal mask gradients of the first rows, of few keys, are much
     # larger than others, and what one of them loses because O was rounded is, too.
-    floor = torch.maximum(row_norm.mean(), row_norm.mean((0, 2), keepdim=True)).clamp_min(1e-30)
+    floor = row_norm.mean().clamp_min(1e-30)
+    if row_norm.ndim == 3:  # (batch, seq, heads); packed rows have no place that they share
+        floor = floor.maximum(row_norm.mean((0, 2), keepdim=True))
     worst = (row_error / row_norm.maximum(floor)).max()
     return OutputError(relative=whole.item(), worst_row=worst.item())
