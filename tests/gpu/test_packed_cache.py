@@ -109,6 +109,17 @@ def test_float32_outputs(page_size: int) -> None:
         _call(lengths, page_size=page_size, options=FLOAT32).check()
 
 
+@pytest.mark.parametrize("d", [64, 128, 96, 256])
+@pytest.mark.parametrize("n_sms", [1, 2, 5])
+def test_few_blocks_go_from_chunks_to_decoding_and_back(n_sms: int, d: int) -> None:
+    # A warpgroup without rows in one item has some in the next, and the other way round.
+    queries, keys = (1, 130, 16, 17, 1, 40, 1, 0, 33, 32, 1), (900, 700, 65, 40, 2111, 40, 5, 0, 640, 33, 1)
+    for options in (CAUSAL, {}):
+        call = _call((queries, keys), d=d, options={**options, "n_sms": n_sms})
+        call.check()
+        call.check()
+
+
 @pytest.mark.parametrize("page_size", [16, 5], ids=["tma", "cp_async"])
 @pytest.mark.parametrize("n_splits", [1, 2, 7, 256])
 def test_parts_that_the_caller_wants(n_splits: int, page_size: int) -> None:

@@ -1,10 +1,7 @@
-// Exponents of soft-capped scores for a lagged softmax (softcap.cuh).
+// A lagged softmax of soft-capped scores by a series (softcap.cuh).
 //
-// Scores take a series as long as it holds for them, which ends in the exponent: the cap costs its terms and
-// nothing else. Whether it held for all is seen beside the work, like the growth of the reference: the series
-// grows with the score, so that none is too large where no exponent is, and the least score is found by an
-// integer maximum. A step that met another score says that its reference was outgrown by everything: its
-// scores are computed again, and the warp takes the next longer form until its item ends.
+// The series ends in the exponent: the cap costs its terms and nothing else. It holds for scores up to an
+// end; whether it held for all is seen in the squares that it needs anyway, by an integer maximum.
 #pragma once
 
 #include <climits>
@@ -15,36 +12,68 @@
 namespace flash::hopper {
 
 inline constexpr int kUnusableStep = INT_MAX;  // as a growth of all lanes; like NaN it is more than any other
+inline constexpr float kLargestSum = 1e36f;    // of a step without growth; more is an overflow of some P
+
+inline constexpr int kShortTerms = 3, kLongTerms = 7;  // of series
 
 // Which form a warp takes: the shortest that was right for all scores of its item so far.
 enum class CapForm { SHORT_SERIES, LONG_SERIES, ANY };
 
-template <int kTerms>
-struct CappedExponents {
-    const TanhSeries<kTerms> &series;
-    const float exponent_factor;
-    uint32_t least = 0;  // bits of the least score below 0: those of floats below 0 order backwards
+// Whether steps look for growth. All scores of the short series lie so close together that P of bfloat16 and
+// its sums have room whatever the reference is: P <= 2^(2 * 10 log2(e)), 2^29.
+template <typename Kernel, int kTerms>
+inline constexpr bool kSeesGrowth = kTerms != kShortTerms || Kernel::dtype != DType::BF16;
+static_assert(kShortTanhSeriesScore <= 10.0f);
 
-    FLASH_DEVICE float of(float s, float offset) const { return fmaf(s, series.slope(s * s), -offset); }
-    FLASH_DEVICE void see(float s0, float s1) {
-        least = __vimax3_u32(least, __float_as_uint(s0), __float_as_uint(s1));
-    }
-    // An unusable step leaves the sums as they are.
-    template <typename Softmax>
-    FLASH_DEVICE void add(Softmax &softmax, float sum0, float sum1) {
-        bool unusable = least > __float_as_uint(-series.end);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float room = series.bound - softmax.reference[r] * exponent_factor;
-            unusable |= softmax.growth[r] > __float_as_int(fminf(room, kRescalableGrowth));
-        }
-        if (__any_sync(kAllLanes, unusable)) {
-            softmax.growth[0] = kUnusableStep;
-        } else {
-            softmax.sum[0] += sum0;
-            softmax.sum[1] += sum1;
-        }
+// What a thread's part of a step gives beside P.
+struct SeriesStep {
+    float sum[2];
+    uint32_t largest_square;  // bits of it, which order as it does
+
+    template <int kTerms>
+    FLASH_DEVICE bool out_of_range(const TanhSeries<kTerms> &series) const {
+        return largest_square > __float_as_uint(series.end * series.end);
     }
 };
+
+// S -> P in place, with the reference of the tile before; sets `growth`. The sums stay as they are. The short
+// series is one of scores; the long one, whose terms would lose digits, of score_factor times these.
+template <bool kGrowth, int B_c, int kTerms>
+FLASH_DEVICE SeriesStep series_step(OnlineSoftmax<B_c> &softmax, float (&rmem_S)[B_c / 2], float score_factor,
+                                    float exponent_factor, const TanhSeries<kTerms> &series) {
+    const float offset[2] = {softmax.reference[0] * exponent_factor, softmax.reference[1] * exponent_factor};
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};  // two chains of additions a row
+    uint32_t largest = 0;
+    softmax.growth[0] = softmax.growth[1] = 0;
+#pragma unroll
+    for (int i = 0; i < B_c / 2; i += 4) {
+        float (&s)[4] = reinterpret_cast<float (&)[4]>(rmem_S[i]);
+        float square[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (kTerms != kShortTerms) s[j] *= score_factor;
+            square[j] = s[j] * s[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            largest = __vimax3_u32(largest, __float_as_uint(square[j]), __float_as_uint(square[j + 1]));
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[j] = fmaf(s[j], series.slope(square[j]), -offset[j / 2]);
+        if constexpr (kGrowth) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                softmax.growth[r] =
+                    __vimax3_s32(softmax.growth[r], __float_as_int(s[2 * r]), __float_as_int(s[2 * r + 1]));
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            s[j] = exp2_approx(s[j]);
+            sum[j] += s[j];
+        }
+    }
+    return {{sum[0] + sum[1], sum[2] + sum[3]}, largest};
+}
 
 }  // namespace flash::hopper

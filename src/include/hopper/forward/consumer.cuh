@@ -59,9 +59,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
 
+    // capped_steps.cuh has that of lagged, capped scores.
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
-        if constexpr (Kernel::traits.softcap && kLagged && !kMasked) return capped_lagged_softmax();
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod();
         if (kMasked) mask_tile();
@@ -69,19 +69,6 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
             softmax.lagged_step(rmem_S, args.exponent_factor);
         } else {
             softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
-        }
-    }
-
-    FLASH_DEVICE void capped_lagged_softmax() {
-        if (cap_form == CapForm::SHORT_SERIES) {
-            CappedExponents<3> exponents{args.short_cap_series, args.exponent_factor};
-            softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
-        } else if (cap_form == CapForm::LONG_SERIES) {
-            CappedExponents<5> exponents{args.long_cap_series, args.exponent_factor};
-            softmax.lagged_step(rmem_S, args.exponent_factor, exponents);
-        } else {
-            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
-            softmax.lagged_step(rmem_S, args.exponent_factor);
         }
     }
 
@@ -117,7 +104,8 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
     FLASH_DEVICE void cap_scores() {
         if constexpr (Kernel::traits.softcap) {
-            if (!flash::cap_scores(rmem_S, args.score_factor, args.exponent_factor)) cap_form = CapForm::ANY;
+            if (!flash::cap_scores<kLongTerms>(rmem_S, args.score_factor, args.exponent_factor))
+                cap_form = CapForm::ANY;
         }
     }
 

@@ -48,7 +48,7 @@ struct ForwardKernelArgs {
     PlannedOutput output;    // planned
     // softcap: the exponent of a score S that is small, or not large
     TanhSeries<3> short_cap_series;
-    TanhSeries<5> long_cap_series;
+    TanhSeries<7> long_cap_series;
 
     // The mask of a launch; of one sequence of it, where lengths differ.
     template <ForwardTraits TRAITS>

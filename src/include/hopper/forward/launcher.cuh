@@ -107,7 +107,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, KernelArgs<typename Ke
     args.lowest = scale.lowest;
     if constexpr (Kernel::traits.softcap) {
         args.short_cap_series = tanh_series_of<3>(scale.score_factor, scale.exponent_factor);
-        args.long_cap_series = tanh_series_of<5>(scale.score_factor, scale.exponent_factor);
+        args.long_cap_series = tanh_series_of<7>(1, scale.exponent_factor);
     }
     args.window_left = problem.window_left;
     args.window_right = problem.window_right;

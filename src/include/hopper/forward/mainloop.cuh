@@ -10,6 +10,7 @@
 // the others.
 #pragma once
 
+#include "hopper/forward/capped_steps.cuh"
 #include "hopper/forward/hidden_values.cuh"
 
 namespace flash::hopper {
@@ -49,13 +50,7 @@ FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
     wg.kv.advance();
     issue_both_products<Kernel::B_c>(wg, v, [&] { wg.await_turn(); });
     wg.await_scores();
-    if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
-    wg.template tile_softmax<kMasked>();
-    wg.await_pv(v.v_slot());
-    wg.template settle_softmax<kMasked>();
-    if (!kMasked && wg.kLagged)
-        wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
-    wg.round_probabilities();
+    scores_to_probabilities<kMasked>(wg, [&] { wg.await_pv(v.v_slot()); });
 }
 
 // All further tiles; P V lags by one.
@@ -117,14 +112,10 @@ FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
     if constexpr (kFirst) {
         wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.first_softmax();
+        wg.round_probabilities();
     } else {
-        if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
-        wg.template tile_softmax<kMasked>();
-        wg.template settle_softmax<kMasked>();
-        if (!kMasked && wg.kLagged)
-            wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
+        scores_to_probabilities<kMasked>(wg, [] {});
     }
-    wg.round_probabilities();
     if (kMasked && wg.kv_block == wg.end_of_loops()) clear_hidden_values(wg, wg.item, wg.kv);
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});

@@ -31,19 +31,6 @@ namespace flash::hopper {
 inline constexpr float kToleratedGrowth = 8.0f;     // log2; P <= 2^8
 inline constexpr float kRescalableGrowth = 100.0f;  // log2; P <= 2^100 and its sum stay finite
 
-// Exponents of 2 of scores over a reference, whose own is `offset`.
-struct LinearExponents {
-    float factor;
-
-    FLASH_DEVICE float of(float s, float offset) const { return fmaf(s, factor, -offset); }
-    FLASH_DEVICE void see(float, float) {}
-    template <typename Softmax>
-    FLASH_DEVICE void add(Softmax &softmax, float sum0, float sum1) {
-        softmax.sum[0] += sum0;
-        softmax.sum[1] += sum1;
-    }
-};
-
 template <int B_c>
 struct OnlineSoftmax {
     float reference[2];
@@ -74,21 +61,17 @@ struct OnlineSoftmax {
         }
     }
 
-    // S -> P in place, with the reference of the tile before; sets `growth`. exponents: LinearExponents, or
-    // what has the like (capped_softmax.cuh).
-    template <typename Exponents>
-    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor, Exponents &exponents) {
+    // S -> P in place, with the reference of the tile before; sets `growth`.
+    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor) {
         const float offset0 = reference[0] * exponent_factor, offset1 = reference[1] * exponent_factor;
         float even0 = 0.f, odd0 = 0.f, even1 = 0.f, odd1 = 0.f;
         growth[0] = growth[1] = 0;
 #pragma unroll
         for (int i = 0; i < B_c / 2; i += 4) {
-            exponents.see(rmem_S[i], rmem_S[i + 1]);
-            exponents.see(rmem_S[i + 2], rmem_S[i + 3]);
-            const float x0 = exponents.of(rmem_S[i], offset0);
-            const float x1 = exponents.of(rmem_S[i + 1], offset0);
-            const float y0 = exponents.of(rmem_S[i + 2], offset1);
-            const float y1 = exponents.of(rmem_S[i + 3], offset1);
+            const float x0 = fmaf(rmem_S[i], exponent_factor, -offset0);
+            const float x1 = fmaf(rmem_S[i + 1], exponent_factor, -offset0);
+            const float y0 = fmaf(rmem_S[i + 2], exponent_factor, -offset1);
+            const float y1 = fmaf(rmem_S[i + 3], exponent_factor, -offset1);
             growth[0] = __vimax3_s32(growth[0], __float_as_int(x0), __float_as_int(x1));
             growth[1] = __vimax3_s32(growth[1], __float_as_int(y0), __float_as_int(y1));
             rmem_S[i] = exp2_approx(x0);
@@ -100,11 +83,8 @@ struct OnlineSoftmax {
             even1 += rmem_S[i + 2];
             odd1 += rmem_S[i + 3];
         }
-        exponents.add(*this, even0 + odd0, even1 + odd1);
-    }
-    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor) {
-        LinearExponents exponents{exponent_factor};
-        lagged_step(rmem_S, exponent_factor, exponents);
+        sum[0] += even0 + odd0;
+        sum[1] += even1 + odd1;
     }
 
     // Whether any row of the warp outgrew its reference by more than 2^limit. NaN counts as more.

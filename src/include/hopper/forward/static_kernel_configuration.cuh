@@ -98,6 +98,9 @@ struct StaticForwardKernelConfig {
     // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
     // all write the rows of items without.
     static constexpr bool warp_loads = TRAITS.varlen || TRAITS.split;
+    // Items may have rows for the first warpgroups only, as of sequences that decode: the others pass their
+    // tiles on (idle_items.cuh).
+    static constexpr bool idles = TRAITS.planned && n_consumers > 1 && CFG.overlap_products;
     // Causal: of an item's first tile a warpgroup may see only the first half.
     static constexpr bool half_tiles = CFG.half_tiles && TRAITS.causal && !tiles_begin && !has_mod;
     static constexpr RegisterBudget registers =

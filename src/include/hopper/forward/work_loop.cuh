@@ -5,12 +5,19 @@
 // product joins the last P V, or follows it directly with the store of O under it.
 #pragma once
 
-#include "hopper/forward/mainloop.cuh"
+#include "hopper/forward/idle_items.cuh"
 
 namespace flash::hopper {
 
 template <typename Kernel>
 FLASH_DEVICE void run_item_alone(Consumer<Kernel> &wg) {
+    if (is_idle(wg)) {
+        pass_first_tile(wg);
+        pass_further_tiles(wg);
+        pass_last_value(wg);
+        wg.q.advance();
+        return wg.fetch_item();
+    }
     if constexpr (Kernel::cfg.overlap_products) {
         begin_item(wg);
         overlapped_tiles(wg);
@@ -30,25 +37,37 @@ FLASH_DEVICE void run_item_alone(Consumer<Kernel> &wg) {
 // The tiles of this item but the first, and the first of the next. False: there is no next item.
 template <typename Kernel>
 FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
-    overlapped_tiles(wg);
+    const bool was_idle = is_idle(wg);
+    if (was_idle) {
+        pass_further_tiles(wg);
+    } else {
+        overlapped_tiles(wg);
+    }
     const uint32_t q_slot = wg.q.slot();
     const ItemOf<Kernel> done = wg.item;
     wg.q.advance();
+    const auto finish = [&] { wg.finish(done, wg.row_state(), q_slot); };
     if constexpr (Kernel::cfg.next_item == NextItem::AFTER_LAST_PV) {
-        last_pv(wg, done);
+        if (was_idle) {
+            wg.await_turn();
+            pass_last_value(wg);
+        } else {
+            last_pv(wg, done);
+        }
         wg.fetch_item();
         if (wg.item.end_kv_block < 0) {
             wg.pass_turn();
-            wg.finish(done, wg.row_state(), q_slot);
+            if (!was_idle) finish();
             return false;
         }
+        if (Kernel::idles && passed_after_last_pv(wg, was_idle, finish)) return true;
         wg.go_to_first_tile();
         wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
         wg.await_k();
         wg.with_first_columns([&]<int n_columns>() {
             wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
             wg.pass_turn();
-            wg.finish(done, wg.row_state(), q_slot);  // normalise and store under the next first product
+            finish();  // normalise and store under the next first product
             wgmma_wait<0>();
             pin_registers(wg.rmem_S);
         });
@@ -58,11 +77,16 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
     } else {
         wg.fetch_item();
         if (wg.item.end_kv_block < 0) {
+            if (was_idle) {
+                pass_last_value(wg);
+                return false;
+            }
             last_pv(wg, done);
             wg.sync_warpgroup();  // as in run_item_alone
-            wg.finish(done, wg.row_state(), q_slot);
+            finish();
             return false;
         }
+        if (Kernel::idles && passed_with_last_pv(wg, done, was_idle, finish)) return true;
         const auto v = wg.kv;
         clear_hidden_values(wg, done, v);
         wg.kv.advance();
@@ -95,7 +119,11 @@ FLASH_DEVICE void run_consumer(Consumer<Kernel> &wg) {
     if constexpr (Kernel::cfg.next_item == NextItem::NONE) {
         while (wg.item.end_kv_block > 0) run_item_alone(wg);
     } else if (wg.item.end_kv_block > 0) {
-        begin_item(wg);
+        if (is_idle(wg)) {
+            pass_first_tile(wg);
+        } else {
+            begin_item(wg);
+        }
         while (run_item_and_begin_next(wg)) wg.zero_output();
     }
     if (Kernel::cfg.ping_pong && wg.warpgroup == 0)
