@@ -46,7 +46,7 @@ class HopperChoice:
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot; "(H200)": on one H200,
             h200-head-sizes.json, h200-long.json, and of few blocks, few keys, packed sequences and soft caps
-            benchmarks/results/h200-row-candidates.json, which benchmarks/row_candidates.py makes.
+            benchmarks/results/h200-row-candidates.json and -2, which benchmarks/row_candidates.py makes.
             Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
@@ -149,6 +149,19 @@ FEW_KEYS_CHOICES = (
         64, 4096, False,
         replace(_D64_TALL, q_stages=3),
         "a third Q slot, since items are short: +6 % at 256 keys (H200)",
+        max_keys=256,
+    ),
+    HopperChoice(
+        128, None, False,
+        _config(128, 128, 80, 2, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "all keys are one tile, and four Q slots keep memory busy: 59 % of the time of 128 x 128 at 77, "
+        "and at 16 keys (H200, h200-row-candidates-2.json)",
+        max_keys=80,
+    ),
+    HopperChoice(
+        128, 4096, False,
+        replace(_D128, forced_overlap=False, q_stages=3),
+        "a third Q slot, since items are short: +11 % at 256 keys (H200, h200-row-candidates-2.json)",
         max_keys=256,
     ),
 )  # fmt: skip
@@ -316,7 +329,7 @@ CHOICES = FEW_BLOCKS_CHOICES + FEW_KEYS_CHOICES + _BY_LENGTH
 
 CAPPED_CHOICES = (
     *FEW_BLOCKS_CHOICES,
-    *FEW_KEYS_CHOICES,
+    *(choice for choice in FEW_KEYS_CHOICES if choice.d_head == 64),
     HopperChoice(
         64, None, False, _D64_TALL,
         "as without a soft cap up to 4096; 192 x 128 has no registers for a cap there, and takes twice the "
