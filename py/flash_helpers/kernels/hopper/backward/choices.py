@@ -154,15 +154,16 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         64,
         64,
         _D64_FULL,
-        "374 and 473 at 512 and 1024 keys; from registers, without turns, 368 and 469",
+        "374, 473, 539 and 576 at 512 to 4096 keys; from registers, without turns, 368, 469, 538 and 574; "
+        "in a second run 463, 497 and 507 at 1024 to 4096 beside 418, 463 and 485",
         masked=False,
-        max_seq_len=1024,
+        max_seq_len=4096,
     ),
     HopperBackwardChoice(
         64,
         64,
         _D64_RED,
-        "538, 574 and 594 at 2048, 4096 and 16384 keys; staged, in turns, 539, 576 and 580",
+        "594 at 16384 keys; staged, in turns, 580",
         masked=False,
     ),
     HopperBackwardChoice(
