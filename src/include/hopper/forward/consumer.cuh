@@ -65,23 +65,31 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod();
         if (kMasked) mask_tile();
-        if constexpr (kLagged && !kMasked) {
+        if (kLagged && !kMasked && !mod_hides_some()) {
             softmax.lagged_step(rmem_S, args.exponent_factor);
         } else {
             softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
         }
     }
 
+    // A function of the user's may hide all that a query sees of a tile, and the reference of a query that
+    // has met no key says nothing of the next one's score.
+    FLASH_DEVICE bool mod_hides_some() const {
+        return Kernel::mod_hides_keys && tile_word.kind() != TileKind::FULL;
+    }
+
     // O follows the step's change of reference. No wgmma is in flight.
     template <bool kMasked>
     FLASH_DEVICE void settle_softmax() {
         if constexpr (kLagged && !kMasked) {
+            if (mod_hides_some()) return scale_rows(rmem_O, softmax.rescale);
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 undo_lagged_step();
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
+                if constexpr (Kernel::has_mod) apply_mod();
                 softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
             } else {
                 softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);

@@ -137,9 +137,6 @@ struct StaticForwardKernelConfig {
 
     static_assert(!TRAITS.planned || (TRAITS.varlen && !TRAITS.split && !has_mod),
                   "planned: it needs varlen, has parts of its own, and no mods");
-    static_assert(!has_mod || CFG.softmax_reference != SoftmaxReference::LAGGED,
-                  "a mod may hide any key: no tile is known to show each query one, as a LAGGED "
-                  "softmax_reference needs it");
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static_assert(!TRAITS.paged || TRAITS.varlen,
                   "paged: rows behind a sequence's last one are cut off as with varlen");

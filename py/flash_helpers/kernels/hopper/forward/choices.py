@@ -361,6 +361,15 @@ VARLEN_CHOICES = (
 )  # fmt: skip
 """For sequences of different lengths, in the cache or with features, and for functions of the user's."""
 
+MOD_CHOICES = (
+    HopperChoice(
+        64, None, None, _D64_TALL,
+        "by its registers: a tile of 64 columns leaves some to a function of the user's, 192 x 128 spills",
+    ),
+    *(choice for choice in VARLEN_CHOICES if choice.d_head != 64),
+)  # fmt: skip
+"""For functions of the user's, of sequences of one length."""
+
 PACKED_CHOICES = (
     HopperChoice(
         64, None, False, _D64_TALL,

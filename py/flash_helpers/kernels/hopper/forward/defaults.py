@@ -41,7 +41,6 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             found[0],
             problem.causal,
             rows,
-            exact=problem.has_mod,  # a mod may hide any key, which leaves no other reference
             d_head_v=found[1],
             traits=ForwardTraits(**{**problem.features(), "split": split and not problem.planned}),
             n_keys=problem.seq_len_k,

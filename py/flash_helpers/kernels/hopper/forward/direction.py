@@ -73,14 +73,6 @@ def _unable_reason(config: HopperForwardKernelConfig, problem: AttentionProblem)
     return None
 
 
-def _mod_obstacle(config: HopperForwardKernelConfig) -> str | None:
-    if config.softmax_reference is SoftmaxReference.LAGGED:
-        return (
-            "its softmax_reference LAGGED counts on tiles that show each query a key, and a mod may hide any"
-        )
-    return None
-
-
 def _relieved(config: HopperForwardKernelConfig) -> HopperForwardKernelConfig | None:
     """With narrower tiles; then with one product at a time, so that nothing is in flight beside a mod."""
     narrower = [width for width in PRODUCT_WIDTHS if width <= config.B_c * 3 // 4 and width % MMA_K == 0]
@@ -116,7 +108,7 @@ DIRECTION = Direction(
     sizes=sizes,
     reads_beyond=_reads_beyond,
     unable_reason=_unable_reason,
-    mod_obstacle=_mod_obstacle,
+    mod_obstacle=lambda _: None,
     relieved=_relieved,
     neighbours=NEIGHBOURS,
     ladder=Ladder(STEPS, get_hopper_ladder),

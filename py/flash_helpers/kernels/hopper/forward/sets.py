@@ -9,6 +9,7 @@ from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
     CHOICES,
+    MOD_CHOICES,
     PACKED_CHOICES,
     PLANNED_CHOICES,
     SPLIT_CHOICES,
@@ -49,8 +50,7 @@ def choose_hopper_kernel(
         n_keys: keys; None: many.
         few_blocks_of: the least number of queries whose blocks all find an SM of their own; None: there are
             more blocks than SMs.
-        mod: whether functions of the user's change its scores or hide keys. Three and four consumers leave
-            them no registers.
+        mod: whether functions of the user's change its scores or hide keys.
         uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
@@ -62,7 +62,8 @@ def choose_hopper_kernel(
     for choice in choices:
         limited = traits.causal or traits.window or uneven
         if choice.fits(d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of):
-            return _kernel(choice.config, dtype, traits, exact, uneven), choice.reason
+            config = replace(choice.config, paired_blocks=False) if mod else choice.config
+            return _kernel(config, dtype, traits, exact, uneven), choice.reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
@@ -74,7 +75,9 @@ def _choices_for(traits: ForwardTraits, mod: bool) -> tuple[HopperChoice, ...]:
         return PLANNED_CHOICES
     if traits.split:
         return SPLIT_CHOICES
-    if mod or (traits.varlen and traits != ForwardTraits(causal=traits.causal, varlen=True)):
+    if mod and not traits.varlen:
+        return MOD_CHOICES
+    if traits.varlen and (mod or traits != ForwardTraits(causal=traits.causal, varlen=True)):
         return VARLEN_CHOICES
     if traits.varlen:
         return PACKED_CHOICES
