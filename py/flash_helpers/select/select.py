@@ -149,7 +149,8 @@ def _known_best(
     usable = next((choice for choice in defaults if choice.obstacle is None), None)
     known: list[Choice] = []
     plain = not any(on for name, on in problem.features().items() if name != "causal")
-    plain = plain and not (problem.out_float32 or problem.invariant) and problem.n_sms is None
+    plain = plain and not (problem.out_float32 or problem.invariant or problem.has_mod)
+    plain = plain and problem.n_sms is None
     if database is not None and plain and (usable is None or usable.n_splits == 1):
         default = None if usable is None else usable.kernel.config
         for config, basis in database.ranked(problem, facts, default):
