@@ -36,7 +36,7 @@ constexpr bool hides_keys() {
 
 // Whether weights are dropped behind the softmax (dropout.cuh).
 template <typename Mod>
-FLASH_HOST_DEVICE constexpr bool drops_weights() {
+constexpr bool drops_weights() {
     if constexpr (is_mod<Mod>) return Mod::kDrops;
     return false;
 }
