@@ -95,6 +95,8 @@ def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
     if kernel.config.malformed_reason():
         raise ValueError("a kernel that is malformed now")
     traits = kernel.traits
+    if row.get("variant") in ("mod", "twin"):
+        raise ValueError("a function of scores or masks, or what says the same, which the sizes do not tell")
     if row["problem"].get("softcap"):
         raise ValueError("a soft cap, whose time depends on how large the scores are")
     if direction_of(kernel).name == BACKWARD:
