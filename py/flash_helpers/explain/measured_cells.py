@@ -78,8 +78,9 @@ def _reason(error: Exception) -> str:
 
 
 def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
-    """None for rows of other libraries, of screenings, without a kernel's name, or with the host's time."""
-    if "stage" in row:
+    """None for rows of other libraries, of screenings, without a kernel's name, or with the host's time; and
+    of functions and what says the same, since the row's sizes do not tell what is hidden."""
+    if "stage" in row or row.get("variant") in ("mod", "twin"):
         return None
     name = row.get("kernel") or (row["implementation"] if row["kind"] == "kernel" else "")
     times = row["milliseconds"]
@@ -95,8 +96,6 @@ def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
     if kernel.config.malformed_reason():
         raise ValueError("a kernel that is malformed now")
     traits = kernel.traits
-    if row.get("variant") in ("mod", "twin"):
-        raise ValueError("a function of scores or masks, or what says the same, which the sizes do not tell")
     if row["problem"].get("softcap"):
         raise ValueError("a soft cap, whose time depends on how large the scores are")
     if direction_of(kernel).name == BACKWARD:
