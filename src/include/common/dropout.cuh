@@ -52,7 +52,7 @@ FLASH_HOST_DEVICE uint32_t kept_of_key(uint32_t own, uint32_t other, bool odd) {
 // 1 / (1 - p) of a launch; 1 of a kernel that drops nothing. `args`: see mod_of.
 template <typename Mod, typename Args>
 FLASH_HOST_DEVICE float weight_scale(const Args &args) {
-    if constexpr (drops_weights<Mod>()) {
+    if constexpr (drops_weights<Mod>) {
         return mod_of<Mod>(args).captured.dropout.scale;
     } else {
         return 1.0f;

@@ -36,10 +36,10 @@ constexpr bool hides_keys() {
 
 // Whether weights are dropped behind the softmax (dropout.cuh).
 template <typename Mod>
-constexpr bool drops_weights() {
+inline constexpr bool drops_weights = [] {
     if constexpr (is_mod<Mod>) return Mod::kDrops;
     return false;
-}
+}();
 
 // What is a part of a kernel's arguments where it has a mod.
 template <typename Mod>
@@ -86,7 +86,7 @@ constexpr bool scales_gradients() {
 // With dropout, what dS is made of is below 0 where a weight is dropped, if it can't be so otherwise.
 template <typename Mod>
 constexpr bool signs_dropped() {
-    return drops_weights<Mod>() && !scales_gradients<Mod>();
+    return drops_weights<Mod> && !scales_gradients<Mod>();
 }
 
 }  // namespace flash

@@ -11,7 +11,7 @@ template <FlashBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = N
 struct StaticQueryGradientConfig {
     using Mod = MOD;
     static constexpr bool has_mod = is_mod<MOD>;
-    static constexpr bool drops = drops_weights<MOD>();
+    static constexpr bool drops = drops_weights<MOD>;
     static constexpr DType handed = handed_dtype<MOD>(CFG.dtype);
     static constexpr FlashBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;

@@ -17,7 +17,7 @@ template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = 
 struct StaticDqKernelConfig {
     using Mod = MOD;
     static constexpr bool has_mod = is_mod<MOD>;
-    static constexpr bool drops = drops_weights<MOD>();
+    static constexpr bool drops = drops_weights<MOD>;
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

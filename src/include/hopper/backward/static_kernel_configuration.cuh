@@ -27,7 +27,7 @@ template <HopperBackwardKernelConfig CFG, BackwardTraits TRAITS, typename MOD = 
 struct StaticBackwardKernelConfig {
     using Mod = MOD;  // functions of the user's
     static constexpr bool has_mod = is_mod<MOD>;
-    static constexpr bool drops = drops_weights<MOD>(), signs_dropped = flash::signs_dropped<MOD>();
+    static constexpr bool drops = drops_weights<MOD>, signs_dropped = flash::signs_dropped<MOD>();
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;

@@ -60,7 +60,7 @@ struct StaticForwardKernelConfig {
     static constexpr bool has_mod = is_mod<MOD>;
     static constexpr bool mod_changes_scores = changes_scores<MOD>();
     static constexpr bool mod_hides_keys = hides_keys<MOD>();
-    static constexpr bool drops = drops_weights<MOD>();
+    static constexpr bool drops = drops_weights<MOD>;
     static constexpr HopperForwardKernelConfig cfg = CFG;
     static constexpr ForwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

@@ -46,6 +46,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             n_keys=problem.seq_len_k,
             few_blocks_of=few_blocks_of(problem, facts),
             mod=problem.has_mod,
+            dropout=problem.dropout,
             uneven=problem.mod_hides_keys,
         )
         return kernel.config, reason

@@ -35,6 +35,7 @@ def choose_hopper_kernel(
     n_keys: int | None = None,
     few_blocks_of: int | None = None,
     mod: bool = False,
+    dropout: bool = False,
     uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
@@ -50,7 +51,8 @@ def choose_hopper_kernel(
         n_keys: keys; None: many.
         few_blocks_of: the least number of queries whose blocks all find an SM of their own; None: there are
             more blocks than SMs.
-        mod: whether functions of the user's change its scores or hide keys.
+        mod: whether functions of the user's change its scores or hide keys, or weights are dropped.
+        dropout: whether weights are dropped, which leaves four consumers no registers.
         uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
@@ -58,7 +60,7 @@ def choose_hopper_kernel(
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = _choices_for(traits, mod)
+    choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod)
     for choice in choices:
         limited = traits.causal or traits.window or uneven
         if choice.fits(d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of):
