@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if needing and not _usable_gpu():
         config.hook.pytest_deselected(items=needing)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_in_any_order() -> None:
+    """A test that seeds nothing draws the same numbers alone, behind any other and on any worker."""
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
