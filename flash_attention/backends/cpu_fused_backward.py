@@ -122,7 +122,7 @@ class _Sums:
         """Adds what these queries give to the gradients of these keys, and writes their own."""
 
         def ordered(x: Tensor, axis: int) -> Tensor:
-            return x.contiguous() if mask is None else x.flip(axis)
+            return (x if mask is None else x.flip(axis)).contiguous()  # flips keep strides
 
         do, q, o = (self._wide(x[..., queries, :]) for x in (self.do, self.q, self.o))
         if self.dlse is not None:
