@@ -22,11 +22,6 @@ class Cost:
     instructions: dict[Stage, float]
     loads: dict[Stage, int]
 
-    def per_element(self, queries: int, keys: int) -> float:
-        """Instructions an element in a tile of so many queries and keys, of which each stage runs once."""
-        runs = {Stage.ROW: 1 / keys, Stage.COLUMN: 1 / queries, Stage.ELEMENT: 1.0}
-        return sum(cost * runs.get(stage, 1 / (queries * keys)) for stage, cost in self.instructions.items())
-
 
 def cost(mod: Mod) -> Cost:
     """The cost of all results of a mod."""

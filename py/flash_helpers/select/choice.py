@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -11,7 +10,7 @@ from flash_helpers.kernels.families import kernel_of
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import FORWARD, HEAD_SIZES, AttentionProblem, visible_limits
 from flash_helpers.problem import Problem
-from flash_helpers.select.candidates import head_sizes, unable_reason
+from flash_helpers.select.candidates import head_sizes
 from flash_helpers.select.family_choices import family_choices
 from flash_helpers.select.select import Choice, TuningDatabase, select
 
@@ -43,23 +42,6 @@ def check_head_size(d_head: int) -> None:
             f"d_head is {d_head}; attention takes the multiples of {HEAD_SIZES.step} from {HEAD_SIZES.start} "
             f"to {HEAD_SIZES[-1]}: give one of these"
         )
-
-
-def able_kernels(problem: Problem, facts: DeviceFacts, kernels: Sequence[Kernel]) -> set[Kernel]:
-    """Those of the kernels that compute a problem on a device, padded or not.
-
-    Args:
-        problem: the sizes.
-        facts: the device.
-        kernels: all candidates: of several head sizes that hold the tensors, a family takes the smallest.
-    """
-    wanted, configs = attention_problem(problem), list(dict.fromkeys(kernel.config for kernel in kernels))
-    able = {
-        config
-        for config in configs
-        if unable_reason(config, wanted, configs) is None and config.infeasible_reason(facts) is None
-    }
-    return {kernel for kernel in kernels if kernel.config in able}
 
 
 def attention_problem(problem: Problem, lse: bool = False, deterministic: bool = False) -> AttentionProblem:

@@ -64,8 +64,9 @@ class HopperBackwardChoice:
         d_head: head size of the kernel.
         d_head_v: that of V.
         config: in BF16.
-        reason: why. Figures: one H200 (2026-11-28), bf16, 16384 tokens, hidden size 2048, everything that a
-            backward call needs, TFLOP/s of five products.
+        reason: why. Figures are rates of benchmarks/results/h200-hopper-backward-variants.json: one H200
+            (2026-11-28), bf16, 16384 tokens, hidden size 2048, everything that a backward call needs, TFLOP/s
+            of five products.
         masked: for causal and windowed problems only, for others only, or (None) for both.
         deterministic: equal calls have to give equal bits, or need not, or (None) both.
         softcap: scores are capped, or not, or (None) both.
@@ -154,8 +155,7 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         64,
         64,
         _D64_FULL,
-        "374, 473, 539 and 576 at 512 to 4096 keys; from registers, without turns, 368, 469, 538 and 574; "
-        "in a second run 463, 497 and 507 at 1024 to 4096 beside 418, 463 and 485",
+        "374, 473, 539 and 576 at 512 to 4096 keys; from registers, without turns, 368, 469, 538 and 574",
         masked=False,
         max_seq_len=4096,
     ),
@@ -212,8 +212,8 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         128,
         128,
         replace(_D128, head_sections=False),
-        "393, 509, 590, 631 and 635 at 512, 1024, 2048, 4096 and 16384 keys; from registers 380, 604 and 585 "
-        "at 512, 4096 and 16384",
+        "393, 509, 590, 631 and 635 at 512, 1024, 2048, 4096 and 16384 keys; with two kernels 373, 454, 495, "
+        "503 and 503",
     ),
     HopperBackwardChoice(192, 128, _two_kernels(192, 128, 80), f"{_TWO_KERNELS}; not measured"),
     HopperBackwardChoice(192, 192, _two_kernels(192, 192, 64), f"{_TWO_KERNELS}; not measured"),
