@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backends.without_keys import fill_packed_without_keys, fill_without_keys
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, PackedCached, Ran, Scores
@@ -275,7 +276,7 @@ def backward_pass(
     mask, scores = _mask_and_scores(options._replace(sinks=sinks), scale, traced, layout, q, k)
     batch, seq_len_q, seq_len_k = layout.sizes(q, k)
     if not (batch and seq_len_q and q.shape[-2]) or not (seq_len_k or isinstance(layout, Packed)):
-        _fill_without_keys(to_compute, dlse)
+        _fill_without_keys(to_compute, sinks, lse, dlse)
         for gradient in dcaptured.values():
             gradient.zero_()
         return made
@@ -305,11 +306,12 @@ def room_for(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fill_without_keys(gradients: Gradients, dlse: Tensor | None) -> None:
+def _fill_without_keys(gradients: Gradients, sinks: Tensor | None, lse: Tensor, dlse: Tensor | None) -> None:
     """The gradients where no query has a key. There an LSE is the sink of its head."""
     dq, dk, dv, dsinks = gradients
-    for grad in (dq, dk, dv, dsinks):
+    for grad in (dq, dk, dv):
         if grad is not None:
             grad.zero_()
-    if dsinks is not None and dlse is not None and dlse.ndim == 3:
-        dsinks.copy_(dlse.sum((0, 2)))
+    if dsinks is not None and sinks is not None:
+        delta = torch.zeros_like(lse) if dlse is None else -dlse
+        dsinks.copy_(sink_gradient(sinks, lse, delta))

@@ -424,7 +424,13 @@ def test_c43_no_keys_and_no_queries(device: str) -> None:
         assert all(grad.isfinite().all() for grad in inputs.gradients(inputs.dlse).values())
     inputs = Inputs(device, sinks=True, seq_len_k=0)
     found = inputs.gradients(inputs.dlse)["dsinks"]  # each LSE is the sink
-    torch.testing.assert_close(found, inputs.dlse.sum((0, 2)), atol=1e-4, rtol=1e-4)
+    expected = inputs.dlse.sum((0, 2))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert inputs.sinks is not None
+    inputs.sinks[0] = -math.inf  # no sink
+    found = inputs.gradients(inputs.dlse)["dsinks"]
+    assert found[0] == 0
+    torch.testing.assert_close(found[1:], expected[1:], atol=1e-4, rtol=1e-4)
 
 
 PACKED = [(33, 70), (0, 5), (40, 0), (1, 1), (5, 2), (64, 64)]
