@@ -13,7 +13,13 @@ from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
 from flash_attention.call import BATCHES, PACKED
-from flash_attention.checks.calls import check_head_sizes, check_kinds, check_offset_values, check_packing
+from flash_attention.checks.calls import (
+    check_block_table,
+    check_head_sizes,
+    check_kinds,
+    check_offset_values,
+    check_packing,
+)
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_dropout, checked_flag
 from flash_attention.checks.tensors import check_tensors
@@ -22,7 +28,7 @@ from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.kv_cache import MAX_INT32, attend_with_cache
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
-from flash_attention.compat.places import in_batches, in_packed
+from flash_attention.compat.places import counted, in_batches, in_items, in_packed, room_for_keys
 from flash_attention.compat.words import in_words
 from flash_attention.run.tracing import is_readable, wants_autocast
 
@@ -208,14 +214,19 @@ def flash_attn_varlen_func(
     check_unpadded(q, k, v, PACKED, None if block_table is None else BATCHES)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
     check_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
-    if block_table is not None:
+    if block_table is not None or alibi_slopes is not None:
         check_packing(q, k, cu_seqlens_q, cu_seqlens_k, *longest)
+    if block_table is not None:
         if is_readable(cu_seqlens_k):
             check_offset_values("cu_seqlens_k", cu_seqlens_k, MAX_INT32, "max_seqlen_k", longest[1])
         options |= {"seqused_k": cu_seqlens_k.diff(), "block_table": block_table}
     if alibi_slopes is not None:
         slopes = checked_slopes(alibi_slopes, q, cu_seqlens_q.numel() - 1)
         place = in_packed(cu_seqlens_q, cu_seqlens_k)
+        if block_table is not None:
+            check_block_table(block_table, q, cu_seqlens_q.numel() - 1)
+            counts = counted(cu_seqlens_k.diff(), room_for_keys(k, None, block_table))
+            place = in_items(counts, cu_seqlens_q.diff())
         options["score_mod"] = alibi(slopes, place, is_ordered(options))
     ends_k = cu_seqlens_k if block_table is None else None
     out = attention_varlen(padded(q), padded(k), padded(v), cu_seqlens_q, ends_k, *longest, **options)

@@ -21,7 +21,7 @@ from flash_attention.compat.arguments import checked_packing, host_number, optio
 from flash_attention.compat.merge_state import check_parts
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
-from flash_attention.compat.places import in_batches, in_items, in_packed
+from flash_attention.compat.places import counted, in_batches, in_items, in_packed
 from flash_attention.compat.within_chunks import checked_chunk, within_chunks
 from flash_attention.compat.words import in_words
 from flash_attention.merge import merge
@@ -159,8 +159,7 @@ def flash_attn_varlen_func(
         check_packed_cache(q, k, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None, *longest)
         place = in_packed(cu_seqlens_q, cu_seqlens_k)
         if seqused_q is not None or seqused_k is not None:
-            counts_q = cu_seqlens_q.diff() if seqused_q is None else seqused_q
-            place = in_items((cu_seqlens_k.diff() if seqused_k is None else seqused_k) - counts_q)
+            place = in_items(counted(seqused_k, cu_seqlens_k.diff()), counted(seqused_q, cu_seqlens_q.diff()))
         options["mask_mod"] = within_chunks(size, place)
     out = attention_varlen(padded(q), padded(k), padded(v), cu_seqlens_q, cu_seqlens_k, *longest, **options)
     return cut(out, v)

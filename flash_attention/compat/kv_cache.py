@@ -21,7 +21,7 @@ from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat import kv_cache_checks as checks
 from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.padding import Result, cut, padded
-from flash_attention.compat.places import in_caches
+from flash_attention.compat.places import counted, in_caches
 from flash_attention.run.tracing import is_readable
 
 MAX_INT64 = 2**63 - 1
@@ -103,7 +103,7 @@ def attend_with_cache(
             cache_batch_idx = cache_batch_idx.clamp(-1, MAX_INT32)
         block_table = cache_batch_idx.int()[:, None]  # each item's cache is one page
     if alibi_slopes is not None:
-        place = in_caches(seqused, q.shape[1])
+        place = in_caches(counted(seqused, capacity), q.shape[1])
         options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
     out = attention_cached(
         padded(q), padded(k_cache), padded(v_cache), seqused, block_table=block_table, **options

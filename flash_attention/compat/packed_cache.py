@@ -19,7 +19,7 @@ from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.kv_cache import counts_of, from_the_start, rotated
 from flash_attention.compat.packed_cache_checks import check_packed_call, check_room
 from flash_attention.compat.padding import Result, cut, padded
-from flash_attention.compat.places import in_items
+from flash_attention.compat.places import counted, in_items
 from flash_attention.compat.within_chunks import within_chunks
 from flash_attention.run.tracing import is_readable
 
@@ -150,9 +150,11 @@ def attend_packed_cache(
 
             rows, k = turned(rows, queries, ordered), turned(k, new, True)
         _append((k_cache, v_cache), (k, v), new, before, table, page_size)
-    kept = counts if cache_leftpad is None else (counts - cache_leftpad).clamp(min=0)
+    kept = counts
+    if cache_leftpad is not None:  # the table of its rows has none behind the last one
+        kept = (counted(counts, capacity) - cache_leftpad).clamp(min=0)
     if attention_chunk or alibi_slopes is not None:
-        place = in_items(kept - cu_seqlens_q.diff())
+        place = in_items(counted(kept, capacity), cu_seqlens_q.diff())
         if attention_chunk:
             options = {**options, "mask_mod": within_chunks(attention_chunk, place)}
         if alibi_slopes is not None:

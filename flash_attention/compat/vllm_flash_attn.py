@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flash_attention.attention import attention_varlen
 from flash_attention.call import BATCHES, PACKED
+from flash_attention.checks.calls import check_packed_cache
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_flag, given, refuse
 from flash_attention.checks.tensors import (
@@ -26,7 +27,7 @@ from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.arguments import host_number, options_of, parts_of
 from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
-from flash_attention.compat.places import in_items, in_packed
+from flash_attention.compat.places import counted, in_items, in_packed, room_for_keys
 from flash_attention.compat.words import in_words
 from flash_attention.run.tracing import stands_for_another, wants_autocast
 
@@ -143,10 +144,11 @@ def flash_attn_varlen_func(
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors |= {"seqused_k": seqused_k, "block_table": block_table, "s_aux": s_aux}
     if alibi_slopes is not None:
-        check_tensors({"cu_seqlens_q": cu_seqlens_q})
+        check_packed_cache(q, k, cu_seqlens_q, cu_seqlens_k, None, seqused_k, block_table, *longest)
         slopes = checked_slopes(alibi_slopes, q, cu_seqlens_q.numel() - 1)
         if seqused_k is not None:
-            place = in_items(seqused_k - cu_seqlens_q.diff())
+            room = room_for_keys(k, cu_seqlens_k, block_table)
+            place = in_items(counted(seqused_k, room), cu_seqlens_q.diff())
         else:
             assert cu_seqlens_k is not None  # else nothing says how many keys there are
             place = in_packed(cu_seqlens_q, cu_seqlens_k)

@@ -184,3 +184,35 @@ def test_chunks_of_packed_sequences_are_recorded_once() -> None:
 def test_refusals(given: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         flash_attn.flash_attn_func(*qkv(4, 4), alibi_slopes=given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"seqused_k": torch.ones(3).int()}, r"seqused_k has shape \(3,\); it must be \(2,\)"),
+        ({"cu_seqlens_q": torch.tensor(7).int()}, r"cu_seqlens_q has shape \(\); it must be \(batch \+ 1,\)"),
+    ],
+    ids=["counts", "offsets"],
+)
+@pytest.mark.only_on("cpu")
+def test_what_says_the_lengths_of_vllms_call_is_checked_before_slopes(wrong: Any, text: str) -> None:
+    pages = random(6, 4, HEADS, D_HEAD)
+    given = {
+        "max_seqlen_q": 4, "cu_seqlens_q": torch.tensor([0, 4, 7]).int(), "max_seqlen_k": 12,
+        "seqused_k": torch.tensor([9, 12]).int(), "block_table": torch.arange(6).int().view(2, 3),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=text):
+        vllm_flash_attn.flash_attn_varlen_func(
+            random(7, HEADS, D_HEAD), pages, pages, alibi_slopes=torch.ones(HEADS), **(given | wrong)
+        )
+
+
+@pytest.mark.only_on("cpu")
+def test_offsets_of_packed_sequences_are_checked_before_slopes() -> None:
+    q, ends = random(7, HEADS, D_HEAD), torch.tensor([0, 4, 7]).int()
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        given = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, name: torch.tensor(7).int()}
+        with pytest.raises(ValueError, match=rf"{name} has shape \(\); it must be \(batch \+ 1,\)"):
+            flash_attn.flash_attn_varlen_func(
+                q, q, q, max_seqlen_q=4, max_seqlen_k=4, alibi_slopes=torch.ones(HEADS), **given
+            )
