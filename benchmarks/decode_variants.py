@@ -30,8 +30,9 @@ from rich.table import Table
 from torch import Tensor
 
 from flash_attention.backends import cuda
-from flash_attention.call import DENSE, Cached, Call, Layout, Mask, Scores
+from flash_attention.call import Call, Mask, Scores
 from flash_attention.checks.tma import page_obstacle
+from flash_attention.layouts import DENSE, Cached, Layout
 from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate

@@ -24,7 +24,8 @@ from mod_cases import CASES, Case, Inputs, Mods, Size, expected, inputs
 from torch import Tensor
 
 import flash_attention
-from flash_attention.call import DENSE, Mask, Packed, Scores, problem_of
+from flash_attention.call import Mask, Scores, problem_of
+from flash_attention.layouts import DENSE, Packed
 from flash_attention.mods import trace
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers.benchmark.environment import environment, gpu_state

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from flash_attention import dlpack
-from flash_attention.call import DENSE
 from flash_attention.checks import tensors as checks
 from flash_attention.checks.configs import ForwardPlan, forward_plan
 from flash_attention.checks.keywords import named_keywords, parameters, unknown_keyword
 from flash_attention.devices import backend
+from flash_attention.layouts import DENSE
 from flash_attention.options import Options
 from flash_attention.run import launch_cache, torch_ops
 from flash_attention.torch_private import is_tracing, sleep

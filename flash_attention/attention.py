@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from flash_attention.call import DENSE, Packed, PackedCached, shifted
+from flash_attention.call import shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import (
     checked_dropout,
@@ -17,6 +17,7 @@ from flash_attention.checks.options import (
     checked_splits,
     checked_window,
 )
+from flash_attention.layouts import DENSE, Packed, PackedCached
 from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, Keywords, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flash_attention.call import DENSE, Dropout, Layout, Mask, Scores, problem_of
+from flash_attention.call import Dropout, Mask, Scores, problem_of
+from flash_attention.layouts import DENSE, Layout
 from flash_helpers.kernels.problem import AttentionProblem
 
 

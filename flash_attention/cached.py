@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flash_attention.call import Cached, shifted
+from flash_attention.call import shifted
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import (
     checked_dropout,
@@ -16,6 +16,7 @@ from flash_attention.checks.options import (
     checked_sms,
     checked_window,
 )
+from flash_attention.layouts import Cached
 from flash_attention.options import NO_DROPOUT, NO_OFFSET, NO_SOFTCAP, MaskMod, Options, ScoreMod
 from flash_attention.run import eager, launch_cache, torch_ops
 from flash_attention.run.eager import Result

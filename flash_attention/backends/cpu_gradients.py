@@ -15,7 +15,7 @@ from flash_attention.backends.cpu_dropout import BlockDropout
 from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Cached, Packed
+from flash_attention.layouts import Cached, Packed
 from flash_helpers.select.chosen import Choice
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from flash_attention.backends.without_keys import fill_without_keys
-from flash_attention.call import Cached, Call, Packed, PackedCached
+from flash_attention.call import Call
+from flash_attention.layouts import Cached, Packed, PackedCached
 
 
 class Item(NamedTuple):

@@ -13,9 +13,9 @@ from flash_attention.backends.cuda_form import cap_of_mod, window_side
 from flash_attention.backends.cuda_tiles import LEAST_TILES, TILES_A_WORD
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Cached, Packed
 from flash_attention.checks.memory import ALIGNMENT, misalignment
 from flash_attention.checks.tma import stride_obstacle
+from flash_attention.layouts import Cached, Packed
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import BackwardArguments, ModArguments
 from flash_helpers.kernels.kernel import Kernel

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flash_attention.call import Cached, Call, Packed, PackedCached
+from flash_attention.call import Call
 from flash_attention.checks.memory import misalignment
+from flash_attention.layouts import Cached, Packed, PackedCached
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attention.call import Call, Packed
+from flash_attention.call import Call
+from flash_attention.layouts import Packed
 from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.mods.mask_inputs import mask_inputs

@@ -12,15 +12,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
-from flash_attention.call import BATCHES, PACKED
-from flash_attention.checks.calls import (
-    check_block_table,
-    check_head_sizes,
-    check_kinds,
-    check_offset_values,
-    check_packing,
-)
+from flash_attention.checks.calls import check_head_sizes, check_kinds
 from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.layouts import check_block_table, check_offset_values, check_packing
 from flash_attention.checks.options import checked_dropout, checked_flag
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
@@ -30,6 +24,7 @@ from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
 from flash_attention.compat.places import counted, in_batches, in_items, in_packed, room_for_keys
 from flash_attention.compat.words import in_words
+from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.run.tracing import is_readable, wants_autocast
 
 __all__ = [

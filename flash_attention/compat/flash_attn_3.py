@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
-from flash_attention.call import BATCHES, PACKED
-from flash_attention.checks.calls import check_packed_cache
 from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.layouts import check_packed_cache
 from flash_attention.checks.options import checked_flag, refuse
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat.arguments import checked_packing, host_number, options_of, parts_of
@@ -24,6 +23,7 @@ from flash_attention.compat.padding import Result, check_unpadded, cut, padded
 from flash_attention.compat.places import counted, in_batches, in_items, in_packed
 from flash_attention.compat.within_chunks import checked_chunk, within_chunks
 from flash_attention.compat.words import in_words
+from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.merge import merge
 
 __all__ = [

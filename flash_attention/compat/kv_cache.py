@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.cached import attention_cached
-from flash_attention.checks.calls import check_counts, check_counts_row
+from flash_attention.checks.layouts import check_counts, check_counts_row
 from flash_attention.checks.options import checked_flag, given
 from flash_attention.checks.tensors import check_tensors
 from flash_attention.compat import kv_cache_checks as checks

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.call import BATCHES
-from flash_attention.checks.calls import check_block_table, check_inputs, check_pages
+from flash_attention.checks.calls import check_inputs
+from flash_attention.checks.layouts import check_block_table, check_pages
 from flash_attention.checks.memory import overlap, overlaps_itself, span_bytes
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_no_gradient, check_tensors
 from flash_attention.compat.padding import missing_columns
+from flash_attention.layouts import BATCHES
 from flash_attention.options import Options
 from flash_attention.run.tracing import is_read_later, is_readable, stands_for_another, wants_autocast
 from flash_attention.torch_private import assert_async

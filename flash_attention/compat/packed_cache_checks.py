@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.call import BATCHES, PACKED
-from flash_attention.checks.calls import (
+from flash_attention.checks.calls import check_inputs
+from flash_attention.checks.layouts import (
     check_block_table,
     check_counts,
     check_counts_row,
-    check_inputs,
     check_max_seqlen,
     check_offset_values,
     check_offsets,
 )
 from flash_attention.checks.options import checked_scale
 from flash_attention.compat import kv_cache_checks
+from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.options import Options
 from flash_attention.run.tracing import is_readable, wants_autocast
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention import attention
-from flash_attention.call import DENSE
 from flash_attention.checks.options import refuse
 from flash_attention.checks.tensors import check_tensors, shapes_of
 from flash_attention.compat.words import in_words
+from flash_attention.layouts import DENSE
 from flash_attention.options import Options
 from flash_attention.run.passes import Saved, Wanted, backward_pass
 

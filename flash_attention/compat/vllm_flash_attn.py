@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.attention import attention_varlen
-from flash_attention.call import BATCHES, PACKED
-from flash_attention.checks.calls import check_packed_cache
 from flash_attention.checks.keywords import named_keywords
+from flash_attention.checks.layouts import check_packed_cache
 from flash_attention.checks.options import checked_flag, given, refuse
 from flash_attention.checks.tensors import (
     check_output_apart,
@@ -29,6 +28,7 @@ from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
 from flash_attention.compat.places import counted, in_items, in_packed, room_for_keys
 from flash_attention.compat.words import in_words
+from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.run.tracing import stands_for_another, wants_autocast
 
 __all__ = ["flash_attn_varlen_func", "get_scheduler_metadata"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Never
 
-from flash_attention.call import BATCHES, Mask
+from flash_attention.call import Mask
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import (
@@ -31,6 +31,7 @@ from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.pairs import Arithmetic
 from flash_attention.distributed.schedule import METHODS, Heads, Method, Schedule
 from flash_attention.distributed.transport import Transport, meet
+from flash_attention.layouts import BATCHES
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 RESERVED_SMS = 8  # left to messages while tiles are computed

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.call import NAMES, Layout
 from flash_attention.devices import DEVICE_TYPES
+from flash_attention.layouts import NAMES, Layout
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import passes

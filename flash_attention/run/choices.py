@@ -12,12 +12,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flash_attention.call import BATCHES, DENSE, Mask, Scores, problem_of, shifted
+from flash_attention.call import Mask, Scores, problem_of, shifted
 from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
 from flash_attention.checks.tensors import check_output_kind, records_gradients
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
+from flash_attention.layouts import BATCHES, DENSE
 from flash_attention.mods.tracing import trace
 from flash_attention.options import MaskMod, Options, ScoreMod
 from flash_attention.run.plain_forms import mask_and_scores

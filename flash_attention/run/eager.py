@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attention.call import Layout
 from flash_attention.checks.tensors import records_gradients
+from flash_attention.layouts import Layout
 from flash_attention.options import Options
 from flash_attention.run import gradients
 from flash_attention.run.gradients import Result

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from flash_attention.call import Layout, PackedCached
 from flash_attention.checks.tensors import no_derivative, records_gradients
 from flash_attention.devices import backend
+from flash_attention.layouts import Layout, PackedCached
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from flash_attention.call import Layout
+from flash_attention.layouts import Layout
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig

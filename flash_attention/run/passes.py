@@ -11,11 +11,12 @@ from torch import Tensor
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backends.without_keys import fill_packed_without_keys, fill_without_keys
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Dense, Dropout, Layout, Mask, Packed, PackedCached, Ran, Scores
+from flash_attention.call import Call, Dropout, Mask, Ran, Scores
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
+from flash_attention.layouts import Dense, Layout, Packed, PackedCached
 from flash_attention.mods.block_mask import (
     check_block_mask,
     is_block_mask,

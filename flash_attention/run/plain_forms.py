@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from flash_attention.call import Dense, Layout, Mask, Scores
+from flash_attention.call import Mask, Scores
+from flash_attention.layouts import Dense, Layout
 from flash_helpers.mods.plain_forms import Band, plain_form
 
 _plain_form = lru_cache(1024)(plain_form)

@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flash_attention import dlpack
-from flash_attention.call import NAMES, Layout
 from flash_attention.checks import calls as checks
 from flash_attention.checks.options import (
     checked_flag,
@@ -49,6 +48,7 @@ from flash_attention.checks.tensors import (
 )
 from flash_attention.devices import DEVICE_TYPES
 from flash_attention.errors import ModError
+from flash_attention.layouts import NAMES, Layout
 from flash_attention.mods.recording import ELEMENTS
 from flash_attention.mods.tracing import Traced, trace
 from flash_attention.options import Options

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from torch import Tensor
 
-from flash_attention.call import Layout
+from flash_attention.layouts import Layout
 from flash_attention.options import Options
 from flash_attention.run import eager, gradients, passes
 from flash_attention.run.choices import chooser

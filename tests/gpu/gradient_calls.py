@@ -14,7 +14,8 @@ from trait_calls import GUARD, PADDING, SENTINEL, Sequences, guarded
 from flash_attention import attention, attention_varlen
 from flash_attention.backward_call import BackwardCall
 from flash_attention.cached import attention_cached
-from flash_attention.call import DENSE, Cached, Layout, Mask, Packed, Scores
+from flash_attention.call import Mask, Scores
+from flash_attention.layouts import DENSE, Cached, Layout, Packed
 from flash_helpers.kernel_configs import DType
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.test.gradients import check_gradients

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from flash_attention import attention_varlen
 from flash_attention.backends.cuda import device_facts_of
-from flash_attention.call import Mask, PackedCached, Scores, problem_of
+from flash_attention.call import Mask, Scores, problem_of
 from flash_attention.devices import chooser
+from flash_attention.layouts import PackedCached
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.test.reference import reference
 

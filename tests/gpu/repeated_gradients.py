@@ -19,7 +19,8 @@ from torch import Tensor
 
 from flash_attention import attention, attention_varlen
 from flash_attention.backends.cuda import device_facts_of
-from flash_attention.call import DENSE, Layout, Mask, Packed, Scores, problem_of
+from flash_attention.call import Mask, Scores, problem_of
+from flash_attention.layouts import DENSE, Layout, Packed
 from flash_attention.run.choices import chooser
 from flash_helpers import build
 from flash_helpers.kernel_configs import BackwardConfig, DeviceFacts

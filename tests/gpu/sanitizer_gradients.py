@@ -28,7 +28,8 @@ from torch import Tensor
 from flash_attention import attention
 from flash_attention.backends.cuda import device_facts_of
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import DENSE, Layout, Mask, Packed, Scores
+from flash_attention.call import Mask, Scores
+from flash_attention.layouts import DENSE, Layout, Packed
 from flash_helpers import build
 from flash_helpers.kernel_configs import BackwardKernel, BackwardTraits, DType
 from flash_helpers.kernels.ampere.backward.config import DQSum, FlashBackwardKernelConfig

@@ -19,9 +19,10 @@ import flash_attention
 from flash_attention import sdpa
 from flash_attention.backends import cuda_kernels
 from flash_attention.cached import attention_cached
-from flash_attention.call import DENSE, Mask, Packed, Scores, problem_of
+from flash_attention.call import Mask, Scores, problem_of
 from flash_attention.errors import NoKernelError
 from flash_attention.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+from flash_attention.layouts import DENSE, Packed
 from flash_attention.mods.philox import random_words
 from flash_attention.mods.tracing import trace
 from flash_helpers import build

@@ -11,7 +11,8 @@ import torch
 from flash_attention import attention, attention_varlen
 from flash_attention.backends import cpu, cuda
 from flash_attention.cached import attention_cached
-from flash_attention.call import NAMES, Cached, Call, Dense, Mask, Packed, Scores
+from flash_attention.call import Call, Mask, Scores
+from flash_attention.layouts import NAMES, Cached, Dense, Packed
 from flash_attention.mods.tracing import trace
 from flash_attention.options import Options
 from flash_attention.run import launch_cache

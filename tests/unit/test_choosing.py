@@ -20,8 +20,9 @@ from flash_attention import (
 from flash_attention.backends import backend, cpu
 from flash_attention.backends import cuda as cuda_backend
 from flash_attention.backends.without_keys import fill_without_keys
-from flash_attention.call import Cached, Call, Mask, Packed, Scores, problem_of
+from flash_attention.call import Call, Mask, Scores, problem_of
 from flash_attention.errors import NoKernelError
+from flash_attention.layouts import Cached, Packed
 from flash_attention.run import availability, choices, cuda_choice
 from flash_helpers import build, generation
 from flash_helpers.kernel_configs import DType, device_facts

@@ -18,7 +18,8 @@ from flash_attention import attention
 from flash_attention.backends import cpu_backward, cuda_backward
 from flash_attention.backends.cpu_backward import Gradients
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Cached, Mask, Packed, Scores
+from flash_attention.call import Mask, Scores
+from flash_attention.layouts import Cached, Packed
 from flash_helpers.kernel_configs import DType
 from flash_helpers.kernels.arguments import UNBOUNDED, BackwardArguments
 from flash_helpers.kernels.families import directions, kernel_of

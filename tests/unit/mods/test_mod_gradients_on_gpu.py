@@ -21,7 +21,8 @@ import flash_attention
 from flash_attention.backends import cuda_backward, cuda_kernels
 from flash_attention.backward_call import BackwardCall
 from flash_attention.cached import attention_cached
-from flash_attention.call import DENSE, EVERYTHING, Mask, Scores, problem_of
+from flash_attention.call import EVERYTHING, Mask, Scores, problem_of
+from flash_attention.layouts import DENSE
 from flash_attention.mods.tracing import trace
 from flash_helpers import build
 from flash_helpers.kernels.families import directions
