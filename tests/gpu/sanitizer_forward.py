@@ -1,35 +1,18 @@
-"""One tiny launch of each kind of kernel, for NVIDIA's compute-sanitizer.
-
-``python tests/gpu/sanitizer_cases.py --build`` compiles the kernels first, outside the sanitizer; then::
-
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
-        python tests/gpu/sanitizer_cases.py
-
-For ``--tool racecheck``, both commands run with ``NVCC_APPEND_FLAGS=-DFLASH_EVERY_LANE_ARRIVES``: where a
-warp frees a slot of shared memory, one lane arrives at the slot's mbarrier for all. The tool takes the other
-lanes' reads for unordered, so in this build every lane arrives; nothing else differs.
-
-Every tensor is an allocation of its own, without PyTorch's cache around it, and outputs are compared on the
-host, so that the kernels under test are the only ones that matter.
-"""
+"""Forward kernels for ``sanitizer.py``: which, and one launch of each."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 from dataclasses import dataclass
-
-os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
 
 from flash_attention.backends import cuda
 from flash_attention.backends.cuda import UNBOUNDED, Features
-from flash_helpers import build
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, choose_hopper_kernel
 from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
+from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.test.reference import reference
 
 KINDS = (
@@ -48,24 +31,30 @@ class Lengths:
     d: int
 
 
-def kernels(capability: tuple[int, int]) -> list[ForwardKernel]:
-    """Each kind of both families, as far as the GPU runs them, at head size 64 or 128."""
-    facts = cuda.device_facts_of("cuda")
+def kernels(facts: DeviceFacts) -> list[ForwardKernel]:
+    """Each kind of both families, as far as the GPU runs them, at head size 128."""
     found = []
     for names in KINDS:
         traits = ForwardTraits(**dict.fromkeys(names.split(), True))
         if traits.split:
             found.append(ForwardKernel(choose_ampere_decode_config(DType.BF16, 128, facts), traits))
         else:
-            tuned, _ = choose_ampere_kernel(DType.BF16, 128, traits.causal, 512, capability, lse=True)
+            tuned, _ = choose_ampere_kernel(DType.BF16, 128, traits.causal, 512, facts.capability, lse=True)
             found.append(ForwardKernel(tuned.config, traits))
-        if capability == (9, 0):
+        if facts.capability == (9, 0):
             length = 1 if traits.split else 512
             found.append(choose_hopper_kernel(DType.BF16, 128, traits.causal, length, traits=traits)[0])
     return found
 
 
-def run(kernel: ForwardKernel, announced: int | None = None) -> None:
+def run(kernel: ForwardKernel) -> None:
+    """Launches once; packed sequences once more, of which a longer one has more queries than announced."""
+    launch(kernel)
+    if kernel.traits.varlen and not kernel.traits.paged:
+        launch(kernel, announced=40)
+
+
+def launch(kernel: ForwardKernel, announced: int | None = None) -> None:
     """Launches once and compares with the float64 reference.
 
     Args:
@@ -154,22 +143,3 @@ def run(kernel: ForwardKernel, announced: int | None = None) -> None:
             softcap=20.0 if traits.softcap else 0.0, sinks=sinks if traits.sinks else None,
         )  # fmt: skip
         torch.testing.assert_close(mine.double(), expected, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-def main() -> None:
-    """Builds, or runs every kernel once."""
-    capability = torch.cuda.get_device_capability()
-    every = kernels(capability)
-    if "--build" in sys.argv:
-        build.build_kernels(every, [10 * capability[0] + capability[1]])
-        return
-    for kernel in every:
-        run(kernel)
-        print(f"right: {kernel.short_form()}", flush=True)
-        if kernel.traits.varlen and not kernel.traits.paged:
-            run(kernel, announced=40)
-            print(f"right with fewer queries announced: {kernel.short_form()}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

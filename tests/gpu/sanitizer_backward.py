@@ -1,38 +1,21 @@
-"""One tiny backward call of each kind of kernel of all families, for NVIDIA's compute-sanitizer.
-
-``python tests/gpu/sanitizer_gradients.py --build`` compiles the kernels first, outside the sanitizer; then::
-
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \\
-        python tests/gpu/sanitizer_gradients.py
-
-For ``--tool racecheck``, both commands run with ``NVCC_APPEND_FLAGS=-DFLASH_EVERY_LANE_ARRIVES``
-(sanitizer_cases.py says why). Forward pass and comparison run on the CPU, so that backward kernels are the
-only ones. A word among the arguments that is part of a kernel's short form picks those kernels, ``2/12``
-the third twelfth of them.
-"""
+"""Backward kernels for ``sanitizer.py``: which, and one call of each. The forward pass runs on the CPU."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-
-os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
 from torch import Tensor
 
 from flash_attention import attention
-from flash_attention.backends.cuda import device_facts_of
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Mask, Scores
 from flash_attention.layouts import DENSE, Layout, Packed
-from flash_helpers import build
 from flash_helpers.kernel_configs import BackwardKernel, BackwardTraits, DType
 from flash_helpers.kernels.ampere.backward.config import DQSum, FlashBackwardKernelConfig
+from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.direction import Direction
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import KernelConfig
@@ -54,16 +37,17 @@ def configs_of(direction: Direction) -> list[KernelConfig]:
     return list(dict.fromkeys([*configs, *(replace(config, **own) for config in ampere[:1])]))
 
 
-def kernels() -> Iterator[BackwardKernel]:
+def kernels(facts: DeviceFacts) -> list[BackwardKernel]:
     """Every configuration that the GPU runs, plain and with one kind of traits after another."""
-    facts = device_facts_of("cuda")
+    found = []
     for direction in directions(BACKWARD):
         configs = configs_of(direction)
         for config, kind in zip(configs, itertools.cycle(KINDS), strict=False):
             for names in dict.fromkeys(("", kind)):
                 kernel = BackwardKernel(config, BackwardTraits(**dict.fromkeys(names.split(), True)))
                 if not (kernel.malformed_reason() or kernel.infeasible_reason(facts)):
-                    yield kernel
+                    found.append(kernel)
+    return found
 
 
 class Sequences:
@@ -127,25 +111,3 @@ def run(kernel: BackwardKernel) -> None:
             mine[name] = found[name][None, at] if packed else found[name]
         check_gradients(mine, *part[:4], part[6], **of.options())
         begin_q, begin_k = end_q, end_k
-
-
-def main() -> None:
-    """Builds, or runs every kernel once."""
-    words = [word for word in sys.argv[1:] if word != "--build"]
-    parts = [tuple(map(int, word.split("/"))) for word in words if word.replace("/", "").isdigit()]
-    words = [word for word in words if not word.replace("/", "").isdigit()]
-    every = [kernel for kernel in kernels() if all(word in kernel.short_form() for word in words)]
-    for part, parts_in_all in parts:
-        every = every[part::parts_in_all]
-    if "--build" in sys.argv:
-        capability = torch.cuda.get_device_capability()
-        build.build_kernels(every, [10 * capability[0] + capability[1]])
-        print(f"{len(every)} kernels are built")
-        return
-    for kernel in every:
-        run(kernel)
-        print(f"right: {kernel.short_form()}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
