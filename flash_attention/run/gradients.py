@@ -197,27 +197,31 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
-        rest = ctx.needs_input_grad[4:]  # layout, options, what computes it or the key, what is captured
+        needs = ctx.needs_input_grad
+        n_others = len(needs) - 4  # layout, options, what computes it or the key, what is captured
         if dout is None and dlse is None:
-            return (None, None, None, None, *(None for _ in rest))
+            return (None,) * len(needs)
         layout, options, passes, key, traced = ctx.kept
         q, k, v, sinks, out, lse, *own = ctx.saved_tensors
-        n_captured = 0 if traced is None else len(traced.mod.tensors)
-        captured = tuple(own[len(own) - n_captured :])
-        if layout.tensors():
-            layout = layout.with_tensors(own[: len(own) - n_captured])
+        captured: tuple[Tensor, ...] = ()
+        places: tuple[int, ...] = ()
         if traced is not None:
+            n_captured = len(traced.mod.tensors)
+            n_others -= n_captured
+            captured = tuple(own[len(own) - n_captured :])
+            del own[len(own) - n_captured :]
             traced = traced.with_tensors(captured)
-        places = tuple(i for i, asked in enumerate(rest[len(rest) - n_captured :]) if asked)
-        kept = layout, options, Wanted(*ctx.needs_input_grad[:4])._replace(captured=places)
+            places = tuple(i for i, asked in enumerate(needs[4 + n_others :]) if asked)
+        if own:
+            layout = layout.with_tensors(own)
+        wanted = Wanted(*needs[:4], places)
         if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate the gradients
-            made = _Gradients.apply(
-                q, k, v, sinks, out, lse, traced, dout, dlse, *kept, passes, key, *captured
-            )
+            given = layout, options, wanted, passes, key
+            made = _Gradients.apply(q, k, v, sinks, out, lse, traced, dout, dlse, *given, *captured)
         else:
-            made = passes.backward(Saved(q, k, v, sinks, out, lse, traced), *kept, dout, dlse, key)
-        others = (None,) * (len(rest) - n_captured)
-        return (*made[:4], *others, *made[4:])
+            saved = Saved(q, k, v, sinks, out, lse, traced)
+            made = passes.backward(saved, layout, options, wanted, dout, dlse, key)
+        return (*made[:4], *(None,) * n_others, *made[4:])
 
 
 def _keep(
