@@ -84,6 +84,7 @@ class Inputs:
         self.dout = randn(batch, seq_len_q, n_heads, d_head_v)
         self.dlse = randn(batch, n_heads, seq_len_q, dtype=torch.float32)
         self.options = options
+        self.out: Tensor | None = None  # of the latest call of ``gradients``
 
     def leaves(self) -> list[Tensor]:
         given = (self.q, self.k, self.v, self.sinks)
@@ -100,6 +101,7 @@ class Inputs:
         self.fill_unwritten()
         results = self.results(leaves, return_lse=dlse is not None, **more)
         self.fill_unwritten()
+        self.out = (results if dlse is None else results[0]).detach()
         if dlse is None:
             found = torch.autograd.grad(results, leaves, self.dout)
         else:
@@ -121,7 +123,7 @@ class Inputs:
     def compare(self, found: dict[str, Tensor], dlse: Tensor | None, few_keys: bool = False) -> None:
         """With float64 and the error of PyTorch's eager attention."""
         tensors = self.q, self.k, self.v, self.dout, dlse
-        check_gradients(found, *tensors, few_keys=few_keys, sinks=self.sinks, **self.options)
+        check_gradients(found, *tensors, few_keys=few_keys, out=self.out, sinks=self.sinks, **self.options)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:

@@ -177,7 +177,8 @@ class Call:
             for name, x in found.items()
             if name in GRADIENTS
         }
-        check_gradients(mine, q, k, v, dout, dlse, sinks=self._finite_sinks(), **self.case.options)
+        out = rows(self.out, self.of_q, queries)
+        check_gradients(mine, q, k, v, dout, dlse, out=out, sinks=self._finite_sinks(), **self.case.options)
         if self.case.used is not None:
             for name in ("dk", "dv"):
                 assert name not in found or not found[name][some, keys:].any(), f"{name} of unused keys"

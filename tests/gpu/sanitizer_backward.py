@@ -109,5 +109,5 @@ def run(kernel: BackwardKernel) -> None:
         for name in NAMES[:3]:
             at = slice(begin_q, end_q) if name == "dq" else slice(begin_k, end_k)
             mine[name] = found[name][None, at] if packed else found[name]
-        check_gradients(mine, *part[:4], part[6], **of.options())
+        check_gradients(mine, *part[:4], part[6], out=part[4], **of.options())
         begin_q, begin_k = end_q, end_k

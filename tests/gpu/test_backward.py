@@ -207,7 +207,7 @@ def test_backward_takes_any_strides(config, layout: str) -> None:
     outputs = {"dq": torch.full((2, 4, 150, d), math.nan, dtype=dtype, device="cuda").transpose(1, 2)}
     found = flash_attention.backward(config, dout, q, k, v, o, lse, causal=True, **outputs)
     assert found[0] is outputs["dq"]
-    check_gradients(dict(zip(GRADIENTS, found, strict=True)), q, k, v, dout, causal=True)
+    check_gradients(dict(zip(GRADIENTS, found, strict=True)), q, k, v, dout, out=o, causal=True)
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name)
@@ -226,4 +226,5 @@ def test_backward_timed_gives_the_gradients_and_a_time(config) -> None:
     arguments = (call.dout, call.q, call.k, call.v, call.out, call.lse)
     found, milliseconds = flash_attention.backward_timed(config, *arguments)
     assert milliseconds > 0
-    check_gradients(dict(zip(GRADIENTS, found, strict=True)), call.q, call.k, call.v, call.dout)
+    named = dict(zip(GRADIENTS, found, strict=True))
+    check_gradients(named, call.q, call.k, call.v, call.dout, out=call.out)

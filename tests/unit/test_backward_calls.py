@@ -50,7 +50,7 @@ class Inputs:
 
     def check(self, found: tuple[Tensor, ...], dlse: Tensor | None = None) -> None:
         named = dict(zip(NAMES, found, strict=False))
-        check_gradients(named, self.q, self.k, self.v, self.dout, dlse, **self.options)
+        check_gradients(named, self.q, self.k, self.v, self.dout, dlse, out=self.o, **self.options)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 4), "softcap": 3.0}], ids=str)

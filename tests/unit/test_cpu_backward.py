@@ -106,7 +106,15 @@ def test_gradients_are_as_exact_as_eager_ones(case: str, dtype: torch.dtype, wit
     call = Call(dtype=dtype, **CASES[case])
     dlse = call.dlse if with_lse else None
     check_gradients(
-        call.backward(dlse), call.q, call.k, call.v, call.dout, dlse, sinks=call.sinks, **call.options
+        call.backward(dlse),
+        call.q,
+        call.k,
+        call.v,
+        call.dout,
+        dlse,
+        out=call.forward()[0],
+        sinks=call.sinks,
+        **call.options,
     )
 
 

@@ -144,7 +144,10 @@ class Inputs:
 
     def check(self, call: BackwardCall) -> None:
         found = {name: x for name in ("dq", "dk", "dv", "dsinks") if (x := getattr(call, name)) is not None}
-        check_gradients(found, self.q, self.k, self.v, self.dout, call.dlse, sinks=self.sinks, **self.options)
+        check_gradients(
+            found, self.q, self.k, self.v, self.dout, call.dlse, out=self.out, sinks=self.sinks,
+            **self.options,
+        )  # fmt: skip
 
 
 def run(call: BackwardCall, **features: bool) -> None:

@@ -209,7 +209,7 @@ class Case:
             check_gradients(
                 dict(zip(GRADIENTS, (x.cpu() for x in found), strict=False)),
                 q.detach().cpu(), k.detach().cpu(), v.detach().cpu(), dout.cpu(), dlse.cpu(),
-                rounding=TOLERANCES[self.dtype], few_keys=True,
+                rounding=TOLERANCES[self.dtype], few_keys=True, out=out.detach().cpu(),
                 sinks=None if sinks is None else sinks.cpu(), **options,
             )  # fmt: skip
         except AssertionError as error:
