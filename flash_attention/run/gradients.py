@@ -214,7 +214,7 @@ class _Attention(torch.autograd.Function):
             places = tuple(i for i, asked in enumerate(needs[4 + n_others :]) if asked)
         if own:
             layout = layout.with_tensors(own)
-        wanted = Wanted(*needs[:4], places)
+        wanted = Wanted(needs[0], needs[1], needs[2], needs[3], places)
         if torch.is_grad_enabled():  # create_graph=True: somebody may differentiate the gradients
             given = layout, options, wanted, passes, key
             made = _Gradients.apply(q, k, v, sinks, out, lse, traced, dout, dlse, *given, *captured)
