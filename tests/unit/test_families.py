@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, get_ladder
+from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits, device_facts, get_ladder
+from flash_helpers.kernels.ampere.family import AMPERE
 from flash_helpers.kernels.families import (
     DIRECTIONS,
     FAMILIES,
@@ -17,6 +18,7 @@ from flash_helpers.kernels.families import (
     direction_of,
     family_of,
 )
+from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.names import is_config
 from flash_helpers.model.of import model_of
 
@@ -144,3 +146,14 @@ def test_missing_traits_are_those_that_are_on_and_not_made() -> None:
     assert direction.missing_traits(ForwardTraits(causal=True)) == ()
     assert direction.missing_traits(ForwardTraits(causal=True, paged=True, sinks=True)) == ("sinks", "paged")
     assert ForwardKernel(direction.built()[0].config).malformed_reason() is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "able"), [((7, 5), ""), ((8, 0), "a"), ((9, 0), "ah"), ((10, 0), "a"), ((12, 0), "a")]
+)
+def test_a_family_says_where_it_runs(capability: tuple[int, int], able: str) -> None:
+    facts = dataclasses.replace(device_facts("H100"), name="CARD", capability=capability)
+    begin = f"CARD has compute capability {capability[0]}.{capability[1]}; kernels of the"
+    ampere, hopper = (family.unable_reason(facts) for family in (AMPERE, HOPPER))
+    assert ampere == (None if "a" in able else f"{begin} ampere family run on 8.0 and newer")
+    assert hopper == (None if "h" in able else f"{begin} hopper family run on 9.0 only, which has wgmma")

@@ -232,7 +232,7 @@ def test_infeasible_reason(change: dict[str, object], message: str) -> None:
 
 def test_old_devices_and_small_shared_memory_are_refused() -> None:
     turing = replace(device_facts("A100"), name="Tesla T4", capability=(7, 5))
-    assert "needs 8.0" in (CFG.infeasible_reason(turing) or "")
+    assert "run on 8.0 and newer" in (CFG.infeasible_reason(turing) or "")
     wide = replace(CFG, B_r=128, B_c=128, Q_mma_load_K_tiles=2)
     assert wide.infeasible_reason(device_facts("A100")) is None
     assert wide.infeasible_reason(device_facts("RTX 4090")) is None

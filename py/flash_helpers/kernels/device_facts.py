@@ -65,6 +65,12 @@ class DeviceFacts:
         """The compile target as one number: 80 for compute capability 8.0."""
         return self.capability[0] * 10 + self.capability[1]
 
+    def smem_obstacle(self, n_bytes: int, what: str = "a block") -> str | None:
+        """Why no block may have so many bytes of shared memory, or None."""
+        if n_bytes <= self.smem_per_block:
+            return None
+        return f"{what} needs {n_bytes} bytes of shared memory; {self.name} allows {self.smem_per_block}"
+
     def limited_to(self, n_sms: int) -> DeviceFacts:
         """The device as a call sees it that may use so many SMs, fewer than there are; memory is as fast."""
         return replace(self, sm_count=n_sms, mma_flops=self.mma_flops * n_sms / self.sm_count)

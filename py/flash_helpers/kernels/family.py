@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flash_helpers.kernels.device_facts import DeviceFacts
+
 
 @dataclass(frozen=True)
 class Family:
@@ -14,11 +16,13 @@ class Family:
         first_target: the lowest GPU generation its kernels run on, 80 for sm_80.
         only_target: whether ``first_target`` is also the only one, with instructions that no other
             generation has (compiled for sm_90a, say).
+        instructions: these, for messages; empty: none are special.
     """
 
     name: str
     first_target: int
     only_target: bool = False
+    instructions: str = ""
 
     @property
     def allowed_targets(self) -> str:
@@ -32,6 +36,17 @@ class Family:
     def runs_on(self, target: int) -> bool:
         """Whether kernels of this family can be compiled for the GPU generation ``target``."""
         return target == self.first_target if self.only_target else target >= self.first_target
+
+    def unable_reason(self, facts: DeviceFacts) -> str | None:
+        """Why its kernels do not run on the device, or None."""
+        if self.runs_on(facts.target):
+            return None
+        (major, minor), first = facts.capability, divmod(self.first_target, 10)
+        why = f", which has {self.instructions}" if self.instructions else ""
+        return (
+            f"{facts.name} has compute capability {major}.{minor}; kernels of the {self.name} family run on "
+            f"{first[0]}.{first[1]} {'only' if self.only_target else 'and newer'}{why}"
+        )
 
     def check_target(self, target: int) -> None:
         """Raises ValueError where the family has no kernels for ``target``."""

@@ -2,4 +2,4 @@
 
 from flash_helpers.kernels.family import Family
 
-HOPPER = Family("hopper", first_target=90, only_target=True)
+HOPPER = Family("hopper", first_target=90, only_target=True, instructions="wgmma")

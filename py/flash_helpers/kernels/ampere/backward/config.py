@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from flash_helpers.kernels.ampere.family import AMPERE
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
@@ -21,7 +22,6 @@ MAX_STAGES = 3
 MAX_REGISTERS = 255
 ROLES = 2  # score warps, gradient warps
 DQ_ROWS = 32  # of dQ that a warp makes
-MIN_CAPABILITY = (8, 0)
 
 
 class DQSum(IntEnum):
@@ -353,22 +353,13 @@ class FlashBackwardKernelConfig:
             facts: the device, see ``flash_helpers.kernels.device_facts``.
             traits: what the kernel is compiled for.
         """
-        if reason := self.malformed_reason(traits):
-            return reason
-        if facts.capability < MIN_CAPABILITY:
-            return (
-                f"{facts.name} has compute capability {facts.capability[0]}.{facts.capability[1]}; "
-                f"this family needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or newer"
-            )
-        for what, needed in (
-            ("a block", self.smem_bytes_for(traits)),
-            ("a block of the kernel that makes dQ", self.dq_smem_bytes()),
+        if reason := (
+            self.malformed_reason(traits)
+            or AMPERE.unable_reason(facts)
+            or facts.smem_obstacle(self.smem_bytes_for(traits))
+            or facts.smem_obstacle(self.dq_smem_bytes(), "a block of the kernel that makes dQ")
         ):
-            if needed > facts.smem_per_block:
-                return (
-                    f"{what} needs {needed} bytes of shared memory; {facts.name} allows "
-                    f"{facts.smem_per_block}"
-                )
+            return reason
         for what, held in (
             ("the sums", self.resident_registers()),
             ("the sums of the kernel that makes dQ", self.dq_resident_registers()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from flash_helpers.kernels.ampere.backward.choices import CHOICES, choices_for
-from flash_helpers.kernels.ampere.backward.config import MIN_CAPABILITY
+from flash_helpers.kernels.ampere.family import AMPERE
 from flash_helpers.kernels.defaults import Defaults, gathering_reason, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.problem import AttentionProblem
@@ -16,7 +16,7 @@ DETERMINISTIC = "equal bits are wanted: the parts of dQ are added in a fixed ord
 
 def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     """The defaults for a problem; None where the device or the head size has no kernel."""
-    choices = choices_for(facts.capability) if facts.capability >= MIN_CAPABILITY else []
+    choices = choices_for(facts.capability) if AMPERE.runs_on(facts.target) else []
     size = size_for(problem, [(c.config.d_head, c.config.d_head_v) for c in choices])
     if size is None:
         return None

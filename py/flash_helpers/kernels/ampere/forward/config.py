@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 
+from flash_helpers.kernels.ampere.family import AMPERE
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
@@ -23,7 +24,6 @@ D_HEADS = (64, 128, 192, 256)
 MAX_STAGES = 8
 MAX_WARPS = 32  # of a thread block
 BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
-MIN_CAPABILITY = (8, 0)
 TILES_WORD = "load_{}_{}_{}_tiles"
 
 
@@ -317,19 +317,11 @@ class FlashForwardKernelConfig:
             facts: the device, see ``flash_helpers.kernels.device_facts``.
             traits: what the kernel is compiled for.
         """
-        if reason := self.malformed_reason(traits):
-            return reason
-        if facts.capability < MIN_CAPABILITY:
-            return (
-                f"{facts.name} has compute capability {facts.capability[0]}.{facts.capability[1]}; "
-                f"this family needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or newer"
-            )
-        if self.smem_bytes() > facts.smem_per_block:
-            return (
-                f"a block needs {self.smem_bytes()} bytes of shared memory; {facts.name} allows "
-                f"{facts.smem_per_block}"
-            )
-        return None
+        return (
+            self.malformed_reason(traits)
+            or AMPERE.unable_reason(facts)
+            or facts.smem_obstacle(self.smem_bytes())
+        )
 
 
 NAME = Name(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from flash_helpers.kernels.ampere.family import AMPERE
 from flash_helpers.kernels.ampere.forward.choices import CHOICES, choose_ampere_kernel
-from flash_helpers.kernels.ampere.forward.config import MIN_CAPABILITY
 from flash_helpers.kernels.ampere.forward.decode import (
     choose_ampere_decode_config,
     choose_ampere_planned_config,
@@ -22,7 +22,7 @@ DECODE_REASON = "few queries over many keys: K and V are read once, and shared m
 
 def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     """The defaults for a problem; None where the device or the head size has no kernel."""
-    found = size_for(problem, sizes()) if facts.capability >= MIN_CAPABILITY else None
+    found = size_for(problem, sizes()) if AMPERE.runs_on(facts.target) else None
     if found is None:
         return None
 

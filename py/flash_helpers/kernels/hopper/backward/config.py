@@ -10,10 +10,10 @@ from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.backward import resources
 from flash_helpers.kernels.hopper.backward.resources import DqOutput
 from flash_helpers.kernels.hopper.backward.rules import malformed_reason
+from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.names import Name, flag, number, one_of, size
 from flash_helpers.kernels.traits import PLAIN_BACKWARD, BackwardTraits
 
-CAPABILITY = (9, 0)
 MMA_K = 16  # reduction length of one wgmma
 
 
@@ -164,19 +164,11 @@ class HopperBackwardKernelConfig:
 
     def infeasible_reason(self, facts: DeviceFacts, traits: BackwardTraits = PLAIN_BACKWARD) -> str | None:
         """Why this configuration, compiled for some traits, cannot run on the device, or None."""
-        if reason := self.malformed_reason(traits):
-            return reason
-        if facts.capability != CAPABILITY:
-            return (
-                f"{facts.name} has compute capability {facts.capability[0]}.{facts.capability[1]}; wgmma "
-                f"exists on {CAPABILITY[0]}.{CAPABILITY[1]} only"
-            )
-        if self.smem_bytes() > facts.smem_per_block:
-            return (
-                f"a block needs {self.smem_bytes()} bytes of shared memory; {facts.name} allows "
-                f"{facts.smem_per_block}"
-            )
-        return None
+        return (
+            self.malformed_reason(traits)
+            or HOPPER.unable_reason(facts)
+            or facts.smem_obstacle(self.smem_bytes())
+        )
 
 
 NAME = Name(

@@ -7,7 +7,7 @@ from functools import cache
 from flash_helpers.kernels.defaults import Defaults, gathering_reason, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.backward.choices import CHOICES, choose_hopper_backward_kernel
-from flash_helpers.kernels.hopper.backward.config import CAPABILITY
+from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import BackwardTraits
 
@@ -19,7 +19,7 @@ SHARE_OF_L2 = 0.75
 
 def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     """The defaults for a problem; None where the device or the head size has no kernel."""
-    found = size_for(problem, sizes()) if facts.capability == CAPABILITY else None
+    found = size_for(problem, sizes()) if HOPPER.runs_on(facts.target) else None
     if found is None:
         return None
     kernel, reason = choose_hopper_backward_kernel(

@@ -8,12 +8,12 @@ from enum import IntEnum
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.names import Name, flag, number, one_of, size
 from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.softmax import SOFTMAX_WORDS, SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, ForwardTraits
 
-CAPABILITY = (9, 0)
 WARPGROUP_SIZE = 128  # threads
 WARPGROUP_ROWS = 64  # query rows of one wgmma
 MMA_K = 16  # reduction length of one wgmma
@@ -338,19 +338,11 @@ class HopperForwardKernelConfig:
             facts: the device, see ``flash_helpers.kernels.device_facts``.
             traits: what the kernel is compiled for.
         """
-        if reason := self.malformed_reason(traits):
-            return reason
-        if facts.capability != CAPABILITY:
-            return (
-                f"{facts.name} has compute capability {facts.capability[0]}.{facts.capability[1]}; wgmma "
-                f"exists on {CAPABILITY[0]}.{CAPABILITY[1]} only"
-            )
-        if self.smem_bytes() > facts.smem_per_block:
-            return (
-                f"a block needs {self.smem_bytes()} bytes of shared memory; {facts.name} allows "
-                f"{facts.smem_per_block}"
-            )
-        return None
+        return (
+            self.malformed_reason(traits)
+            or HOPPER.unable_reason(facts)
+            or facts.smem_obstacle(self.smem_bytes())
+        )
 
 
 def _padded(d_head: int) -> int:

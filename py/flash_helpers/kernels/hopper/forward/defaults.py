@@ -6,8 +6,9 @@ from functools import cache
 
 from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
+from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.hopper.forward.choices import CHOICES
-from flash_helpers.kernels.hopper.forward.config import CAPABILITY, WARPGROUP_ROWS
+from flash_helpers.kernels.hopper.forward.config import WARPGROUP_ROWS
 from flash_helpers.kernels.hopper.forward.invariant import INVARIANT, invariant_choice
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
@@ -25,7 +26,7 @@ FAST_MEMORY = 30e9
 
 def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     """The defaults for a problem; None where the device or the head size has no kernel."""
-    found = size_for(problem, sizes()) if facts.capability == CAPABILITY else None
+    found = size_for(problem, sizes()) if HOPPER.runs_on(facts.target) else None
     if found is None:
         return None
 
