@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
-from flash_helpers.kernels.numeric_class import INVARIANT
+from flash_helpers.kernels.numeric_class import FAST, INVARIANT
 from flash_helpers.kernels.problem import MAX_SPLITS, Window
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -132,10 +132,6 @@ def checked_splits(n_splits: int | None) -> int | None:
             f"n_splits is {n_splits}; it must be 1 to {MAX_SPLITS}, or None: the library decides"
         )
     return n_splits
-
-
-FAST = "fast"
-"""The value of ``numerics`` that asks for nothing, as None does."""
 
 
 def checked_numerics(numerics: str | None) -> str | None:

@@ -150,6 +150,9 @@ def explain(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="of gradients: the same bits in every run")
     ] = False,
+    numerics: Annotated[
+        str, typer.Option(help="of a problem: invariant: by kernels of one numeric class; fast: by any")
+    ] = "fast",
     split: Annotated[bool, typer.Option("--split", help="of a kernel: keys are cut into parts")] = False,
     dtype: Annotated[
         str | None, typer.Option(help="of a problem, default bf16; a kernel has its own")
@@ -187,7 +190,7 @@ def explain(
             raise ValueError("--results belongs to --model-error: add it, or leave --results away")
         asked = Asked(
             batch, heads, seq_len, heads_kv, seq_len_k, d_head_v, causal, parse_window(window),
-            softcap, sinks, lse, varlen, cached, paged, direction, deterministic,
+            softcap, sinks, lse, varlen, cached, paged, direction, deterministic, numerics,
         )  # fmt: skip
         if kernel is None:
             of_kernels = {"--diff": diff is not None, "--compile": compile_it, "--split": split, "--ncu": ncu}

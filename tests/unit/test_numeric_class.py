@@ -9,6 +9,8 @@ import torch
 
 from flash_attention.errors import InfeasibleConfigError
 from flash_attention.run.choices import explain_choice
+from flash_helpers.explain.asked import Asked
+from flash_helpers.explain.command import explain_problem_command
 from flash_helpers.kernel_configs import DType, device_facts
 from flash_helpers.kernels.ampere.forward.choices import get_ampere_best_kernels
 from flash_helpers.kernels.ampere.forward.invariant import KEY_TILES, invariant_config
@@ -102,6 +104,18 @@ def test_explain_names_the_class() -> None:
     assert any("its numeric class is: " in reason for reason in others)
     on_cpu = explain_choice(*(torch.empty(1, 8, 1, 64, dtype=torch.half),) * 3, numerics="invariant")
     assert "numeric class: float32 products of 64 rows by PyTorch" in str(on_cpu)
+
+
+def test_the_command_names_the_class(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Asked(batch=2, heads=8, seq_len=1024, causal=True, numerics="invariant")
+    (found,) = explain_problem_command("H200", "bf16", 128, asked=asked)
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "numeric class: wgmma, bf16, 128 keys a tile" in told
+    assert {c.kernel.config.numeric_class for c in found.candidates} == {
+        found.candidates[0].kernel.config.numeric_class
+    }
+    with pytest.raises(ValueError, match="numerics is 'exact'; allowed: 'invariant', 'fast'"):
+        Asked(numerics="exact")
 
 
 def test_a_configuration_of_another_class_is_refused() -> None:

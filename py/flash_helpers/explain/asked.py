@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flash_helpers.kernels.dtype import DType
+from flash_helpers.kernels.numeric_class import FAST, INVARIANT
 from flash_helpers.kernels.problem import (
     BACKWARD,
     FORWARD,
@@ -30,6 +31,7 @@ class Asked:
         paged: such a cache in pages.
         direction: ``forward`` or ``backward``.
         deterministic: of gradients: the same bits in every run.
+        numerics: ``invariant``: by kernels of one numeric class; ``fast``: by any.
     """
 
     batch: int = 16
@@ -48,10 +50,15 @@ class Asked:
     paged: bool = False
     direction: str = FORWARD
     deterministic: bool = False
+    numerics: str = FAST
 
     def __post_init__(self) -> None:
         if self.direction not in (FORWARD, BACKWARD):
             raise ValueError(f"direction is {self.direction!r}; allowed: {FORWARD!r}, {BACKWARD!r}")
+        if self.numerics not in (FAST, INVARIANT):
+            raise ValueError(f"numerics is {self.numerics!r}; allowed: {INVARIANT!r}, {FAST!r}")
+        if self.numerics != FAST and self.direction != FORWARD:
+            raise ValueError("numerics is about the forward pass: leave it or --direction backward away")
         if self.paged and self.direction != FORWARD:
             raise ValueError("keys in pages have no gradient: leave --paged or --direction backward away")
         if self.deterministic and self.direction == FORWARD:
@@ -92,6 +99,7 @@ class Asked:
             cached=self.cached or self.paged,
             paged=self.paged,
             lse=self.lse,
+            invariant=self.numerics == INVARIANT,
         )
         return problem if self.direction == FORWARD else problem.backward(self.deterministic)
 

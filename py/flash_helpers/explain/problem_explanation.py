@@ -20,7 +20,7 @@ from flash_helpers.model.bounds import launch_reason
 from flash_helpers.model.recorded import CompiledFacts, recorded_facts
 from flash_helpers.model.work import work
 from flash_helpers.results.lookup import TunedBucket, TunedKernel
-from flash_helpers.select.candidates import is_split, unable_reason
+from flash_helpers.select.candidates import is_split, numeric_class_of, unable_reason
 
 SHOWN = 6  # candidates of the table; --json has all
 
@@ -148,7 +148,8 @@ def explain_problem(
     unable: Counter[str] = Counter()
     for rejected in choice.rejected:
         config = rejected.kernel.config
-        if unable_reason(config, problem, configs) or config.infeasible_reason(facts):
+        other_class = problem.invariant and numeric_class_of(config) != numeric_class_of(choice.kernel.config)
+        if unable_reason(config, problem, configs) or config.infeasible_reason(facts) or other_class:
             unable[rejected.reason] += 1
             continue
         reason, entry = rejected.reason, times.get(rejected.kernel.short_form())
@@ -190,6 +191,8 @@ def notes(e: ProblemExplanation) -> list[str]:
     lines = []
     if len(e.candidates) > SHOWN:
         lines.append(f"{len(e.candidates) - SHOWN} more candidates come after these (--json has all)")
+    if e.problem.invariant:
+        lines.append(f"numeric class: {numeric_class_of(e.candidates[0].kernel.config)}")
     lines += [f"{count} other{'s' if count > 1 else ''}: {reason}" for reason, count in e.unable.items()]
     if any(c.performance is not None and c.compiled is None for c in e.candidates[:SHOWN]):
         lines.append("~: by predicted registers; --model-error says how far off these are")

@@ -14,6 +14,8 @@ from flash_helpers.kernels.dtype import DType
 
 INVARIANT = "invariant"
 """The value of ``numerics`` that asks for one numeric class."""
+FAST = "fast"
+"""The value of ``numerics`` that asks for nothing, as None does."""
 
 
 @dataclass(frozen=True, order=True)

@@ -38,7 +38,7 @@ class Limits:
         softcaps, sinks: what is drawn of.
         dtypes: element types.
         heads: (n_heads, n_heads_kv).
-        scale: of q: larger ones make the references move.
+        scales: of q: larger ones make the references move.
     """
 
     head_sizes: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
@@ -52,7 +52,7 @@ class Limits:
     sinks: tuple[bool, ...] = (False,)
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     heads: tuple[tuple[int, int], ...] = ((2, 1), (4, 2), (2, 2), (8, 1))
-    scales: tuple[float, ...] = (1.0, 1.0, 6.0, 60.0)
+    scales: tuple[float, ...] = (1.0, 1.0, 6.0, 60.0, 300.0)
 
 
 @dataclass

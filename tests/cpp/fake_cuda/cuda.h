@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_CONTEXT = 201 };
-struct CUtensorMap {
+enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_INVALID_CONTEXT = 201 };
+struct alignas(64) CUtensorMap {
     uint64_t opaque[16];
 };
 using cuuint32_t = uint32_t;

@@ -14,7 +14,7 @@
 #define FLASH_DEVICE inline
 #define __shared__ static
 #define __global__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __grid_constant__
 
 #include "flash_attention.cuh"
@@ -37,6 +37,8 @@ struct uint4 {
     uint32_t x, y, z, w;
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
@@ -131,6 +133,23 @@ inline uint32_t __ballot_sync(uint32_t, bool vote) {
     for (int lane = 0; lane < FakeWarp::kLanes; ++lane) bits |= uint32_t(votes[lane] != 0) << lane;
     return bits;
 }
+inline bool __any_sync(uint32_t all, bool vote) { return __ballot_sync(all, vote) != 0; }
+inline bool __all_sync(uint32_t all, bool vote) { return ~__ballot_sync(all, vote) == 0; }
+template <typename T>
+T __ldg(const T *address) {
+    return *address;
+}
+inline int __float_as_int(float x) {
+    int bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+inline float __int_as_float(int bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline int __vimax3_s32(int a, int b, int c) { return a > b ? (a > c ? a : c) : b > c ? b : c; }
 inline void __syncwarp() { FakeWarp::meet(0); }
 inline void __syncthreads() {}  // of one warp at a time
 inline void __threadfence() {}
@@ -147,6 +166,7 @@ inline constexpr uint32_t kAllLanes = 0xffffffff;
 
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
+inline float exp2_approx(float x) { return std::exp2(x); }
 
 // Two floats as bfloat16, to nearest even.
 template <DType kDType>
