@@ -1,9 +1,8 @@
-"""The running results of the tiles of a rank: the output of its queries, and gradients."""
+"""The running output of the queries of a rank, from tiles that come one after the other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -77,42 +76,3 @@ class Output:
 
 def _overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop
-
-
-class Sums:
-    """float32 sums of gradients of the same rows, in the order in which the shares come.
-
-    Attributes:
-        tensors: (batch, rows, heads, d) each; what they hold counts once a share has come.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tuple(tensors)
-        self._begun = False
-
-    @classmethod
-    def like(cls, tensors: Sequence[Tensor]) -> Sums:
-        """Of tensors of these shapes."""
-        return cls([torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in tensors])
-
-    def add(self, shares: Sequence[Tensor], rows: range, heads: slice = slice(None)) -> None:
-        """Adds shares of some rows and heads."""
-        whole = len(rows) == self.tensors[0].shape[1] and rows.step == 1
-        whole = whole and heads.indices(self.tensors[0].shape[2]) == (0, self.tensors[0].shape[2], 1)
-        if not self._begun and not whole:
-            self._clear()
-        for x, share in zip(self.tensors, shares, strict=True):
-            place = x[:, rows_of(rows), heads]
-            place.add_(share) if self._begun else place.copy_(share)
-        self._begun = True
-
-    def _clear(self) -> None:
-        for x in self.tensors:
-            x.zero_()
-        self._begun = True
-
-    def finish(self) -> tuple[Tensor, ...]:
-        """The sums."""
-        if not self._begun:
-            self._clear()
-        return self.tensors

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.distributed.accumulate import rows_of
+from flash_attention.distributed.copies import contiguous, copy
 from flash_attention.distributed.schedule import Message, Part
 from flash_attention.distributed.transport import Parcel
 
@@ -18,21 +19,32 @@ MOST_RANGES = 4
 Views = Sequence[tuple[Tensor, ...]]  # of each range of rows of a message the tensors
 
 
+class Places:
+    """Where some parts lie that follow one another."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._rows: dict[Part, range] = {}
+        begin = 0
+        for part in parts:
+            end = begin + len(part.rows)
+            self._rows[part] = range(begin, end)
+            begin = end
+
+    def rows(self, part: Part) -> range:
+        """The rows of one of them."""
+        return self._rows[part]
+
+
 class Block:
     """Tensors (batch, rows, heads, d) whose rows are some parts, one behind the other."""
 
     def __init__(self, parts: Sequence[Part], tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)
-        self._places: dict[Part, slice] = {}
-        begin = 0
-        for part in parts:
-            end = begin + len(part.rows)
-            self._places[part] = slice(begin, end)
-            begin = end
+        self._places = Places(parts)
 
     def views(self, owner: int, ranges: Iterable[range]) -> Views:
         """The rows of some parts of an owner."""
-        places = [self._places[Part(owner, rows)] for rows in ranges]
+        places = [rows_of(self._places.rows(Part(owner, rows))) for rows in ranges]
         return [tuple(x[:, place] for x in self.tensors) for place in places]
 
 
@@ -45,7 +57,7 @@ def packed(message: Message, views: Views) -> Parcel:
     """A message that takes these rows."""
     if len(views) > MOST_RANGES:
         return Parcel(message, tuple(torch.cat(list(of_all), 1) for of_all in zip(*views, strict=True)))
-    return Parcel(message, tuple(x.contiguous() for of_range in views for x in of_range))
+    return Parcel(message, tuple(contiguous(x) for of_range in views for x in of_range))
 
 
 class Arrival(NamedTuple):
@@ -73,4 +85,4 @@ class Arrival(NamedTuple):
             rooms = tuple(piece for of_range in split for piece in of_range)
         for place, came in zip(places, rooms, strict=True):
             if place is not came:
-                place.copy_(came)
+                copy(place, came)

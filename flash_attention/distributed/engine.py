@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from flash_attention.distributed import pairs
-from flash_attention.distributed.accumulate import Output, Sums, heads_of, rows_of
-from flash_attention.distributed.blocks import Arrival, Block, own_views, packed
+from flash_attention.distributed.accumulate import Output, heads_of, rows_of
+from flash_attention.distributed.blocks import Arrival, Places, Views, packed
 from flash_attention.distributed.keys import Keys, is_own
 from flash_attention.distributed.pairs import Arithmetic
-from flash_attention.distributed.schedule import Message, Schedule, Step
+from flash_attention.distributed.schedule import Message, Part, Schedule, Step
+from flash_attention.distributed.sums import Sums
 from flash_attention.distributed.transport import Parcel, Transport
 
 
@@ -86,7 +87,7 @@ def backward(
     out: Tensor,
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v of this rank, added up in float32 in a fixed order.
+    """Gradients of q, k and v of this rank, added up in float32 in a fixed order and rounded once.
 
     That of q is of the type of a tile's share where each query is in one tile, which needs no sum.
 
@@ -99,11 +100,13 @@ def backward(
     """
     rank, coverage = plan.rank, plan.schedule.coverage(plan.rank)
     steps = plan.schedule.backward(rank)
-    dq_type = pairs.gradient_type(q) if coverage.once else torch.float32
-    dq = torch.empty(q.shape, dtype=dq_type, device=q.device)
-    if not coverage.once or not coverage.everything:
+    # Where each query is in one tile, its kernel writes what is final.
+    dq = torch.empty_like(q, dtype=pairs.gradient_type(q) if coverage.once else q.dtype)
+    if coverage.once and not coverage.everything:
         dq.zero_()
-    own = Sums.like((k, v))
+    of_queries = Sums(q.shape[1], q.shape[2])
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    own = Sums(k.shape[1], k.shape[2])
     ready: dict[Message, Parcel] = {}  # gradients of what was received, by the message back
     keys = Keys(plan.schedule, plan.transport, steps, (k, v))
     for number, step in enumerate(steps):
@@ -111,45 +114,65 @@ def backward(
         keys.begin(number, [ready.pop(m) for m in step.sends if m.payload == "dkv"], returned)
         block_k, block_v = keys.block(number)
         arithmetic = plan.during(number, step)
-        sums = own if is_own(step, rank, k.shape[1]) else Sums.like((block_k, block_v))
+        sums = own if is_own(step, rank, k.shape[1]) else Sums(block_k.shape[1], block_k.shape[2])
         for tile in step.tiles:
             rows, heads, of_keys = rows_of(tile.q), heads_of(tile.heads), rows_of(tile.k)
+            # The first share of all own keys may be what others are added to.
+            first = sums is own and not own.begun and tile.k == range(k.shape[1])
             share, *shares = pairs.gradients(
                 dout[:, rows, heads], q[:, rows, heads], block_k[:, of_keys], block_v[:, of_keys],
                 out[:, rows, heads], lse[:, heads, rows], None if dlse is None else dlse[:, heads, rows],
                 tile, arithmetic, dq[:, rows, heads] if coverage.once else None,
+                (dk, dv) if first and pairs.gradient_type(k) is k.dtype else None,
             )  # fmt: skip
             if not coverage.once:
-                dq[:, rows, heads] += share
+                of_queries.add((share,), tile.q, tile.heads)
             sums.add(shares, tile.k)
         keys.end(number)
         if sums is not own and step.block:
-            ready.update(_given_back(step, sums, own, rank, steps[number - 1].receives))
+            ready.update(_given_back(step, sums, own, (k, v), rank, steps[number - 1].receives))
         for arrival in returned:
             m = arrival.parcel.message
             for of_range, came in zip(m.rows, arrival.views, strict=True):
-                own.add(came, of_range, heads_of(m.heads_kv))
-    dk, dv = own.finish()
+                own.add(came, of_range, m.heads_kv)
+    own.write((dk, dv))
+    if not coverage.once:
+        of_queries.write((dq,))
     return dq, dk, dv
 
 
 def _given_back(
-    step: Step, sums: Sums, own: Sums, rank: int, arrived: Sequence[Message]
+    step: Step, sums: Sums, own: Sums, like: Sequence[Tensor], rank: int, arrived: Sequence[Message]
 ) -> dict[Message, Parcel]:
-    """Adds own rows of the gradients of a block to their sums; what goes back of the others."""
-    block = Block(step.block, sums.finish())
+    """Moves own rows of the gradients of a block to their sums; what goes back of the others."""
+    places = Places(step.block)
     for part in step.block:
         if part.owner == rank:
-            own.add(block.views(rank, [part.rows])[0], part.rows, heads_of(step.heads_kv))
+            sums.move(places.rows(part), own, part.rows, step.heads_kv)
     back = [m.back() for m in arrived if m.payload == "kv"]
-    return {m: packed(m, block.views(m.owner, m.rows)) for m in back}
+    return {m: summed(m, sums, [places.rows(Part(m.owner, rows)) for rows in m.rows], like) for m in back}
+
+
+def summed(message: Message, sums: Sums, places: Sequence[range], like: Sequence[Tensor]) -> Parcel:
+    """A message that takes the sums of some rows, float32."""
+    rooms = _rooms(message, like)
+    for room, rows in zip(rooms, places, strict=True):
+        sums.write(room, rows)
+    return packed(message, rooms)
 
 
 def returning(message: Message, own: Sequence[Tensor]) -> Arrival:
     """Gradients that come back, in memory of their own: they are added up in a fixed order."""
-    views = own_views(own, message, heads_of(message.heads_kv))
-    rooms = [
-        tuple(torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in of_range)
-        for of_range in views
+    return Arrival.of(message, _rooms(message, own))
+
+
+def _rooms(message: Message, like: Sequence[Tensor]) -> Views:
+    """float32 memory for each range of rows of a message."""
+    heads = range(*heads_of(message.heads_kv).indices(like[0].shape[2]))
+    return [
+        tuple(
+            torch.empty(x.shape[0], len(rows), len(heads), x.shape[3], dtype=torch.float32, device=x.device)
+            for x in like
+        )
+        for rows in message.rows
     ]
-    return Arrival.of(message, rooms)

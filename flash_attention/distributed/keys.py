@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flash_attention.distributed.accumulate import heads_of, rows_of
 from flash_attention.distributed.blocks import Arrival, Block, own_views, packed
+from flash_attention.distributed.copies import copy
 from flash_attention.distributed.schedule import Part, Schedule, Step
 from flash_attention.distributed.transport import Parcel, Pending, Transport
 
@@ -95,4 +96,4 @@ class Keys:
             if part.owner == self._rank:
                 (views,) = self._blocks[number].views(part.owner, [part.rows])
                 for x, view in zip(self._own, views, strict=True):
-                    view.copy_(x[:, rows_of(part.rows), heads])
+                    copy(view, x[:, rows_of(part.rows), heads])

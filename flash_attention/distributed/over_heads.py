@@ -10,8 +10,10 @@ from torch import Tensor
 
 from flash_attention.distributed import pairs
 from flash_attention.distributed.accumulate import Output, heads_of, rows_of
+from flash_attention.distributed.copies import contiguous, copy
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.schedule import Message, Step
+from flash_attention.distributed.sums import Sums
 from flash_attention.distributed.transport import Parcel
 
 
@@ -72,7 +74,7 @@ def backward(
         whole.append(dlse.new_empty((dlse.shape[0], *kept.lse.shape[1:])))
     _exchange(plan, exchange, given, whole, (1, 2)[: len(given)])
     dout_heads, dlse_heads = whole[0], whole[1] if dlse is not None else None
-    sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in kept[:3]]
+    of_each = [Sums(x.shape[1], x.shape[2]) for x in kept[:3]]
     for tile in compute.tiles:
         assert tile.heads is not None
         assert tile.heads_kv is not None
@@ -82,8 +84,12 @@ def backward(
             kept.out[:, q[0], q[1]], kept.lse[:, q[1], q[0]],
             None if dlse_heads is None else dlse_heads[:, q[1], q[0]], tile, plan.alone,
         )  # fmt: skip
-        for total, share, place in zip(sums, shares, (q, k, k), strict=True):
-            total[:, place[0], place[1]] += share
+        places = ((tile.q, tile.heads), (tile.k, tile.heads_kv), (tile.k, tile.heads_kv))
+        for total, share, place in zip(of_each, shares, places, strict=True):
+            total.add((share,), *place)
+    sums = [torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in kept[:3]]
+    for total, x in zip(of_each, sums, strict=True):
+        total.write((x,))
     batch, rows = dout.shape[:2]
     n_heads, n_heads_kv = heads_of_call
     counts = (n_heads, n_heads_kv, n_heads_kv)
@@ -141,7 +147,7 @@ def _return(
     for parcel in sorted([*receives, kept], key=lambda p: p.message.source):
         views = _views(own, rows_in, parcel.message)
         for view, x in zip(views, parcel.tensors, strict=True):
-            view.add_(x) if add else view.copy_(x)
+            view.add_(x) if add else copy(view, x)
 
 
 def _views(tensors: Sequence[Tensor], rows_in: Sequence[int], message: Message) -> list[Tensor]:
@@ -157,7 +163,7 @@ def _views(tensors: Sequence[Tensor], rows_in: Sequence[int], message: Message) 
 
 
 def _heads(tensors: Sequence[Tensor], rows_in: Sequence[int], message: Message) -> tuple[Tensor, ...]:
-    return tuple(x.contiguous() for x in _views(tensors, rows_in, message))
+    return tuple(contiguous(x) for x in _views(tensors, rows_in, message))
 
 
 def _room(
@@ -186,5 +192,5 @@ def _place(
     begin = 0
     for run in plan.schedule.layout.ranks[owner]:
         for x, into, dim in zip(tensors, whole, rows_in, strict=True):
-            into[(slice(None),) * dim + (rows_of(run),)] = x.narrow(dim, begin, len(run))
+            copy(into[(slice(None),) * dim + (rows_of(run),)], x.narrow(dim, begin, len(run)))
         begin += len(run)

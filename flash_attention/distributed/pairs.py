@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,7 @@ def gradients(
     tile: Tile,
     arithmetic: Arithmetic,
     dq: Tensor | None = None,
+    dkv: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A tile's share of the gradients dq, dk and dv; of the type that ``gradient_type`` says.
 
@@ -115,13 +117,14 @@ def gradients(
             up to the gradients.
         q, k, v, tile, arithmetic: as in ``attend``.
         dq: is written with the share of q, which then has to be all of it; None: a new one.
+        dkv: likewise those of k and v.
     """
     left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
     dtype = gradient_type(q)
     dq, dk, dv = (
         torch.empty(x.shape, dtype=dtype, device=x.device) if given is None else given
-        for x, given in ((q, dq), (k, None), (v, None))
+        for x, given in zip((q, k, v), (dq, *(dkv or (None, None))), strict=True)
     )
     if not q.is_cuda:
         cpu_backward.backward(

@@ -21,6 +21,7 @@ from flash_attention.distributed import Layout, engine, heads, over_heads, pairs
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.pairs import Arithmetic
 from flash_attention.distributed.schedule import METHODS, Heads, Schedule
+from flash_attention.distributed.transport import Parcel
 from flash_helpers.test.reference import reference, reference_gradients
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
@@ -176,14 +177,13 @@ def an_lse_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def messages_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of keys are rounded before they are sent back."""
-    plain = engine._given_back
+    plain = engine.summed
 
-    def given_back(step: Any, sums: Any, *rest: Any) -> Any:
-        for x in sums.finish():
-            x.copy_(rounded(x))
-        return plain(step, sums, *rest)
+    def summed(*given: Any) -> Any:
+        message, tensors = plain(*given)
+        return Parcel(message, tuple(map(rounded, tensors)))
 
-    monkeypatch.setattr(engine, "_given_back", given_back)
+    monkeypatch.setattr(engine, "summed", summed)
 
 
 @pytest.mark.parametrize("mask", MASKS)
