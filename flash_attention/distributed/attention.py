@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from flash_attention.distributed import agreement
 from flash_attention.distributed.cost import MethodChoice, Rates, Sizes
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
+from flash_attention.distributed.functions import Function, Functions, check_function
 from flash_attention.distributed.groups import Group, as_dtensor, local_sinks, process_group, spread_of
 from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.pairs import Arithmetic
@@ -50,6 +52,8 @@ def attention(
     window: Window = UNLIMITED,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    score_mod: Function | None = None,
+    mask_mod: Function | None = None,
     return_lse: bool = False,
     method: Method | Literal["auto"] = "auto",
     deterministic: bool = True,
@@ -76,6 +80,11 @@ def attention(
         softcap: logits become softcap * tanh(logit / softcap); 0.0: they stay.
         sinks: (n_heads,), equal on all ranks: one more logit a head without a value, counted once. Its
             gradient is this rank's share: their sum over the group is the whole.
+        score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, as in ``flash_attention.attention``; places are
+            positions of the sequence, of documents too. What it captures has to be equal on all ranks, whole,
+            and gets no gradient.
+        mask_mod: ``mask_mod(b, h, q_idx, kv_idx)``, likewise: whether a query sees a key, beside ``causal``,
+            ``window`` and documents. Keys that it alone hides travel.
         return_lse: also return the natural logarithm of each row's softmax denominator.
         method: ``all_gather``, ``ring``, ``ulysses``, or ``auto``: the quickest, as
             ``explain_method`` predicts.
@@ -113,11 +122,16 @@ def attention(
             _check_layout(layout, processes)
             spread.check(layout)
         sinks = local_sinks(sinks, spread)
+        for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+            check_function(name, function)
+        if spread is not None and not (score_mod is mask_mod is None):
+            spread.check_functions()
         local = [_autocast(x if spread is None else x.to_local()) for x in (q, k, v)]  # type: ignore[attr-defined]
         layout = _check_layout(layout, processes)
         choice, arithmetic, entries = _checked(
             (*local, sinks), layout, dist.get_rank(processes),
             (causal, softmax_scale, window, softcap, return_lse, method, deterministic, reserved_sms),
+            (score_mod, mask_mod),
         )  # fmt: skip
         validate = checked_flag("validate", validate)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -128,9 +142,7 @@ def attention(
     few = arithmetic
     if device.type == "cuda":
         sms = torch.cuda.get_device_properties(device).multi_processor_count
-        few = Arithmetic(
-            arithmetic.scale, arithmetic.softcap, arithmetic.deterministic, max(1, sms - reserved_sms)
-        )
+        few = replace(arithmetic, n_sms=max(1, sms - reserved_sms))
     meet(processes, device)
     transport = Transport(processes, limit, device)
     plan = Plan(choice.schedule, transport, few, arithmetic, bool(return_lse))
@@ -181,9 +193,15 @@ def explain_method(
 
 @lru_cache(maxsize=256)
 def _choice(
-    layout: Layout, mask: Mask, heads: Heads, sizes: Sizes, method: Method | None, rates: Rates | None = None
+    layout: Layout,
+    mask: Mask,
+    heads: Heads,
+    sizes: Sizes,
+    method: Method | None,
+    rates: Rates | None = None,
+    positions: bool = False,
 ) -> MethodChoice:
-    schedules = tuple(Schedule(name, layout, mask, heads) for name in METHODS)
+    schedules = tuple(Schedule(name, layout, mask, heads, positions) for name in METHODS)
     return MethodChoice(schedules, sizes, rates or Rates(), method)
 
 
@@ -208,7 +226,11 @@ def _autocast(x: Tensor) -> Tensor:
 
 
 def _checked(
-    tensors: tuple[Any, ...], layout: Layout, rank: int, options: tuple[Any, ...]
+    tensors: tuple[Any, ...],
+    layout: Layout,
+    rank: int,
+    options: tuple[Any, ...],
+    functions: tuple[Function | None, Function | None],
 ) -> tuple[MethodChoice, Arithmetic, dict[str, str]]:
     """The choice of a method, and what all ranks have to agree on."""
     causal, softmax_scale, window, softcap, return_lse, method, deterministic, reserved_sms = options
@@ -232,7 +254,10 @@ def _checked(
     return_lse = checked_flag("return_lse", return_lse)
     heads = Heads(q.shape[2], k.shape[2])
     sizes = Sizes(q.shape[0], q.shape[3], v.shape[3])
-    choice = _choice(layout, mask, heads, sizes, None if method == "auto" else method)
+    recorded = Functions.of(*functions, one_q)
+    choice = _choice(
+        layout, mask, heads, sizes, None if method == "auto" else method, positions=recorded is not None
+    )
     entries = {
         "the shape of q": f"{q.shape[0]}, rows, {q.shape[2]}, {q.shape[3]}",
         "the shape of k": f"{k.shape[0]}, rows, {k.shape[2]}, {k.shape[3]}",
@@ -245,12 +270,13 @@ def _checked(
         "softmax_scale": repr(scale),
         "softcap": repr(cap),
         "sinks": "none" if sinks is None else str(sinks.dtype),
+        "score_mod and mask_mod": "none" if recorded is None else recorded.described(),
         "return_lse": str(return_lse),
         "method": choice.method,
         "deterministic": str(deterministic),
         "whether gradients are wanted": str(_wants_gradients(q, k, v, sinks)),
     }
-    return choice, Arithmetic(scale, cap, deterministic), entries
+    return choice, Arithmetic(scale, cap, deterministic, functions=recorded), entries
 
 
 def _wants_gradients(*tensors: Tensor | None) -> bool:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attention.distributed.accumulate import rows_of
 from flash_attention.distributed.copies import contiguous, copy
+from flash_attention.distributed.places import rows_of
 from flash_attention.distributed.schedule import Message, Part
 from flash_attention.distributed.transport import Parcel
 

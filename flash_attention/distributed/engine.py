@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from flash_attention.distributed import pairs
-from flash_attention.distributed.accumulate import Output, heads_of, rows_of
+from flash_attention.distributed.accumulate import Output
 from flash_attention.distributed.blocks import Arrival, Places, Views, packed
 from flash_attention.distributed.keys import Keys, is_own
 from flash_attention.distributed.pairs import Arithmetic
+from flash_attention.distributed.places import heads_of, rows_of
 from flash_attention.distributed.schedule import Message, Part, Schedule, Step
 from flash_attention.distributed.sums import Sums
 from flash_attention.distributed.transport import Parcel, Transport

@@ -84,6 +84,16 @@ class Spread(NamedTuple):
                 f"{2 * layout.world} divides, or pass the local tensors"
             )
 
+    def check_functions(self) -> None:
+        """NotImplementedError: batch items or heads are spread, which functions of the user's count."""
+        others = [p for i, p in enumerate(self.placements) if i != self.dim]
+        if any(p != Replicate() for p in others):
+            raise NotImplementedError(
+                f"score_mod or mask_mod is given, and q is spread as {self.placements}: functions count "
+                "batch items and heads of the whole, and this rank has some; pass local tensors with a "
+                "layout, and functions that count what they hold"
+            )
+
 
 def spread_of(q: object, k: object, v: object) -> Spread | None:
     """How q, k and v are spread; None: they are no DTensors.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flash_attention.distributed.accumulate import heads_of, rows_of
 from flash_attention.distributed.blocks import Arrival, Block, own_views, packed
 from flash_attention.distributed.copies import copy
+from flash_attention.distributed.places import heads_of, rows_of
 from flash_attention.distributed.schedule import Part, Schedule, Step
 from flash_attention.distributed.transport import Parcel, Pending, Transport
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from flash_attention.distributed import pairs
-from flash_attention.distributed.accumulate import Output, heads_of, rows_of
+from flash_attention.distributed.accumulate import Output
 from flash_attention.distributed.copies import contiguous, copy
 from flash_attention.distributed.engine import Plan
+from flash_attention.distributed.places import heads_of, rows_of
 from flash_attention.distributed.schedule import Message, Step
 from flash_attention.distributed.sums import Sums
 from flash_attention.distributed.transport import Parcel
@@ -45,9 +46,10 @@ def forward(
     _exchange(plan, exchange, (q, k, v), (all_q, all_k, all_v), (1, 1, 1))
     coverage = plan.schedule.coverage(plan.rank)
     result = Output(all_q, v.shape[3], coverage, None if sinks is None else sinks[heads])
+    arithmetic = plan.alone.of_heads(heads.start)
     for tile in compute.tiles:
         one_k, one_v = (x[:, rows_of(tile.k), heads_of(tile.heads_kv)] for x in (all_k, all_v))
-        result.add(tile, one_k, one_v, plan.alone)
+        result.add(tile, one_k, one_v, arithmetic)
     out_heads, lse_heads = result.finish()
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
@@ -74,6 +76,7 @@ def backward(
         whole.append(dlse.new_empty((dlse.shape[0], *kept.lse.shape[1:])))
     _exchange(plan, exchange, given, whole, (1, 2)[: len(given)])
     dout_heads, dlse_heads = whole[0], whole[1] if dlse is not None else None
+    arithmetic = plan.alone.of_heads(heads.start)
     of_each = [Sums(x.shape[1], x.shape[2]) for x in kept[:3]]
     for tile in compute.tiles:
         assert tile.heads is not None
@@ -82,7 +85,7 @@ def backward(
         shares = pairs.gradients(
             dout_heads[:, q[0], q[1]], kept.q[:, q[0], q[1]], kept.k[:, k[0], k[1]], kept.v[:, k[0], k[1]],
             kept.out[:, q[0], q[1]], kept.lse[:, q[1], q[0]],
-            None if dlse_heads is None else dlse_heads[:, q[1], q[0]], tile, plan.alone,
+            None if dlse_heads is None else dlse_heads[:, q[1], q[0]], tile, arithmetic,
         )  # fmt: skip
         places = ((tile.q, tile.heads), (tile.k, tile.heads_kv), (tile.k, tile.heads_kv))
         for total, share, place in zip(of_each, shares, places, strict=True):

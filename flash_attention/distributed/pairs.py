@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,14 +12,20 @@ from torch import Tensor
 from flash_attention.attention import attention
 from flash_attention.backends import cpu, cpu_backward
 from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Mask, Scores
+from flash_attention.call import DENSE, Mask, Scores
 from flash_attention.checks.calls import DTYPES
 from flash_attention.devices import backend
+from flash_attention.distributed.functions import Functions
 from flash_attention.distributed.tiles import Tile
 from flash_attention.errors import NoKernelError
+from flash_attention.mods.tracing import Traced
+from flash_attention.options import Options
 from flash_attention.run.choices import choose
 from flash_attention.run.cpu_choice import CPU_B_C
+from flash_attention.run.passes import forward_pass
+from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
 from flash_helpers.kernels.dtype import DType
 
@@ -37,12 +42,24 @@ class Arithmetic:
         softcap: 0: none.
         deterministic: gradients of equal calls have equal bits.
         n_sms: streaming multiprocessors that kernels may fill while messages travel; None: all.
+        functions: the user's, of scores and masks; None: there are none.
     """
 
     scale: float
     softcap: float = 0.0
     deterministic: bool = True
     n_sms: int | None = None
+    functions: Functions | None = None
+
+    def of_heads(self, first: int) -> Arithmetic:
+        """The same where the first query head of the tensors is another one of the call."""
+        if self.functions is None:
+            return self
+        return replace(self, functions=replace(self.functions, first_head=first))
+
+    def traced(self, tile: Tile) -> Traced | None:
+        """What the functions do to a tile; None: there are none."""
+        return None if self.functions is None else self.functions.at(tile)
 
 
 def limits_of(tile: Tile) -> tuple[int | None, int | None]:
@@ -70,7 +87,7 @@ def attend(
         v: (batch, keys, kv heads, d_v).
         tile: which keys a query sees.
         arithmetic: see there.
-        out: (batch, queries, heads, d_v), is written; None: a new one, float32.
+        out: (batch, queries, heads, d_v), of the type of q or float32, is written; None: a new one, float32.
         sinks: (heads,) one more logit a head without a value; None: there are none.
 
     Returns:
@@ -78,23 +95,49 @@ def attend(
     """
     window = left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
+    traced = arithmetic.traced(tile)
     if q.dtype in DTYPES:
         tensors = (q.detach(), k.detach(), v.detach())
-        options: dict[str, Any] = {
-            "softmax_scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "out": out,
-            "out_dtype": torch.float32 if out is None else None,
-        }  # fmt: skip
+        options = Options(
+            softmax_scale=scale, window=window, softcap=softcap, sinks=sinks, return_lse=True, out=out,
+            out_dtype=None if out is not None and out.dtype is q.dtype else torch.float32,
+        )  # fmt: skip
         if arithmetic.n_sms is not None:
             # Not every kernel keeps to a number of SMs; messages and tiles then share all of them.
             with contextlib.suppress(NoKernelError):
-                return attention(*tensors, return_lse=True, n_sms=arithmetic.n_sms, **options)
-        return attention(*tensors, return_lse=True, **options)
+                return _attention(tensors, options._replace(n_sms=arithmetic.n_sms), traced)
+        return _attention(tensors, options, traced)
     # float32, of which the public function knows nothing: the CPU backend computes it all the same.
     if out is None:
         out = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]))
-    cpu.attention(_ON_CPU, q, k, v, out, lse, scale, left=left, right=right, softcap=softcap, sinks=sinks)
+    cpu.attention(
+        _ON_CPU, q, k, v, out, lse, scale,
+        left=left, right=right, softcap=softcap, sinks=sinks, mods=_block_mods(traced, q, k),
+    )  # fmt: skip
     return out, lse
+
+
+def _attention(
+    tensors: tuple[Tensor, Tensor, Tensor], options: Options, traced: Traced | None
+) -> tuple[Tensor, Tensor]:
+    """As the public function, which a call without functions takes, since it remembers calls."""
+    if traced is None:
+        keywords = {
+            name: x for name, x in options._asdict().items() if x is not Options._field_defaults[name]
+        }
+        found: tuple[Tensor, Tensor] = attention(*tensors, **keywords)
+        return found
+    out, lse = forward_pass(*tensors, DENSE, options, traced=traced)
+    assert lse is not None  # it was asked for
+    return out, lse
+
+
+def _block_mods(traced: Traced | None, q: Tensor, k: Tensor) -> BlockMods | None:
+    """The functions for the CPU backend."""
+    if traced is None:
+        return None
+    return BlockMods(traced, range(q.shape[0]), range(q.shape[2]), q.shape[2] // max(1, k.shape[2]))
 
 
 def gradients(
@@ -121,6 +164,7 @@ def gradients(
     """
     left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
+    traced = arithmetic.traced(tile)
     dtype = gradient_type(q)
     dq, dk, dv = (
         torch.empty(x.shape, dtype=dtype, device=x.device) if given is None else given
@@ -129,12 +173,13 @@ def gradients(
     if not q.is_cuda:
         cpu_backward.backward(
             _ON_CPU, dout, q, k, v, out, lse, dlse, scale, Gradients(dq, dk, dv),
-            left=left, right=right, softcap=softcap,
+            left=left, right=right, softcap=softcap, mods=_block_mods(traced, q, k),
         )  # fmt: skip
         return dq, dk, dv
-    scores = Scores(scale, softcap)
+    mask, scores = Mask(left, right), Scores(scale, softcap, None, traced)
+    mask, scores = mask_and_scores(mask, scores, DENSE, q.shape[1], k.shape[1])
     call = BackwardCall(
-        q, k, v, out, lse, dout, dlse, dq, dk, dv, None, Mask(left, right), scores,
+        q, k, v, out, lse, dout, dlse, dq, dk, dv, None, mask, scores,
         deterministic=arithmetic.deterministic,
     )  # fmt: skip
     backend("cuda_backward").run_backward(call, choose(call.problem, q.device, None))

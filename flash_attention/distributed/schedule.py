@@ -106,12 +106,14 @@ class Schedule:
         layout: which rank holds which rows.
         mask: which keys a query sees, in positions of the sequence.
         heads: head counts; ``ulysses`` deals them out.
+        positions: tiles say the positions of their rows, which functions of the user's count in.
     """
 
     method: Method
     layout: Layout
     mask: Mask
     heads: Heads
+    positions: bool = False
 
     # ------------------------------------------------------------------ programs
     def forward(self, rank: int) -> tuple[Step, ...]:
@@ -269,7 +271,7 @@ class Schedule:
                 rows = range(piece.rows.start + shift, piece.rows.stop + shift)
                 keys.append(piece._replace(rows=rows))
             begin += len(part.rows)
-        return t.tiles_of(queries, t.joined(keys), self.mask)
+        return t.tiles_of(queries, t.joined(keys), self.mask, self.positions)
 
     @cached_property
     def _pieces(self) -> list[list[Piece]]:
@@ -294,9 +296,9 @@ class Schedule:
         documents = split_documents(whole, self.layout)
         tiles = []
         if self.heads_of(rank)[0] < self.heads_of(rank)[1]:
-            for tile in t.tiles_of(documents, documents, self.mask):
+            for tile in t.tiles_of(documents, documents, self.mask, self.positions):
                 tiles += [
-                    Tile(tile.q, tile.k, tile.low, tile.high, heads, heads_kv)
+                    replace(tile, heads=heads, heads_kv=heads_kv)
                     for heads, heads_kv in h.even_groups(self.heads, *self.heads_of(rank))
                 ]
         return (

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flash_attention.distributed.accumulate import rows_of
-
-Heads = tuple[int, int]
-
-
-class _Place(NamedTuple):
-    """Rows that follow one another, of some heads."""
-
-    rows: tuple[int, int]
-    heads: Heads
-
-    def common(self, other: _Place) -> _Place | None:
-        """What both have; None: nothing."""
-        rows = max(self.rows[0], other.rows[0]), min(self.rows[1], other.rows[1])
-        heads = max(self.heads[0], other.heads[0]), min(self.heads[1], other.heads[1])
-        return _Place(rows, heads) if rows[0] < rows[1] and heads[0] < heads[1] else None
-
-    def without(self, other: _Place) -> Iterator[_Place]:
-        """What is left of it without another place, in rectangles."""
-        part = self.common(other)
-        if part is None:
-            yield self
-            return
-        (first, last), (a, b) = self
-        for rows in ((first, part.rows[0]), (part.rows[1], last)):
-            if rows[0] < rows[1]:
-                yield _Place(rows, (a, b))
-        for heads in ((a, part.heads[0]), (part.heads[1], b)):
-            if heads[0] < heads[1]:
-                yield _Place(part.rows, heads)
-
-    def of(self, x: Tensor, origin: _Place) -> Tensor:
-        """Its elements of a tensor whose first row and head are those of the origin."""
-        first, head = origin.rows[0], origin.heads[0]
-        return x[:, self.rows[0] - first : self.rows[1] - first, self.heads[0] - head : self.heads[1] - head]
-
-    @property
-    def size(self) -> int:
-        return (self.rows[1] - self.rows[0]) * (self.heads[1] - self.heads[0])
+from flash_attention.distributed.places import Heads, Place, rows_of
 
 
 class _Region(NamedTuple):
     """A place and one or two terms of its sum, in their order; each is a tensor for each of the gradients."""
 
-    place: _Place
+    place: Place
     terms: tuple[tuple[Tensor, ...], ...]
 
 
@@ -69,7 +31,7 @@ class Sums:
     """
 
     def __init__(self, rows: int, heads: int) -> None:
-        self._whole = _Place((0, rows), (0, heads))
+        self._whole = Place((0, rows), (0, heads))
         self._regions: list[_Region] = []  # no two have an element in common
         self._solid: tuple[Tensor, ...] | None = None  # float32 sums of all, once rows have come in strides
 
@@ -87,9 +49,9 @@ class Sums:
             for x, y in zip(self._solid, share, strict=True):
                 x[:, rows_of(rows), slice(*heads)].add_(y)
         elif rows and heads[0] < heads[1]:
-            self._add(_Place((rows[0], rows[-1] + 1), heads), tuple(share))
+            self._add(Place((rows[0], rows[-1] + 1), heads), tuple(share))
 
-    def _add(self, place: _Place, share: tuple[Tensor, ...]) -> None:
+    def _add(self, place: Place, share: tuple[Tensor, ...]) -> None:
         left = [place]  # of the share: what no region has yet
         regions = []
         for region in self._regions:
@@ -115,7 +77,7 @@ class Sums:
             heads: those of the other that all of these are; None: all.
         """
         base = heads[0] if heads else 0
-        place = _Place((rows.start, rows.stop), self._whole.heads)
+        place = Place((rows.start, rows.stop), self._whole.heads)
         if self._solid is not None:
             other.add([x[:, rows_of(rows)] for x in self._solid], to, heads)
             return
@@ -130,7 +92,7 @@ class Sums:
     def write(self, targets: Sequence[Tensor], rows: range | None = None) -> None:
         """Writes the sums of some rows that follow one another, or of all; 0 where no share has come."""
         first, last = (rows.start, rows.stop) if rows is not None else self._whole.rows
-        place = _Place((first, last), self._whole.heads)
+        place = Place((first, last), self._whole.heads)
         if self._solid is not None:
             for x, target in zip(self._solid, targets, strict=True):
                 target.copy_(x[:, first:last])
@@ -158,7 +120,7 @@ class Sums:
 
 # ---------------------------------------------------------------------- terms
 def _views(
-    terms: tuple[tuple[Tensor, ...], ...], part: _Place, origin: _Place
+    terms: tuple[tuple[Tensor, ...], ...], part: Place, origin: Place
 ) -> tuple[tuple[Tensor, ...], ...]:
     return tuple(tuple(part.of(x, origin) for x in term) for term in terms)
 

@@ -43,6 +43,7 @@ class Tile:
         high: likewise at most; None: no limit.
         heads: (first, last) of the query heads of their buffer; None: all.
         heads_kv: likewise of the key heads.
+        positions: of the queries and of the keys in the sequence; None: nobody asks for them.
     """
 
     q: range
@@ -51,6 +52,7 @@ class Tile:
     high: int | None = None
     heads: tuple[int, int] | None = None
     heads_kv: tuple[int, int] | None = None
+    positions: tuple[range, range] | None = None
 
     @property
     def pairs(self) -> int:
@@ -162,15 +164,20 @@ def seeing(q: Piece, keys: Iterable[Piece], mask: Mask) -> range | None:
     return range(min(a for a, _ in found), max(b for _, b in found)) if found else None
 
 
-def tiles_of(queries: Sequence[Piece], keys: Sequence[Piece], mask: Mask) -> tuple[Tile, ...]:
-    """The tiles that compute every visible pair of these queries and keys, each once, in a fixed order."""
+def tiles_of(
+    queries: Sequence[Piece], keys: Sequence[Piece], mask: Mask, positions: bool = False
+) -> tuple[Tile, ...]:
+    """The tiles that compute every visible pair of these queries and keys, each once, in a fixed order.
+
+    Where positions are wanted, those of a tile grow by one step.
+    """
     found: list[Tile] = []
     by_document = of_documents(keys)
     for q in queries:
         row: list[Tile] = []
         for k in by_document.get(q.document, ()):
             for one_q, one_k in _of_one_step(q, k):
-                tile = _tile(one_q, one_k, mask)
+                tile = _tile(one_q, one_k, mask, positions)
                 if tile is not None:
                     row.append(tile)
         found += _joined_keys(row)
@@ -201,7 +208,7 @@ def _strided(piece: Piece, step: int) -> list[Piece]:
     ]
 
 
-def _tile(q: Piece, k: Piece, mask: Mask) -> Tile | None:
+def _tile(q: Piece, k: Piece, mask: Mask, positions: bool = False) -> Tile | None:
     """The visible part of two pieces of one step; None: there is none."""
     step = max(p.positions.step if len(p.positions) > 1 else 1 for p in (q, k))
     distance = q.positions[0] - k.positions[0]
@@ -219,7 +226,8 @@ def _tile(q: Piece, k: Piece, mask: Mask) -> Tile | None:
     j1 = m if high is None else min(m, i1 + high)
     if j0 >= j1:
         return None
-    return _banded(Tile(q.rows[i0:i1], k.rows[j0:j1]), low, high, i0 - j0)
+    places = (q.positions[i0:i1], k.positions[j0:j1]) if positions else None
+    return _banded(Tile(q.rows[i0:i1], k.rows[j0:j1], positions=places), low, high, i0 - j0)
 
 
 def _banded(tile: Tile, low: int | None, high: int | None, shift: int) -> Tile:
@@ -251,7 +259,13 @@ def _side_by_side(a: Tile, b: Tile) -> Tile | None:
     if (b.high is not None and b.high < -1) or (a.low is not None and a.low > before - n + 1):
         return None
     high = None if b.high is None else b.high + before
-    return _banded(Tile(a.q, range(a.k.start, b.k.stop)), a.low, high, 0)
+    positions = None
+    if a.positions is not None and b.positions is not None:
+        keys = _in_one(a.positions[1], b.positions[1])
+        if keys is None:
+            return None
+        positions = a.positions[0], keys
+    return _banded(Tile(a.q, range(a.k.start, b.k.stop), positions=positions), a.low, high, 0)
 
 
 def _joined_queries(tiles: list[Tile]) -> list[Tile]:
@@ -276,8 +290,22 @@ def _one_behind_the_other(a: Tile, b: Tile) -> Tile | None:
     if (b.low is not None and b.low > 1) or (a.high is not None and a.high + before < m - 1):
         return None
     low = None if b.low is None else b.low - before
-    return _banded(Tile(range(a.q.start, b.q.stop), a.k), low, a.high, 0)
+    positions = None
+    if a.positions is not None and b.positions is not None:
+        queries = _in_one(a.positions[0], b.positions[0])
+        if queries is None:
+            return None
+        positions = queries, a.positions[1]
+    return _banded(Tile(range(a.q.start, b.q.stop), a.k, positions=positions), low, a.high, 0)
 
 
 def _touch(a: range, b: range) -> bool:
     return a.step == b.step == 1 and a.stop == b.start
+
+
+def _in_one(a: range, b: range) -> range | None:
+    """Two ranges one behind the other as one; None: they are none."""
+    step = a.step if len(a) > 1 else b.step if len(b) > 1 else b[0] - a[0]
+    if step < 1 or b[0] - a[-1] != step or any(len(r) > 1 and r.step != step for r in (a, b)):
+        return None
+    return range(a[0], b[-1] + 1, step)

@@ -17,13 +17,16 @@ import flash_attention
 from flash_attention import distributed as cp
 from flash_attention.backends import cpu_backward
 from flash_attention.backends.cpu_backward import Gradients
+from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.call import Mask
 from flash_attention.distributed import heads
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
+from flash_attention.distributed.functions import Functions as Recorded
 from flash_attention.distributed.pairs import _ON_CPU, Arithmetic
 from flash_attention.distributed.schedule import Heads, Schedule
 from flash_attention.distributed.transport import Transport
+from flash_attention.mods import trace
 from flash_helpers.test.reference import reference, reference_gradients
 
 LEAST = heads.LEAST_BLOCKS, heads.LEAST_KEY_BLOCKS
@@ -49,6 +52,7 @@ class Case:
     scale: float | None = None
     with_lse: bool = True
     in_parts: bool = False  # heads come in two exchanges, however little work they are
+    functions: str = ""  # of FUNCTIONS
 
     def make_layout(self, world: int) -> cp.Layout:
         if self.layout == "per_document":
@@ -60,6 +64,39 @@ class Case:
             return cp.Layout.explicit(pieces, documents=self.documents)
         make: Callable[..., cp.Layout] = getattr(cp.Layout, self.layout)
         return make(self.total, world, documents=self.documents)
+
+
+Functions = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+
+
+def _functions() -> dict[str, Functions]:
+    """Of scores and of masks, by names that travel between processes."""
+    table, slopes, period = torch.arange(7.0) / 4, torch.tensor([0.5, -0.25, 0.125, 1.0, 0.75, -1.0]), 5
+
+    def bias(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score * 0.5 + slopes[h] * (q - k) / 16 + table[q % 7] * (b + 1)
+
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ((q // period + k // 3 + h) % 4 != 0) | (q == k)
+
+    return {
+        "": (None, None),
+        "both": (bias, mask),
+        "score": (bias, None),
+        "mask": (None, lambda b, h, q, k: (q >= k) & ((q - k < 11) | (k < 4))),
+    }
+
+
+FUNCTIONS = _functions()
+
+
+def functions_of(case: Case, first: int = 0) -> dict[str, Any]:
+    """Those of a case as keywords, where the first position is another one."""
+    score, mask = FUNCTIONS[case.functions]
+    return {
+        "score_mod": score and (lambda s, b, h, q, k: score(s, b, h, q + first, k + first)),
+        "mask_mod": mask and (lambda b, h, q, k: mask(b, h, q + first, k + first)),
+    }
 
 
 class Tensors(NamedTuple):
@@ -109,9 +146,11 @@ def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
     sinks = None if whole.sinks is None else whole.sinks.requires_grad_()
     if dtype is torch.float32:
         mask = Mask.of(case.causal, case.window)
-        schedule = Schedule(case.method, layout, mask, Heads(case.n_heads, case.n_heads_kv))  # type: ignore[arg-type]
+        functions = Recorded.of(*FUNCTIONS[case.functions], q)
+        counts = Heads(case.n_heads, case.n_heads_kv)
+        schedule = Schedule(case.method, layout, mask, counts, functions is not None)  # type: ignore[arg-type]
         scale = case.d_head**-0.5 if case.scale is None else case.scale
-        arithmetic = Arithmetic(scale, case.softcap)
+        arithmetic = Arithmetic(scale, case.softcap, functions=functions)
         transport = Transport(dist.group.WORLD, timedelta(seconds=60), q.device)  # type: ignore[arg-type]
         plan = Plan(schedule, transport, arithmetic, arithmetic, True)
         out, lse = ContextParallel.apply(plan, q, k, v, sinks)  # type: ignore[no-untyped-call]
@@ -119,6 +158,7 @@ def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
         out, lse = cp.attention(
             q, k, v, layout=layout, causal=case.causal, window=case.window, softcap=case.softcap,
             sinks=sinks, return_lse=True, method=case.method, softmax_scale=case.scale,  # type: ignore[arg-type]
+            **functions_of(case),
         )  # fmt: skip
     inputs = [q, k, v, *([sinks] if sinks is not None else [])]
     dlse = layout.shard(whole.dlse, rank, 2)
@@ -165,14 +205,15 @@ def gathered(case: Case, answers: list[Any]) -> Results:
     return Results(out, lse, dq, dk, dv, dsinks)  # type: ignore[arg-type]
 
 
-def by_document(case: Case, one: Callable[[Tensors], Results], dtype: torch.dtype) -> Results:
-    """A function of one document for all of them."""
+def by_document(case: Case, one: Callable[[Tensors, int], Results], dtype: torch.dtype) -> Results:
+    """A function of one document and its first position for all of them."""
     whole = tensors(case, dtype)
     ends = case.documents or (0, case.total)
     found = []
     for first, last in itertools.pairwise(ends):
         rows = slice(first, last)
-        found.append(one(Tensors(*(x[:, rows] for x in whole[:4]), whole.dlse[:, :, rows], whole.sinks)))
+        of_document = Tensors(*(x[:, rows] for x in whole[:4]), whole.dlse[:, :, rows], whole.sinks)
+        found.append(one(of_document, first))
     parts = [torch.cat([getattr(r, name) for r in found], 1) for name in ("out", "dq", "dk", "dv")]
     lse = torch.cat([r.lse for r in found], 2)
     dsinks = sum(r.dsinks for r in found) if case.sinks else None
@@ -191,13 +232,14 @@ def exact(case: Case) -> Results:
 @cache
 def _exact(case: Case) -> Results:
 
-    def one(x: Tensors) -> Results:
-        out, lse = reference(x.q, x.k, x.v, sinks=x.sinks, **options(case))
+    def one(x: Tensors, first: int) -> Results:
+        given = {**options(case), **functions_of(case, first)}
+        out, lse = reference(x.q, x.k, x.v, sinks=x.sinks, **given)
         if not x.q.shape[1]:  # there is nothing to differentiate
             dsinks = None if x.sinks is None else torch.zeros_like(x.sinks)
             return Results(out, lse, *(torch.zeros_like(y).double() for y in x[:3]), dsinks)
         dlse = x.dlse if case.with_lse else None
-        grads = reference_gradients(x.q, x.k, x.v, x.dout, dlse, sinks=x.sinks, **options(case))
+        grads = reference_gradients(x.q, x.k, x.v, x.dout, dlse, sinks=x.sinks, **given)
         return Results(out, lse, *grads)
 
     return by_document(case, one, torch.bfloat16)  # the numbers are those of bfloat16 in any type
@@ -211,16 +253,22 @@ def alone(case: Case) -> Results:
 @cache
 def _alone(case: Case) -> Results:
 
-    def one(x: Tensors) -> Results:
-        sinks = x.sinks
-        out, lse = flash_attention.attention(x.q, x.k, x.v, sinks=sinks, return_lse=True, **options(case))
+    def one(x: Tensors, first: int) -> Results:
+        sinks, functions = x.sinks, functions_of(case, first)
+        given = {**options(case), **functions}
+        out, lse = flash_attention.attention(x.q, x.k, x.v, sinks=sinks, return_lse=True, **given)
+        mods = None
+        if case.functions:
+            traced = trace(**functions)
+            mods = BlockMods(traced, range(case.batch), range(case.n_heads), case.n_heads // case.n_heads_kv)
         dq, dk, dv = (torch.empty_like(y) for y in (x.q, x.k, x.v))
         dsinks = None if sinks is None else torch.empty_like(sinks)
         left, right = Mask.of(case.causal, case.window)
         scale = case.d_head**-0.5 if case.scale is None else case.scale
         cpu_backward.backward(
             _ON_CPU, x.dout, x.q, x.k, x.v, out, lse, x.dlse if case.with_lse else None, scale,
-            Gradients(dq, dk, dv, dsinks), left=left, right=right, softcap=case.softcap, sinks=sinks,
+            Gradients(dq, dk, dv, dsinks), left=left, right=right, softcap=case.softcap,
+            sinks=sinks, mods=mods,
         )  # fmt: skip
         return Results(out, lse, dq, dk, dv, dsinks)
 

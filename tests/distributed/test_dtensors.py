@@ -70,6 +70,10 @@ def refused(kind: str) -> Any:
         return cp.attention(q, k.redistribute(mesh, [Replicate()]), v)
     if kind == "heads":
         return cp.attention(*(x.redistribute(mesh, [Shard(2)]) for x in (q, k, v)))
+    if kind == "functions":
+        whole_mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("tp", "cp"))
+        split = [distribute_tensor(x, whole_mesh, [Shard(2), Shard(1)]) for x in whole()]
+        return cp.attention(*split, mask_mod=lambda b, h, q, k: q >= k + h)
     if kind == "layout":
         return cp.attention(q, k, v, layout=Layout.explicit([[0], list(range(1, TOTAL))]), timeout=5)
     group = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))
@@ -129,6 +133,7 @@ def test_gather_is_the_opposite_of_shard(ranks: Ranks) -> None:
         ("mixed", "only q, v are DTensors; pass q, k and v as DTensors"),
         ("differ", "q, k and v must be on one mesh with equal placements: use redistribute"),
         ("heads", "on one dimension of the mesh it must be Shard(1), the sequence"),
+        ("functions", "functions count batch items and heads of the whole"),
         ("layout", "since a DTensor is cut as torch.chunk cuts"),
         ("mesh", "group is a DeviceMesh of 2 dimensions ('dp', 'cp'); pass the one that splits"),
     ],

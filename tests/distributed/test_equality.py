@@ -39,6 +39,13 @@ OPTIONS = {
     "no row": Case(total=0, sinks=True),
     "another scale": Case(scale=-0.3),
     "no gradient of the LSE": Case(with_lse=False, sinks=True),
+    "functions": Case(functions="both", causal=False),
+    "functions of a batch with a window": Case(
+        functions="both", window=(40, 0), batch=2, sinks=True, softcap=3.0
+    ),
+    "functions of documents": Case(functions="both", documents=ENDS, causal=False),
+    "a function of masks": Case(functions="mask", causal=False),
+    "functions of heads in parts": Case(functions="both", total=56, in_parts=True),
     # Schedules are kept, so that these lengths are in no other case.
     "heads in parts": Case(total=59, n_heads=10, n_heads_kv=5, sinks=True, in_parts=True),
     "a batch of heads in parts": Case(total=58, batch=2, causal=False, in_parts=True),
@@ -50,6 +57,8 @@ LAYOUTS = {
     "per document": Case(layout="per_document", documents=ENDS),
     "uneven": Case(layout="uneven", causal=False, window=(30, 3)),
     "striped documents": Case(layout="striped", documents=ENDS, causal=False),
+    "striped functions": Case(layout="striped", functions="both", causal=False),
+    "functions per document": Case(layout="per_document", documents=ENDS, functions="mask"),
     "striped, heads in parts": Case(layout="striped", total=57, in_parts=True),
 }
 CASES = {**OPTIONS, **LAYOUTS}

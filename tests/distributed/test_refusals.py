@@ -6,15 +6,19 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import Gone, Raised, Ranks
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from flash_attention import distributed as cp
 from flash_attention.distributed import Layout
+from flash_attention.errors import ModError
 
 LIMIT = 5.0
 SLACK = 12.0  # what a slow machine may add to a time limit
@@ -79,6 +83,14 @@ def one_ends_between_passes(rank: int) -> object:
     return "returned"
 
 
+def halved(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score / 2
+
+
+def times(factor: float, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score * factor
+
+
 def usual() -> object:
     layout = Layout.zigzag(32, 2)
     return tuple(cp.attention(*shards(layout), layout=layout, timeout=LIMIT).shape)  # type: ignore[union-attr]
@@ -94,6 +106,16 @@ def usual() -> object:
         ({"softcap": 2.0}, {}, r"softcap is 2.0 on rank 0 and 0.0 on rank 1"),
         ({"method": "ring"}, {"method": "ulysses"}, r"method is ring on rank 0 and ulysses on rank 1"),
         ({"return_lse": True}, {}, r"return_lse is True on rank 0"),
+        (
+            {"score_mod": halved},
+            {},
+            r"score_mod and mask_mod is mod_\w+, number \w+ on rank 0 and none on rank 1",
+        ),
+        (
+            {"score_mod": partial(times, 2.0)},
+            {"score_mod": partial(times, 3.0)},
+            r"score_mod and mask_mod is mod",
+        ),
     ],
 )
 def test_ranks_that_disagree_are_told_about_what(
@@ -159,6 +181,12 @@ def rows(n: int = 8, d: int = 16, heads: int = 2) -> Tensor:
 
 
 LAYOUT = Layout.zigzag(8, 1)
+BLOCKS = create_block_mask(lambda b, h, q, k: q >= k, None, None, 8, 8, device="cpu")
+SLOPES = torch.ones(2, requires_grad=True)
+
+
+def learnt(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score * SLOPES[h]
 
 
 @pytest.mark.usefixtures("alone")
@@ -175,6 +203,14 @@ LAYOUT = Layout.zigzag(8, 1)
         (ValueError, r"^reserved_sms is -1; it must be an int, at least 0", {"reserved_sms": -1}),
         (TypeError, r"^group is 'world'; it must be a ProcessGroup, one dimension", {"group": "world"}),
         (TypeError, r"dropout_p", {"dropout_p": 0.1}),
+        (TypeError, r"^score_mod is 2; it must be a function or None", {"score_mod": 2}),
+        (NotImplementedError, r"^mask_mod is a BlockMask, which lists", {"mask_mod": BLOCKS}),
+        (
+            NotImplementedError,
+            r"^the captured tensor number 0, of shape",
+            {"score_mod": learnt},
+        ),
+        (ModError, r"^mask_mod .* cannot be recorded", {"mask_mod": lambda b, h, q, k: bool(q < k)}),
         (ValueError, r"^sinks has shape \(3,\); it must be \(2,\)", {"sinks": torch.zeros(3)}),
     ],
 )
