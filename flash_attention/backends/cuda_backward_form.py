@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flash_attention.backends.captured_sums import CapturedSums
-from flash_attention.backends.cuda_form import cap_of_mod, window_side
+from flash_attention.backends.cuda_form import address, cap_of_mod, window_side
 from flash_attention.backends.cuda_tiles import LEAST_TILES, TILES_A_WORD
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
@@ -77,10 +77,10 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
         out.data_ptr(),
         dout.data_ptr(),
         lse.data_ptr(),
-        _address(dlse),
-        _address(dq),
-        _address(dk),
-        _address(dv),
+        address(dlse),
+        address(dq),
+        address(dk),
+        address(dv),
         _strides(q),
         _strides(k),
         _strides(v),
@@ -163,10 +163,6 @@ def _strides(x: Tensor | None) -> Strides:
     if x is None:
         return NO_STRIDES
     return x.stride() if x.ndim == 4 else (0, *x.stride())
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
 
 
 def empty_gradients(call: BackwardCall) -> None:

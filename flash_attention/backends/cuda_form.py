@@ -112,16 +112,16 @@ def prepared(call: Call, choice: Choice) -> Prepared:
             window_left=window_side(problem.left),
             window_right=window_side(problem.right),
             softcap=softcap,
-            sinks=_address(sinks),
+            sinks=address(sinks),
             cu_seqlens_q=0 if packed is None else packed.cu_seqlens_q.data_ptr(),
-            cu_seqlens_k=0 if packed is None else _address(packed.cu_seqlens_k),
-            seqused_k=0 if cache is None else _address(cache.seqused_k),
+            cu_seqlens_k=0 if packed is None else address(packed.cu_seqlens_k),
+            seqused_k=0 if cache is None else address(cache.seqused_k),
             total_q=0 if packed is None else q.shape[0],
             total_k=k.shape[0] if keys_packed else 0,
             n_splits=choice.n_splits,
-            partial_o=_address(workspace),
+            partial_o=address(workspace),
             partial_lse=0 if workspace is None else workspace[n_rows * d_head_v :].data_ptr(),
-            block_table=_address(table),
+            block_table=address(table),
             max_pages=0 if table is None else table.shape[1],
             page_size=0 if table is None else k.shape[1],
             o_float32=problem.out_float32,
@@ -138,7 +138,8 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     return Prepared(q, k, v, target, lse, scale, features, o, workspace, (sinks, table), mod)
 
 
-def _address(x: Tensor | None) -> int:
+def address(x: Tensor | None) -> int:
+    """Where a tensor begins, for a kernel; 0: there is none."""
     return 0 if x is None else x.data_ptr()
 
 
