@@ -1,7 +1,10 @@
 """Faults that backward passes of attention are known for, each as a small input with its right answer.
 
-Those that a line of docs/contract.md names are tested there (``test_gradients.py``): sequences of one key
-(C40), queries without keys and padding between sequences (C43), strides of the output's gradient (C44).
+Those that a line of docs/contract.md names are tested there (``test_gradients.py``): sequences of one key,
+large scores, the derivative of a soft cap, and masks with lengths that fill no tile (C40), inputs that no
+gradient needs (C42), queries without keys and padding between sequences (C43), strides of the output's
+gradient (C44). Keys that travel around a ring: ``tests/distributed/test_threads.py``. Orders in which blocks
+add and wait, as graphs: ``tests/cpp/hopper/test_backward_item_order.cpp``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from flash_helpers.kernel_configs import DType
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.problem import BACKWARD
 from flash_helpers.test.gradients import NAMES, check_gradients
+from flash_helpers.test.reference import reference_gradients
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 
@@ -134,6 +138,35 @@ def test_repeatable_gradients_under_a_window_end(
         assert torch.equal(x, again[name]), name
 
 
+@pytest.mark.parametrize("size", [48, 100])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_blocks_of_a_mask(device: str, size: int, seed: int) -> None:
+    """Blocks that are no tile of a kernel, of either pass: gradients went wrong where the passes cut a mask
+    into blocks of two sizes. Some rows of blocks see nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    n_q, n_k = 330, 420
+    blocks = torch.rand(-(-n_q // size), -(-n_k // size), generator=generator) < 0.4
+    blocks[1], blocks[:, 2] = False, False
+    blocks = blocks.to(device)
+    q, k, v = (
+        randn(device, 1, n, heads, 64, seed=i) for i, (n, heads) in enumerate(((n_q, 4), (n_k, 2), (n_k, 2)))
+    )
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return blocks[i // size, j // size]
+
+    out, lse = attention(*leaves, mask_mod=mask, return_lse=True)
+    dout, dlse = randn(device, *out.shape, seed=9), randn(device, *lse.shape, seed=8, dtype=torch.float32)
+    found = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+    right = reference_gradients(q, k, v, dout, dlse, mask_mod=mask)
+    for name, x in zip(NAMES, found, strict=False):
+        torch.testing.assert_close(x.double(), getattr(right, name), atol=6e-3, rtol=6e-3)
+    assert not found[0][:, size : 2 * size].any()
+    for x in found[1:]:
+        assert not x[:, 2 * size : 3 * size].any()
+
+
 def test_rows_that_a_sink_of_nothing_leaves_empty(device: str) -> None:
     """exp(-inf - -inf) is 0: no key, and a sink of -inf."""
     sinks = torch.tensor([-math.inf, 0.5], device=device, requires_grad=True)
@@ -160,6 +193,29 @@ def test_workspaces_may_hold_anything_before(device: str, deterministic: bool, b
             ]
             del left  # the allocator hands this memory out again
         check(device, q, k, v, causal=True, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_an_output_gradient_that_comes_late(device: str, d: int, deterministic: bool) -> None:
+    """A kernel that is set up while the one before it ends has to wait before it reads what that one writes:
+    dQ and dK were made of the gradient that had been there before."""
+    q, k, v = (randn(device, 1, 200, heads, d, seed=i) for i, heads in enumerate((4, 2, 2)))
+    ready = randn(device, 1, 200, 4, d, seed=9)
+    expected = check(device, q, k, v, causal=True, deterministic=deterministic)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    slow = torch.randn(*(2 * [4096 if device == "cuda" else 8]), device=device)
+    for _ in range(5):
+        out = attention(*leaves, causal=True, deterministic=deterministic)
+        late = torch.full_like(ready, math.nan)
+        for _ in range(4):
+            slow = (slow @ slow).clamp_(-1, 1)
+        late.copy_(ready + 0 * slow[0, 0].half())
+        found = torch.autograd.grad(out, leaves, late)
+        for name, x in zip(NAMES, found, strict=False):
+            if deterministic:
+                assert torch.equal(x, expected[name]), name
+            torch.testing.assert_close(x, expected[name], atol=4e-3, rtol=4e-3)
 
 
 def test_strides_of_0_are_no_part_of_what_is_remembered(device: str) -> None:
