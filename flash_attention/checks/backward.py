@@ -1,4 +1,4 @@
-"""Checks of the tensors of a backward pass that a caller asks for by name."""
+"""Checks of the tensors of a backward pass: what a caller hands over by name, and what autograd kept."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flash_attention.checks.tensors import (
 )
 
 AXES = "(batch, seq, heads, d)"
+KINDS = (torch.float16, torch.bfloat16)
 
 
 def check_backward(
@@ -70,6 +71,44 @@ def check_backward(
                 raise ValueError(
                     f"{name} overlaps {other} in memory: pass a {name} of its own, or {name}=None"
                 )
+
+
+def check_saved(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor, dout: Tensor
+) -> None:
+    """Tensors of the forward pass as autograd hands them to the backward pass.
+
+    The caller's hooks of saved tensors may have stood in between, and autograd does not look at what they
+    give back; a kernel would read beside what they gave. Of ``dout`` autograd knows the shape.
+
+    Raises:
+        ValueError: one does not fit the others.
+    """
+    rows, d_head, where = tuple(dout.shape[:-1]), q.shape[-1] if q.ndim else 0, dout.device
+    kind = next((x.dtype for x in (q, k, v, dout) if x.dtype in KINDS), KINDS[0])
+    # (batch, seq, heads) to (batch, heads, seq), (total, heads) to (heads, total)
+    of_lse = (*rows[:-2], rows[-1], rows[-2])
+    of_k = tuple(k.shape[:-1])
+    if k.ndim != dout.ndim or of_k[: len(rows) - 2] != rows[:-2] or (of_k[-1] and rows[-1] % of_k[-1]):
+        of_k = rows
+    expected = {
+        "q": (q, (*rows, d_head), kind),
+        "k": (k, (*of_k, d_head), kind),
+        "v": (v, (*of_k, dout.shape[-1]), kind),
+        "sinks": (sinks, (rows[-1],), None),
+        "out": (out, tuple(dout.shape), None),
+        "lse": (lse, of_lse, torch.float32),
+    }
+    for name, (x, shape, dtype) in expected.items():
+        if x is None:
+            continue
+        if not (tuple(x.shape) == shape and x.device == where and dtype in (None, x.dtype)):
+            wanted = f"{shape} {dtype or x.dtype} on {where}"
+            raise ValueError(
+                f"{name} came back from autograd as {tuple(x.shape)} {x.dtype} on {x.device}, and {wanted} "
+                "is what fits the other saved tensors and the output's gradient: hooks of saved tensors "
+                "(torch.autograd.graph.saved_tensors_hooks) have to give back what they were given"
+            )
 
 
 def _check_kind(

@@ -13,6 +13,7 @@ from flash_attention.backends.without_keys import fill_packed_without_keys, fill
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import Call, Dropout, Mask, Ran, Scores
 from flash_attention.checks import calls as checks
+from flash_attention.checks.backward import check_saved
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
@@ -249,6 +250,8 @@ def backward_pass(
         key: by which the pass is to be remembered (``launch_cache``); None: it is not.
     """
     q, k, v, sinks, out, lse, traced = saved
+    likes = out if dout is None else dout
+    check_saved(q, k, v, sinks, out, lse, likes)
     given = (q, k, v, out, lse, dout, dlse, *layout.slots())
     dq = room_for(q) if wanted.q else None
     dk = room_for(k) if wanted.k else None

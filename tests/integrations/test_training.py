@@ -267,6 +267,41 @@ def test_hooks_on_what_is_saved() -> None:
     same(torch.autograd.grad(total, inputs), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("q", lambda x: x.float()),
+        ("k", lambda x: x[:, :-1]),
+        ("v", lambda x: x[..., :-8]),
+        ("k", lambda x: x[:1]),
+        ("out", lambda x: x[:, :-1]),
+        ("lse", lambda x: x[..., :-1]),
+        ("lse", lambda x: x.double()),
+        ("sinks", lambda x: x[:-1]),
+        ("q", lambda x: x.to("meta")),
+        ("every", lambda x: x.float()),
+    ],
+)
+def test_hooks_that_give_back_something_else_are_refused(
+    name: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    """A kernel would read beside it."""
+    names = iter(("q", "k", "v", "sinks", "out", "lse"))
+    saved = [torch.randn(2, 6, h, 16).half().requires_grad_() for h in (4, 2, 2)]
+
+    def pack(x: Tensor) -> tuple[str, Tensor]:
+        return next(names), x
+
+    def unpack(given: tuple[str, Tensor]) -> Tensor:
+        return change(given[1]) if name in (given[0], "every") else given[1]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        out = attention(*saved, sinks=torch.zeros(4))
+    changed = "q" if name == "every" else "v" if name == "k" and change(saved[1]).shape[0] == 2 else name
+    with pytest.raises(ValueError, match=rf"^{changed} came back from autograd as .*saved_tensors_hooks"):
+        out.sum().backward()
+
+
 def test_hooks_on_tensors_and_accumulation() -> None:
     inputs = qkv()
     expected = gradients(loss, inputs)
