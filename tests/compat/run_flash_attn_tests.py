@@ -67,6 +67,12 @@ BACKWARD_ONLY = (
 OUTSIDE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dropout_p": ("dropout_p", lambda p: p > 0),
 }
+# The same of functions whose inputs require grad, with ``--gradients``.
+OUTSIDE_GRADIENTS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "test_flash_attn_varlen_causal": {
+        "paged_kv_block_size": ("block_table", lambda size: size is not None),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -208,12 +214,14 @@ def samples(
     left_out: tuple[str, ...],
     names: Names,
     only: Mapping[str, Sequence[str]] = {},
+    gradients: bool = False,
 ) -> list[Sample]:
     """What is run of the file's test functions, in its order.
 
     Args:
         left_out: functions that are not.
         only: of a parameter, the values that cases may have, as text.
+        gradients: what is asked of gradients is run, too.
     """
 
     def short(case: Case) -> bool:
@@ -226,7 +234,7 @@ def samples(
     for name, function in vars(module).items():
         chosen = name.startswith("test_") and (not names.functions or name in names.functions)
         if chosen and callable(function) and name not in left_out:
-            rules = names.outside
+            rules = names.outside | (OUTSIDE_GRADIENTS.get(name, {}) if gradients else {})
 
             def outside(case: Case, rules: dict[str, Any] = rules) -> list[str]:
                 hits = (rules[p] for p in case if p in rules and rules[p][1](case[p]))
@@ -279,7 +287,7 @@ def _run_refused(one: Sample, argument: str, case: Case, outcome: Outcome) -> No
     except pytest.skip.Exception:
         outcome.skipped += 1
     except NotImplementedError as error:
-        if str(error).startswith(f"{argument} is "):
+        if str(error).startswith(f"{argument} is ") or f"({argument})" in str(error):
             outcome.refused[argument] += 1
         else:
             outcome.failures.append(f"{one.name}({_text(case)})\n  refused for another reason: {error}")
@@ -332,7 +340,9 @@ def main(arguments: list[str] | None = None) -> int:
     with surroundings(options.device, options.gradients):
         module = load(options.tests, names)
         only = {name: values.split(",") for name, values in (text.split("=") for text in options.only)}
-        found = samples(module, options.cases, options.refused, options.longest, left_out, names, only)
+        found = samples(
+            module, options.cases, options.refused, options.longest, left_out, names, only, options.gradients
+        )
         part, parts = map(int, options.part.split("/"))
         found = [one for one in found if re.search(options.functions, one.name)]
         found = [replace(one, cases=one.cases[part::parts]) for one in found]
