@@ -1,6 +1,6 @@
 """Kernels of each family with functions of the user's, against what the CPU computes.
 
-All kernels are compiled at the same time before the first test.
+The kernels of the selected tests are compiled at the same time before the first of them.
 """
 
 from __future__ import annotations
@@ -90,12 +90,14 @@ def heads_of(name: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> dict[tuple[str, str], Kernel]:
-    """Of each case and family the kernel, compiled."""
+def kernels(request: pytest.FixtureRequest) -> dict[tuple[str, str], Kernel]:
+    """Of each case and family of the selected tests the kernel, compiled."""
     found: dict[tuple[str, str], Kernel] = {}
-    for name, case in CASES.items():
-        problem = problem_of(case(), heads_of(name))
-        for family in FAMILIES:
+    for item in request.session.items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        name, family = given.get("name"), given.get("family")
+        if name in CASES:
+            problem = problem_of(CASES[name](), heads_of(name))
             if config := config_of(family, problem):
                 found[name, family] = kernel_for(config, problem)
     target = cuda_kernels.device_facts_of(0).target
