@@ -31,7 +31,6 @@ from torch import Tensor
 
 from flash_attention.backends import cuda
 from flash_attention.call import Call, Mask, Scores
-from flash_attention.checks.tma import page_obstacle
 from flash_attention.layouts import DENSE, Cached, Layout
 from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
@@ -52,6 +51,7 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
+from flash_helpers.kernels.pages import page_obstacle
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import kernel_for, split_variant, unable_reason

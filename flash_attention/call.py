@@ -10,10 +10,11 @@ from torch import Tensor
 
 from flash_attention.checks.calls import DTYPES
 from flash_attention.checks.options import checked_flag, checked_offset, checked_window
-from flash_attention.checks.tma import page_obstacle, stride_obstacle
+from flash_attention.checks.tma import stride_obstacle
 from flash_attention.layouts import DENSE, Cached, Dense, Layout, PackedCached
 from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.kernel import Kernel
+from flash_helpers.kernels.pages import page_obstacle
 from flash_helpers.kernels.problem import AttentionProblem, Window, visible_limits
 
 

@@ -11,7 +11,6 @@ from flash_attention.checks.memory import ALIGNMENT
 
 MAX_STRIDE_BYTES = 1 << 40  # strides are below (CUDA driver API, cuTensorMapEncodeTiled)
 MAX_SIZE = 1 << 32
-PAGE_ROWS = 16  # ``kPageAlignment`` of hopper/forward/launcher.cuh
 
 
 def _step_reason(x: Tensor) -> str | None:
@@ -24,13 +23,6 @@ def _step_reason(x: Tensor) -> str | None:
             return f"has a stride of {stride} in dimension {dim}; strides must be positive"
         if size > 1 and stride * x.element_size() >= MAX_STRIDE_BYTES:
             return f"has a stride of {stride * x.element_size()} bytes in dimension {dim}; at most 2^40 - 16"
-    return None
-
-
-def page_obstacle(page_size: int) -> str | None:
-    """Why bulk copies cannot reach pages of so many rows, or None: they take rows in groups of 16."""
-    if page_size % PAGE_ROWS:
-        return f"pages have {page_size} rows; they must have a multiple of {PAGE_ROWS}"
     return None
 
 

@@ -143,10 +143,17 @@ def explain(
     varlen: Annotated[bool, typer.Option("--varlen", help="packed sequences, all of this length")] = False,
     cached: Annotated[bool, typer.Option("--cached", help="keys are in a cache of seq_len_k")] = False,
     paged: Annotated[bool, typer.Option("--paged", help="in one of pages")] = False,
+    page_size: Annotated[
+        int, typer.Option(help="with --paged: rows of a page; 0: a multiple of 16, which all kernels take")
+    ] = 0,
+    planned: Annotated[
+        bool, typer.Option("--planned", help="queries over the cache are packed: attention_varlen")
+    ] = False,
     lse: Annotated[bool, typer.Option("--lse", help="the log-sum-exp is wanted")] = False,
     direction: Annotated[
-        str, typer.Option(help="of a problem: forward or backward; a kernel has its own")
-    ] = "forward",
+        str | None,
+        typer.Option(help="of a problem: forward, the default, or backward; a kernel has its own"),
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="of gradients: the same bits in every run")
     ] = False,
@@ -190,7 +197,8 @@ def explain(
             raise ValueError("--results belongs to --model-error: add it, or leave --results away")
         asked = Asked(
             batch, heads, seq_len, heads_kv, seq_len_k, d_head_v, causal, parse_window(window),
-            softcap, sinks, lse, varlen, cached, paged, direction, deterministic, numerics,
+            softcap, sinks, lse, varlen, cached, paged, direction or "forward", deterministic, numerics,
+            page_size, planned,
         )  # fmt: skip
         if kernel is None:
             of_kernels = {"--diff": diff is not None, "--compile": compile_it, "--split": split, "--ncu": ncu}
@@ -205,7 +213,11 @@ def explain(
                 asked=asked,
             )
             return
-        for name, value in (("--dtype", dtype), ("--d-head", d_head)):
+        if numerics != "fast":
+            raise ValueError(
+                "--numerics asks which kernel a problem gets: leave it away, or leave the kernel away"
+            )
+        for name, value in (("--dtype", dtype), ("--d-head", d_head), ("--direction", direction)):
             if value is not None:
                 raise ValueError(
                     f"{name} is {value}, and the kernel has its own: leave {name} away, or leave the kernel "

@@ -112,7 +112,18 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("explain", "--d-head", "7"), "d_head is 7; attention takes the multiples of 8 from 8 to 256"),
         (("explain", SHORT_FORM, "--d-head", "64"), "--d-head is 64, and the kernel has its own"),
         (("explain", SHORT_FORM, "--dtype", "bf16"), "--dtype is bf16, and the kernel has its own"),
-        (("explain", f"{SHORT_FORM} | window"), "give it as an option (--window)"),
+        (("explain", f"{SHORT_FORM} | window"), "give it as an option (--window LEFT,RIGHT)"),
+        (
+            ("explain", f"{SHORT_FORM} | padded_head"),
+            "leave padded_head away, since a kernel is explained for",
+        ),
+        (("explain", SHORT_FORM, "--direction", "backward"), "--direction is backward, and the kernel has"),
+        (("explain", SHORT_FORM, "--deterministic"), "which always is deterministic: leave --deterministic"),
+        (("explain", SHORT_FORM, "--numerics", "invariant"), "--numerics asks which kernel a problem gets"),
+        (("explain", "--deterministic"), "always is deterministic: add --direction backward"),
+        (("explain", "--page-size", "8"), "--page-size is about a cache in pages: add --paged"),
+        (("explain", "--paged", "--page-size", "-8"), "page_size is -8; it must be at least 1, or 0"),
+        (("explain", "--planned", "--direction", "backward"), "leave --planned or --direction backward away"),
         (("explain", "--dtype", ""), "unknown dtype ''; valid: FP16"),
         (("explain", "--compile"), "--compile is about a kernel: name it first"),
         (("tune", "--budget", "-1"), "must be a number of seconds"),
@@ -121,7 +132,8 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("bench", "0", "64"), "seq_len is 0; it must be at least 1"),
         (("bench", "64", "64", "--batch", "-1"), "batch is -1; it must be at least 1, or 0: as many as"),
         (("bench", "64", "64", "--heads", "-2"), "heads is -2; it must be at least 1, or 0: as many as"),
-        (("bench", "64", "64,-8"), "d_head is -8; it must be at least 1"),
+        (("bench", "64", "64,-8"), "d_head is -8; attention takes the multiples of 8 from 8 to 256"),
+        (("bench", "64", "300"), "d_head is 300; attention takes the multiples of 8 from 8 to 256"),
         (("bench", "64", "64", "--device", "gpu"), "device is 'gpu'; valid: cpu, cuda, or"),
         (("ladder", "--device", "gpu"), "device is 'gpu'; valid: cpu, cuda, or"),
         (("tune", "--device", "gpu"), "device is 'gpu'; valid: cpu, cuda, or"),
@@ -256,6 +268,9 @@ def test_configs_say_what_a_device_can_run() -> None:
     assert (tuned["smem_bytes"], tuned["blocks_per_sm"], tuned["infeasible"]) == (49152, 2, None)
     shown = run("configs", "ladder", "--device", "A100").stdout
     assert "7 kernels, 0 built, 7 run on A100" in shown
+    header = shown.partition("(FP16")[0]
+    assert "registers, predicted" in " ".join(header.split())
+    assert "blocks per SM, by these" in " ".join(header.split())
 
 
 # ---------------------------------------------------------------- explain and bench
@@ -324,7 +339,7 @@ def test_only_kernels_that_run_count_for_the_memory(monkeypatch: pytest.MonkeyPa
     import flash_helpers.problem as problem
 
     monkeypatch.setattr(problem, "free_bytes", lambda device: 2 << 30)
-    result = run("bench", "64", "100", "--kernels", "all", "--rounds", "1", "--peers", "math")
+    result = run("bench", "64", "104", "--kernels", "all", "--rounds", "1", "--peers", "math")
     assert result.exit_code == 0, result.output
 
 

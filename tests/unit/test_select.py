@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flash_attention.checks.tma import PAGE_ROWS, page_obstacle, stride_obstacle
+from flash_attention.checks.tma import stride_obstacle
 from flash_attention.errors import NoKernelError
 from flash_helpers.build import build_kernels
 from flash_helpers.kernel_configs import (
@@ -26,6 +26,7 @@ from flash_helpers.kernels.ampere.forward.choices import choose_ampere_kernel
 from flash_helpers.kernels.ampere.forward.decode import choose_ampere_decode_config
 from flash_helpers.kernels.families import DIRECTIONS, direction_of, family_of
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.pages import PAGE_ROWS, page_obstacle
 from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason

@@ -25,6 +25,7 @@ from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.problem import Problem, grid
+from flash_helpers.select.choice import check_head_size
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +84,9 @@ def bench_command(
     names = [DType.from_string(name) for name in dtypes.split(",")]
     plan = Plan(rounds, tuple(dict.fromkeys(modes)))
     configs = [] if kernels in (CHOSEN, TUNED) else select_configs(kernels)
+    if automatic or kernels != "none":  # peers alone may be of any size
+        for d_head in d_heads:
+            check_head_size(d_head)
     check_device_name(device)
     # It refuses sizes that are none.
     grid(names, seq_lens, d_heads, CAUSAL[causal], batch, heads, direction=direction)

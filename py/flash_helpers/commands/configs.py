@@ -110,7 +110,7 @@ def configs_command(
     table = Table()
     table.add_column("kernel", overflow="fold")
     table.add_column("family")
-    for title in ("shared memory", "registers", "blocks\nper SM", "built for"):
+    for title in ("shared memory", "registers,\npredicted", "blocks per SM,\nby these", "built for"):
         table.add_column(title, justify="right")
     for e in entries:
         resident = "" if e.blocks_per_sm is None else str(e.blocks_per_sm)

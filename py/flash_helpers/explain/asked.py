@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.numeric_class import FAST, INVARIANT
+from flash_helpers.kernels.pages import PAGE_ROWS, page_obstacle
 from flash_helpers.kernels.problem import (
     BACKWARD,
     FORWARD,
@@ -32,6 +33,8 @@ class Asked:
         direction: ``forward`` or ``backward``.
         deterministic: of gradients: the same bits in every run.
         numerics: ``invariant``: by kernels of one numeric class; ``fast``: by any.
+        page_size: rows of a page; 0: a multiple of 16, which bulk copies take.
+        planned: queries over such a cache, or over packed keys, are packed too (``attention_varlen``).
     """
 
     batch: int = 16
@@ -51,6 +54,8 @@ class Asked:
     direction: str = FORWARD
     deterministic: bool = False
     numerics: str = FAST
+    page_size: int = 0
+    planned: bool = False
 
     def __post_init__(self) -> None:
         if self.direction not in (FORWARD, BACKWARD):
@@ -61,8 +66,16 @@ class Asked:
             raise ValueError("numerics is about the forward pass: leave it or --direction backward away")
         if self.paged and self.direction != FORWARD:
             raise ValueError("keys in pages have no gradient: leave --paged or --direction backward away")
-        if self.deterministic and self.direction == FORWARD:
-            raise ValueError("the forward pass always is deterministic: add --direction backward")
+        if self.planned and self.direction != FORWARD:
+            raise ValueError(
+                "packed queries over a cache have no gradient: leave --planned or --direction backward away"
+            )
+        if self.page_size and not self.paged:
+            raise ValueError("--page-size is about a cache in pages: add --paged, or leave --page-size away")
+        if self.page_size < 0:
+            raise ValueError(
+                f"page_size is {self.page_size}; it must be at least 1, or 0: a multiple of {PAGE_ROWS}"
+            )
         for name in ("batch", "heads", "seq_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -76,10 +89,16 @@ class Asked:
 
     def of_kernel(self, causal: bool, direction: str) -> Asked:
         """The same with a kernel's mask and direction."""
+        if self.deterministic and direction == FORWARD:
+            raise ValueError(
+                "the kernel is of the forward pass, which always is deterministic: leave --deterministic away"
+            )
         return replace(self, causal=causal, direction=direction)
 
     def problem(self, dtype: DType, d_head: int, d_head_v: int) -> AttentionProblem:
         """The problem as ``select`` sees it."""
+        if self.deterministic and self.direction == FORWARD:
+            raise ValueError("the forward pass always is deterministic: add --direction backward")
         seq_len_k = self.seq_len_k or self.seq_len
         left, right = visible_limits(self.causal, self.window, self.seq_len, seq_len_k)
         problem = AttentionProblem(
@@ -95,10 +114,12 @@ class Asked:
             right=right,
             softcap=self.softcap,
             sinks=self.sinks,
-            varlen=self.varlen or self.cached or self.paged,
-            cached=self.cached or self.paged,
+            varlen=self.varlen or self.cached or self.paged or self.planned,
+            cached=self.cached or self.paged or self.planned,
             paged=self.paged,
+            planned=self.planned,
             lse=self.lse,
+            tma_obstacle=page_obstacle(self.page_size) if self.paged else None,
             invariant=self.numerics == INVARIANT,
         )
         return problem if self.direction == FORWARD else problem.backward(self.deterministic)

@@ -30,6 +30,9 @@ from flash_helpers.select.candidates import is_split
 from flash_helpers.select.choice import check_head_size
 from flash_helpers.select.select import select
 
+OPTIONS = {"window": "--window LEFT,RIGHT"}  # that say a trait of another name
+PADDED = "padded_head"  # the trait that no option says
+
 
 def explain_command(
     kernel: str,
@@ -148,8 +151,7 @@ def _explain_one(text: str, facts: DeviceFacts, asked: Asked, split: bool, compi
     explanation = explain(config, problem, facts, split=split or is_split(kernel))
     if wrong := _more_than(traits, explanation.kernel.traits):
         raise ValueError(
-            f"{text!r} names {', '.join(wrong)}, which the problem does not have: give it as an option "
-            f"({', '.join(f'--{name}' for name in wrong)}), or leave it away"
+            f"{text!r} names {', '.join(wrong)}, which the problem does not have: {_advice(wrong)}"
         )
     compiled: CompiledFacts | None
     if compile_it:
@@ -166,6 +168,15 @@ def _explain_one(text: str, facts: DeviceFacts, asked: Asked, split: bool, compi
 
 def _same(built: CompiledFacts, recorded: CompiledFacts) -> bool:
     return (built.registers, built.spill_bytes) == (recorded.registers, recorded.spill_bytes)
+
+
+def _advice(traits: list[str]) -> str:
+    """What to do about traits that the problem does not have."""
+    options = [OPTIONS.get(name, f"--{name}") for name in traits if name != PADDED]
+    advice = [f"give it as an option ({', '.join(options)}), or leave it away"] if options else []
+    if PADDED in traits:
+        advice.append(f"leave {PADDED} away, since a kernel is explained for tensors as wide as it is")
+    return "; ".join(advice)
 
 
 def _more_than(named: Traits, found: Traits) -> list[str]:
