@@ -36,7 +36,13 @@ class NoCudaDeviceError(RuntimeError):
 
 
 class ModError(ValueError):
-    """A function of scores or of a mask cannot be recorded, or not run where it was asked for."""
+    """A function of scores or of a mask cannot be recorded, or not run where it was asked for.
+
+    Attributes:
+        quoted: parts of the message that are the caller's own words, such as a line of the function.
+    """
+
+    quoted: tuple[str, ...] = ()  # set afterwards: torch.compile follows no constructor of exceptions
 
 
 class DeviceNotSupportedError(RuntimeError):

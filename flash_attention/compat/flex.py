@@ -83,7 +83,8 @@ def flex_attention(
     if not (block_mask is None or callable(block_mask) or is_block_mask(block_mask)):
         raise TypeError(
             f"block_mask is {given(block_mask)}; it must be a BlockMask of torch.nn.attention."
-            "flex_attention, a function mask_mod(b, h, q_idx, kv_idx), or None"
+            "flex_attention, a function mask_mod(b, h, q_idx, kv_idx), or None. Of a whole tensor of bools "
+            "flash_attention.mods.dense_mask(mask) makes one"
         )
     if key.shape[0] == value.shape[0] == 1 < query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))

@@ -9,11 +9,14 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from flash_attention.errors import ModError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What a message advises to call instead has the words of that function.
-CALLS = re.compile(r"(\bflash_attention\.[\w.]+(?:\([^)]*\))?)")
+# What a message advises to call instead has the words of that function; what is in quotes is the caller's.
+CALLS = r"\bflash_attention\.[\w.]+(?:\([^)]*\))?"
+QUOTES = r"(?<!\w)'[^'\n]*'(?!\w)"
 
 
 def in_words(**theirs: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -28,8 +31,8 @@ def in_words(**theirs: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     known = re.compile(rf"(?<![\w.])(?<!its )({'|'.join(theirs)})(?![\w(])")
     twice = re.compile(rf"\b({'|'.join(set(theirs.values()))})(?: and| or|,) \1\b")
 
-    def renamed(text: str) -> str:
-        pieces = CALLS.split(text)
+    def renamed(text: str, quoted: tuple[str, ...]) -> str:
+        pieces = re.split("|".join((*map(re.escape, quoted), CALLS, QUOTES)).join("()"), text)
         pieces[::2] = (known.sub(lambda match: theirs[match[1]], piece) for piece in pieces[::2])
         return twice.sub(r"\1", "".join(pieces))
 
@@ -42,7 +45,8 @@ def in_words(**theirs: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*args, **keywords)
             except (TypeError, ValueError, NotImplementedError) as error:
                 if error.args and isinstance(error.args[0], str):
-                    error.args = (renamed(error.args[0]), *error.args[1:])
+                    quoted = error.quoted if isinstance(error, ModError) else ()
+                    error.args = (renamed(error.args[0], quoted), *error.args[1:])
                 raise
 
         return call

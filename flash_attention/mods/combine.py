@@ -55,5 +55,6 @@ def _check(name: str, mask_mods: tuple[object, ...]) -> None:
     for mask_mod in mask_mods:
         if not callable(mask_mod):
             raise TypeError(
-                f"{name} was given a {type(mask_mod).__name__}; pass functions mask_mod(b, h, q_idx, kv_idx)"
+                f"{name} was given a {type(mask_mod).__name__}; pass functions "
+                "mask_mod(b, h, q_idx, kv_idx): dense_mask(mask) makes one of a tensor of bools"
             )

@@ -39,6 +39,16 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Symbol:
     return found if max is None else applied("minimum", found, max)
 
 
+@rule("hardtanh")
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Symbol:
+    return _clamp(input, min_val, max_val)
+
+
+@rule("relu6")
+def _relu6(input: Any, inplace: bool = False) -> Symbol:
+    return _clamp(input, 0, 6)
+
+
 RULES["clamp_min"] = lambda input, min: _clamp(input, min)
 RULES["clamp_max"] = lambda input, max: _clamp(input, None, max)
 
@@ -90,6 +100,11 @@ def _square(input: Any) -> Symbol:
     return applied("mul", input, input)
 
 
+@rule("log10")
+def _log10(input: Any) -> Symbol:
+    return applied("log", input) * (1 / math.log(10))
+
+
 @rule("reciprocal")
 def _reciprocal(input: Any) -> Symbol:
     return applied("divide", 1.0, input)
@@ -134,6 +149,31 @@ def _reduced(op: str) -> Callable[..., Symbol]:
 
 for _name, _op in {"any": "any", "all": "all", "sum": "sum", "amax": "largest", "amin": "smallest"}.items():
     RULES[_name] = _reduced(_op)
+
+
+def _of_two_or_a_row(of_two: str, of_a_row: str) -> Callable[..., Symbol]:
+    """``torch.max(a, b)``, or the largest of a row; beside that of a dimension PyTorch gives its place."""
+
+    def found(input: Any, other: Any = None, **kwargs: Any) -> Symbol:
+        if kwargs or isinstance(other, int):
+            raise refused("the largest or smallest of a row is asked for with its place", _OF_A_ROW)
+        return RULES[of_a_row](input) if other is None else applied(of_two, input, other)
+
+    return found
+
+
+_OF_A_ROW = "Write row.amax(-1) or row.amin(-1), which give no place"
+RULES["max"], RULES["min"] = _of_two_or_a_row("maximum", "amax"), _of_two_or_a_row("minimum", "amin")
+
+
+@rule("isin")
+def _isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Symbol:
+    recording = recording_of(elements, test_elements)
+    rows = [operand(recording, x)[1] for x in (elements, test_elements)]
+    if rows[0] is not None or rows[1] is None:
+        raise refused("isin looks for a row, or in what is no row", "Write isin(value, row)")
+    found = RULES["any"](applied("eq", elements, test_elements), -1)
+    return applied("not", found) if invert else found
 
 
 @rule("mean")

@@ -99,6 +99,13 @@ def _new(value: int) -> Callable[..., Symbol]:
 RULES["new_ones"], RULES["new_zeros"] = _new(1), _new(0)
 
 
+@rule("new_full")
+def _new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Symbol:
+    if tuple(size) != ():
+        raise refused("a tensor with dimensions is made", "A mod makes single values: the size must be ()")
+    return _filled(input, fill_value, dtype)
+
+
 @rule("clone", "contiguous")
 def _same(input: Any) -> Any:
     return input

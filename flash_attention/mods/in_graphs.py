@@ -20,7 +20,15 @@ from torch.overrides import TorchFunctionMode
 from flash_attention.errors import ModError
 from flash_attention.mods.randomness import OPERATOR as RANDOM
 from flash_attention.mods.randomness import random
-from flash_attention.mods.registry import RULES, call, name_of, shown, without_rule
+from flash_attention.mods.registry import (
+    NOTHING_WRITTEN,
+    RULES,
+    call,
+    is_in_place,
+    name_of,
+    shown,
+    without_rule,
+)
 from flash_attention.mods.symbols import WHERE, Symbol, gathered
 from flash_attention.mods.tracing import SIGNATURES, not_callable, trace
 from flash_helpers.mods.encoding import encoded
@@ -28,6 +36,7 @@ from flash_helpers.mods.mod import SMALL_NUMBER
 
 # What an operand is: a result of a step, a captured tensor, an open number, a constant, or several operands.
 VALUE, TENSOR, NUMBER, CONSTANT, SEVERAL = range(5)
+_WRITES = f"the function writes to a captured tensor. {NOTHING_WRITTEN}"
 _OPERATORS = operator.add.__module__
 _GET_ITEM = (Tensor.__getitem__, operator.getitem)
 _LARGE = 2**40  # stands for a whole number of 64 bits while a mod is made
@@ -114,6 +123,8 @@ class _Notes(TorchFunctionMode):
             return function(*args)
         if function in _GET_ITEM:
             return self._index(args[0], args[1])
+        if is_in_place(function) and not self._is_noted(args[:1]):
+            raise ModError(_WRITES)  # what it writes is read elsewhere
         named = tuple([(name, self._operand(x)) for name, x in kwargs.items()])
         step = (function, tuple([self._operand(x) for x in args]), named)
         if not _has_rule(function):  # refused here, so that the compiler shows the user's line

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +65,7 @@ def kind_of(x: Any) -> Kind:
         return x._recording.builder.kind(x.value()[0])
     if isinstance(x, Tensor):
         return FLOAT if x.is_floating_point() else BOOL if x.dtype is torch.bool else INT
-    return BOOL if isinstance(x, bool) else FLOAT if isinstance(x, float) else INT
+    return BOOL if isinstance(x, bool | np.bool_) else INT if isinstance(x, numbers.Integral) else FLOAT
 
 
 def converted(x: Any, kind: Kind) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flash_attention.mods.captured import CapturedFloat, CapturedInt
 from flash_attention.mods.refusal import refused
+from flash_attention.torch_private import is_transformed
 from flash_helpers.mods.builder import Builder, TooLargeError
 from flash_helpers.mods.mod import MAX_DIMENSIONS, MAX_NODES, Element, Number, TensorType
 from flash_helpers.mods.operations import Kind
@@ -148,7 +149,8 @@ class Recording:
     def _key(self, x: Tensor) -> Any:
         """Equal for views of one memory that nobody wants a gradient of."""
         self._kept.append(x)  # so that no other tensor gets its id or its memory
-        if x.requires_grad or type(x) is not Tensor or x.layout is not torch.strided or not x.numel():
+        has_memory = type(x) is Tensor and x.layout is torch.strided and not is_transformed(x)
+        if x.requires_grad or not has_memory or not x.numel():
             return id(x)
         return (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.device)
 

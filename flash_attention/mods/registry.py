@@ -13,6 +13,7 @@ from flash_attention.torch_private import OPERATOR, OVERLOAD
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
+NOTHING_WRITTEN = "A mod writes nothing: it returns a new value"
 _NO_RULE = "has no rule by which it could be recorded"
 
 
@@ -32,6 +33,8 @@ def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = name_of(function)
     if name is None or name not in RULES:
         raise unknown(shown(function))
+    if kwargs.get("inplace"):
+        raise refused(f"{name} has inplace=True", f"{NOTHING_WRITTEN}. Leave it out, and take the result")
     return call_named(name, args, kwargs)
 
 
@@ -75,6 +78,21 @@ def shown(function: Any) -> str:
 def unknown(what: str) -> ModError:
     """The error for a function without a rule."""
     return refused(f"{what} {_NO_RULE}", _known())
+
+
+def is_in_place(function: Any) -> bool:
+    """Whether a function of PyTorch writes to its first argument, as ``torch.relu_`` and ``Tensor.add_``."""
+    name = str(getattr(function, "__name__", "")).partition(".")[0]
+    return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def in_place(name: str) -> ModError:
+    """The error for a function that writes."""
+    if name == "__setitem__":
+        return refused("the function writes to a captured tensor", NOTHING_WRITTEN)
+    plain = name.rstrip("_")
+    remedy = f". Write value = {plain}(value, …)" if plain in RULES else ""
+    return refused(f"{name} writes to a value or to a captured tensor", f"{NOTHING_WRITTEN}{remedy}")
 
 
 def without_rule(what: str) -> str:

@@ -79,12 +79,23 @@ def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Symbol:
     quotient = applied("divide", input, other)
     if rounding_mode is None:
         return quotient
-    if rounding_mode == "trunc" and max(kind_of(input), kind_of(other)) is FLOAT:
+    if rounding_mode != "trunc":
+        raise refused(
+            f"div has rounding_mode={rounding_mode!r}", "rounding_mode may be None, 'floor' or 'trunc'"
+        )
+    if max(kind_of(input), kind_of(other)) is FLOAT:
         return applied("trunc", quotient)
-    raise refused(
-        f"div with rounding_mode={rounding_mode!r} is not recorded here",
-        "rounding_mode may be None or 'floor'",
-    )
+    rounded = _divided("floor_divide")(input, other)
+    # Below 0 and not divided without a rest, it is one more.
+    is_between = applied("lt", rounded, 0) & (applied("mul", rounded, other) != input)
+    return applied("add", rounded, converted(is_between, INT))
+
+
+@rule("fmod")
+def _fmod(input: Any, other: Any) -> Symbol:
+    """The remainder of the absolute values, with the sign of the first."""
+    rest = call_named("remainder", (_absolute(input), _absolute(other)), {})
+    return call_named("where", (applied("lt", input, 0), -rest, rest), {})
 
 
 @rule("pow", "float_power")
@@ -129,6 +140,10 @@ def _whole_power(base: Symbol, exponent: int) -> Symbol:
 @rule("neg", "negative")
 def _neg(input: Any) -> Symbol:
     return applied("neg", input)
+
+
+def _absolute(x: Any) -> Any:
+    return applied("abs", x) if isinstance(x, Symbol) else abs(x)
 
 
 @rule("abs", "absolute")

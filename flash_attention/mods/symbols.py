@@ -14,10 +14,25 @@ from torch import Tensor
 
 from flash_attention.mods.recording import Recording
 from flash_attention.mods.refusal import refused
-from flash_attention.mods.registry import RULES, call, call_named, unknown
+from flash_attention.mods.registry import (
+    NOTHING_WRITTEN,
+    RULES,
+    call,
+    call_named,
+    in_place,
+    is_in_place,
+    unknown,
+)
 from flash_helpers.mods.operations import Kind
 
 _DTYPES = {Kind.BOOL: torch.bool, Kind.INT: torch.int64, Kind.FLOAT: torch.float32}
+_NUMPY = "Take functions of torch, and capture torch.from_numpy(array) in place of an array"
+_UFUNCS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floor_divide",
+    "remainder": "remainder", "power": "pow", "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or",
+    "bitwise_xor": "bitwise_xor", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
+    "equal": "eq", "not_equal": "ne",
+}  # fmt: skip
 WHERE = (
     "Write torch.where(condition, a, b); in place of and, or, not write &, |, ~; in place of min, max "
     "write torch.minimum, torch.maximum"
@@ -26,8 +41,6 @@ WHERE = (
 
 class Symbol:
     """One value, or a row of values, of a recording."""
-
-    __array_ufunc__ = None  # NumPy's numbers leave their operators to us
 
     def __init__(self, recording: Recording, place: int, length: int | None = None) -> None:
         self._recording, self._place, self._length = recording, place, length
@@ -83,10 +96,20 @@ class Symbol:
         )
 
     __float__ = __int__ = __complex__ = __trunc__ = __floor__ = __ceil__ = __round__ = _no_float
-    item = tolist = numpy = __array__ = __format__ = _no_float
+    item = tolist = numpy = __format__ = _no_float
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise refused("NumPy takes a value that differs from score to score", _NUMPY)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+        """An operator with a number of NumPy's on its left."""
+        name = _UFUNCS.get(ufunc.__name__)
+        if name is None or method != "__call__" or keywords:
+            raise refused(f"{ufunc.__name__} of NumPy takes a value that differs from score to score", _NUMPY)
+        return call_named(name, inputs, {})
 
     def __setitem__(self, *_: Any) -> None:
-        raise refused("the function writes to a value", "A mod writes nothing: it returns a new value")
+        raise refused("the function writes to a value", NOTHING_WRITTEN)
 
     def __contains__(self, _: Any) -> bool:
         raise refused("`in` looks for a value in a row", "Write (row == value).any(-1)")
@@ -115,6 +138,8 @@ class Symbol:
     # ------------------------------------------------------------------ what is recorded
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_in_place(function):
+            raise in_place(function.__name__.partition(".")[0])
         return call(function, args, kwargs or {})
 
     def __getitem__(self, index: Any) -> Any:
@@ -129,7 +154,7 @@ class Symbol:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in RULES:
-            raise unknown(f"the method .{name}")
+            raise in_place(name) if name.endswith("_") else unknown(f"the method .{name}")
         return lambda *args, **kwargs: call_named(name, (self, *args), kwargs)
 
 

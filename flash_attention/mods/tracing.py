@@ -16,7 +16,7 @@ from flash_attention.mods import composed_rules, conversion_rules, rules
 from flash_attention.mods.captured import opened
 from flash_attention.mods.operands import operand
 from flash_attention.mods.recording import Recording
-from flash_attention.mods.refusal import line_of
+from flash_attention.mods.refusal import line_of, line_of_definition, mod_error
 from flash_attention.mods.symbols import Symbol
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.operations import INDICES, Kind
@@ -26,6 +26,7 @@ SIGNATURES = {
     "score_mod": ("score", *INDICES),
     "mask_mod": INDICES,
 }
+_INDEXED = {"score_mod": "bias[h, q_idx, kv_idx]", "mask_mod": "mask[q_idx, kv_idx]"}
 _WRITTEN = {"score_mod": "score_mod(score, b, h, q_idx, kv_idx)", "mask_mod": "mask_mod(b, h, q_idx, kv_idx)"}
 
 
@@ -99,46 +100,56 @@ def _recorded(recording: Recording, name: str, function: Any, kind: Kind) -> int
     try:
         returned = opened(function)(*symbols)
     except ModError as error:
-        raise ModError(f"{name} {_name(function)} cannot be recorded: {error}") from None
+        raise _refused(name, function, f"cannot be recorded: {error}", *error.quoted) from None
     except Exception as error:
-        line = line_of(error)
+        line = line_of(error) or line_of_definition(function)
         raised = f"{type(error).__name__}: {error}" + (f", at {line}" if line else "")
-        raise ModError(
-            f"{name} {_name(function)} raised {raised}. It is called once, as {_WRITTEN[name]} "
-            "with symbols in place of values, before anything is computed"
-        ) from error
+        text = f"raised {raised}. It is called once, as {_WRITTEN[name]}"
+        text += " with symbols in place of values, before anything is computed"
+        raise _refused(name, function, text, raised) from error
     return _result(recording, name, function, returned, kind)
 
 
 def not_callable(name: str, function: object) -> str:
     """What is wrong with what is given in the place of a function."""
-    return f"{name} is a {type(function).__name__}; it must be a function {_WRITTEN[name]}, or None"
+    must = f"it must be a function {_WRITTEN[name]}, or None"
+    if not isinstance(function, Tensor):
+        return f"{name} is {function!r:.60}; {must}"
+    given = f"a tensor of shape {tuple(function.shape)} and {function.dtype}"
+    made = "dense_mask(mask)" if name == "mask_mod" else "dense_bias(bias)"
+    return f"{name} is {given}; {must}. Of a whole tensor flash_attention.mods.{made} makes one"
+
+
+def _refused(name: str, function: Any, text: str, *quoted: str) -> ModError:
+    """The error for a function; its name and the parts ``quoted`` of the text are the user's words."""
+    called = getattr(function, "__qualname__", None) or type(function).__name__
+    own = f"{called} {text.partition(' ')[0]}"
+    return mod_error(f"{name} {called} {text}", own, *quoted)
 
 
 def _result(recording: Recording, name: str, function: Any, returned: Any, kind: Kind) -> int:
     wanted = "a number, the new score" if kind is Kind.FLOAT else "a bool, whether the query sees the key"
+
+    def wrong(given: str, remedy: str = "") -> ModError:
+        line = line_of_definition(function)
+        text = f"returns {given}{f', at {line}' if line else ''}; it must return {wanted}"
+        return _refused(name, function, text + (f": {remedy}" if remedy else ""), line)
+
     if not isinstance(returned, Symbol | Tensor | bool | int | float):
-        raise ModError(
-            f"{name} {_name(function)} returns a {type(returned).__name__}; it must return {wanted}"
-        )
+        raise wrong(f"a {type(returned).__name__}")
+    if isinstance(returned, Tensor) and returned.ndim:
+        raise wrong(f"a whole tensor of shape {tuple(returned.shape)}", f"index it, e.g. {_INDEXED[name]}")
     try:
         place, length = operand(recording, returned)
     except ModError as error:
-        raise ModError(f"{name} {_name(function)} cannot be recorded: {error}") from None
+        raise _refused(name, function, f"cannot be recorded: {error}", *error.quoted) from None
     if length is not None:
-        raise ModError(
-            f"{name} {_name(function)} returns a row of {length} values; it must return {wanted}: reduce it, "
-            "e.g. with .any(dim=-1) or .sum(dim=-1)"
-        )
+        raise wrong(f"a row of {length} values", "reduce it, e.g. with .any(dim=-1) or .sum(dim=-1)")
     have = recording.builder.kind(place)
     if (have is Kind.BOOL) is not (kind is Kind.BOOL):
         given = "a bool" if have is Kind.BOOL else "a number"
         remedy = (
             "compare it with something" if kind is Kind.BOOL else "write torch.where(condition, score, other)"
         )
-        raise ModError(f"{name} {_name(function)} returns {given}; it must return {wanted}: {remedy}")
+        raise wrong(given, remedy)
     return recording.builder.convert(place, kind)
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__name__

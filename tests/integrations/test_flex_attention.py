@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import flash_attention
+from flash_attention import sdpa
 from flash_attention.errors import ModError
 from flash_attention.flex_attention import flex_attention
 from flash_attention.mods import block_mask as block_masks
@@ -249,3 +250,23 @@ def test_a_list_that_another_one_replaces_is_read() -> None:
         tables = [x for x in traced.tensors if x.dtype is torch.uint8]
         assert not tables or torch.equal(tables[0] == int(block_masks.Tile.FULL), seen[0, 0])
         assert tables or counts.any() or not first.any()
+
+
+def mask_mod(b, h, q, k):
+    return q - k  # the query, the key and the mask_mod
+
+
+def test_the_users_own_words_are_left_as_they_are() -> None:
+    q = torch.zeros(1, 1, 16, 16).half()
+    with pytest.raises(ModError, match=r"^block_mask mask_mod returns .*: def mask_mod\(b, h, q, k\):; it"):
+        flex_attention(q, q, q, block_mask=mask_mod)
+    with pytest.raises(ModError, match=r"block_mask .*lambda b, h, q, k: q\.cumsum\(k\)"):
+        flex_attention(q, q, q, block_mask=lambda b, h, q, k: q.cumsum(k))
+    with pytest.raises(ModError, match=r"raised ValueError: the causal q and k, at .*"):
+        flex_attention(q, q, q, block_mask=raises)
+    with pytest.raises(TypeError, match="attn_mask is 'causal'"):
+        sdpa(q, q, q, attn_mask="causal")  # type: ignore[arg-type]
+
+
+def raises(b, h, q, k):
+    raise ValueError("the causal q and k")

@@ -206,7 +206,7 @@ def test_what_is_refused() -> None:
 
     with pytest.raises(ModError, match=r"branch.*branches on a value.*where"):
         flash_attention.attention(q, k, v, score_mod=branch)
-    with pytest.raises(TypeError, match="mask_mod is a str"):
+    with pytest.raises(TypeError, match="mask_mod is 'causal'; it must be"):
         flash_attention.attention(q, k, v, mask_mod="causal")
     with pytest.raises(TypeError, match=r"flash_attention\.attention\("):
         flash_attention.sdpa(q, k, v, score_mod=branch)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from flash_attention import attention
 from flash_attention.errors import ModError
 from flash_attention.mods import and_masks, or_masks, trace
 from flash_helpers.mods.mod import MAX_NODES
@@ -194,9 +195,9 @@ def test_what_a_function_returns() -> None:
     for returned in (None, "text", [1]):
         with pytest.raises(ModError, match="must return a number, the new score"):
             trace(lambda *_, x=returned: x)
-    with pytest.raises(ModError, match=r"returns a number; it must return a bool.*compare it"):
+    with pytest.raises(ModError, match=r"returns a number, at .*; it must return a bool.*compare it"):
         trace(None, lambda b, h, q, k: q - k)
-    with pytest.raises(ModError, match=r"returns a bool; it must return a number.*where"):
+    with pytest.raises(ModError, match=r"returns a bool, at .*; it must return a number.*where"):
         trace(lambda s, b, h, q, k: q > k)
     with pytest.raises(ModError, match="row of 8 values"):
         trace(None, lambda b, h, q, k: MATRIX[h] > 0)
@@ -205,6 +206,37 @@ def test_what_a_function_returns() -> None:
             TypeError, match=r"it must be a function mask_mod\(b, h, q_idx, kv_idx\), or None"
         ):
             trace(None, wrong)
+    with pytest.raises(TypeError, match=r"a tensor of shape \(3,\) and torch.float32; .*dense_bias\(bias\)"):
+        trace(torch.ones(3))
+    with pytest.raises(TypeError, match=r"dense_mask\(mask\)"):
+        trace(None, torch.ones(3))
+
+
+def whole(b, h, q, k):
+    return MATRIX > 0
+
+
+class Called:
+    def __call__(self, b, h, q, k):
+        return q - k  # of an object
+
+
+def too_few(b, h):
+    return h > b
+
+
+def test_the_line_of_the_function_where_no_line_of_it_is_wrong() -> None:
+    here = r"test_mod_refusals\.py:\d+: "
+    with pytest.raises(
+        ModError, match=rf"whole tensor of shape \(4, 8\), at \S*{here}def whole.*mask\[q_idx"
+    ):
+        attention(*3 * [torch.zeros(1, 8, 1, 8).half()], mask_mod=whole)
+    with pytest.raises(ModError, match=rf"{here}def __call__"):
+        trace(None, Called())
+    with pytest.raises(ModError, match=rf"2 positional arguments but 4.*{here}def too_few"):
+        trace(None, functools.partial(too_few))
+    with pytest.raises(ModError, match=r"relu raised TypeError: [^:]*\. It is called once"):
+        trace(torch.relu)
 
 
 def test_a_tensor_elsewhere() -> None:
@@ -216,8 +248,8 @@ def test_combinations_take_functions() -> None:
     for combine in (and_masks, or_masks):
         with pytest.raises(ValueError, match="at least one"):
             combine()
-        with pytest.raises(TypeError, match="pass functions"):
-            combine(lambda b, h, q, k: q >= k, 3)
+        with pytest.raises(TypeError, match=r"pass functions.*dense_mask\(mask\)"):
+            combine(lambda b, h, q, k: q >= k, torch.ones(2, 2, dtype=torch.bool))
 
 
 # ---------------------------------------------------------------------- what is taken

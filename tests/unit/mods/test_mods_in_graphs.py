@@ -233,7 +233,8 @@ REFUSED = {
     "a branch": (branches, "Data-dependent branching", "q > k"),
     "a function without a rule": (has_no_rule, "the function lgamma has no rule", "lgamma"),
     "a bool": (lambda s, b, h, q, k: q > k, "returns a bool; it must return a number, the new score", ""),
-    "no function": (3, "score_mod is a int; it must be a function score_mod", ""),
+    "no function": (3, "score_mod is 3; it must be a function score_mod", ""),
+    "a tensor": (torch.ones(16, 16), r"score_mod is a tensor of shape \(16, 16\).*dense_bias", ""),
     "a whole tensor": (lambda s, b, h, q, k: s + DOCUMENT.reshape(8, 16), "a whole tensor of shape", ""),
 }
 
@@ -317,3 +318,23 @@ def test_functional_gradients() -> None:
     found = torch.func.grad(loss, argnums=(0, 1))(q, slopes)
     leaves = q.clone().requires_grad_(), slopes.clone().requires_grad_()
     same(found, torch.autograd.grad(loss(*leaves), leaves))
+
+
+@pytest.mark.parametrize("name", ["made", "detached", "of no dimension", "a mask", "views of one bias"])
+def test_functional_gradients_with_captured_tensors_that_want_none(name: str) -> None:
+    q, k, v = qkv(16, requires_grad=False)
+    bias = torch.randn(1, 1, 16, 16)
+
+    def loss(q: Tensor) -> Tensor:
+        if name == "a mask" or name == "views of one bias":
+            mask = torch.ones(16, 16, dtype=torch.bool).tril() if name == "a mask" else bias
+            return sdpa(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask).float().square().sum()
+        slopes = SLOPES.detach() * 2 if name == "made" else q.float().sum((0, 1, 3)).detach()
+        slopes = slopes.sum() if name == "of no dimension" else slopes
+        out = attention(
+            q, k, v, score_mod=lambda s, b, h, i, j: s + (slopes[h] if slopes.ndim else slopes) * i
+        )
+        return out.float().square().sum()  # type: ignore[no-any-return]
+
+    leaf = q.clone().requires_grad_()
+    same([torch.func.grad(loss)(q)], torch.autograd.grad(loss(leaf), [leaf]))

@@ -1,0 +1,127 @@
+"""What functions of PyTorch record is what PyTorch computes, called with single values by ``torch.vmap``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flash_attention.errors import ModError
+from flash_attention.mods import trace
+from flash_attention.mods.evaluate import evaluate
+
+ROW = torch.tensor([1, 2, 5, -3])
+TWO = np.float32(2.5)
+ONES = torch.zeros(())
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": lambda s, b, h, q, k: torch.min(s, k * 0.1 + torch.zeros_like(s)),
+    "max of whole numbers": lambda s, b, h, q, k: s + torch.max(q - k, torch.zeros_like(q)),
+    "method": lambda s, b, h, q, k: s.max(torch.zeros_like(s)),
+    "of a row": lambda s, b, h, q, k: s + ROW.max() + torch.min(ROW * (q - k)),
+    "truncated": lambda s, b, h, q, k: s + torch.div(q - k, 4, rounding_mode="trunc"),
+    "truncated by less than 0": lambda s, b, h, q, k: s + torch.div(q - k, -3, rounding_mode="trunc"),
+    "truncated by values": lambda s, b, h, q, k: (
+        s + (q - k).div((2 * b - 1) * (h + 1), rounding_mode="trunc")
+    ),
+    "truncated real numbers": lambda s, b, h, q, k: torch.div(s, 0.3, rounding_mode="trunc"),
+    "fmod": lambda s, b, h, q, k: s + torch.fmod(q - k, 4) + torch.fmod(q - k, -3),
+    "fmod of real numbers": lambda s, b, h, q, k: torch.fmod(s, 0.4),
+    "fmod by values": lambda s, b, h, q, k: s + (q - k).fmod(b + 2),
+    "log10": lambda s, b, h, q, k: s - torch.log10((q - k).abs() + 1),
+    "hardtanh": lambda s, b, h, q, k: functional.hardtanh(s) + functional.relu6(s * 9),
+    "new_full": lambda s, b, h, q, k: s + q.new_full((), 2.5, dtype=torch.float32) + s.new_full((), 1),
+    "isin": lambda s, b, h, q, k: torch.where(torch.isin(k, ROW), s, -s),
+    "not isin": lambda s, b, h, q, k: s + torch.isin(q - k, ROW, invert=True),
+    "numbers of NumPy": lambda s, b, h, q, k: s ** np.int64(2) + (q + 1) ** TWO + (q - k) // TWO,
+}
+
+
+def of_all(function: Callable[..., Any], *values: Tensor) -> Tensor:
+    for place in range(len(values) - 1, 0, -1):
+        function = torch.vmap(function, (0, *(0 if i == place else None for i in range(1, len(values)))))
+    return function(*values)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_numbers_of_pytorch(name: str) -> None:
+    function = FUNCTIONS[name]
+    score = torch.linspace(-2, 2, 2 * 3 * 9 * 9).view(2, 3, 9, 9)
+    indices = [torch.arange(n) for n in score.shape]
+    places = [x.view([-1 if i == axis else 1 for i in range(4)]) for axis, x in enumerate(indices)]
+    found = evaluate(trace(function), "score", score, *places)
+    torch.testing.assert_close(
+        found.expand(score.shape), of_all(function, score, *indices), rtol=1e-5, atol=1e-5
+    )
+
+
+def t5_bucket(relative: Any, both: bool, n: int = 32, most: int = 128) -> Any:
+    """As Transformers' T5 has it."""
+    buckets = 0
+    if both:
+        n //= 2
+        buckets = buckets + (relative > 0).to(torch.long) * n
+        relative = torch.abs(relative)
+    else:
+        relative = -torch.min(relative, torch.zeros_like(relative))
+    exact = n // 2
+    far = exact + (torch.log(relative.float() / exact) / math.log(most / exact) * (n - exact)).to(torch.long)
+    far = torch.min(far, torch.full_like(far, n - 1))
+    return buckets + torch.where(relative < exact, relative, far)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_buckets_of_t5(both: bool) -> None:
+    table = torch.randn(32)
+    q, k = torch.arange(300)[:, None], torch.arange(300)
+    nothing = torch.zeros(())
+    found = evaluate(
+        trace(lambda s, b, h, q, k: s + table[t5_bucket(k - q, both)]),
+        "score", nothing, nothing.long(), nothing.long(), q, k,
+    )  # fmt: skip
+    torch.testing.assert_close(found, table[t5_bucket(k - q, both)])
+
+
+WRITES: dict[str, Callable[..., Any]] = {
+    "method": lambda s, b, h, q, k: s.add_(1),
+    "function": lambda s, b, h, q, k: torch.relu_(s) * 0 + s,
+    "of torch.nn": lambda s, b, h, q, k: functional.leaky_relu_(s) * 0 + s,
+    "captured": lambda s, b, h, q, k: ONES.add_(s) * 0 + s,
+    "element": lambda s, b, h, q, k: ROW.__setitem__(q, 1) or s,
+    "keyword": lambda s, b, h, q, k: functional.relu(s, inplace=True) * 0 + s,
+    "by place": lambda s, b, h, q, k: functional.leaky_relu(s, 0.1, True) * 0 + s,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_would_be_written_is_refused(name: str) -> None:
+    with pytest.raises(ModError, match=r"(writes to .*|inplace=True), at .*A mod writes nothing") as caught:
+        trace(WRITES[name])
+    assert "test_rules.py" in str(caught.value)
+
+
+def test_numpy_is_told_what_to_take() -> None:
+    array = np.zeros(8)
+    for function in (lambda s, b, h, q, k: np.exp(s), lambda s, b, h, q, k: s + array[q]):
+        with pytest.raises(ModError, match=r"NumPy takes a value.*torch\.from_numpy\(array\)"):
+            trace(function)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_a_program_would_write_is_refused(inplace: bool) -> None:
+    from flash_attention import attention
+
+    q = torch.zeros(1, 8, 1, 8).half()
+
+    def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return functional.relu(s, inplace=True) if inplace else s + ONES.add_(i) * 0
+
+    with pytest.raises(Exception, match="A mod writes nothing"):
+        torch.compile(lambda: attention(q, q, q, score_mod=score_mod), fullgraph=True, backend="eager")()
