@@ -106,7 +106,11 @@ def reason_against(advice: Advice) -> str | None:
     if advice.kind == "make":
         return None if advice.text in TARGETS else "the Makefile has no such target"
     if advice.kind == "module":
-        top = advice.text.partition(".")[0]
+        top, _, inner = advice.text.partition(".")
+        if top == "tests":
+            place = ROOT.joinpath(top, *inner.split("."))
+            found = place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
+            return None if found else "there is no such program among the tests"
         if top not in ("flash_attention", "flash_helpers"):
             known = top in ("pip", "venv", "pytest") or any((ROOT / "tests").rglob(f"{top}*"))
             return None if known else "it is none of the project's modules"
