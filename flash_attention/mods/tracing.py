@@ -14,6 +14,7 @@ from torch import Tensor
 from flash_attention.errors import ModError
 from flash_attention.mods import composed_rules, conversion_rules, rules
 from flash_attention.mods.captured import opened
+from flash_attention.mods.draws import NoDraws
 from flash_attention.mods.operands import operand
 from flash_attention.mods.recording import Recording
 from flash_attention.mods.refusal import line_of, line_of_definition, mod_error
@@ -98,7 +99,8 @@ def _recorded(recording: Recording, name: str, function: Any, kind: Kind) -> int
         raise TypeError(not_callable(name, function))
     symbols = [Symbol(recording, recording.builder.leaf(leaf)) for leaf in SIGNATURES[name]]
     try:
-        returned = opened(function)(*symbols)
+        with NoDraws():
+            returned = opened(function)(*symbols)
     except ModError as error:
         raise _refused(name, function, f"cannot be recorded: {error}", *error.quoted) from None
     except Exception as error:

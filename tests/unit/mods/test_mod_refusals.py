@@ -55,6 +55,18 @@ def method(s, b, h, q, k):
     return s.cumsum(0)  # method
 
 
+def drawn(s, b, h, q, k):
+    return s + torch.rand(())  # rand
+
+
+def drawn_table(s, b, h, q, k):
+    return s + torch.empty(8).normal_()[h]  # normal
+
+
+def dropped(s, b, h, q, k):
+    return s + torch.nn.functional.dropout(TABLE)[h]  # dropout
+
+
 def whole_table(s, b, h, q, k):
     return s + MATRIX  # table
 
@@ -162,6 +174,9 @@ CASES = {
     looked_up: "dictionary",
     small_power: "power of whole numbers",
     by_zero: "divided by the number 0",
+    drawn: r"rand draws once .*mods\.random\(seed",
+    drawn_table: "normal_ draws once",
+    dropped: "dropout draws once",
 }
 
 

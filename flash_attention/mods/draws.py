@@ -1,0 +1,40 @@
+"""Random numbers drawn while a function is recorded: one for the whole call, where users mean one a score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from flash_attention.mods.refusal import refused
+
+_OF_TORCH = (
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("bernoulli", "multinomial", "normal", "poisson", "dropout"),
+)
+_OF_TENSORS = (
+    *("bernoulli", "bernoulli_", "multinomial", "normal_", "uniform_", "random_"),
+    *("exponential_", "cauchy_", "geometric_", "log_normal_"),
+)
+_OF_LAYERS = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
+_DRAWS = frozenset(
+    getattr(owner, name)
+    for owner, names in ((torch, _OF_TORCH), (Tensor, _OF_TENSORS), (functional, _OF_LAYERS))
+    for name in names
+)
+
+
+class NoDraws(TorchFunctionMode):
+    """Refuses what draws random numbers, and names what draws one for each score."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _DRAWS:
+            raise refused(
+                f"{function.__name__} draws once for the whole call, not for each score",
+                "Take flash_attention.mods.random(seed, b, h, q_idx, kv_idx), or draw a tensor before the "
+                "call and index it",
+            )
+        return function(*args, **(kwargs or {}))
