@@ -19,9 +19,12 @@ from random_functions import function, tables
 import flash_attention
 from flash_attention.backends import cuda_kernels, cuda_tiles
 from flash_attention.cached import attention_cached
+from flash_attention.call import EVERYTHING, Scores
+from flash_attention.call import problem_of as asked
+from flash_attention.layouts import DENSE
 from flash_attention.mods.tracing import trace
+from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build
-from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import FORWARD, AttentionProblem
@@ -80,9 +83,10 @@ def config_of(family: str, problem: AttentionProblem) -> Any | None:
 
 
 def problem_of(mods: dict[str, Callable[..., Any]], heads: int, d: int = D) -> AttentionProblem:
-    mod = trace(**on_gpu(mods), device="cuda:0").mod
-    kv = 2 if heads % 2 == 0 else 1
-    return AttentionProblem(DType.FP16, BATCH, SEQ, SEQ, heads, kv, d, d, mod=mod, lse=True)
+    """What a call with these functions asks for: where one says what an option says, the option's kernel."""
+    traced = trace(**on_gpu(mods), device="cuda:0")
+    said = mask_and_scores(EVERYTHING, Scores(d**-0.5, 0.0, None, traced), DENSE, SEQ, SEQ)
+    return asked(*inputs(SEQ, heads, d), *said, lse=True)
 
 
 def heads_of(name: str) -> int:
