@@ -284,3 +284,24 @@ def test_a_graph_finds_its_tiles_again() -> None:
     graph.replay()
     expected = flash_attention.attention(q.cpu(), k.cpu(), v.cpu(), **document_mask(there.cpu()))
     close([found], [expected], 4e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [-1e4, -1e9, -1e12, -1e30, -3.3e38])
+def test_tiles_of_finite_values_that_hide(value: float, family: str) -> None:
+    """Whichever tile comes first: of one that holds nothing else, nothing is left in rows that see others."""
+    seq = 384
+    bias = torch.randn(HEADS, seq, seq, generator=torch.Generator().manual_seed(9))
+    bias[:, ::3, -256:] = value
+    bias[:, 1::3, :256] = value
+    bias = bias.bfloat16()
+
+    def added(x: torch.Tensor) -> dict[str, Callable[..., Any]]:
+        return {"score_mod": lambda s, b, h, q, k: s + x[h, q, k]}
+
+    q, k, v = inputs(seq, HEADS)
+    config = config_of(family, problem_of(added(bias), HEADS))
+    found = flash_attention.attention(
+        q.cuda(), k.cuda(), v.cuda(), config=config, return_lse=True, **added(bias.cuda())
+    )
+    close(found, flash_attention.attention(q, k, v, return_lse=True, **added(bias)), 1e-2)

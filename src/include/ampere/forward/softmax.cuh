@@ -169,6 +169,10 @@ struct OnlineSoftmax {
 
   private:
     FLASH_DEVICE float reference_of(float maximum) const {
+        if constexpr (optimized && Kernel::mod_changes_scores) {
+            // Scores may be of any size, and no P may be above 1: rounded down, since it is added.
+            return __fmul_rd(-maximum, scale.exponent_factor);
+        }
         return optimized ? -maximum * scale.exponent_factor : maximum;
     }
 

@@ -30,7 +30,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     float rmem_S[B_c / 2];                 // (64, B_c) scores, then P
     uint32_t rmem_P[B_c / 4];              // (64, B_c) P, 16 bit
     float rmem_O[d_v / 2];                 // (64, d_v)
-    OnlineSoftmax<B_c> softmax{};
+    OnlineSoftmax<B_c, Kernel::mod_changes_scores> softmax{};
     CapForm cap_form;  // softcap
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;

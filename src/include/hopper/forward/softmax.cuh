@@ -31,7 +31,8 @@ namespace flash::hopper {
 inline constexpr float kToleratedGrowth = 8.0f;     // log2; P <= 2^8
 inline constexpr float kRescalableGrowth = 100.0f;  // log2; P <= 2^100 and its sum stay finite
 
-template <int B_c>
+// kAnyScores: scores may be of any size, as functions of the user's make them.
+template <int B_c, bool kAnyScores = false>
 struct OnlineSoftmax {
     float reference[2];
     float sum[2];            // the thread's share
@@ -46,7 +47,7 @@ struct OnlineSoftmax {
             const float maximum = fmaxf(kFirst ? lowest : reference[r], row_maximum(rmem_S, r));
             rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - maximum) * exponent_factor);
             reference[r] = maximum;
-            const float offset = maximum * exponent_factor;
+            const float offset = exponent_of(maximum, exponent_factor);
             float even = 0.f, odd = 0.f;  // two chains of additions
 #pragma unroll
             for (int i = 2 * r; i < B_c / 2; i += 4) {
@@ -63,7 +64,8 @@ struct OnlineSoftmax {
 
     // S -> P in place, with the reference of the tile before; sets `growth`.
     FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor) {
-        const float offset0 = reference[0] * exponent_factor, offset1 = reference[1] * exponent_factor;
+        const float offset0 = exponent_of(reference[0], exponent_factor);
+        const float offset1 = exponent_of(reference[1], exponent_factor);
         float even0 = 0.f, odd0 = 0.f, even1 = 0.f, odd1 = 0.f;
         growth[0] = growth[1] = 0;
 #pragma unroll
@@ -120,6 +122,11 @@ struct OnlineSoftmax {
     }
 
   private:
+    // Rounded up, no P of the step that found the reference is above 1: a tile of which all scores are -1e30
+    // would have P of infinity else, which no later tile takes out of O.
+    static FLASH_DEVICE float exponent_of(float score, float exponent_factor) {
+        return kAnyScores ? __fmul_ru(score, exponent_factor) : score * exponent_factor;
+    }
     FLASH_DEVICE float row_maximum(const float (&rmem_S)[B_c / 2], int r) const {
         float even = rmem_S[2 * r], odd = rmem_S[2 * r + 1];  // two chains
 #pragma unroll
