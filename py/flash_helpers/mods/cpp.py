@@ -18,6 +18,7 @@ Nothing but numbers, operations and numbered names goes into the text: none of i
         static Row row(captured, once, head, b, h, q);
         static Column column(captured, once, head, b, h, k);
         static float score(captured, once, head, row, column, score, b, h, q, k);   // and each other result
+        …                        // what is found before the scores are there: cpp_ahead
         …                        // what the mask tells of tiles: cpp_tiles
     };
 """
@@ -27,6 +28,8 @@ from __future__ import annotations
 import math
 import struct
 
+from flash_helpers.mods.ahead import row_loads
+from flash_helpers.mods.cpp_ahead import AheadWriter
 from flash_helpers.mods.cpp_gradients import gradient_lines
 from flash_helpers.mods.cpp_tiles import tile_lines
 from flash_helpers.mods.intervals import intervals
@@ -77,6 +80,7 @@ class _Writer:
         self.bounds = intervals(mod)
         self.used = needed(mod, *(name for name, _ in mod.results))
         self.kept = self._kept()
+        self.rows = {i: stage for i, stage in row_loads(mod).items() if self.used[i]}
 
     # ------------------------------------------------------------------ the struct
     def struct(self, name: str) -> str:
@@ -99,11 +103,13 @@ class _Writer:
         lines += ["    struct Captured {", *captured, "    };", *self._captured_function()]
         for stage, title in _STRUCTS.items():
             fields = [f"        {self._type(i)} v{i};" for i in self.kept[stage]]
+            fields += [f"        {self._row_type(i)} w{i};" for i in self._rows_of(stage)]
             lines += [f"    struct {title} {{", *fields, "    };"]
         for stage, title in _STRUCTS.items():
             lines += self._stage_function(stage, title)
         for result, place in self.mod.results:
             lines += self._result_function(result, place)
+        lines += AheadWriter(self).lines()
         lines += tile_lines(self.mod)
         lines += gradient_lines(mod, self._signature(Stage.ELEMENT, score=True))
         return "\n".join([*lines, "};", ""])
@@ -166,7 +172,11 @@ class _Writer:
             if self.used[i] and self.stages[i] is stage and not self._inline(i)
         ]  # fmt: skip
         body = [line for i in places for line in self._statement(i, stage, "        ")]
-        values = ", ".join(f"v{i}" for i in self.kept[stage])
+        names = [f"v{i}" for i in self.kept[stage]]
+        for i in self._rows_of(stage):
+            names.append(f"w{i}")
+            body.append(f"        const {self._row_type(i)} w{i} = {self._row(i, stage)};")
+        values = ", ".join(names)
         return [
             f"    FLASH_HOST_DEVICE static {title} {title.lower()}({self._signature(stage)}) {{",
             *body,
@@ -193,6 +203,19 @@ class _Writer:
             f"        return {value};",
             "    }",
         ]
+
+    # ------------------------------------------------------------------ rows of tensors
+    def _rows_of(self, stage: Stage) -> list[int]:
+        """The loads whose row a stage finds."""
+        return [i for i, found in self.rows.items() if found is stage]
+
+    def _row_type(self, place: int) -> str:
+        return f"flash::mods::RowOf<{self.mod.tensors[self.mod.nodes[place].data].element.cpp}>"
+
+    def _row(self, place: int, stage: Stage) -> str:
+        node = self.mod.nodes[place]
+        indices = [self._index(arg, self._value(arg, stage)) for arg in node.args[:-1]]
+        return f"captured.t{node.data}.row({', '.join(indices)})"
 
     # ------------------------------------------------------------------ statements
     def _statement(self, place: int, stage: Stage, indent: str) -> list[str]:
@@ -271,6 +294,9 @@ class _Writer:
         kinds = [self.mod.nodes[arg].kind for arg in node.args]
         if node.op == "load":
             indices = [self._index(arg, value) for arg, value in zip(node.args, values, strict=True)]
+            if place in self.rows:
+                row = f"{_STRUCTS[self.rows[place]].lower()}.w{place}"
+                return f"captured.t{node.data}.in_row({row}, {indices[-1]})"
             return f"captured.t{node.data}.at({', '.join(indices)})"
         if node.op == "where":
             kind = self._type(place)

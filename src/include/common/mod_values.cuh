@@ -79,6 +79,14 @@ FLASH_HOST_DEVICE NotNegative<Index> not_negative(Index value) {
     return {value};
 }
 
+// A row of a tensor: its last dimension, at places of the others.
+template <typename ELEMENT>
+struct RowOf {
+    using Element = ELEMENT;
+    const Element *data;
+    int size;  // 0: the places are outside of the tensor
+};
+
 template <typename Element, int kDims>
 struct Tensor {
     const Element *data;
@@ -94,6 +102,30 @@ struct Tensor {
         (add(offset, inside, axis++, index), ...);
         using Value = decltype(value_of(Element{}));
         return inside ? value_of(data[offset]) : Value{};
+    }
+
+    // The row at places of all dimensions but the last.
+    template <typename... Index>
+    FLASH_HOST_DEVICE RowOf<Element> row(Index... index) const {
+        static_assert(sizeof...(Index) == kDims - 1);
+        int64_t offset = 0;
+        bool inside = true;
+        [[maybe_unused]] int axis = 0;
+        (add(offset, inside, axis++, index), ...);
+        return {inside ? data + offset : data, inside ? size[kDims - 1] : 0};
+    }
+
+    // An element of a row.
+    template <typename Index>
+    FLASH_HOST_DEVICE auto in_row(const RowOf<Element> &row, Index index) const {
+        return in_row(row, NotNegative<Index>{index < 0 ? Index(index + size[kDims - 1]) : index});
+    }
+    template <typename Index>
+    FLASH_HOST_DEVICE auto in_row(const RowOf<Element> &row, NotNegative<Index> index) const {
+        using Unsigned = std::make_unsigned_t<Index>;
+        using Value = decltype(value_of(Element{}));
+        if (Unsigned(index.value) >= Unsigned(row.size)) return Value{};
+        return Value(value_of(row.data[int64_t(int(index.value)) * stride[kDims - 1]]));
     }
 
     // Where that element lies; -1: outside of the tensor.
@@ -133,6 +165,13 @@ Tensor<Element, kDims> tensor(const CapturedTensor &given) {
     }
     return made;
 }
+
+// What is known of a score before it is there: an element of a row that was read ahead, and what follows from
+// the distance between key and query.
+struct Ahead {
+    float streamed;
+    float diagonal;
+};
 
 // ---------------------------------------------------------------------- gradients
 // A number as a type.

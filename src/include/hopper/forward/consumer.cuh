@@ -15,6 +15,12 @@
 
 namespace flash::hopper {
 
+// Of a kernel without a mod nothing.
+struct NothingKnown {};
+template <typename Kernel>
+using KnownAhead = std::conditional_t<Kernel::has_mod,
+                                      AheadOfScores<typename Kernel::Mod, Kernel::B_c / kMmaN>, NothingKnown>;
+
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
@@ -38,6 +44,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     ItemOf<Kernel> item;
     int kv_block;        // tile in hand
     TileWord tile_word;  // of a mod that hides keys
+    [[no_unique_address]] KnownAhead<Kernel> known;  // of the scores of the tile in hand
 
     FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
                           const SharedMemory<Kernel> &shared, int index)
@@ -54,7 +61,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
             cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
         }
         cap_scores();
-        if constexpr (Kernel::has_mod) apply_mod();
+        if constexpr (Kernel::has_mod) apply_mod<true>();
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
@@ -63,7 +70,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
         cap_scores();
-        if constexpr (Kernel::has_mod) apply_mod();
+        if constexpr (Kernel::has_mod) apply_mod<false>();
         if (kMasked) mask_tile();
         if (kLagged && !kMasked && !mod_hides_some()) {
             softmax.lagged_step(rmem_S, args.exponent_factor);
@@ -89,7 +96,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
-                if constexpr (Kernel::has_mod) apply_mod();
+                if constexpr (Kernel::has_mod) apply_mod<true>();
                 softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
             } else {
                 softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
@@ -119,10 +126,24 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // What functions of the user's do to the scores of the tile in hand. Where the thread's elements are is
     // found out anew: else what follows from it for each column is held from tile to tile.
+    // kFinds: nobody has called find_ahead for the tile.
+    template <bool kFinds>
     FLASH_DEVICE void apply_mod() {
+        if constexpr (kFinds || !ScoreMods<Kernel>::kFoundEarly) find_known();
         const int thread_lane = computed_here(lane);
-        mods().apply(rmem_S, args.score_factor, mod_row(thread_lane), kv_block * B_c, thread_lane,
+        mods().apply(rmem_S, known, args.score_factor, mod_row(thread_lane), kv_block * B_c, thread_lane,
                      Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
+    }
+    // What is known of the tile's scores, while they are computed.
+    FLASH_DEVICE void find_ahead() {
+        if constexpr (Kernel::has_mod) {
+            if constexpr (ScoreMods<Kernel>::kFoundEarly) find_known();
+        }
+    }
+    FLASH_DEVICE void find_known() {
+        const int thread_lane = computed_here(lane);
+        known.find(args.mod.captured, item.batch, item.head, mod_row(thread_lane), kv_block * B_c,
+                   thread_lane);
     }
     FLASH_DEVICE ScoreMods<Kernel> mods() const {
         return {args.mod.captured, item.batch, item.head, this->seq_len_q()};

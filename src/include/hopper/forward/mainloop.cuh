@@ -49,6 +49,7 @@ FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
     const auto v = wg.kv;
     wg.kv.advance();
     issue_both_products<Kernel::B_c>(wg, v, [&] { wg.await_turn(); });
+    wg.find_ahead();
     wg.await_scores();
     scores_to_probabilities<kMasked>(wg, [&] { wg.await_pv(v.v_slot()); });
 }
@@ -107,6 +108,7 @@ FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
     wg.await_turn();
     wg.products.issue_qk(wg.rmem_S, wg.tiles, wg.rmem_Q);
     wg.pass_turn();
+    if constexpr (!kFirst) wg.find_ahead();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     if constexpr (kFirst) {

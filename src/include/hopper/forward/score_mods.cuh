@@ -4,6 +4,7 @@
 // held in registers from tile to tile.
 #pragma once
 
+#include "common/ahead_of_scores.cuh"
 #include "common/fragments.cuh"
 #include "common/kept_weights.cuh"
 #include "common/mod.cuh"
@@ -23,7 +24,11 @@ struct ScoreMods {
     // ptxas finds no registers that all forms agree on, and lets no products run beside anything.
     static constexpr int kSquaresAhead = 4;
     static constexpr bool kDivided =
-        Mod::kLoadsElements && !Kernel::masks_diagonal && !Kernel::warp_loads && Kernel::d_head_v <= 128;
+        Mod::kLoadsElements && !knows_ahead<Mod> && !Kernel::masks_diagonal && !Kernel::warp_loads && Kernel::d_head_v <= 128;
+
+    using Known = AheadOfScores<Mod, B_c / kMmaN>;
+    // Registers that a thread has for it while products run.
+    static constexpr bool kFoundEarly = knows_ahead<Mod> && Known::kRegisters <= 36 && Kernel::n_consumers <= 2;
 
     const typename Mod::Captured &captured;  // arguments of the launch
     int batch;
@@ -31,19 +36,27 @@ struct ScoreMods {
     int seq_len_q;
 
     // `row`: the first of the thread's two, 8 apart; `first_key` is the tile's; both within the sequence.
-    FLASH_DEVICE void apply(float (&rmem_S)[B_c / 2], float scale, int row, int first_key, int lane,
-                            TileKind kind) const {
+    // `known`: found, for the same tile.
+    FLASH_DEVICE void apply(float (&rmem_S)[B_c / 2], Known &known, float scale, int row, int first_key,
+                            int lane, TileKind kind) const {
         const auto once = Mod::once(captured);
         const auto of_head = Mod::head(captured, once, batch, head);
         const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
                                            Mod::row(captured, once, of_head, batch, head, row + 8)};
         if constexpr (Mod::kChangesScores) {
+            known.arrange(lane);
             for_each_column<0>(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     float &s = rmem_S[i + 2 * r];
-                    s = Mod::score(captured, once, of_head, rows[r], column, s * scale, batch, head,
-                                   row + 8 * r, key);
+                    if constexpr (knows_ahead<Mod>) {
+                        s = Mod::score_ahead(captured, once, of_head, rows[r], column,
+                                             known.at(r, i / 4, i % 2), s * scale, batch, head, row + 8 * r,
+                                             key);
+                    } else {
+                        s = Mod::score(captured, once, of_head, rows[r], column, s * scale, batch, head,
+                                       row + 8 * r, key);
+                    }
                 }
             });
         }

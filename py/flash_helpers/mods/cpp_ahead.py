@@ -1,0 +1,130 @@
+"""The part of a mod's struct that is about what is known before the scores are (``ahead``), as C++.
+
+static constexpr bool kStreams, kHasDiagonal;    // whether there are the functions below
+static constexpr int kDiagonalCost;              // about how many instructions one of its values takes
+static auto streamed_row(row);                   // a flash::mods::RowOf, whose elements keys count
+static int64_t streamed_stride(captured);
+static float diagonal(captured, once, head, b, h, distance);         // key - query
+static float score_ahead(captured, once, head, row, column, ahead, score, b, h, q, k);
+    // the score; ahead: a flash::mods::Ahead of its place
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flash_helpers.mods.ahead import diagonal_cost, diagonal_value, streamed_load
+from flash_helpers.mods.mod import Mod
+from flash_helpers.mods.stages import Stage
+
+if TYPE_CHECKING:
+    from flash_helpers.mods.cpp import _Writer
+
+
+class AheadWriter:
+    """Writes it with the means of the writer of the struct."""
+
+    def __init__(self, writer: _Writer) -> None:
+        self.writer = writer
+        self.mod: Mod = writer.mod
+        self.streamed, self.diagonal = streamed_load(self.mod), diagonal_value(self.mod)
+
+    def lines(self) -> list[str]:
+        streams, has_diagonal = self.streamed is not None, self.diagonal is not None
+        cost = 0 if self.diagonal is None else round(diagonal_cost(self.mod, self.diagonal))
+        return [
+            f"    static constexpr bool kStreams = {str(streams).lower()};",
+            f"    static constexpr bool kHasDiagonal = {str(has_diagonal).lower()};",
+            f"    static constexpr int kDiagonalCost = {cost};",
+            *self._streamed_row(),
+            *self._diagonal_function(),
+            *self._score_function(),
+        ]
+
+    def _streamed_row(self) -> list[str]:
+        if self.streamed is None:
+            return []
+        tensor = self.mod.nodes[self.streamed].data
+        last = self.mod.tensors[tensor].n_dims - 1
+        return [
+            "    FLASH_HOST_DEVICE static auto streamed_row(const Row &row) {",
+            f"        return row.w{self.streamed};",
+            "    }",
+            "    FLASH_HOST_DEVICE static int64_t streamed_stride(const Captured &captured) {",
+            f"        return captured.t{tensor}.stride[{last}];",
+            "    }",
+        ]
+
+    def _diagonal_function(self) -> list[str]:
+        if self.diagonal is None:
+            return []
+        writer = self.writer
+        own = writer.stages
+        # What else is of a row or a column is computed here, of any query and key at this distance.
+        writer.stages = [stage if stage <= Stage.HEAD else Stage.ELEMENT for stage in own]
+        known = {
+            place: "distance" if self._ops(place) == ("k", "q") else "-distance"
+            for place, node in enumerate(self.mod.nodes)
+            if node.op == "sub" and sorted(self._ops(place)) == ["k", "q"]
+        }
+        lines = []
+        for place in self._made_of(self.diagonal, known):
+            text = known.get(place)
+            if text is None:
+                lines += writer._statement(place, Stage.ELEMENT, "        ")
+            else:
+                lines.append(f"        const {writer._type(place)} v{place} = {text};")
+        value = writer._value(self.diagonal, Stage.ELEMENT)
+        writer.stages = own
+        return [
+            "    FLASH_HOST_DEVICE static float diagonal(const Captured &captured, const Once &once, "
+            "const Head &head, int b_index, int h_index, int distance) {",
+            "        [[maybe_unused]] const int q_index = distance < 0 ? -distance : 0;",
+            "        [[maybe_unused]] const int k_index = distance < 0 ? 0 : distance;",
+            *lines,
+            f"        return {value};",
+            "    }",
+        ]
+
+    def _ops(self, place: int) -> tuple[str, ...]:
+        return tuple(self.mod.nodes[arg].op for arg in self.mod.nodes[place].args)
+
+    def _made_of(self, root: int, known: dict[int, str]) -> list[int]:
+        """The nodes of an element that a value is made of, but for those behind what is known."""
+        writer = self.writer
+        found: set[int] = set()
+        waiting = [root]
+        while waiting:
+            place = waiting.pop()
+            if writer.stages[place] is not Stage.ELEMENT or place in found:
+                continue
+            found.add(place)
+            if place not in known:
+                waiting.extend(self.mod.nodes[place].args)
+        return [place for place in sorted(found) if not writer._inline(place)]
+
+    def _score_function(self) -> list[str]:
+        root = self.mod.result("score")
+        known = {}
+        if self.streamed is not None:
+            known[self.streamed] = "ahead.streamed"
+        if self.diagonal is not None:
+            known[self.diagonal] = "ahead.diagonal"
+        if root is None or not known:
+            return []
+        writer = self.writer
+        lines = []
+        for place in self._made_of(root, known):
+            if place in known:
+                lines.append(f"        const float v{place} = {known[place]};")
+            else:
+                lines += writer._statement(place, Stage.ELEMENT, "        ")
+        signature = writer._signature(Stage.ELEMENT, score=True).replace(
+            "float given_score", "[[maybe_unused]] const flash::mods::Ahead &ahead, float given_score"
+        )
+        return [
+            f"    FLASH_HOST_DEVICE static float score_ahead({signature}) {{",
+            *lines,
+            f"        return {writer._value(root, Stage.ELEMENT)};",
+            "    }",
+        ]

@@ -1,0 +1,88 @@
+// What a warp knows of 16 x n scores before they are there, where its mod has something of the kind
+// (flash_helpers/mods/ahead.py): it can be found while the product runs.
+#pragma once
+
+#include "common/diagonals.cuh"
+#include "common/mod.cuh"
+#include "common/mod_values.cuh"
+#include "common/streamed_rows.cuh"
+
+namespace flash {
+
+template <typename Mod>
+inline constexpr bool streams_rows = [] {
+    if constexpr (is_mod<Mod>) return Mod::kStreams;
+    return false;
+}();
+template <typename Mod>
+inline constexpr bool has_diagonal = [] {
+    if constexpr (is_mod<Mod>) return Mod::kHasDiagonal;
+    return false;
+}();
+template <typename Mod>
+inline constexpr bool knows_ahead = streams_rows<Mod> || has_diagonal<Mod>;
+
+template <typename Mod, int kSquares>
+struct AheadOfScores {
+    // A value of fewer instructions costs less than handing it over.
+    static constexpr int kLeastShared = 4;
+
+    static constexpr auto streamed_rows() {
+        if constexpr (streams_rows<Mod>) {
+            using Row = decltype(Mod::streamed_row(typename Mod::Row{}));
+            return StreamedRows<typename Row::Element, kSquares>{};
+        } else {
+            return NoStreamedRows{};
+        }
+    }
+    static constexpr auto diagonal_values() {
+        if constexpr (has_diagonal<Mod>) {
+            return Diagonals<kSquares, (Mod::kDiagonalCost >= kLeastShared)>{};
+        } else {
+            return NoDiagonals{};
+        }
+    }
+    using Streamed = decltype(streamed_rows());
+    using OfDistance = decltype(diagonal_values());
+    static constexpr int kRegisters = Streamed::kRegisters + OfDistance::kRegisters;
+
+    [[no_unique_address]] Streamed streamed;
+    [[no_unique_address]] OfDistance diagonals;
+
+    // `row`: the thread's first, of two that are 8 apart; `first_key`: of the warp's scores.
+    FLASH_DEVICE void find(const typename Mod::Captured &captured, int batch, int head, int row,
+                           int first_key, int lane) {
+        if constexpr (knows_ahead<Mod>) {
+            const auto once = Mod::once(captured);
+            const auto of_head = Mod::head(captured, once, batch, head);
+            if constexpr (streams_rows<Mod>) {
+                const typename Streamed::Row rows[2] = {
+                    Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, row)),
+                    Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, row + 8))};
+                streamed.read(rows, Mod::streamed_stride(captured), first_key, lane);
+            }
+            if constexpr (has_diagonal<Mod>) {
+                const int first_row = row - lane / 4;  // of the warp
+                diagonals.find(lane, [&](int distance) {
+                    return Mod::diagonal(captured, once, of_head, batch, head,
+                                         first_key - first_row + distance);
+                });
+            }
+        }
+    }
+
+    // Before the first value is asked for.
+    FLASH_DEVICE void arrange(int lane) {
+        if constexpr (streams_rows<Mod>) streamed.arrange(lane);
+    }
+
+    // Of the thread's row r, square n, column c.
+    FLASH_DEVICE mods::Ahead at(int r, int n, int c) const {
+        mods::Ahead known{};
+        if constexpr (streams_rows<Mod>) known.streamed = streamed.value(r, n, c);
+        if constexpr (has_diagonal<Mod>) known.diagonal = diagonals.value(r, n, c);
+        return known;
+    }
+};
+
+}  // namespace flash
