@@ -73,6 +73,20 @@ def float_literal(value: float) -> str:
     return f"({value.hex()}f)" if math.copysign(1.0, value) < 0 else f"{value.hex()}f"
 
 
+def _single(value: float) -> float:
+    """A real number as the float32 that a kernel computes with."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _has_inverse(value: float) -> bool:
+    """Whether ``flash::mods::divided`` may divide by a constant: not by powers of 2, which a product does
+    anyway, nor by what is near the ends of the range or has ones alone behind the first bit."""
+    if not 2.0**-100 < abs(value) < 2.0**100:
+        return False
+    mantissa, _ = math.frexp(_single(value))
+    return abs(mantissa) not in (0.5, 1 - 2.0**-24)
+
+
 class _Writer:
     def __init__(self, mod: Mod) -> None:
         self.mod = mod
@@ -303,6 +317,9 @@ class _Writer:
             return f"{values[0]} ? {kind}({values[1]}) : {kind}({values[2]})"
         if Kind.INT in kinds and (node.kind is Kind.INT or node.op in COMPARISONS):
             return self._whole(place, values)
+        divisor = self.mod.nodes[node.args[1]] if node.op == "divide" else None
+        if divisor is not None and divisor.op == "constant" and _has_inverse(divisor.data):
+            return f"flash::mods::divided({values[0]}, {values[1]}, {float_literal(1.0 / _single(divisor.data))})"
         if node.op in _SIGNS:
             return f"{values[0]} {_SIGNS[node.op]} {values[1]}"
         if node.op == "not":

@@ -22,15 +22,18 @@ inline constexpr bool has_diagonal = [] {
 template <typename Mod>
 inline constexpr bool knows_ahead = streams_rows<Mod> || has_diagonal<Mod>;
 
-template <typename Mod, int kSquares>
+// kStreamedSquares: of so many rows are read at a time; less than all where there are no registers for more.
+template <typename Mod, int kSquares, int kStreamedSquares = kSquares>
 struct AheadOfScores {
+    static constexpr bool kInGroups = streams_rows<Mod> && kStreamedSquares < kSquares;
+    static_assert(kSquares % kStreamedSquares == 0);
     // A value of fewer instructions costs less than handing it over.
     static constexpr int kLeastShared = 4;
 
     static constexpr auto streamed_rows() {
         if constexpr (streams_rows<Mod>) {
             using Row = decltype(Mod::streamed_row(typename Mod::Row{}));
-            return StreamedRows<typename Row::Element, kSquares>{};
+            return StreamedRows<typename Row::Element, kStreamedSquares>{};
         } else {
             return NoStreamedRows{};
         }
@@ -49,37 +52,62 @@ struct AheadOfScores {
     [[no_unique_address]] Streamed streamed;
     [[no_unique_address]] OfDistance diagonals;
 
-    // `row`: the thread's first, of two that are 8 apart; `first_key`: of the warp's scores.
+    // `row`: the thread's first, of two that are 8 apart; `first_key`: of the warp's scores. In groups: of
+    // each, with its first key, before its first value is asked for.
+    FLASH_DEVICE void read_group(const typename Mod::Captured &captured, int batch, int head, int row,
+                                 int first_key, int lane) {
+        if constexpr (streams_rows<Mod>) {
+            const auto once = Mod::once(captured);
+            const auto of_head = Mod::head(captured, once, batch, head);
+            const typename Streamed::Row rows[2] = {
+                Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, row)),
+                Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, row + 8))};
+            streamed.read(rows, Mod::streamed_stride(captured), first_key, lane);
+        }
+    }
+
+    // All but groups.
     FLASH_DEVICE void find(const typename Mod::Captured &captured, int batch, int head, int row,
                            int first_key, int lane) {
         if constexpr (knows_ahead<Mod>) {
             const auto once = Mod::once(captured);
             const auto of_head = Mod::head(captured, once, batch, head);
-            if constexpr (streams_rows<Mod>) {
-                const typename Streamed::Row rows[2] = {
-                    Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, row)),
-                    Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, row + 8))};
-                streamed.read(rows, Mod::streamed_stride(captured), first_key, lane);
-            }
+            if constexpr (!kInGroups) read_group(captured, batch, head, row, first_key, lane);
             if constexpr (has_diagonal<Mod>) {
-                const int first_row = row - lane / 4;  // of the warp
+                const int first_row = row - (lane >> 2);  // of the warp
                 diagonals.find(lane, [&](int distance) {
                     return Mod::diagonal(captured, once, of_head, batch, head,
                                          first_key - first_row + distance);
                 });
             }
+            if constexpr (streams_rows<Mod> && !kInGroups) streamed.arrange(lane);
+        }
+    }
+    FLASH_DEVICE void find_group(const typename Mod::Captured &captured, int batch, int head, int row,
+                                 int first_key, int lane) {
+        if constexpr (kInGroups) {
+            read_group(captured, batch, head, row, first_key, lane);
+            streamed.arrange(lane);
         }
     }
 
-    // Before the first value is asked for.
-    FLASH_DEVICE void arrange(int lane) {
-        if constexpr (streams_rows<Mod>) streamed.arrange(lane);
+    // What `find` reads of another tile, as near as a cache. `warp_row`: the warp's first.
+    static FLASH_DEVICE void prefetch(const typename Mod::Captured &captured, int batch, int head,
+                                      int warp_row, int first_key, int lane) {
+        if constexpr (streams_rows<Mod>) {
+            const auto once = Mod::once(captured);
+            const auto of_head = Mod::head(captured, once, batch, head);
+            const auto find_row = [&](int i) {
+                return Mod::streamed_row(Mod::row(captured, once, of_head, batch, head, warp_row + i));
+            };
+            Streamed::prefetch(find_row, Mod::streamed_stride(captured), first_key, lane);
+        }
     }
 
     // Of the thread's row r, square n, column c.
     FLASH_DEVICE mods::Ahead at(int r, int n, int c) const {
         mods::Ahead known{};
-        if constexpr (streams_rows<Mod>) known.streamed = streamed.value(r, n, c);
+        if constexpr (streams_rows<Mod>) known.streamed = streamed.value(r, n % kStreamedSquares, c);
         if constexpr (has_diagonal<Mod>) known.diagonal = diagonals.value(r, n, c);
         return known;
     }

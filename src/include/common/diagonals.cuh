@@ -8,6 +8,7 @@
 
 #include "common/cuda_utils.cuh"
 #include "common/fragments.cuh"
+#include "common/ptx.cuh"
 
 namespace flash {
 
@@ -23,12 +24,14 @@ struct Diagonals {
     // `value(distance)`: of column - row.
     template <typename Value>
     FLASH_DEVICE void find(int lane, const Value &value) {
-        const int lane_distance = 2 * (lane % 4) - lane / 4;
+        const int lane_distance = 2 * (lane & 3) - (lane >> 2);
         if constexpr (!kShared) {
 #pragma unroll
             for (int i = 0; i <= kSquares; ++i) {
 #pragma unroll
-                for (int c = 0; c < 2; ++c) values[i][c] = value(8 * (i - 1) + lane_distance + c);
+                for (int c = 0; c < 2; ++c) {
+                    values[i][c] = computed_here(value(8 * (i - 1) + lane_distance + c));
+                }
             }
         } else {
             float own[kRounds];  // 32 j + lane, counted from the lowest
@@ -43,8 +46,8 @@ struct Diagonals {
                 if (8 * i % 32 == 24) handed = lane < 24 ? own[round + 1] : handed;
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int from = place(i, lane) + c;
-                    values[i][c] = __shfl_sync(kAllLanes, handed, from % 32);
+                    const int from = place(i, lane) + c;  // of which the lowest 5 bits count
+                    values[i][c] = computed_here(__shfl_sync(kAllLanes, handed, from));
                 }
             }
         }
@@ -55,7 +58,7 @@ struct Diagonals {
 
     // Which one, counted from the lowest, values[i][0] of a lane is.
     static FLASH_HOST_DEVICE constexpr int place(int i, int lane) {
-        return 8 * (i - 1) + 2 * (lane % 4) - lane / 4 - kLowest;
+        return 8 * (i - 1) + 2 * (lane & 3) - (lane >> 2) - kLowest;
     }
 };
 

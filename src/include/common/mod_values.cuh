@@ -219,10 +219,11 @@ FLASH_HOST_DEVICE int64_t shift_right(int64_t a, int64_t count) {
 }
 
 FLASH_HOST_DEVICE int64_t to_int(float x) {
-    if (x != x) return 0;
-    if (x >= float(kLargestInt)) return kLargestInt;
-    if (x <= -float(kLargestInt)) return -kLargestInt;
-    return int64_t(x);
+    // No branches: of NaN, which is neither, 0.
+    constexpr float kLargest = float(kLargestInt);
+    const int64_t within = int64_t(x > -kLargest && x < kLargest ? x : 0.0f);
+    const int64_t beyond = x >= kLargest ? kLargestInt : within;
+    return x <= -kLargest ? -kLargestInt : beyond;
 }
 
 // ---------------------------------------------------------------------- real numbers
@@ -249,6 +250,16 @@ FLASH_HOST_DEVICE float floor_divide(float a, float b) {
     if (quotient == 0) return copysignf(0.0f, a / b);
     const float whole = floorf(quotient);
     return quotient - whole > 0.5f ? whole + 1.0f : whole;
+}
+
+// x / by, rounded as a division is, without one's branches. `inverse`: 1 / by, rounded; neither is near the
+// ends of the range, and `by` has not ones alone in its mantissa (Markstein).
+FLASH_HOST_DEVICE float divided(float x, float by, float inverse) {
+    const float near = x * inverse;
+    const float rest = fmaf(-near, by, x);
+    const float refined = fmaf(rest, inverse, near);
+    // Without a rest it would lose the sign of 0; beyond the range it is NaN.
+    return fabsf(rest) > 0 && refined == refined ? refined : near;
 }
 
 FLASH_HOST_DEVICE float absolute(float x) { return fabsf(x); }

@@ -24,6 +24,10 @@ FLASH_DEVICE Int computed_here(Int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+FLASH_DEVICE float computed_here(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
 
 // Neither loads nor products are moved past this place: `size` is not negative, but the compiler cannot know,
 // and a branch ends the stretch of code within which ptxas orders instructions as it sees fit. `place`, 0 and

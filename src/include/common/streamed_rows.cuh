@@ -11,6 +11,7 @@
 #include "common/cuda_utils.cuh"
 #include "common/fragments.cuh"
 #include "common/mod_values.cuh"
+#include "common/ptx.cuh"
 #include "common/quad.cuh"
 
 namespace flash {
@@ -31,9 +32,9 @@ struct StreamedRows {
         return stride == 1 && address % 16 == 0 && first_key + kKeys <= row.size;
     }
 
-    // `rows`: the thread's two. Their words may be on their way until `arrange`.
+    // `rows`: the thread's two. Their words may be on their way until `arrange`, which has to follow.
     FLASH_DEVICE void read(const Row (&rows)[2], int64_t stride, int first_key, int lane) {
-        const int quad_lane = lane % 4;
+        const int quad_lane = lane & 3;
         const bool well = lies_well(rows[0], stride, first_key) && lies_well(rows[1], stride, first_key);
         if (__all_sync(kAllLanes, well)) {
 #pragma unroll
@@ -53,7 +54,8 @@ struct StreamedRows {
             for (int r = 0; r < 2; ++r) {
 #pragma unroll
                 for (int n = 0; n < kSquares; ++n) {
-                    const int key = first_key + column(n, quad_lane);
+                    // Found out anew: else ptxas works out all places before the first is read.
+                    const int key = computed_here(first_key) + column(n, quad_lane);
                     words[r][n] = pair(rows[r], stride, key);
                 }
             }
@@ -65,7 +67,24 @@ struct StreamedRows {
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int group = 0; group < kGroups; ++group) {
-                transpose_quad(reinterpret_cast<uint32_t (&)[4]>(words[r][4 * group]), lane % 4);
+                transpose_quad(reinterpret_cast<uint32_t (&)[4]>(words[r][4 * group]), lane & 3);
+            }
+#pragma unroll
+            for (uint32_t &word : words[r]) word = computed_here(word);  // not later
+        }
+    }
+
+    // Has the second level cache fetch a warp's rows, one half by each lane: that which `row` finds.
+    // `row(i)`: the warp's row i.
+    template <typename FindRow>
+    static FLASH_DEVICE void prefetch(const FindRow &find_row, int64_t stride, int first_key, int lane) {
+        const Row row = find_row(lane >> 1);
+        constexpr int kStep = 64;  // elements of 128 bytes
+#pragma unroll
+        for (int i = 0; i < kKeys; i += 2 * kStep) {
+            const int key = first_key + i + (lane & 1) * kStep;
+            if (stride == 1 && key < row.size && (kKeys % (2 * kStep) == 0 || key < first_key + kKeys)) {
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(row.data + key));
             }
         }
     }

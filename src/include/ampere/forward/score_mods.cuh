@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ampere/gemm.cuh"
+#include "common/ahead_of_scores.cuh"
 #include "common/fragments.cuh"
 #include "common/kept_weights.cuh"
 #include "common/mod.cuh"
@@ -17,6 +18,10 @@ namespace flash::ampere {
 
 template <typename Kernel, typename Mod = typename Kernel::Mod>
 struct ScoreMods {
+    static constexpr int kSquares = Kernel::warp_keys / kMmaN;  // of a tile of 16 rows
+    static constexpr int kStreamedSquares = kSquares % 4 == 0 ? 4 : kSquares % 2 == 0 ? 2 : 1;  // more take registers that are S's
+    using Known = AheadOfScores<Mod, kSquares, kStreamedSquares>;
+
     const typename Mod::Captured &captured;  // arguments of the launch
     int batch;
     int head;
@@ -36,7 +41,6 @@ struct ScoreMods {
     // Which weights of the warp's dropout keeps; arguments as of `apply`.
     FLASH_DEVICE auto kept_weights(int first_row, int first_key) const {
         if constexpr (Kernel::drops) {
-            constexpr int kSquares = Kernel::warp_keys / kMmaN;  // of 16 rows
             const MatrixCoordinate first = accumulator(computed_here(threadIdx.x % kWarpSize), 0);
             return KeptOfQueries<Kernel::m_tiles * kSquares>(
                 HeadDropout(captured.dropout, batch, head), [&](int square) {
@@ -60,8 +64,13 @@ struct ScoreMods {
             const int row = first_row + m * kMmaM + accumulator(lane, 0).row;  // and 8 rows further
             const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
                                                Mod::row(captured, once, of_head, batch, head, row + 8)};
+            Known known;
+            if constexpr (kScore) known.find(captured, batch, head, row, computed_here(first_key), lane);
 #pragma unroll
-            for (int n = 0; n < Kernel::warp_keys / kMmaN; ++n) {
+            for (int n = 0; n < kSquares; ++n) {
+                if (kScore && n % kStreamedSquares == 0) {
+                    known.find_group(captured, batch, head, row, computed_here(first_key) + n * kMmaN, lane);
+                }
 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
                     // Found out anew, too: else ptxas works out all columns before the first element.
@@ -71,7 +80,10 @@ struct ScoreMods {
                     for (int r = 0; r < 2; ++r) {
                         float &s = S.rmem[m][n][2 * r + c];
                         const float given = s;
-                        if constexpr (kScore) {
+                        if constexpr (kScore && knows_ahead<Mod>) {
+                            s = Mod::score_ahead(captured, once, of_head, rows[r], column, known.at(r, n, c),
+                                                 given, batch, head, row + 8 * r, key);
+                        } else if constexpr (kScore) {
                             s = Mod::score(captured, once, of_head, rows[r], column, given, batch, head,
                                            row + 8 * r, key);
                         }
@@ -82,8 +94,8 @@ struct ScoreMods {
                         }
                     }
                 }
-                constexpr int first_place = kPlaces + kMask * Kernel::m_tiles * (Kernel::warp_keys / kMmaN);
-                divide_schedule(size, first_place + m * (Kernel::warp_keys / kMmaN) + n);
+                constexpr int first_place = kPlaces + kMask * Kernel::m_tiles * kSquares;
+                divide_schedule(size, first_place + m * kSquares + n);
             }
         }
     }

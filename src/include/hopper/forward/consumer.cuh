@@ -18,8 +18,14 @@ namespace flash::hopper {
 // Of a kernel without a mod nothing.
 struct NothingKnown {};
 template <typename Kernel>
-using KnownAhead = std::conditional_t<Kernel::has_mod,
-                                      AheadOfScores<typename Kernel::Mod, Kernel::B_c / kMmaN>, NothingKnown>;
+struct KnownAheadOf {
+    using Type = NothingKnown;
+};
+template <typename Kernel>
+    requires(Kernel::has_mod)
+struct KnownAheadOf<Kernel> {
+    using Type = typename ScoreMods<Kernel>::Known;
+};
 
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
@@ -44,7 +50,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     ItemOf<Kernel> item;
     int kv_block;        // tile in hand
     TileWord tile_word;  // of a mod that hides keys
-    [[no_unique_address]] KnownAhead<Kernel> known;  // of the scores of the tile in hand
+    [[no_unique_address]] typename KnownAheadOf<Kernel>::Type known;  // of the scores of the tile in hand
 
     FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
                           const SharedMemory<Kernel> &shared, int index)
@@ -135,15 +141,23 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
                      Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
     }
     // What is known of the tile's scores, while they are computed.
+    static constexpr int kPlaceOfKnown = 1 << 16;  // of divide_schedule, behind those of ScoreMods
     FLASH_DEVICE void find_ahead() {
         if constexpr (Kernel::has_mod) {
-            if constexpr (ScoreMods<Kernel>::kFoundEarly) find_known();
+            if constexpr (ScoreMods<Kernel>::kFoundEarly) {
+                find_known();
+                divide_schedule(this->seq_len_q(), kPlaceOfKnown);  // else ptxas puts it behind the wait
+            }
         }
     }
     FLASH_DEVICE void find_known() {
         const int thread_lane = computed_here(lane);
-        known.find(args.mod.captured, item.batch, item.head, mod_row(thread_lane), kv_block * B_c,
-                   thread_lane);
+        const int row = mod_row(thread_lane);
+        if (ScoreMods<Kernel>::kFoundEarly && kv_block > 0) {
+            known.prefetch(args.mod.captured, item.batch, item.head, row - (thread_lane >> 2),
+                           (kv_block - 1) * B_c, thread_lane);
+        }
+        known.find(args.mod.captured, item.batch, item.head, row, kv_block * B_c, thread_lane);
     }
     FLASH_DEVICE ScoreMods<Kernel> mods() const {
         return {args.mod.captured, item.batch, item.head, this->seq_len_q()};

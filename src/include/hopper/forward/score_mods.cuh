@@ -23,12 +23,16 @@ struct ScoreMods {
     // O's. Where a step has several forms, or O is wide, the branches that see to it would cost more:
     // ptxas finds no registers that all forms agree on, and lets no products run beside anything.
     static constexpr int kSquaresAhead = 4;
-    static constexpr bool kDivided =
-        Mod::kLoadsElements && !knows_ahead<Mod> && !Kernel::masks_diagonal && !Kernel::warp_loads && Kernel::d_head_v <= 128;
 
-    using Known = AheadOfScores<Mod, B_c / kMmaN>;
-    // Registers that a thread has for it while products run.
-    static constexpr bool kFoundEarly = knows_ahead<Mod> && Known::kRegisters <= 36 && Kernel::n_consumers <= 2;
+    static constexpr int kSquares = B_c / kMmaN;
+    // Registers that a thread has for what it knows while products run.
+    static constexpr int kSpareRegisters = Kernel::n_consumers <= 2 ? 36 : 0;
+    static constexpr bool kFoundEarly =
+        knows_ahead<Mod> && AheadOfScores<Mod, kSquares>::kRegisters <= kSpareRegisters;
+    static constexpr int kStreamedSquares = kFoundEarly ? kSquares : kSquares % 4 == 0 ? 4 : 2;
+    using Known = AheadOfScores<Mod, kSquares, kStreamedSquares>;
+    static constexpr bool kDivided = Mod::kLoadsElements && !kFoundEarly && !Kernel::masks_diagonal &&
+                                     !Kernel::warp_loads && Kernel::d_head_v <= 128;
 
     const typename Mod::Captured &captured;  // arguments of the launch
     int batch;
@@ -44,8 +48,10 @@ struct ScoreMods {
         const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
                                            Mod::row(captured, once, of_head, batch, head, row + 8)};
         if constexpr (Mod::kChangesScores) {
-            known.arrange(lane);
             for_each_column<0>(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
+                if (i % (4 * kStreamedSquares) == 0) {
+                    known.find_group(captured, batch, head, row, first_key + i / 4 * kMmaN, lane);
+                }
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     float &s = rmem_S[i + 2 * r];

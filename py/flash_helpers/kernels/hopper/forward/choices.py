@@ -370,6 +370,15 @@ MOD_CHOICES = (
 )  # fmt: skip
 """For functions of the user's, of sequences of one length."""
 
+STREAM_CHOICES = (
+    HopperChoice(
+        64, None, None, _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        "by its registers: those of two warpgroups hold what is read of a bias while the product runs",
+    ),
+    *(choice for choice in MOD_CHOICES if choice.d_head != 64),
+)  # fmt: skip
+"""For functions that read rows of a captured tensor ahead (``flash_helpers.mods.ahead``)."""
+
 PACKED_CHOICES = (
     HopperChoice(
         64, None, False, _D64_TALL,

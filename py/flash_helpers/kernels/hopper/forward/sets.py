@@ -13,6 +13,7 @@ from flash_helpers.kernels.hopper.forward.choices import (
     PACKED_CHOICES,
     PLANNED_CHOICES,
     SPLIT_CHOICES,
+    STREAM_CHOICES,
     VARLEN_CHOICES,
     HopperChoice,
 )
@@ -36,6 +37,7 @@ def choose_hopper_kernel(
     few_blocks_of: int | None = None,
     mod: bool = False,
     dropout: bool = False,
+    streams: bool = False,
     uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
@@ -53,6 +55,7 @@ def choose_hopper_kernel(
             more blocks than SMs.
         mod: whether functions of the user's change its scores or hide keys, or weights are dropped.
         dropout: whether weights are dropped, which leaves four consumers no registers.
+        streams: whether functions of the user's read rows of a captured tensor ahead.
         uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
@@ -60,7 +63,7 @@ def choose_hopper_kernel(
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod)
+    choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod, streams)
     for choice in choices:
         limited = traits.causal or traits.window or uneven
         if choice.fits(d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of):
@@ -71,14 +74,14 @@ def choose_hopper_kernel(
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
 
 
-def _choices_for(traits: ForwardTraits, mod: bool) -> tuple[HopperChoice, ...]:
+def _choices_for(traits: ForwardTraits, mod: bool, streams: bool) -> tuple[HopperChoice, ...]:
     """The table for kernels with some traits."""
     if traits.planned:
         return PLANNED_CHOICES
     if traits.split:
         return SPLIT_CHOICES
     if mod and not traits.varlen:
-        return MOD_CHOICES
+        return STREAM_CHOICES if streams else MOD_CHOICES
     if traits.varlen and (mod or traits != ForwardTraits(causal=traits.causal, varlen=True)):
         return VARLEN_CHOICES
     if traits.varlen:
