@@ -319,7 +319,8 @@ class _Writer:
             return self._whole(place, values)
         divisor = self.mod.nodes[node.args[1]] if node.op == "divide" else None
         if divisor is not None and divisor.op == "constant" and _has_inverse(divisor.data):
-            return f"flash::mods::divided({values[0]}, {values[1]}, {float_literal(1.0 / _single(divisor.data))})"
+            inverse = float_literal(1.0 / _single(divisor.data))
+            return f"flash::mods::divided({values[0]}, {values[1]}, {inverse})"
         if node.op in _SIGNS:
             return f"{values[0]} {_SIGNS[node.op]} {values[1]}"
         if node.op == "not":

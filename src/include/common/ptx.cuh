@@ -36,6 +36,25 @@ FLASH_DEVICE void divide_schedule(int size, int place) {
     if (computed_here(size) == -1 - place) asm volatile("trap;");
 }
 
+// ---------------------------------------------------------------- memory that nobody writes to meanwhile
+// One or four words, at a multiple of their size.
+template <int n>
+FLASH_DEVICE void load_words(uint32_t *to, const void *from) {
+    static_assert(n == 1 || n == 4);
+    if constexpr (n == 1) {
+        asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    } else {
+        asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "l"(from));
+    }
+}
+
+// The line of an address, into the second level cache.
+FLASH_DEVICE void prefetch_L2(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // ---------------------------------------------------------------- kernels of one stream
 // From sm_90 on a kernel that is launched with cudaLaunchAttributeProgrammaticStreamSerialization need not
 // wait for the end of the one before it to be set up.

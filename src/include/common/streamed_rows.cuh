@@ -42,11 +42,11 @@ struct StreamedRows {
                 const Element *const data = rows[r].data + first_key;
 #pragma unroll
                 for (int group = 0; group < kGroups; ++group) {
-                    load_global(&words[r][4 * group], data + 32 * group + 8 * quad_lane);
+                    load_words<4>(&words[r][4 * group], data + 32 * group + 8 * quad_lane);
                 }
 #pragma unroll
                 for (int n = 4 * kGroups; n < kSquares; ++n) {
-                    words[r][n] = load_global(data + 8 * n + 2 * quad_lane);
+                    load_words<1>(&words[r][n], data + 8 * n + 2 * quad_lane);
                 }
             }
         } else {
@@ -84,7 +84,7 @@ struct StreamedRows {
         for (int i = 0; i < kKeys; i += 2 * kStep) {
             const int key = first_key + i + (lane & 1) * kStep;
             if (stride == 1 && key < row.size && (kKeys % (2 * kStep) == 0 || key < first_key + kKeys)) {
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(row.data + key));
+                prefetch_L2(row.data + key);
             }
         }
     }
@@ -104,18 +104,6 @@ struct StreamedRows {
         if (unsigned(key) < unsigned(row.size)) bits = row.data[key * stride].bits;
         if (unsigned(key + 1) < unsigned(row.size)) bits |= uint32_t(row.data[(key + 1) * stride].bits) << 16;
         return bits;
-    }
-
-  private:
-    static FLASH_DEVICE void load_global(uint32_t *to, const Element *from) {
-        asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "l"(from));
-    }
-    static FLASH_DEVICE uint32_t load_global(const Element *from) {
-        uint32_t word;
-        asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(from));
-        return word;
     }
 };
 

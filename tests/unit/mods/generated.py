@@ -17,6 +17,8 @@ from flash_helpers.mods.cpp import HEADER, cpp_source
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.operations import Kind
 
+FAKE_CUDA = Path(__file__).parents[2] / "cpp" / "fake_cuda"
+
 ONE = """
 extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *data, const int64_t *strides,
                         const int *sizes, const float *score, double *out) {{
@@ -38,6 +40,36 @@ extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *d
 """
 
 
+AHEAD = """
+extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *data, const int64_t *strides,
+                        const int *sizes, const float *score, double *out) {{
+    using M = {name};
+    const M::Captured captured{{{captured}}};
+    constexpr int kSquares = 4;
+    for (int b = 0; b < {batch}; ++b) for (int h = 0; h < {heads}; ++h) FakeWarp::run(0, [&] {{
+        const int lane = FakeWarp::lane(), first = lane / 4;
+        const auto once = M::once(captured);
+        const auto head = M::head(captured, once, b, h);
+        flash::AheadOfScores<M, kSquares, {group}> known;
+        known.find(captured, b, h, first, 0, lane);
+        for (int n = 0; n < kSquares; ++n) {{
+            if (n % {group} == 0) known.find_group(captured, b, h, first, 8 * n, lane);
+            for (int i = 0; i < 4; ++i) {{
+                const auto [q, k] = flash::accumulator(lane, 4 * n + i);
+                const auto row = M::row(captured, once, head, b, h, q);
+                const auto column = M::column(captured, once, head, b, h, k);
+                const auto ahead = known.at(i / 2, n, i % 2);
+                if (q >= {seq} || k >= {seq}) continue;
+                const int at = ((b * {heads} + h) * {seq} + q) * {seq} + k;
+                out[at] = double(
+                    M::score_ahead(captured, once, head, row, column, ahead, score[at], b, h, q, k));
+            }}
+        }}
+    }});
+}}
+"""
+
+
 def captured_initializer(mod: Mod) -> str:
     """The launch arguments of a mod from arrays of numbers, pointers, strides and sizes."""
     parts = [
@@ -55,16 +87,19 @@ def captured_initializer(mod: Mod) -> str:
 
 
 def source(mods: list[tuple[Mod, str]]) -> str:
-    """One unit with a function for each (mod, result)."""
+    """One unit with a function for each (mod, result); of "score_ahead" that of a warp's scores."""
     parts = [f'#include "{HEADER}"\n']
+    if any(result == "score_ahead" for _, result in mods):
+        parts = ['#include "common/ptx.cuh"\n#include "common/ahead_of_scores.cuh"\n', *parts]
     for i, (mod, result) in enumerate(mods):
         parts.append(cpp_source(mod, f"M{i}"))
         parts.append(
-            ONE.format(
+            (AHEAD if result == "score_ahead" else ONE).format(
                 i=i,
                 name=f"M{i}",
                 captured=captured_initializer(mod),
                 result=result,
+                group=2 + 2 * (i % 2),
                 batch=BATCH,
                 heads=HEADS,
                 seq=SEQ,
@@ -101,6 +136,7 @@ class Library:
             "-ffp-contract=off",
             "-shared",
             "-fPIC",
+            f"-I{FAKE_CUDA}",  # before the headers that it stands in for
             f"-I{include_root()}",
         ]
         done = subprocess.run([*command, str(text), "-o", str(library)], capture_output=True, text=True)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from generated import Library
-from random_functions import function, grid, tables
+from random_functions import HEADS, SEQ, function, grid, tables
 
 from flash_attention.mods import random
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.build.sources import include_root
+from flash_helpers.mods.ahead import diagonal_value, streamed_load
 from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal
 
 pytestmark = pytest.mark.compile
@@ -54,6 +57,87 @@ def test_random_functions_on_the_host(tmp_path: Path) -> None:
         torch.testing.assert_close(
             found, expected, equal_nan=True, **tolerance, msg=lambda m, f=f: f"{f.text}\n{m}"
         )
+
+
+WORDS = tables(torch.Generator().manual_seed(2))
+ROWS = torch.randn(HEADS, SEQ, 16, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+AHEAD = {
+    "slopes": lambda s, b, h, q, k: s + WORDS["slopes"][h] * (k - q),
+    "slopes of a distance with an offset": lambda s, b, h, q, k: s - WORDS["slopes"][h] * abs(q + 3 - k),
+    "a negative sum": lambda s, b, h, q, k: s + torch.exp(-(-k + q + h - 2) * 0.1),
+    "buckets": lambda s, b, h, q, k: (
+        s + WORDS["distance"][h, torch.where(q - k > 3, torch.log((q - k) / 1.7).long(), (k - q) % 5)]
+    ),
+    "a table of distances": lambda s, b, h, q, k: s + WORDS["distance"][h, q - k + SEQ - 1],
+    "a table within the scores": lambda s, b, h, q, k: torch.tanh(s * WORDS["distance"][h, k - q]),
+    "bias": lambda s, b, h, q, k: s + WORDS["bias"][b, h, q, k],
+    "bias of aligned rows": lambda s, b, h, q, k: s + ROWS[h, q, k],
+    "bias, row after row back": lambda s, b, h, q, k: s + ROWS[h, SEQ - 1 - q, k] * q,
+    "bias, rows outside": lambda s, b, h, q, k: s + ROWS[h, q * 2 - 4, k],
+    "bias of every other key": lambda s, b, h, q, k: s + ROWS[:, :, ::2][h, q, k],
+    "bias, transposed": lambda s, b, h, q, k: s + ROWS.mT[h, q, k],
+    "bias of float16": lambda s, b, h, q, k: s + ROWS.half()[h, q, k] + ROWS.half()[h, k, q],
+    "bias and distance": lambda s, b, h, q, k: s + ROWS[h, q, k] + WORDS["distance"][h, q - k],
+    "bias and a sum of a row": lambda s, b, h, q, k: (
+        s * WORDS["distance"][h].sum(-1) + ROWS[h, q, k] + torch.dot(ROWS[h, q], ROWS[h, k]) * 0.1
+    ),
+}
+
+
+def test_what_is_known_ahead_of_scores(tmp_path: Path) -> None:
+    """Scores of a warp that are made of what it has found before are those that are computed one by one."""
+    traced = {name: trace(function, None) for name, function in AHEAD.items()}
+    captured = tables(torch.Generator().manual_seed(0))
+    for seed in range(N_RANDOM // 2):
+        found = trace(function(seed, "score", captured, depth=3, smooth=True).function, None)
+        if streamed_load(found.mod) is not None or diagonal_value(found.mod) is not None:
+            traced[str(seed)] = found
+    assert len(traced) > len(AHEAD) + 5
+    for name in AHEAD:
+        of = streamed_load if name.startswith("bias") else diagonal_value
+        assert of(traced[name].mod) is not None, name
+    results = ("score", "score_ahead")
+    library = Library(tmp_path, compiler(), [(t.mod, r) for t in traced.values() for r in results])
+    score, *_ = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (name, t) in enumerate(traced.items()):
+        one_by_one, ahead = (library.run(2 * i + j, t, score) for j in range(2))
+        torch.testing.assert_close(
+            ahead, one_by_one, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_division_by_a_constant_is_exact(tmp_path: Path) -> None:
+    """The short form of a division rounds as a division does, of any finite number that is no subnormal."""
+    values = torch.randn(1, 1, 1, 4096, generator=torch.Generator().manual_seed(4)) * 2.0 ** torch.randint(
+        -90, 90, (4096,), generator=torch.Generator().manual_seed(5)
+    )
+    values[..., :4] = torch.tensor([0.0, -0.0, math.inf, -math.inf])
+    text = (
+        '#include "common/mod_values.cuh"\n'
+        'extern "C" void run(int n, const float *x, const float *by, float *out) {'
+        "for (int i = 0; i < n; ++i) out[i] = flash::mods::divided(x[i], *by, 1.0f / *by); }"
+    )
+    (tmp_path / "divided.cpp").write_text(text)
+    command = [
+        *compiler(),
+        "-std=c++20",
+        "-O1",
+        "-ffp-contract=off",
+        "-shared",
+        "-fPIC",
+        f"-I{include_root()}",
+    ]
+    subprocess.run([*command, str(tmp_path / "divided.cpp"), "-o", str(tmp_path / "divided.so")], check=True)
+    library, given = ctypes.CDLL(str(tmp_path / "divided.so")), values.flatten().numpy()
+    for by in (3.0, -7.25, math.log(8), 1e-5, 1e20):
+        divisor, out = np.float32(by), np.empty_like(given)
+        by_array = np.asarray([divisor])
+        pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (given, by_array, out)]
+        library.run(given.size, *pointers)
+        expected = given / divisor
+        usable = (abs(expected) > 1e-37) | (given == 0)
+        np.testing.assert_array_equal(out[usable], expected[usable])
+        np.testing.assert_array_equal(np.signbit(out), np.signbit(expected))
 
 
 SMALLEST = -(2**63)

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -116,7 +117,7 @@ T fake_shuffle(T value, int source) {
 }
 template <typename T>
 T __shfl_sync(uint32_t, T value, int source) {
-    return fake_shuffle(value, source);
+    return fake_shuffle(value, source % FakeWarp::kLanes);
 }
 template <typename T>
 T __shfl_up_sync(uint32_t, T value, int distance) {
@@ -163,6 +164,20 @@ inline int atomicAdd(int *address, int value) {
 namespace flash {
 
 inline constexpr uint32_t kAllLanes = 0xffffffff;
+
+template <typename T>
+T computed_here(T x) {
+    return x;
+}
+
+// An address that is no multiple of the size faults on a device.
+template <int n>
+void load_words(uint32_t *to, const void *from) {
+    if (reinterpret_cast<uintptr_t>(from) % (4 * n) != 0) std::abort();
+    std::memcpy(to, from, 4 * n);
+}
+inline int n_prefetched = 0;
+inline void prefetch_L2(const void *) { ++n_prefetched; }
 
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}

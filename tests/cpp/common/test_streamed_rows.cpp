@@ -1,0 +1,95 @@
+// Every score of a warp finds the element of its row and key, however the rows lie; outside of them 0.
+#include <vector>
+
+#include "check.h"
+#include "common/ptx.cuh"
+// behind what stands in for the device
+#include "common/streamed_rows.cuh"
+
+namespace {
+
+using Element = flash::mods::Fp16;
+constexpr int kRows = 16;
+
+// Rows of `size` elements whose neighbours are `stride` apart, the first at `shift`; only the first `n_rows`
+// of the warp's lie within the tensor.
+template <int kSquares>
+void check(int size, int64_t stride, int64_t row_stride, int shift, int n_rows, int first_key) {
+    using Streamed = flash::StreamedRows<Element, kSquares>;
+    static std::vector<Element> memory;
+    memory.assign(kRows * row_stride + size * stride + 64, Element{});
+    for (size_t i = 0; i < memory.size(); ++i) memory[i].bits = uint16_t(i * 7919 % 30000 + 1);
+    auto *start = memory.data();
+    while (reinterpret_cast<uintptr_t>(start) % 16 != 0) ++start;
+    start += shift;
+    FakeWarp::run(0, [=] {
+        const int lane = FakeWarp::lane();
+        const auto row_of = [=](int i) {
+            return flash::mods::RowOf<Element>{i < n_rows ? start + i * row_stride : start,
+                                               i < n_rows ? size : 0};
+        };
+        const flash::mods::RowOf<Element> rows[2] = {row_of(lane / 4), row_of(lane / 4 + 8)};
+        Streamed streamed;
+        streamed.read(rows, stride, first_key, lane);
+        streamed.arrange(lane);
+        for (int n = 0; n < kSquares; ++n) {
+            for (int i = 0; i < 4; ++i) {
+                const auto [row, column] = flash::accumulator(lane, 4 * n + i);
+                const int key = first_key + column;
+                const bool inside = row < n_rows && key < size;
+                const float expected =
+                    inside ? flash::mods::value_of(start[row * row_stride + key * stride]) : 0.0f;
+                CHECK(streamed.value(i / 2, n, i % 2) == expected);
+            }
+        }
+    });
+}
+
+template <int kSquares>
+void check_all() {
+    constexpr int kKeys = 8 * kSquares;
+    check<kSquares>(3 * kKeys, 1, 3 * kKeys, 0, kRows, kKeys);              // read at once
+    check<kSquares>(3 * kKeys, 1, 3 * kKeys, 0, kRows, 2 * kKeys);          // … to the end
+    check<kSquares>(2 * kKeys + 3, 1, 2 * kKeys + 8, 0, kRows, 2 * kKeys);  // some keys are outside
+    check<kSquares>(kKeys, 1, kKeys, 0, kRows, kKeys);                      // all are
+    check<kSquares>(3 * kKeys, 1, 3 * kKeys + 1, 0, kRows, kKeys);          // rows of an odd stride
+    check<kSquares>(3 * kKeys, 1, 3 * kKeys, 1, kRows, 0);                  // an odd address
+    check<kSquares>(3 * kKeys, 2, 6 * kKeys, 0, kRows, kKeys);              // every other element
+    check<kSquares>(3 * kKeys, 0, 8, 0, kRows, kKeys);                      // one for all keys
+    check<kSquares>(3 * kKeys, 1, 0, 0, kRows, kKeys);                      // one row for all
+    check<kSquares>(3 * kKeys, 1, 3 * kKeys, 0, 5, kKeys);                  // rows outside
+    check<kSquares>(3 * kKeys, 17, 1, 0, kRows, kKeys);                     // transposed
+    check<kSquares>(1, 1, 1, 0, kRows, 0);
+}
+
+// Each row's lines once, none behind its end.
+void check_prefetch() {
+    static std::vector<Element> memory(kRows * 512);
+    const auto n_lines = [](int size, int64_t stride, int first_key) {
+        flash::n_prefetched = 0;
+        FakeWarp::run(0, [=] {
+            const auto row_of = [=](int i) {
+                return flash::mods::RowOf<Element>{memory.data() + i * 512, size};
+            };
+            flash::StreamedRows<Element, 16>::prefetch(row_of, stride, first_key, FakeWarp::lane());
+        });
+        return flash::n_prefetched;
+    };
+    CHECK(n_lines(512, 1, 128) == 2 * kRows);
+    CHECK(n_lines(190, 1, 128) == kRows);
+    CHECK(n_lines(128, 1, 128) == 0);
+    CHECK(n_lines(512, 2, 128) == 0);
+}
+
+}  // namespace
+
+int main() {
+    check_all<1>();
+    check_all<2>();
+    check_all<4>();
+    check_all<6>();
+    check_all<8>();
+    check_all<16>();
+    check_prefetch();
+    return report();
+}
