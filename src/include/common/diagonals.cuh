@@ -1,5 +1,6 @@
 // Values of a warp's 16 x n scores that depend on column - row alone. A thread needs n / 4 + 2 of them: its
-// rows are 8 apart, as squares are, so that square n of the second row has what square n - 1 of the first has.
+// rows are 8 apart, as squares are, so that square n of the second row has what square n - 1 of the first
+// has.
 //
 //     row 0, square n: 8 n + t      row 8, square n: 8 (n - 1) + t      t = 2 (lane % 4) + c - lane / 4
 //

@@ -36,15 +36,16 @@ FLASH_DEVICE void divide_schedule(int size, int place) {
     if (computed_here(size) == -1 - place) asm volatile("trap;");
 }
 
-// ---------------------------------------------------------------- memory that nobody writes to meanwhile
-// One or four words, at a multiple of their size.
+// ---------------------------------------------------------------- global memory
+// One or four words, at a multiple of their size, here and not later. Not by the path of constants: the
+// kernel before may have written them while this one was set up.
 template <int n>
 FLASH_DEVICE void load_words(uint32_t *to, const void *from) {
     static_assert(n == 1 || n == 4);
     if constexpr (n == 1) {
-        asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+        asm volatile("ld.global.b32 %0, [%1];" : "=r"(to[0]) : "l"(from));
     } else {
-        asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                      : "l"(from));
     }
@@ -111,7 +112,7 @@ struct Chunk {
 
 FLASH_DEVICE Chunk load_global(const void *gmem) {
     Chunk c;
-    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(c.reg[0]), "=r"(c.reg[1]), "=r"(c.reg[2]), "=r"(c.reg[3])
                  : "l"(gmem));
     return c;

@@ -19,7 +19,9 @@ namespace flash::ampere {
 template <typename Kernel, typename Mod = typename Kernel::Mod>
 struct ScoreMods {
     static constexpr int kSquares = Kernel::warp_keys / kMmaN;  // of a tile of 16 rows
-    static constexpr int kStreamedSquares = kSquares % 4 == 0 ? 4 : kSquares % 2 == 0 ? 2 : 1;  // more take registers that are S's
+    static constexpr int kStreamedSquares = kSquares % 4 == 0   ? 4
+                                            : kSquares % 2 == 0 ? 2
+                                                                : 1;  // more take registers that are S's
     using Known = AheadOfScores<Mod, kSquares, kStreamedSquares>;
 
     const typename Mod::Captured &captured;  // arguments of the launch

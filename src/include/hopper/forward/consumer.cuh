@@ -48,8 +48,8 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
     RingPosition<Kernel::q_stages> q{0};
     ItemOf<Kernel> item;
-    int kv_block;        // tile in hand
-    TileWord tile_word;  // of a mod that hides keys
+    int kv_block;                                                     // tile in hand
+    TileWord tile_word;                                               // of a mod that hides keys
     [[no_unique_address]] typename KnownAheadOf<Kernel>::Type known;  // of the scores of the tile in hand
 
     FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
