@@ -11,20 +11,30 @@ static float score_ahead(captured, once, head, row, column, ahead, score, b, h, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from flash_helpers.mods.ahead import diagonal_cost, diagonal_value, streamed_load
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.stages import Stage
 
-if TYPE_CHECKING:
-    from flash_helpers.mods.cpp import _Writer
+
+class ElementWriter(Protocol):
+    """What is asked of the writer of the struct (``cpp``)."""
+
+    mod: Mod
+    stages: list[Stage]
+
+    def _inline(self, place: int) -> bool: ...
+    def _type(self, place: int) -> str: ...
+    def _value(self, place: int, stage: Stage) -> str: ...
+    def _statement(self, place: int, stage: Stage, indent: str) -> list[str]: ...
+    def _signature(self, stage: Stage, score: bool = False) -> str: ...
 
 
 class AheadWriter:
     """Writes it with the means of the writer of the struct."""
 
-    def __init__(self, writer: _Writer) -> None:
+    def __init__(self, writer: ElementWriter) -> None:
         self.writer = writer
         self.mod: Mod = writer.mod
         self.streamed, self.diagonal = streamed_load(self.mod), diagonal_value(self.mod)
