@@ -6,6 +6,7 @@ The kernels of the selected tests are compiled at the same time before the first
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -286,22 +287,59 @@ def test_a_graph_finds_its_tiles_again() -> None:
     close([found], [expected], 4e-3)
 
 
+def with_bias(bias: torch.Tensor) -> dict[str, Callable[..., Any]]:
+    return {"score_mod": lambda s, b, h, q, k: s + bias[h, q, k]}
+
+
+def rows_apart(bias: torch.Tensor) -> torch.Tensor:
+    """The same numbers, in rows of an odd stride that begin at odd places."""
+    wide = torch.empty(*bias.shape[:-1], bias.shape[-1] + 4 + bias.shape[-1] % 2, dtype=bias.dtype)
+    wide[..., 1 : bias.shape[-1] + 1] = bias
+    return wide[..., 1 : bias.shape[-1] + 1]
+
+
+LAID_OUT = {
+    "contiguous": lambda bias: bias,
+    "odd rows": rows_apart,
+    "transposed": lambda bias: bias.mT.contiguous().mT,
+    "every other key": lambda bias: bias.repeat_interleave(2, -1)[..., ::2],
+    "one row": lambda bias: bias[:, :1].expand_as(bias),
+    "one key": lambda bias: bias[..., :1].expand_as(bias),
+    "smaller": lambda bias: bias[:, :-7, :-13],
+}
+
+
+def check_bias(family: str, bias: torch.Tensor, d: int, dtype: torch.dtype = torch.float16) -> None:
+    heads, seq = bias.shape[0], 384
+    problem = AttentionProblem(
+        DType.BF16 if dtype is torch.bfloat16 else DType.FP16, BATCH, seq, seq, heads, 2, d, d,
+        mod=trace(**with_bias(bias.cuda()), device="cuda:0").mod, lse=True,
+    )  # fmt: skip
+    config = config_of(family, problem)
+    if config is None:
+        pytest.skip(f"kernels of the {family} family take no mods on this device")
+    q, k, v = (x.to(dtype) for x in inputs(seq, heads, d))
+    options: dict[str, Any] = {"return_lse": True}
+    found = flash_attention.attention(
+        q.cuda(), k.cuda(), v.cuda(), config=config, **options, **with_bias(bias.cuda())
+    )
+    close(found, flash_attention.attention(q, k, v, **options, **with_bias(bias)), 1e-2)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("value", [-1e4, -1e9, -1e12, -1e30, -3.3e38])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("layout", LAID_OUT)
+def test_rows_of_a_bias_may_lie_anyhow(layout: str, d: int, family: str) -> None:
+    bias = torch.randn(4, 384, 384, generator=torch.Generator().manual_seed(8)).bfloat16()
+    check_bias(family, LAID_OUT[layout](bias), d)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [-1e4, -1e9, -1e12, -1e30, -3.3e38, -math.inf])
 def test_tiles_of_finite_values_that_hide(value: float, family: str) -> None:
-    """Whichever tile comes first: of one that holds nothing else, nothing is left in rows that see others."""
-    seq = 384
-    bias = torch.randn(HEADS, seq, seq, generator=torch.Generator().manual_seed(9))
+    """Tiles are taken from the last to the first: of the first one of a row nothing may be left."""
+    bias = torch.randn(4, 384, 384, generator=torch.Generator().manual_seed(9))
     bias[:, ::3, -256:] = value
     bias[:, 1::3, :256] = value
-    bias = bias.bfloat16()
-
-    def added(x: torch.Tensor) -> dict[str, Callable[..., Any]]:
-        return {"score_mod": lambda s, b, h, q, k: s + x[h, q, k]}
-
-    q, k, v = inputs(seq, HEADS)
-    config = config_of(family, problem_of(added(bias), HEADS))
-    found = flash_attention.attention(
-        q.cuda(), k.cuda(), v.cuda(), config=config, return_lse=True, **added(bias.cuda())
-    )
-    close(found, flash_attention.attention(q, k, v, return_lse=True, **added(bias)), 1e-2)
+    for dtype in (torch.float16, torch.bfloat16):
+        check_bias(family, bias.bfloat16(), 128, dtype)
