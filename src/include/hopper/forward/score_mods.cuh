@@ -25,8 +25,10 @@ struct ScoreMods {
     static constexpr int kSquaresAhead = 4;
 
     static constexpr int kSquares = B_c / kMmaN;
-    // Registers that a thread has for what it knows while products run.
-    static constexpr int kSpareRegisters = Kernel::n_consumers <= 2 ? 36 : 0;
+    // Registers that a thread has for what it knows while products run. Where a step has several forms, the
+    // branches of a row that does not lie well would keep products from running beside anything.
+    static constexpr bool kSeveralForms = Kernel::masks_diagonal || Kernel::warp_loads;
+    static constexpr int kSpareRegisters = Kernel::n_consumers > 2 || kSeveralForms ? 0 : 36;
     static constexpr bool kFoundEarly =
         knows_ahead<Mod> && AheadOfScores<Mod, kSquares>::kRegisters <= kSpareRegisters;
     static constexpr int kStreamedSquares = kFoundEarly ? kSquares : kSquares % 4 == 0 ? 4 : 2;
