@@ -94,6 +94,9 @@ class _Writer:
         self.bounds = intervals(mod)
         self.used = needed(mod, *(name for name, _ in mod.results))
         self.kept = self._kept()
+        # Where values are computed together: beside each score, the branches of a division keep ptxas from
+        # computing several at once, for which there are no registers.
+        self.divides_shortly = False
         self.rows = {i: stage for i, stage in row_loads(mod).items() if self.used[i]}
 
     # ------------------------------------------------------------------ the struct
@@ -318,7 +321,8 @@ class _Writer:
         if Kind.INT in kinds and (node.kind is Kind.INT or node.op in COMPARISONS):
             return self._whole(place, values)
         divisor = self.mod.nodes[node.args[1]] if node.op == "divide" else None
-        if divisor is not None and divisor.op == "constant" and _has_inverse(divisor.data):
+        short = self.divides_shortly and divisor is not None and divisor.op == "constant"
+        if short and divisor is not None and _has_inverse(divisor.data):
             inverse = float_literal(1.0 / _single(divisor.data))
             return f"flash::mods::divided({values[0]}, {values[1]}, {inverse})"
         if node.op in _SIGNS:

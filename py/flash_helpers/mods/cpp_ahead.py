@@ -23,6 +23,7 @@ class ElementWriter(Protocol):
 
     mod: Mod
     stages: list[Stage]
+    divides_shortly: bool
 
     def _inline(self, place: int) -> bool: ...
     def _type(self, place: int) -> str: ...
@@ -77,6 +78,7 @@ class AheadWriter:
             for place, node in enumerate(self.mod.nodes)
             if node.op == "sub" and sorted(self._ops(place)) == ["k", "q"]
         }
+        writer.divides_shortly = True
         lines = []
         for place in self._made_of(self.diagonal, known):
             text = known.get(place)
@@ -85,7 +87,7 @@ class AheadWriter:
             else:
                 lines.append(f"        const {writer._type(place)} v{place} = {text};")
         value = writer._value(self.diagonal, Stage.ELEMENT)
-        writer.stages = own
+        writer.stages, writer.divides_shortly = own, False
         return [
             "    FLASH_HOST_DEVICE static float diagonal(const Captured &captured, const Once &once, "
             "const Head &head, int b_index, int h_index, int distance) {",
