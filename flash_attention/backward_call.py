@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flash_attention.call import Dropout, Mask, Scores, problem_of
@@ -26,7 +27,7 @@ class BackwardCall:
         dout: the gradient of out, any strides.
         dlse: the gradient of lse, float32; None: the LSE was not used.
         dq: is written with the gradient of q, like q; None: not wanted.
-        dk: likewise of k.
+        dk: likewise of k; float32 where it is to be added to others, as dv then is.
         dv: likewise of v.
         dsinks: likewise of the sinks, (n_heads,); None: not wanted, or there are none.
         dcaptured: likewise of tensors that ``score_mod`` captures, by their places in ``scores.traced``.
@@ -63,17 +64,23 @@ class BackwardCall:
             (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
             (self.mask, softcap > 0, sinks is None, self.deterministic),
             (None if traced is None else traced.mod, *self.dcaptured),
-            self.dropout is None,
+            (self.dropout is None, self.float_key_gradients),
         )
         problem = _problems.get(asked)
         if problem is None:
             dropout = self.dropout is not None
             problem = problem_of(q, k, v, self.mask, self.scores, self.layout, dropout=dropout)
-            problem = problem.backward(self.deterministic, tuple(sorted(self.dcaptured)))
+            asked_of = self.deterministic, tuple(sorted(self.dcaptured)), self.float_key_gradients
+            problem = problem.backward(*asked_of)
             if len(_problems) >= PROBLEMS_KEPT:
                 _problems.clear()
             _problems[asked] = problem
         object.__setattr__(self, "problem", problem)
+
+    @property
+    def float_key_gradients(self) -> bool:
+        """Whether the gradients of keys and values are float32."""
+        return any(x is not None and x.dtype is torch.float32 for x in (self.dk, self.dv))
 
 
 PROBLEMS_KEPT = 1024

@@ -124,7 +124,7 @@ def backward(
                 dout[:, rows, heads], q[:, rows, heads], block_k[:, of_keys], block_v[:, of_keys],
                 out[:, rows, heads], lse[:, heads, rows], None if dlse is None else dlse[:, heads, rows],
                 tile, arithmetic, dq[:, rows, heads] if coverage.once else None,
-                (dk, dv) if first and pairs.gradient_type(k) is k.dtype else None,
+                (dk, dv) if first and pairs.key_gradient_type(k) is k.dtype else None,
             )  # fmt: skip
             if not coverage.once:
                 of_queries.add((share,), tile.q, tile.heads)

@@ -165,11 +165,10 @@ def gradients(
     left, right = limits_of(tile)
     scale, softcap = arithmetic.scale, arithmetic.softcap
     traced = arithmetic.traced(tile)
-    dtype = gradient_type(q)
-    dq, dk, dv = (
-        torch.empty(x.shape, dtype=dtype, device=x.device) if given is None else given
-        for x, given in zip((q, k, v), (dq, *(dkv or (None, None))), strict=True)
-    )
+    dkv = dkv or [torch.empty(x.shape, dtype=key_gradient_type(x), device=x.device) for x in (k, v)]
+    dk, dv = dkv
+    if dq is None:
+        dq = torch.empty(q.shape, dtype=gradient_type(q), device=q.device)
     if not q.is_cuda:
         cpu_backward.backward(
             _ON_CPU, dout, q, k, v, out, lse, dlse, scale, Gradients(dq, dk, dv),
@@ -187,5 +186,10 @@ def gradients(
 
 
 def gradient_type(q: Tensor) -> torch.dtype:
-    """The type of a tile's share: on GPUs that of the inputs, which kernels write, else float32."""
+    """The type of a tile's share of the gradient of q: float32; on GPUs that of q, which kernels write."""
     return q.dtype if q.is_cuda else torch.float32
+
+
+def key_gradient_type(k: Tensor) -> torch.dtype:
+    """Likewise of a tile's shares of the gradients of keys, which kernels write unrounded."""
+    return torch.float32

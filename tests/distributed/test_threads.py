@@ -141,9 +141,9 @@ def errors_of_gradients(
     return errors
 
 
-def growth(errors: dict[tuple[int, str], float]) -> float:
+def growth(errors: dict[tuple[int, str], float], names: tuple[str, ...] = GRADIENTS) -> float:
     """How much larger the worst error of several ranks is than one rank's."""
-    return max(errors[world, name] / errors[1, name] for world in (2, 8) for name in GRADIENTS)
+    return max(errors[world, name] / errors[1, name] for world in (2, 8) for name in names)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -151,7 +151,9 @@ def growth(errors: dict[tuple[int, str], float]) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_exact(device: str, method: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = errors_of_gradients(device, method, mask, monkeypatch)
-    assert growth(errors) <= (SUMMED_IN_FLOAT32 if device == "cpu" else 1.25), errors
+    assert growth(errors, ("dk", "dv")) <= SUMMED_IN_FLOAT32, errors
+    # A ring adds shares of dQ, which kernels round.
+    assert growth(errors, ("dq",)) <= (SUMMED_IN_FLOAT32 if device == "cpu" else 1.25), errors
 
 
 # ---------------------------------------------------------------------- what the limit finds
@@ -161,7 +163,8 @@ def rounded(x: Tensor) -> Tensor:
 
 def shares_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile's share of a gradient is rounded before the sum, as a kernel of 16 bits writes it."""
-    monkeypatch.setattr(pairs, "gradient_type", lambda q: q.dtype)
+    for name in ("gradient_type", "key_gradient_type"):
+        monkeypatch.setattr(pairs, name, lambda x: x.dtype)
 
 
 def an_lse_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ class AttentionProblem:
         mod: what ``score_mod`` and ``mask_mod`` compute, or None.
         captured_gradients: of the gradients: places of the tensors that the mod captures and of which
             gradients are wanted.
+        float_key_gradients: of the gradients: those of keys and values are float32 and not rounded.
         dropout: weights are dropped behind the softmax.
         invariant: a query's output and LSE have the same bits in every call (``numerics="invariant"``).
     """
@@ -84,19 +85,24 @@ class AttentionProblem:
     deterministic: bool = False
     mod: Mod | None = None
     captured_gradients: tuple[int, ...] = ()
+    float_key_gradients: bool = False
     dropout: bool = False
     invariant: bool = False
 
     def backward(
-        self, deterministic: bool = False, captured_gradients: tuple[int, ...] = ()
+        self,
+        deterministic: bool = False,
+        captured_gradients: tuple[int, ...] = (),
+        float_key_gradients: bool = False,
     ) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
 
         Args:
             deterministic: see ``AttentionProblem``.
             captured_gradients: see ``AttentionProblem``.
+            float_key_gradients: see ``AttentionProblem``.
         """
-        return _backward_of(self, deterministic, captured_gradients)
+        return _backward_of(self, deterministic, captured_gradients, float_key_gradients)
 
     @property
     def masked(self) -> bool:
@@ -191,6 +197,7 @@ class AttentionProblem:
         }
         if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
             del features["sinks"], features["paged"], features["planned"]
+            features["float_key_gradients"] = self.float_key_gradients
         return features
 
     @property
@@ -242,7 +249,10 @@ class AttentionProblem:
 
 @lru_cache(1024)
 def _backward_of(
-    problem: AttentionProblem, deterministic: bool, captured_gradients: tuple[int, ...]
+    problem: AttentionProblem,
+    deterministic: bool,
+    captured_gradients: tuple[int, ...],
+    float_key_gradients: bool,
 ) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
     return replace(
@@ -254,6 +264,7 @@ def _backward_of(
         direction=BACKWARD,
         deterministic=deterministic,
         captured_gradients=captured_gradients,
+        float_key_gradients=float_key_gradients,
     )
 
 

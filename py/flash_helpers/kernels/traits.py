@@ -75,6 +75,7 @@ class BackwardTraits(Traits):
         softcap: likewise.
         varlen: likewise.
         padded_head: likewise.
+        float_key_gradients: dK and dV are float32, not rounded, for sums of several calls; not with varlen.
     """
 
     causal: bool = False
@@ -82,6 +83,16 @@ class BackwardTraits(Traits):
     softcap: bool = False
     varlen: bool = False
     padded_head: bool = False
+    float_key_gradients: bool = False
+
+    def float_obstacle(self) -> str | None:
+        """Why no kernel has these features together, or None."""
+        if self.float_key_gradients and self.varlen:
+            return (
+                "float_key_gradients: rows of no sequence are cleared as elements of 16 bits; turn "
+                "varlen off, or the float32 gradients"
+            )
+        return None
 
 
 PLAIN = ForwardTraits()

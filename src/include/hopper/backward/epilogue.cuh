@@ -26,6 +26,21 @@ FLASH_DEVICE void store_gradient_row(const float (&rmem)[columns / 2], int r, fl
     }
 }
 
+// The same in float32, not rounded: 8 bytes a lane, 32 of a row of a quad.
+template <typename Kernel, int columns>
+FLASH_DEVICE void store_float_row(const float (&rmem)[columns / 2], int r, float factor, float *gmem,
+                                  int quad_lane, bool exists, int tensor_columns) {
+#pragma unroll
+    for (int tile = 0; tile < columns / 8; ++tile) {
+        const int element = 4 * tile + 2 * r;
+        const bool in_head = !Kernel::traits.padded_head || tile * 8 < tensor_columns;
+        if (exists && in_head) {
+            __stcs(reinterpret_cast<float2 *>(gmem + tile * 8 + quad_lane * 2),
+                   make_float2(rmem[element] * factor, rmem[element + 1] * factor));
+        }
+    }
+}
+
 // dK or dV; `first_key`: of the lane's two rows, the upper one. Rows that the sequence does not own are left
 // out.
 template <typename Kernel, int columns>
@@ -37,9 +52,15 @@ FLASH_DEVICE void store_gradient(const float (&rmem)[columns / 2], float factor,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int key = first_key + 8 * r;
-        uint16_t *gmem = gradient_row<Kernel>(gradient, strides, args, item, key) + quad_lane * 8;
-        store_gradient_row<Kernel, columns>(rmem, r, factor, gmem, quad_lane, key < item.owned_rows,
-                                            tensor_columns);
+        if constexpr (Kernel::traits.float_key_gradients) {
+            float *gmem = gradient_row<Kernel>(gradient, strides, args, item, key);
+            store_float_row<Kernel, columns>(rmem, r, factor, gmem, quad_lane, key < item.owned_rows,
+                                             tensor_columns);
+        } else {
+            uint16_t *gmem = gradient_row<Kernel>(gradient, strides, args, item, key) + quad_lane * 8;
+            store_gradient_row<Kernel, columns>(rmem, r, factor, gmem, quad_lane, key < item.owned_rows,
+                                                tensor_columns);
+        }
     }
 }
 

@@ -262,7 +262,12 @@ class FlashBackwardKernelConfig:
 
         C++ refuses the same by ``static_assert``.
         """
-        return self._malformed_sizes() or self._malformed_warps() or self._malformed_sums()
+        return (
+            self._malformed_sizes()
+            or self._malformed_warps()
+            or self._malformed_sums()
+            or traits.float_obstacle()
+        )
 
     def _malformed_sizes(self) -> str | None:
         for name in ("d_head", "d_head_v"):

@@ -19,6 +19,7 @@ def malformed_reason(config: resources.Fields, traits: BackwardTraits) -> str | 
         or _dq_reason(config)
         or _split_reason(config)
         or _registers_reason(config, traits)
+        or traits.float_obstacle()
     )
 
 
