@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flash_attention.backends.cuda_kernels import device_facts_of
 from flash_attention.call import Call
 from flash_attention.checks.memory import misalignment
 from flash_attention.layouts import Cached, Packed, PackedCached
 from flash_attention.mods.arguments import mod_arguments
 from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.launch_features import UNBOUNDED, Features
+from flash_helpers.select.candidates import numeric_class_of
 from flash_helpers.select.chosen import Choice
 from flash_helpers.select.part_plan import part_plan
 
@@ -81,23 +83,28 @@ def prepared(call: Call, choice: Choice) -> Prepared:
         q, scale = -q, -scale
     q, k, v = _fitted(q, d_head), _fitted(k, d_head), _fitted(v, d_head_v)
     o = out if out.shape[-1] == d_head_v else out.new_empty((*out.shape[:-1], d_head_v))
-    target, features, workspace, table = o, None, None, None
+    target, features, workspace = o, None, None
+    table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
+    if table is not None:
+        most_keys = table.shape[1] * k.shape[1]
+    else:  # of packed keys any sequence may have all, whatever max_seqlen_k says
+        most_keys = k.shape[0] if keys_packed else k.shape[1]
+    kept_sums = _kept_sums(choice, most_keys, q.device)
     mod = None
     if problem.has_mod:  # a soft cap is a part of the kernel's mod, and a number of 32 bits
         mod = mod_arguments(traced, *cap_of_mod(softcap), dropout=call.dropout)
-    if not choice.is_plain or mod is not None or d_head != d_head_v or problem.n_sms is not None:
+    plain = choice.is_plain and mod is None and d_head == d_head_v and problem.n_sms is None
+    if not plain or kept_sums:
         sinks = None if sinks is None else sinks.float().contiguous()
         n_rows = choice.n_splits * problem.batch * problem.n_heads * problem.seq_len_q
-        if traits.split:
-            # Outputs, then LSEs of the parts. It is given out again only after the stream has used it.
-            workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
-        table = None if cache is None or cache.block_table is None else cache.block_table.contiguous()
+        # What parts of the keys leave of a row: its output and its LSE, of chunks sum and exponent.
+        of_row = d_head_v + (2 if numeric_class_of(choice.kernel.config).chunk_tiles else 1)
+        floats = n_rows * of_row if traits.split else 0
         planned: dict[str, int] = {}
         if isinstance(layout, PackedCached):
-            n_splits = None if problem.invariant else layout.n_splits
-            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0], n_splits)
-            if n_rows := plan.rows:
-                workspace = q.new_empty(n_rows * (d_head_v + 1), dtype=torch.float32)
+            plan = part_plan(problem, choice.kernel, choice.slots, q.shape[0], layout.n_splits)
+            n_rows = plan.rows
+            floats = n_rows * of_row
             planned = {
                 "seqused_q": 0 if layout.seqused_q is None else layout.seqused_q.data_ptr(),
                 "plan_slots": plan.slots,
@@ -107,6 +114,9 @@ def prepared(call: Call, choice: Choice) -> Prepared:
                 "plan_fixed": plan.fixed,
                 "partial_rows": plan.rows,
             }
+        if floats or kept_sums:
+            # It is given out again only after the stream has used it.
+            workspace = q.new_empty(kept_sums + floats, dtype=torch.float32)
         features = Features(
             d_head_v=d_head_v,
             window_left=window_side(problem.left),
@@ -119,8 +129,9 @@ def prepared(call: Call, choice: Choice) -> Prepared:
             total_q=0 if packed is None else q.shape[0],
             total_k=k.shape[0] if keys_packed else 0,
             n_splits=choice.n_splits,
-            partial_o=address(workspace),
-            partial_lse=0 if workspace is None else workspace[n_rows * d_head_v :].data_ptr(),
+            partial_o=address(workspace, kept_sums) if floats else 0,
+            partial_lse=address(workspace, kept_sums + n_rows * d_head_v) if floats else 0,
+            kept_sums=address(workspace) if kept_sums else 0,
             block_table=address(table),
             max_pages=0 if table is None else table.shape[1],
             page_size=0 if table is None else k.shape[1],
@@ -138,9 +149,25 @@ def prepared(call: Call, choice: Choice) -> Prepared:
     return Prepared(q, k, v, target, lse, scale, features, o, workspace, (sinks, table), mod)
 
 
-def address(x: Tensor | None) -> int:
-    """Where a tensor begins, for a kernel; 0: there is none."""
-    return 0 if x is None else x.data_ptr()
+def address(x: Tensor | None, element: int = 0) -> int:
+    """Where a tensor's element lies, counted from its first, for a kernel; 0: there is no tensor."""
+    return 0 if x is None else x.data_ptr() + element * x.element_size()
+
+
+def _kept_sums(choice: Choice, most_keys: int, device: torch.device) -> int:
+    """Floats in which blocks keep what chunks of keys have left; 0: no block takes several of a row.
+
+    Args:
+        choice: the kernel, and the parts that keys are cut into.
+        most_keys: of a sequence, as the launch is told it; not as the problem says it, which may be less.
+        device: the tensors'.
+    """
+    numeric_class = numeric_class_of(choice.kernel.config)
+    chunk_keys = numeric_class.chunk_tiles * numeric_class.key_tile
+    if not chunk_keys or most_keys <= chunk_keys * choice.n_splits:
+        return 0
+    floats: int = choice.kernel.config.kept_sums(device_facts_of(device).sm_count)
+    return floats
 
 
 def _groups_as_rows(x: Tensor, n_heads_kv: int) -> Tensor:

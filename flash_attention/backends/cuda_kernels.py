@@ -50,7 +50,8 @@ _BLOCKS_PER_SM = {
 
 # What to do about the errors that have a remedy, by cudaError_t.
 _REMEDIES = {
-    1: "the kernel does not fit this device; infeasible_reason(device_facts_of(device)) may say why",
+    1: "the kernel does not fit this device, or its launcher does not take the arguments; where "
+    "infeasible_reason(device_facts_of(device)) is None, it is the arguments: please report the call",
     2: "free GPU memory and call again",
     35: "no usable NVIDIA driver: install or update it; CPU tensors run on the CPU backend",
     100: "no CUDA device is there: see CUDA_VISIBLE_DEVICES; CPU tensors run on the CPU backend",

@@ -65,6 +65,8 @@ def choice_for(
         if asked.invariant and obstacle is None:
             obstacle = class_reason(numeric_class_of(config), invariant_class(asked, facts))
         choice = insisted(asked, config, obstacle)
+        if asked.invariant:
+            choice = replace(choice, numeric_class=numeric_class_of(config))
         if asked != problem:
             choice = replace(choice, problem=asked)
         check_fits_facts(config, facts, where, named(problem), choice.kernel.traits)

@@ -81,6 +81,7 @@ struct ForwardPass : SharedSlots<5> {
         f(problem.sinks, kSinks);
         f(problem.partial_o, kWorkspace);
         f(problem.partial_lse, kWorkspace);
+        f(problem.kept_sums, kWorkspace);
     }
 
     static const Kernel *kernel_of_launch(PyObject *function) {

@@ -61,6 +61,10 @@ struct ForwardProblem {
     int n_splits;
     float *partial_o, *partial_lse;
     bool o_float32;  // o is float32, as the parts are, and is not rounded
+    // chunks of keys (common/chunks.cuh): parts are chunks, of which partial_lse has pairs of floats. A
+    // kernel that takes several chunks of a row keeps (blocks, B_r, d_head_v + 8) floats in kept_sums, one
+    // block for each of the GPU's multiprocessors.
+    float *kept_sums;
     // paged: k and v are (n_pages, page_size, n_heads_kv, …) with the page as their batch dimension, and
     // block_table is (batch, max_pages), the pages of each sequence. seq_len_k is max_pages * page_size,
     // which seqused_k cuts down; cu_seqlens_k is nullptr.
@@ -117,7 +121,7 @@ struct KernelLibrary {
 
 // Raised by hand when what stands in this file or in backward.cuh changes; the digest sees the structs of
 // configurations and traits.
-inline constexpr int kInterfaceVersion = 11;
+inline constexpr int kInterfaceVersion = 12;
 inline constexpr int kAbiVersion = kInterfaceVersion << 24 | kStructsDigest;
 inline constexpr const char *kKernelLibrarySymbol = "flash_attention_kernel_library";
 

@@ -78,6 +78,21 @@ def test_a_limit_of_sms_changes_no_bit() -> None:
         assert all(torch.equal(a, b) for a, b in zip(whole, part, strict=True))
 
 
+def test_a_wrong_max_seqlen_k_changes_no_bit() -> None:
+    """Keys are cut by what it says, and those of a sequence that is longer are not cut (C25)."""
+    torch.manual_seed(3)
+    q, k, v = _rows(4, 4, 128), _rows(9100, 2, 128), _rows(9100, 2, 128)
+    q_ends, k_ends = (
+        torch.tensor(ends, dtype=torch.int32, device="cuda") for ends in ([0, 1, 3, 4], [0, 3000, 3100, 9100])
+    )
+    calls = [
+        attention_varlen(q, k, v, q_ends, k_ends, 2, most, return_lse=True, numerics="invariant")
+        for most in (6000, 1, 1024, 2048, 5000, 9100)
+    ]
+    for call in calls[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(calls[0], call, strict=True))
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_the_result_is_as_exact_as_without(scale: float) -> None:
     torch.manual_seed(2)

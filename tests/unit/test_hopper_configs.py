@@ -271,6 +271,8 @@ INFEASIBLE: list[tuple[dict[str, Any], str]] = [
     (dict(prefetch_next=17), "prefetch_next is 17.*0 to 16"),
     (dict(B_r=192, B_c=64, prefetch_next=1, next_item=NextItem.NONE), "prefetch_next: B_r is 192"),
     (dict(q_register_steps=9), "q_register_steps is 9.*has 8 steps"),
+    (dict(chunk_tiles=8), "chunk_tiles is 8.*softmax_reference LAGGED_BY_ROW"),
+    (dict(chunk_tiles=-1), "chunk_tiles is -1; it must be 0"),
     (dict(extra_k_stages=7), "extra_k_stages is 7.*0 to 6"),
     (dict(section_heads=8, head_sections=False), "section_heads is 8.*positive with head_sections"),
     (dict(section_heads=-1), "section_heads is -1"),

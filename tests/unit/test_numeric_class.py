@@ -19,6 +19,7 @@ from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.errors import NoKernelError
+from flash_helpers.select.part_plan import WORKSPACE_BYTES, PartPlan, part_plan
 from flash_helpers.select.select import select, with_slots
 
 PROBLEM = AttentionProblem(DType.BF16, 2, 1000, 1000, 8, 2, 128, 128, right=0, invariant=True)
@@ -65,7 +66,7 @@ def test_ampere_kernels_of_a_head_size_are_of_one_class_on_all_gpus(d_head: int)
 )
 @pytest.mark.parametrize("d_head", [64, 80, 128, 192, 256])
 def test_one_class_serves_all_problems(device: str, family: str, d_head: int) -> None:
-    facts, classes = device_facts(device), set()
+    facts, classes, cut = device_facts(device), set(), False
     for problem in PROBLEMS:
         problem = replace(problem, d_head=d_head, d_head_v=d_head)
         choice = with_slots(select(problem, facts, explained=False), facts)
@@ -73,11 +74,37 @@ def test_one_class_serves_all_problems(device: str, family: str, d_head: int) ->
         assert choice.numeric_class == choice.kernel.config.numeric_class
         assert choice.numeric_class is not None
         assert choice.kernel.infeasible_reason(facts) is None
-        assert (choice.n_splits, choice.slots) == (1, 0)
+        chunk_keys = choice.numeric_class.chunk_tiles * choice.numeric_class.key_tile
+        chunks = -(-problem.seq_len_k // chunk_keys) if chunk_keys else 1
+        assert choice.n_splits in (1, chunks)  # keys are cut at fixed places, or not at all
+        cut |= choice.n_splits > 1
         classes.add(choice.numeric_class)
         seen = choice.problem or problem
         assert seen.seq_len_k == problem.seq_len_k  # tiles are counted from key 0
     assert len(classes) == 1
+    assert cut == (family == "hopper")
+
+
+PLANNED = replace(PROBLEM, batch=8, seq_len_k=8192, varlen=True, cached=True, planned=True, paged=True)
+
+
+@pytest.mark.parametrize(("device", "cuts"), [("H200", True), ("A100", False)])
+def test_the_device_cuts_keys_at_fixed_places_alone(device: str, cuts: bool) -> None:
+    facts = device_facts(device)
+
+    def plan(problem: AttentionProblem, n_splits: int | None = None) -> PartPlan:
+        choice = with_slots(select(problem, facts, explained=False), facts)
+        return part_plan(problem, choice.kernel, choice.slots, 100, n_splits)
+
+    found = plan(PLANNED)
+    assert (found.slots > 0) == cuts
+    assert found.rows == (100 * PLANNED.n_heads * 8 if cuts else 0)  # one for each chunk of 1024 keys
+    assert plan(PLANNED, 1) == replace(plan(PLANNED, 1), slots=0, fixed=1, rows=0)
+    assert plan(PLANNED, 7).fixed == (7 if cuts else 1)  # any number lets keys be cut
+    whole = plan(replace(PLANNED, out_float32=True))  # which has no room for more than one part
+    assert (whole.slots, whole.fixed, whole.rows) == (0, 1, 100 * PLANNED.n_heads)
+    longest = plan(replace(PLANNED, seq_len_k=1 << 20))
+    assert 4 * longest.rows * (PLANNED.d_head_v + 2) <= WORKSPACE_BYTES
 
 
 def test_the_default_of_a_problem_is_what_it_was() -> None:

@@ -167,7 +167,8 @@ def softmax_instructions(
         folded_scale: whether the scale is part of the multiply-add.
     """
     count = 2 * elements + elements // 2 + sums  # multiply-add, exp2, half a conversion, sum
-    count += {SoftmaxReference.ANCHORED: 0, SoftmaxReference.LAGGED: elements // 2}.get(reference, elements)
+    late = {SoftmaxReference.LAGGED: elements // 2, SoftmaxReference.LAGGED_BY_ROW: elements // 2}
+    count += {SoftmaxReference.ANCHORED: 0, **late}.get(reference, elements)
     if reference == SoftmaxReference.EXACT:
         count += outputs
     return count if folded_scale else count + elements
@@ -175,5 +176,6 @@ def softmax_instructions(
 
 def softmax_latency(reference: SoftmaxReference) -> float:
     """Row maximum over the four lanes of a row, unless it is not waited for; then exp2."""
-    waits = reference not in (SoftmaxReference.ANCHORED, SoftmaxReference.LAGGED)
+    late = SoftmaxReference.ANCHORED, SoftmaxReference.LAGGED, SoftmaxReference.LAGGED_BY_ROW
+    waits = reference not in late
     return EXP2_CLOCKS + (2 * SHUFFLE_CLOCKS if waits else 0)

@@ -29,6 +29,7 @@ class Features(NamedTuple):
             (n_pages, page_size, n_heads_kv, d_head).
         max_pages, page_size: see block_table.
         o_float32: o is float32; of kernels that split keys.
+        kept_sums: address of what ``config.kept_sums`` says, float32, or 0.
         seqused_q: address of (batch,) int32 query counts, or 0. This and the next are of planned kernels.
         plan_slots: thread blocks that run at a time; 0: keys are not cut.
         plan_shortest: tiles of keys of a part, at least.
@@ -56,6 +57,7 @@ class Features(NamedTuple):
     max_pages: int = 0
     page_size: int = 0
     o_float32: bool = False
+    kept_sums: int = 0
     seqused_q: int = 0
     plan_slots: int = 0
     plan_shortest: int = 1

@@ -16,12 +16,15 @@ class SoftmaxReference(IntEnum):
             examined before them.
         ANCHORED: the maximum of the first tiles, for good: no maxima afterwards. Sums that have left bf16's
             safe range are seen in the end, and the block is computed again, exactly. Ampere family, BF16.
+        LAGGED_BY_ROW: as LAGGED, but each row is treated by itself, so that its bits do not depend on the
+            rows beside it. Hopper family.
     """
 
     EXACT = 0
     EXACT_SKIP_RESCALE = 1
     LAGGED = 2
     ANCHORED = 3
+    LAGGED_BY_ROW = 4
 
     def to_cpp_str(self) -> str:
         """The enumerator as C++ source text."""
@@ -33,5 +36,6 @@ SOFTMAX_WORDS = {
     SoftmaxReference.EXACT_SKIP_RESCALE: "skip_rescale",
     SoftmaxReference.LAGGED: "lagged",
     SoftmaxReference.ANCHORED: "anchored",
+    SoftmaxReference.LAGGED_BY_ROW: "lagged_by_row",
 }
 """The words of ``short_form()``, shared with the parsers."""

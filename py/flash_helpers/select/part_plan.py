@@ -7,9 +7,11 @@ follow from the problem's shape, the kernel's tile and the GPU alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.select.candidates import numeric_class_of
 from flash_helpers.select.splits import workspace_bytes
 
 MOST_WAVES = 4
@@ -44,6 +46,24 @@ class PartPlan:
     fixed: int = 0
 
 
+def _plan_of_chunks(
+    problem: AttentionProblem, config: Any, slots: int, total_q: int, n_splits: int | None
+) -> PartPlan:
+    """The plan where keys are cut at fixed places alone: whether they are, the device finds.
+
+    A sequence for whose parts the workspace has no room is not cut; its bits are the same.
+    """
+    shortest, tiles = max(1, SHORTEST_KEYS // config.B_c), max(-(-problem.seq_len_k // config.B_c), 1)
+    chunk_tiles = numeric_class_of(config).chunk_tiles
+    chunks = -(-tiles // chunk_tiles) if chunk_tiles else 1
+    rows = total_q * problem.n_heads
+    if chunks == 1 or n_splits == 1 or problem.out_float32 or not (slots or n_splits):
+        return PartPlan(0, shortest, tiles, 0, rows if problem.out_float32 else 0, 1)
+    longest = max(LONGEST_KEYS // config.B_c, shortest)
+    rows = min(rows * chunks, WORKSPACE_BYTES // (4 * (problem.d_head_v + 2)))
+    return PartPlan(0 if n_splits else slots, shortest, longest, FEW_QUERIES, rows, n_splits or 0)
+
+
 def part_plan(
     problem: AttentionProblem, kernel: Kernel, slots: int, total_q: int, n_splits: int | None = None
 ) -> PartPlan:
@@ -60,6 +80,8 @@ def part_plan(
     shortest, tiles = max(1, SHORTEST_KEYS // config.B_c), -(-problem.seq_len_k // config.B_c)
     every_row = total_q * problem.n_heads if problem.out_float32 else 0  # sequences in one part, too
     most = WORKSPACE_BYTES // workspace_bytes(1, 1, problem.d_head_v)
+    if problem.invariant:
+        return _plan_of_chunks(problem, config, slots, total_q, n_splits)
     if n_splits is not None:
         parts = max(1, min(n_splits, tiles))
         rows = total_q * problem.n_heads * parts if parts > 1 else every_row

@@ -20,7 +20,8 @@ from flash_helpers.model.recorded import recorded_facts
 from flash_helpers.model.resources import occupancy, predict_registers
 from flash_helpers.model.step_costs import StepCosts, step_costs
 from flash_helpers.model.work import work
-from flash_helpers.select.splits import n_splits
+from flash_helpers.select.candidates import numeric_class_of
+from flash_helpers.select.splits import chunk_parts, n_splits
 
 CLOCK_SHARE = 1.05  # of the datasheet's boost clock, which the cards pass while power allows
 MODEL_ERROR = 0.05  # median error over the committed result files; a test compares
@@ -191,6 +192,8 @@ def parts_of_keys(kernel: Kernel, problem: AttentionProblem, facts: DeviceFacts)
     few = problem.seq_len_q <= MAX_DECODE_ROWS
     if blocks >= facts.sm_count * per_sm * (MANY_WAVES if few else 1):
         return 1
+    if problem.invariant:  # where keys are cut is fixed
+        return chunk_parts(problem, config.B_c * numeric_class_of(config).chunk_tiles)
     return n_splits(
         blocks,
         problem.batch * problem.n_heads * problem.seq_len_q,

@@ -128,7 +128,7 @@ def usable_part(problem: AttentionProblem, facts: DeviceFacts) -> tuple[Attentio
 
 def with_slots(choice: Choice, facts: DeviceFacts) -> Choice:
     """A choice that says how many thread blocks of a planned kernel run at a time on the device."""
-    if not is_planned(choice.kernel) or choice.numeric_class is not None:
+    if not is_planned(choice.kernel):
         return choice
     per_sm = max(resident_blocks(choice.kernel.config, facts), 1)
     return replace(choice, slots=facts.sm_count * per_sm)

@@ -6,9 +6,15 @@ the contents of sequences, so that equal calls are cut, and rounded, alike.
 
 from __future__ import annotations
 
-from flash_helpers.kernels.problem import MAX_SPLITS
+from flash_helpers.kernels.problem import MAX_SPLITS, AttentionProblem
 
-__all__ = ["MAX_SPLITS", "WORKSPACE_BYTES", "n_splits", "workspace_bytes"]
+__all__ = [
+    "MAX_SPLITS",
+    "WORKSPACE_BYTES",
+    "chunk_parts",
+    "n_splits",
+    "workspace_bytes",
+]
 
 WORKSPACE_BYTES = 64 << 20
 """The most workspace that splitting takes, bytes."""
@@ -51,6 +57,19 @@ def n_splits(
 
     most = min(MAX_SPLITS, key_tiles, WORKSPACE_BYTES // workspace_bytes(1, rows, d_head_v))
     return min(range(1, most + 1), key=steps, default=1)
+
+
+def chunk_parts(problem: AttentionProblem, chunk_keys: int) -> int:
+    """The parts of a problem whose keys are cut at fixed places only; 1 where there would be too many.
+
+    Args:
+        problem: the problem.
+        chunk_keys: keys of a chunk; 0: they are not cut.
+    """
+    chunks = -(-problem.seq_len_k // chunk_keys) if chunk_keys else 1
+    rows = problem.batch * problem.n_heads * problem.seq_len_q
+    workspace = 4 * chunks * rows * (problem.d_head_v + 2)  # outputs that are not divided, sums, exponents
+    return max(chunks, 1) if chunks <= MAX_SPLITS and workspace <= WORKSPACE_BYTES else 1
 
 
 def workspace_bytes(parts: int, rows: int, d_head_v: int) -> int:

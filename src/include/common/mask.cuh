@@ -47,11 +47,25 @@ struct KeyBlocks {
         return {first, clamp(full_begin, first, part_full_end), part_full_end, last};
     }
 
+    // Chunk `number` of `tiles` blocks each, counted from key 0: the blocks of it that are visited.
+    FLASH_HOST_DEVICE constexpr KeyBlocks chunk(int number, int tiles) const {
+        const int first = clamp(number * tiles, begin, end), last = clamp((number + 1) * tiles, first, end);
+        const int own_full_end = clamp(full_end, first, last);
+        return {first, clamp(full_begin, first, own_full_end), own_full_end, last};
+    }
+
   private:
     static FLASH_HOST_DEVICE constexpr int clamp(int x, int low, int high) {
         return min_of(max_of(x, low), high);
     }
 };
+
+// Tiles of a chunk of keys (chunks.cuh), where parts are chunks; 0: they are not.
+template <typename Kernel>
+FLASH_HOST_DEVICE constexpr int chunk_tiles_of() {
+    if constexpr (requires { Kernel::chunk_tiles; }) return Kernel::chunk_tiles;
+    return 0;
+}
 
 template <ForwardTraits TRAITS>
 struct Mask {

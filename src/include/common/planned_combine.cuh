@@ -4,6 +4,7 @@
 // that of the parts.
 #pragma once
 
+#include "common/chunk_combine.cuh"
 #include "common/planned_output.cuh"
 #include "common/split_combine.cuh"
 
@@ -13,13 +14,26 @@ struct PlannedCombineArgs {
     PlannedLaunch planned;
     PlannedOutput out;
     int window_left, window_right;
+    float unseen, largest;  // of chunks: as of ChunkCombineArgs
 };
 
 inline constexpr int kPlannedCombineWarps = 8;
 inline constexpr int kPlannedCombineBlocksPerSm = 2;
 
-// B_c: of the first kernel, whose tiles say how many parts there are.
-template <DType kDType, ForwardTraits TRAITS, int B_c>
+// Writes a row of the output, of one head: from the column on, four of them.
+template <DType kDType>
+FLASH_DEVICE void store_columns(const PlannedOutput &out, int64_t first, const float4 &o) {
+    if (out.element_bytes == 4) {
+        *reinterpret_cast<float4 *>(static_cast<float *>(out.O) + first) = o;
+    } else {
+        char *gmem = static_cast<char *>(out.O) + first * kElementBytes;
+        *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
+    }
+}
+
+// B_c: of the first kernel, whose tiles say how many parts there are. kChunkTiles: parts are chunks of so
+// many.
+template <DType kDType, ForwardTraits TRAITS, int B_c, int kChunkTiles = 0>
 __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
     planned_combine_kernel(const __grid_constant__ PlannedCombineArgs args) {
     __shared__ float smem_weights[kPlannedCombineWarps][kMaxSplits];
@@ -32,7 +46,7 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
     wait_for_prerequisites();
 
     const auto sequence = [&](int b) {
-        return planned_sequence<TRAITS, B_c>(launch, args.window_left, args.window_right, b);
+        return planned_sequence<TRAITS, B_c, kChunkTiles>(launch, args.window_left, args.window_right, b);
     };
     PlannedGroups groups;
     groups.start();
@@ -59,6 +73,24 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
             .total_rows = int64_t(rows) * launch.row_heads,
             .n_splits = s.parts,
         };
+        if constexpr (kChunkTiles > 0) {
+            const float2 *pairs =
+                reinterpret_cast<const float2 *>(launch.partial_lse) + partial + in_sequence;
+            const int64_t place = int64_t(s.q.first_row) + query;
+            const int64_t first = place * out.strides.seq + head * out.strides.head;
+            for (int column = lane * columns; column < max_of(out.d_head_v, kWarpSize * columns);
+                 column += kWarpSize * columns) {
+                const bool in_row = column < out.d_head_v;
+                JoinedChunks joined(args.unseen);
+                joined.take(pairs, parts.partial_o + int64_t(in_sequence) * out.d_head_v + column, s.parts,
+                            parts.total_rows, out.d_head_v, in_row);
+                const RowEnd end =
+                    joined.end(args.unseen, args.largest, TRAITS.sinks ? out.sinks + head : nullptr);
+                if (column == 0 && out.lse != nullptr) out.lse[head * out.total_q + place] = end.lse;
+                if (in_row) store_columns<kDType>(out, first + column, joined.scaled(end.factor));
+            }
+            continue;
+        }
         __syncwarp();  // all lanes have read the weights of the row before
         const float sink = TRAITS.sinks ? out.sinks[head] : -INFINITY;
         const float lse = weigh_parts(parts, in_sequence, sink, weights);
@@ -100,15 +132,17 @@ inline PlannedOutput planned_output(const ForwardProblem &problem, bool has_sink
 }
 
 // Launches the kernel behind the first one. kTarget: as of launch_split_combine.
-template <DType kDType, ForwardTraits TRAITS, int B_c, int kTarget>
+template <DType kDType, ForwardTraits TRAITS, int B_c, int kTarget, int kChunkTiles = 0>
 cudaError_t launch_planned_combine(const ForwardProblem &problem, const PlannedLaunch &planned, int n_sms,
-                                   cudaStream_t stream) {
+                                   cudaStream_t stream, float unseen = 0.0f) {
     const bool cuts = planned.plan.fixed > 1 || (planned.plan.fixed == 0 && planned.plan.slots > 0);
     if (!cuts && !planned.all_parts) return cudaSuccess;
-    PlannedCombineArgs args{planned, planned_output(problem, TRAITS.sinks), problem.window_left,
-                            problem.window_right};
+    PlannedCombineArgs args{
+        planned, planned_output(problem, TRAITS.sinks), problem.window_left, problem.window_right,
+        unseen,  largest_exponent(kDType, true)};
     void *parameters[] = {&args};
-    const void *kernel = reinterpret_cast<const void *>(&planned_combine_kernel<kDType, TRAITS, B_c>);
+    const void *kernel =
+        reinterpret_cast<const void *>(&planned_combine_kernel<kDType, TRAITS, B_c, kChunkTiles>);
     constexpr int kThreads = kPlannedCombineWarps * kWarpSize;
     cudaError_t error = cudaSuccess;
     if (problem.n_sms > 0) {  // not early: see launch_split_combine

@@ -64,8 +64,8 @@ FLASH_DEVICE void clear_planned_row(const PlannedOutput &out, const PlannedItem 
 }
 
 // kColumns: of the kernel; kPadded: the tensor may have fewer. `exponent`, `sum`: of row_end.cuh;
-// `columns(chunk)`: the lane's two of a chunk.
-template <DType kDType, int kColumns, bool kPadded, bool kSinks, typename Columns>
+// `columns(chunk)`: the lane's two of a chunk. kChunks: a part of the keys leaves what chunks.cuh says.
+template <DType kDType, int kColumns, bool kPadded, bool kSinks, bool kChunks = false, typename Columns>
 FLASH_DEVICE void store_planned_row(const PlannedLaunch &launch, const PlannedOutput &out,
                                     const PlannedItem &item, int row_in_block, float exponent, float sum,
                                     const Columns &columns) {
@@ -76,7 +76,7 @@ FLASH_DEVICE void store_planned_row(const PlannedLaunch &launch, const PlannedOu
             if (row.exists && item.part == 0) clear_planned_row(out, item, row, quad_lane, 4);
             return;
         }
-        const RowEnd end = end_row(exponent, sum);
+        const RowEnd end = kChunks ? RowEnd{1.0f, 0.0f} : end_row(exponent, sum);
         const int64_t index = row.partial_index(launch, item);
         float *gmem = launch.partial_o + index * out.d_head_v + quad_lane * 2;
 #pragma unroll
@@ -86,7 +86,13 @@ FLASH_DEVICE void store_planned_row(const PlannedLaunch &launch, const PlannedOu
             *reinterpret_cast<float2 *>(gmem + chunk * kChunkElements) =
                 make_float2(o.x * end.factor, o.y * end.factor);
         }
-        if (quad_lane == 0) launch.partial_lse[index] = end.lse;
+        if (quad_lane == 0) {
+            if constexpr (kChunks) {
+                reinterpret_cast<float2 *>(launch.partial_lse)[index] = make_float2(exponent, sum);
+            } else {
+                launch.partial_lse[index] = end.lse;
+            }
+        }
         return;
     }
     RowEnd end{0.0f, -INFINITY};
@@ -111,7 +117,8 @@ FLASH_DEVICE void store_planned_row(const PlannedLaunch &launch, const PlannedOu
 }
 
 // An item without tiles, by `n_threads` threads: rows that see no key, and padding. Of a part of the keys O
-// is not read where its LSE is -inf.
+// is not read where its LSE is -inf, or the sum of a chunk is 0.
+template <bool kChunks = false>
 FLASH_DEVICE void fill_planned_item(const PlannedLaunch &launch, const PlannedOutput &out,
                                     const PlannedItem &item, int thread, int n_threads) {
     if (item.partial_row < 0 && item.part > 0) return;  // of a sequence that is not cut after all
@@ -123,7 +130,13 @@ FLASH_DEVICE void fill_planned_item(const PlannedLaunch &launch, const PlannedOu
         if (!row.exists) break;
         const int lane = thread % kLanes;
         if (row.counts && item.partial_row >= 0) {
-            if (lane == 0) launch.partial_lse[row.partial_index(launch, item)] = -INFINITY;
+            const int64_t index = row.partial_index(launch, item);
+            if constexpr (kChunks) {
+                if (lane == 0)
+                    reinterpret_cast<float2 *>(launch.partial_lse)[index] = make_float2(0.0f, 0.0f);
+            } else {
+                if (lane == 0) launch.partial_lse[index] = -INFINITY;
+            }
         } else if (item.part == 0) {
             clear_planned_row(out, item, row, lane, kLanes);
             if (row.counts && lane == 0 && out.lse != nullptr && out.sinks != nullptr) {

@@ -125,7 +125,8 @@ struct PlannedItem {
 };
 inline constexpr int kNoItem = -1;
 
-template <ForwardTraits TRAITS, int B_c>
+// kChunkTiles: of a chunk of keys, where a sequence that is cut has its chunks as parts; 0: parts are equal.
+template <ForwardTraits TRAITS, int B_c, int kChunkTiles = 0>
 FLASH_DEVICE PlannedSequence planned_sequence(const PlannedLaunch &launch, int window_left, int window_right,
                                               int b) {
     PlannedSequence s;
@@ -139,6 +140,10 @@ FLASH_DEVICE PlannedSequence planned_sequence(const PlannedLaunch &launch, int w
     const KeyBlocks tiles = mask.key_blocks(first, max_of(s.used - 1, 0), B_c);
     const int64_t alike = int64_t(launch.batch) * launch.row_heads * s.blocks;
     s.parts = s.used == 0 ? 1 : launch.plan.parts(alike, max_of(tiles.end - tiles.begin, 0), s.used);
+    if constexpr (kChunkTiles > 0) {
+        const int chunks = ceil_div(s.k.n_rows, kChunkTiles * B_c);
+        s.parts = s.parts > 1 && chunks <= kMostParts ? max_of(chunks, 1) : 1;
+    }
     return s;
 }
 
@@ -224,6 +229,7 @@ FLASH_DEVICE bool partial_fits(const PlannedLaunch &launch, const PlannedSequenc
 // `planned` (PlannedLaunch), window_left and window_right. kSeenBefore: see mask.cuh.
 template <typename Kernel, typename Args, bool kSeenBefore = false>
 struct PlannedItems {
+    static constexpr int kChunkTiles = chunk_tiles_of<Kernel>();
     PlannedGroups groups;
     int prompts;  // whose items these are: 1: prompts', 0: the others'
 
@@ -273,7 +279,11 @@ struct PlannedItems {
         if (last < first || (!fits && item.part > 0)) return item;  // no query counts, or others do this
         const Mask<Kernel::traits> mask{s.used, s.k.n_rows, args.window_left, args.window_right};
         KeyBlocks blocks = mask.template key_blocks<kSeenBefore>(first, last, Kernel::B_c);
-        if (cut) blocks = blocks.template part<kSeenBefore>(item.part, s.parts);
+        if constexpr (kChunkTiles > 0) {
+            if (cut && s.parts > 1) blocks = blocks.chunk(item.part, kChunkTiles);
+        } else if (cut) {
+            blocks = blocks.template part<kSeenBefore>(item.part, s.parts);
+        }
         item.first_kv_block = blocks.begin;
         item.end_kv_block = blocks.end;
         return item;
@@ -281,8 +291,8 @@ struct PlannedItems {
 
   private:
     static FLASH_DEVICE PlannedSequence sequence(const Args &args, int b) {
-        return planned_sequence<Kernel::traits, Kernel::B_c>(args.planned, args.window_left,
-                                                             args.window_right, b);
+        return planned_sequence<Kernel::traits, Kernel::B_c, kChunkTiles>(args.planned, args.window_left,
+                                                                          args.window_right, b);
     }
 };
 

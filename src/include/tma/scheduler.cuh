@@ -25,7 +25,7 @@ struct QueryItems {
 
     FLASH_DEVICE WorkItem item(const Args &args, int number) const {
         if constexpr (Kernel::traits.varlen) return sequences.item(args, number);
-        WorkItem item = work_item<Kernel::item_rows, Kernel::B_c>(
+        WorkItem item = work_item<Kernel::item_rows, Kernel::B_c, chunk_tiles_of<Kernel>()>(
             args.work, args.template mask<Kernel::traits>(args.work.seq_len_q, args.work.seq_len_k),
             args.n_splits, number);
         if (Kernel::paired_blocks) item.q_block = 2 * item.q_block + blockIdx.x % 2;

@@ -75,7 +75,7 @@ struct SequenceFinder {
         shape.n_heads = shape.total_heads = args.work.n_heads;
         shape.n_q_blocks = ceil_div(q_rows.n_rows, Kernel::B_r);
         shape.section_heads = args.work.section_heads;
-        WorkItem item = work_item<Kernel::B_r, Kernel::B_c>(
+        WorkItem item = work_item<Kernel::B_r, Kernel::B_c, chunk_tiles_of<Kernel>()>(
             shape, args.template mask<Kernel::traits>(q_rows.n_rows, k_rows.n_rows), parts(args),
             in_sequence);
         item.batch = sequence;

@@ -65,24 +65,33 @@ FLASH_HOST_DEVICE constexpr WorkItem ordered_item(const WorkShape &shape, int nu
 }
 
 // The tiles of B_c keys that query block item.q_block of B_r rows visits; with split keys, those of part
-// item.part.
-template <int B_r, int B_c, ForwardTraits TRAITS>
+// item.part. Where kChunkTiles is not 0, parts are chunks of so many tiles, and a sequence that has more of
+// them than there are parts is not cut: its part 0 has all tiles.
+template <int B_r, int B_c, int kChunkTiles = 0, ForwardTraits TRAITS>
 FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_splits) {
     KeyBlocks blocks = mask.key_blocks(item.q_block * B_r, item.q_block * B_r + B_r - 1, B_c);
-    if (TRAITS.split) blocks = blocks.part(item.part, n_splits);
+    if constexpr (TRAITS.split && kChunkTiles > 0) {
+        if (ceil_div(mask.seq_len_k, kChunkTiles * B_c) <= n_splits) {
+            blocks = blocks.chunk(item.part, kChunkTiles);
+        } else if (item.part > 0) {
+            blocks.end = blocks.begin;
+        }
+    } else if (TRAITS.split) {
+        blocks = blocks.part(item.part, n_splits);
+    }
     if (TRAITS.window && !TRAITS.split && !TRAITS.varlen) blocks.begin = min_of(blocks.begin, blocks.end - 1);
     item.first_kv_block = blocks.begin;
     item.end_kv_block = blocks.end;
 }
 
 // Item `number` of 0 ... n_items - 1, of sequences of one length.
-template <int B_r, int B_c, ForwardTraits TRAITS>
+template <int B_r, int B_c, int kChunkTiles = 0, ForwardTraits TRAITS>
 FLASH_HOST_DEVICE constexpr WorkItem work_item(const WorkShape &shape, const Mask<TRAITS> &mask, int n_splits,
                                                int number) {
     const int pair_number = TRAITS.split ? number / n_splits : number;
     WorkItem item = ordered_item(shape, pair_number);
     item.part = number - pair_number * n_splits;
-    set_tiles<B_r, B_c>(item, mask, n_splits);
+    set_tiles<B_r, B_c, kChunkTiles>(item, mask, n_splits);
     return item;
 }
 

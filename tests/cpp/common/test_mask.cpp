@@ -101,6 +101,19 @@ static void check_blocks(const Mask<TRAITS> &mask, int B_r, int B_c) {
             }
             CHECK(next == blocks.end);
         }
+        for (const int tiles : {1, 2, 3}) {  // chunks: at fixed places, whatever is visited
+            int n_visited = 0;
+            for (int i = 0; i <= ceil_div(mask.seq_len_k, B_c) / tiles; ++i) {
+                const KeyBlocks chunk = blocks.chunk(i, tiles);
+                CHECK(is_ordered(chunk));
+                for (int block = chunk.begin; block < chunk.end; ++block) {
+                    CHECK(block / tiles == i && blocks.begin <= block && block < blocks.end);
+                    CHECK(is_full(chunk, block) == is_full(blocks, block));
+                    ++n_visited;
+                }
+            }
+            CHECK(n_visited == blocks.end - blocks.begin);
+        }
     }
 }
 

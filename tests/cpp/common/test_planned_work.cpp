@@ -21,8 +21,9 @@ constexpr int kB_r = 16, kB_c = 8, kColumns = 32, kGuard = 4096;
 std::mt19937 random_bits{11};
 int between(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_bits); }
 
-template <ForwardTraits TRAITS>
+template <ForwardTraits TRAITS, int kChunkTiles>
 struct Kernel {
+    static constexpr int chunk_tiles = kChunkTiles;
     static constexpr ForwardTraits traits = TRAITS;
     static constexpr int B_c = kB_c;
 };
@@ -79,11 +80,15 @@ float from_bfloat16(uint16_t bits) {
     return x;
 }
 
+constexpr float kUnseen = -1e30f;  // the exponent of rows that see nothing
+
 // What a thread block does with an item, one warp after another eight rows.
-template <ForwardTraits TRAITS>
+template <ForwardTraits TRAITS, int kChunkTiles>
 void work_on(const Problem &p, const Args &args, const PlannedItem &item) {
     FakeWarp::run(0, [&] {
-        if (!item.has_tiles()) return fill_planned_item(args.planned, args.output, item, threadIdx.x, 32);
+        constexpr bool kChunks = kChunkTiles > 0;
+        if (!item.has_tiles())
+            return fill_planned_item<kChunks>(args.planned, args.output, item, threadIdx.x, 32);
         for (int first = 0; first < kB_r; first += 8) {
             const int row = first + threadIdx.x / 4;
             const PlannedRow at(args.planned, item, row);
@@ -92,7 +97,7 @@ void work_on(const Problem &p, const Args &args, const PlannedItem &item) {
                 share = share_of<TRAITS>(p, item.batch, at.head, at.query, item.seq_len_q, item.seq_len_k,
                                          item.first_kv_block * kB_c, item.end_kv_block * kB_c);
             }
-            store_planned_row<DType::BF16, kColumns, false, TRAITS.sinks>(
+            store_planned_row<DType::BF16, kColumns, false, TRAITS.sinks, kChunks>(
                 args.planned, args.output, item, row, 0.0f, static_cast<float>(share.sum), [&](int chunk) {
                     const int c = chunk * 8 + threadIdx.x % 4 * 2;
                     return make_float2(static_cast<float>(share.o[c]), static_cast<float>(share.o[c + 1]));
@@ -102,7 +107,7 @@ void work_on(const Problem &p, const Args &args, const PlannedItem &item) {
 }
 
 // `valid`: lengths are such as a caller promises; else only that nothing beside the tensors is written.
-template <ForwardTraits TRAITS>
+template <ForwardTraits TRAITS, int kChunkTiles>
 void run(const Problem &p, int fixed, bool dynamic, bool enough_room, bool valid) {
     ForwardProblem problem{};
     const int element = p.o_float32 ? 4 : 2, row_elements = p.heads * kColumns;
@@ -132,7 +137,8 @@ void run(const Problem &p, int fixed, bool dynamic, bool enough_room, bool valid
     problem.plan_fixed = fixed;
     problem.partial_rows = enough_room ? int64_t(p.total_q) * p.heads * 20 : between(0, 200);
     std::vector<float> partial_o(2 * kGuard + problem.partial_rows * kColumns, 321.0f);
-    std::vector<float> partial_lse(2 * kGuard + problem.partial_rows, 321.0f);
+    const int of_row = kChunkTiles > 0 ? 2 : 1;  // sum and exponent
+    std::vector<float> partial_lse(2 * kGuard + problem.partial_rows * of_row, 321.0f);
     problem.partial_o = partial_o.data() + kGuard;
     problem.partial_lse = partial_lse.data() + kGuard;
 
@@ -151,7 +157,7 @@ void run(const Problem &p, int fixed, bool dynamic, bool enough_room, bool valid
                     problem.lse};
     // The thread blocks in turn, an item each.
     gridDim.x = between(1, 5);
-    using Scheduler = PlannedScheduler<Kernel<TRAITS>, Args>;
+    using Scheduler = PlannedScheduler<Kernel<TRAITS, kChunkTiles>, Args>;
     std::vector<std::array<Scheduler, 32>> schedulers(gridDim.x);
     std::vector<bool> begun(gridDim.x), ended(gridDim.x);
     for (unsigned n_ended = 0; n_ended < gridDim.x;) {
@@ -175,7 +181,7 @@ void run(const Problem &p, int fixed, bool dynamic, bool enough_room, bool valid
             }
             begun[blockIdx.x] = true;
             if (found) {
-                work_on<TRAITS>(p, args, item);
+                work_on<TRAITS, kChunkTiles>(p, args, item);
             } else {
                 ended[blockIdx.x] = true;
                 ++n_ended;
@@ -184,11 +190,12 @@ void run(const Problem &p, int fixed, bool dynamic, bool enough_room, bool valid
         }
     }
     CHECK(counter.next == 0 && counter.next_of_class == 0 && counter.finished_blocks == 0);
-    const PlannedCombineArgs combine{planned, args.output, p.window_left, p.window_right};
+    const PlannedCombineArgs combine{planned, args.output, p.window_left, p.window_right, kUnseen, 1e30f};
     gridDim.x = between(1, 2);
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
         for (int warp = 0; warp < kPlannedCombineWarps; ++warp) {
-            FakeWarp::run(warp * 32, [&] { planned_combine_kernel<DType::BF16, TRAITS, kB_c>(combine); });
+            FakeWarp::run(warp * 32,
+                          [&] { planned_combine_kernel<DType::BF16, TRAITS, kB_c, kChunkTiles>(combine); });
         }
     }
 
@@ -269,7 +276,9 @@ void check(int rounds) {
     for (int i = 0; i < rounds; ++i) {
         const bool valid = between(0, 3) > 0;
         const int fixed = between(0, 2) ? 0 : between(1, 9);
-        run<TRAITS>(random_problem(valid), fixed, between(0, 1), between(0, 3) > 0, valid);
+        run<TRAITS, 0>(random_problem(valid), fixed, between(0, 1), between(0, 3) > 0, valid);
+        run<TRAITS, 1>(random_problem(valid), fixed, between(0, 1), between(0, 3) > 0, valid);
+        run<TRAITS, 2>(random_problem(valid), fixed, between(0, 1), between(0, 3) > 0, valid);
     }
 }
 

@@ -111,6 +111,36 @@ static void check_masks() {
     }
 }
 
+// Parts that are chunks: each tile that a block visits is one part's, and no part has tiles of two chunks. A
+// sequence of more chunks than parts is part 0's alone.
+template <ForwardTraits TRAITS>
+static void test_parts_are_chunks() {
+    constexpr int B_r = 64, B_c = 32, kTiles = 4;
+    for (const int sq : {1, 130}) {
+        for (const int sk : {0, 1, 127, 128, 129, 1000}) {
+            const Mask<TRAITS> mask{sq, sk, 300, 0};
+            for (const int n_splits : {1, 2, 7, 8, 9, 20}) {
+                const bool cut = ceil_div(sk, kTiles * B_c) <= n_splits;
+                for (int block = 0; block * B_r < sq; ++block) {
+                    const KeyBlocks all = mask.key_blocks(block * B_r, block * B_r + B_r - 1, B_c);
+                    int next = all.begin;
+                    for (int part = 0; part < n_splits; ++part) {
+                        WorkItem item{.q_block = block, .part = part};
+                        set_tiles<B_r, B_c, kTiles>(item, mask, n_splits);
+                        if (!item.has_tiles()) continue;
+                        REQUIRE(item.first_kv_block == next, "%d keys, part %d of %d", sk, part, n_splits);
+                        next = item.end_kv_block;
+                        const bool in_chunk =
+                            item.first_kv_block / kTiles == part && (next - 1) / kTiles == part;
+                        REQUIRE(cut ? in_chunk : part == 0, "%d keys, part %d of %d", sk, part, n_splits);
+                    }
+                    REQUIRE(next == max_of(all.begin, all.end), "%d keys, %d parts", sk, n_splits);
+                }
+            }
+        }
+    }
+}
+
 static void test_sections_are_about_as_wide() {
     REQUIRE(balanced_section(20, 16) == 10 && balanced_section(40, 16) == 14, "no narrow last section");
     REQUIRE(balanced_section(84, 32) == 28 && balanced_section(33, 32) == 17, "no narrow last section");
@@ -145,6 +175,9 @@ int main() {
     check_masks<192, 128>();
     check_masks<256, 64>();
     check_masks<128, 80>();
+    test_parts_are_chunks<ForwardTraits{.split = true}>();
+    test_parts_are_chunks<ForwardTraits{.causal = true, .split = true}>();
+    test_parts_are_chunks<ForwardTraits{.causal = true, .window = true, .varlen = true, .split = true}>();
     test_sections_are_about_as_wide();
     test_limits();
     std::puts("work items: ok");

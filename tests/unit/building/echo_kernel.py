@@ -38,6 +38,7 @@ class Problem(ctypes.Structure):
         ("n_splits", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in ("partial_o", "partial_lse")),
         ("o_float32", ctypes.c_bool),
+        ("kept_sums", ctypes.c_void_p),
         ("block_table", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("n_pages", "max_pages", "page_size")),
         ("seqused_q", ctypes.c_void_p),

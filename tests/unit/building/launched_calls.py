@@ -21,7 +21,7 @@ from unittest import mock
 import flash_attention_kernels as binding
 from random_launches import calls
 
-from flash_attention.backends import cuda
+from flash_attention.backends import cuda, cuda_form
 from flash_attention.call import Call, Ran
 from flash_attention.run import passes
 from flash_attention.run.cuda_choice import choice_for
@@ -94,6 +94,7 @@ def refused(made: list[tuple[str, Call, Choice]], facts: DeviceFacts) -> list[st
         mock.patch.object(cuda, "current_stream", return_value=0),
         mock.patch.object(cuda, "_launches", {NOWHERE: launches}),
         mock.patch.object(cuda, "launch_error", lambda *given: RuntimeError(given[-1])),
+        mock.patch.object(cuda_form, "device_facts_of", return_value=facts),
     ):
         for text, call, choice in made:
             try:

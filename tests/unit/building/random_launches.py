@@ -48,7 +48,7 @@ def _call(rng: random.Random, layout: str, numerics: str | None, limit_of_sms: b
     ]
     options: dict[str, Any] = {"numerics": numerics, "return_lse": rng.random() < 0.5}
     options |= rng.choice(({}, {}, {"causal": True}, {"causal": True}, {"window": (rng.randint(0, most), 0)}))
-    if numerics is None and rng.random() < 0.15:  # with one numeric class the Hopper family has none
+    if rng.random() < 0.15:
         options["softcap"] = 30.0
     if rng.random() < 0.15:
         options["sinks"] = torch.empty(heads[0])

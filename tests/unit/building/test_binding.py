@@ -235,7 +235,7 @@ def test_launch_passes_every_feature(echo):
     )
     features = features._replace(block_table=1 << 48, max_pages=10, page_size=48, o_float32=True, n_sms=5)
     features = features._replace(seqused_q=1 << 50, plan_slots=132, plan_shortest=2, plan_longest=16)
-    features = features._replace(plan_few_queries=8, plan_fixed=3, partial_rows=1 << 40)
+    features = features._replace(plan_few_queries=8, plan_fixed=3, partial_rows=1 << 40, kept_sums=1 << 51)
     echo.launch(*arguments, features)
     assert [getattr(seen, name) for name in features._fields] == list(features)
     assert (seen.n_pages, seen.seq_len_k) == (arguments[7][0], 480)

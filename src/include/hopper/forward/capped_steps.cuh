@@ -62,7 +62,7 @@ FLASH_DEVICE bool capped_softmax(Consumer<Kernel> &wg, const Drain &drain) {
 // From a tile's scores to the rounded P; its K slot is released. `drain`: as above.
 template <bool kMasked, typename Kernel, typename Drain>
 FLASH_DEVICE void scores_to_probabilities(Consumer<Kernel> &wg, const Drain &drain) {
-    if constexpr (Kernel::traits.softcap && wg.kLagged && !kMasked) {
+    if constexpr (Kernel::traits.softcap && wg.kLagged && !wg.kByRow && !kMasked) {
         if (capped_softmax(wg, drain)) return;
     } else {
         if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));

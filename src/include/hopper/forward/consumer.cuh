@@ -2,7 +2,9 @@
 // puts the moves in order.
 #pragma once
 
+#include "common/chunks.cuh"
 #include "hopper/forward/capped_softmax.cuh"
+#include "hopper/forward/chunk_sums.cuh"
 #include "hopper/forward/epilogue.cuh"
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
@@ -27,10 +29,22 @@ struct KnownAheadOf<Kernel> {
     using Type = typename ScoreMods<Kernel>::Known;
 };
 
+// Of a softmax by row, and of chunks of keys.
+template <typename Kernel>
+struct ChunkState {};
+template <typename Kernel>
+    requires(Kernel::by_row)
+struct ChunkState<Kernel> {
+    float sum_before[2];         // of the last lagged step
+    RowStateOf<Kernel> ended;    // what the chunk before the tile in hand has left
+    bool has_kept_sums = false;  // others of the item lie in memory
+};
+
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
-    static constexpr bool kLagged = Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
+    static constexpr bool kByRow = Kernel::by_row;
+    static constexpr bool kLagged = kByRow || Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
 
     const KernelArgs<typename Kernel::Mod> &args;
     const SharedMemory<Kernel> smem;
@@ -43,6 +57,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     uint32_t rmem_P[B_c / 4];              // (64, B_c) P, 16 bit
     float rmem_O[d_v / 2];                 // (64, d_v)
     OnlineSoftmax<B_c, Kernel::mod_changes_scores> softmax{};
+    [[no_unique_address]] ChunkState<Kernel> chunks;
     CapForm cap_form;  // softcap
     Descriptors tiles;
     TilePosition<Kernel::k_stages, Kernel::v_stages> kv;
@@ -63,7 +78,8 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        if constexpr (Kernel::traits.softcap) {
+        if constexpr (kByRow) chunks.has_kept_sums = false;
+        if constexpr (Kernel::traits.softcap && !kByRow) {
             cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
         }
         cap_scores();
@@ -75,6 +91,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // capped_steps.cuh has that of lagged, capped scores.
     template <bool kMasked>
     FLASH_DEVICE void tile_softmax() {
+        if constexpr (kByRow) return row_softmax<kMasked>();
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod<false>();
         if (kMasked) mask_tile();
@@ -91,10 +108,36 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         return Kernel::mod_hides_keys && tile_word.kind() != TileKind::FULL;
     }
 
+    // By row. A tile with a mask may begin a chunk of keys.
+    template <bool kMasked>
+    FLASH_DEVICE void row_softmax() {
+        cap_scores();
+        if constexpr (kMasked) {
+            mask_tile();
+            if (begins_chunk()) {
+                chunks.ended = row_state();
+                softmax.begin_anew(args.lowest);
+            }
+            softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
+        } else {
+            chunks.sum_before[0] = softmax.sum[0];
+            chunks.sum_before[1] = softmax.sum[1];
+            softmax.lagged_step(rmem_S, args.exponent_factor);
+        }
+    }
+
+    // Whether the tile in hand is the last of a chunk of keys, and so the first of it that is taken.
+    FLASH_DEVICE bool begins_chunk() const {
+        if constexpr (Kernel::chunk_tiles == 0) return false;
+        return (kv_block + 1) % max_of(Kernel::chunk_tiles, 1) == 0;
+    }
+
     // O follows the step's change of reference. No wgmma is in flight.
     template <bool kMasked>
     FLASH_DEVICE void settle_softmax() {
-        if constexpr (kLagged && !kMasked) {
+        if constexpr (kByRow) {
+            return settle_row_softmax<kMasked>();
+        } else if constexpr (kLagged && !kMasked) {
             if (mod_hides_some()) return scale_rows(rmem_O, softmax.rescale);
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
@@ -113,6 +156,39 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         scale_rows(rmem_O, softmax.rescale);
     }
 
+    template <bool kMasked>
+    FLASH_DEVICE void settle_row_softmax() {
+        if constexpr (kMasked) {
+            if (begins_chunk()) {
+                keep_sums();
+                return zero_output();
+            }
+        } else {
+            if (!softmax.warp_outgrew(kToleratedGrowthByRow)) return;
+            if (softmax.warp_outgrew(kRescalableGrowth)) {
+                softmax.sum[0] = chunks.sum_before[0];
+                softmax.sum[1] = chunks.sum_before[1];
+                recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
+                                         warpgroup * kWarpgroupRows + warp * 16, lane);
+                cap_scores();
+                softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
+            } else {
+                softmax.adopt_growth_of_rows(rmem_S, args.exponent_factor, args.inv_exponent_factor);
+            }
+        }
+        scale_rows(rmem_O, softmax.rescale);
+    }
+
+    // What a chunk of keys has left goes to memory, joined with what is there of the item.
+    FLASH_DEVICE void keep_sums() {
+        if constexpr (Kernel::chunk_tiles > 0) {
+            const ChunkSums<Kernel> sums(args, warpgroup);
+            if (chunks.has_kept_sums) sums.join(rmem_O, chunks.ended, args.exponent_factor);
+            sums.store(rmem_O, chunks.ended);
+            chunks.has_kept_sums = true;
+        }
+    }
+
     FLASH_DEVICE void undo_lagged_step() {
         // NaN looks like an unusable step, where no step can be; others are known to the whole warp.
         if (Kernel::traits.softcap && cap_form != CapForm::ANY && softmax.growth[0] == kUnusableStep) {
@@ -124,7 +200,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
     FLASH_DEVICE void cap_scores() {
-        if constexpr (Kernel::traits.softcap) {
+        if constexpr (Kernel::traits.softcap && kByRow) {
+            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);  // by the score alone
+        } else if constexpr (Kernel::traits.softcap) {
             if (!flash::cap_scores<kLongTerms>(rmem_S, args.score_factor, args.exponent_factor))
                 cap_form = CapForm::ANY;
         }
@@ -211,15 +289,28 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         for (int i = 0; i < d_v / 2; ++i) rmem_O[i] = 0.f;
     }
 
-    FLASH_DEVICE RowState row_state() const {
-        return {{softmax.sum[0], softmax.sum[1]}, {softmax.reference[0], softmax.reference[1]}};
+    FLASH_DEVICE RowStateOf<Kernel> row_state() const {
+        const RowState state{{softmax.sum[0], softmax.sum[1]}, {softmax.reference[0], softmax.reference[1]}};
+        if constexpr (Kernel::chunk_tiles > 0) {
+            return {state, chunks.has_kept_sums};
+        } else {
+            return state;
+        }
     }
 
-    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const RowState &state, uint32_t q_slot) {
+    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const RowStateOf<Kernel> &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
         const ItemOf<Kernel> done = Kernel::direct_store ? ended : read_item_of(smem, q_slot);
-        finish_item<Kernel>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
+        if constexpr (Kernel::chunk_tiles > 0) {
+            RowState whole = state;
+            if (state.has_kept_sums) {
+                ChunkSums<Kernel>(args, warpgroup).join(rmem_O, whole, args.exponent_factor);
+            }
+            finish_item<Kernel>(rmem_O, whole, args, smem, done, q_slot, warpgroup, warp, lane);
+        } else {
+            finish_item<Kernel>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
+        }
     }
 
     // ---------------------------------------------------------------- from tile to tile

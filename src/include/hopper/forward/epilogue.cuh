@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "common/dropout.cuh"
 #include "common/quad.cuh"
@@ -18,6 +19,13 @@ struct RowState {
     float sum[2];        // the thread's share
     float reference[2];  //
 };
+
+// With chunks of keys (common/chunks.cuh) also whether sums of others of the item lie in memory.
+struct ChunkedRowState : RowState {
+    bool has_kept_sums;
+};
+template <typename Kernel>
+using RowStateOf = std::conditional_t<(Kernel::chunk_tiles > 0), ChunkedRowState, RowState>;
 
 // Stages O (64, d_v) of one warpgroup in shared memory, in the layout of Q's slot.
 template <typename Kernel>
@@ -86,6 +94,30 @@ FLASH_DEVICE void store_partial_output(const float (&rmem_O)[Kernel::d_head_v / 
     }
 }
 
+// The exponent of a row's reference. By row it is not joined with what is added to it, as kernels that
+// combine chunks cannot.
+template <typename Kernel>
+FLASH_DEVICE float exponent_of(float reference, float exponent_factor) {
+    return Kernel::by_row ? __fmul_rn(reference, exponent_factor) : reference * exponent_factor;
+}
+
+// What a chunk of keys has left of the rows of a warpgroup, for the kernel that joins chunks.
+template <typename Kernel>
+FLASH_DEVICE void store_chunk(const float (&rmem_O)[Kernel::d_head_v / 2], const RowState &state,
+                              const ForwardKernelArgs &args, const WorkItem &item, int row0, int lane) {
+    constexpr float kWhole[2] = {1.f, 1.f};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float sum = quad_sum(state.sum[r]);
+        const int row = row0 + 8 * r;
+        if ((lane & 3) == 0 && row < query_rows<Kernel::traits>(args, item).n_rows) {
+            reinterpret_cast<float2 *>(args.partial_lse)[partial_row(args, item) + row] =
+                make_float2(exponent_of<Kernel>(state.reference[r], args.exponent_factor), sum);
+        }
+    }
+    store_partial_output<Kernel>(rmem_O, kWhole, args, item, row0, lane);
+}
+
 // Normalises O and sends it and the LSE out.
 template <typename Kernel>
 FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const RowState &state,
@@ -94,12 +126,15 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const
     constexpr float kLargest = largest_exponent(Kernel::dtype, true);
     const int row_of_warp = warpgroup * kWarpgroupRows + warp * 16;
     const int row0 = item.q_block * Kernel::B_r + row_of_warp + accumulator(lane, 0).row;
+    if constexpr (Kernel::traits.split && Kernel::chunk_tiles > 0) {
+        return store_chunk<Kernel>(rmem_O, state, args, item, row0, lane);
+    }
     const SequenceRows rows = query_rows<Kernel::traits>(args, item);
     float *const lse = Kernel::traits.split ? args.partial_lse : args.lse;
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float exponent = state.reference[r] * args.exponent_factor;
+        const float exponent = exponent_of<Kernel>(state.reference[r], args.exponent_factor);
         const float sum =
             sum_or_nan(quad_sum(state.sum[r]), exponent, state.reference[r] == args.lowest, kLargest);
         // The combination of parts adds the sink.
@@ -135,10 +170,13 @@ FLASH_DEVICE void finish_item(const float (&rmem_O)[Kernel::d_head_v / 2], const
     const int row0 = warpgroup * kWarpgroupRows + warp * 16 + accumulator(lane, 0).row;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const float exponent = state.reference[r] * args.exponent_factor;
-        const float sum =
-            sum_or_nan(quad_sum(state.sum[r]), exponent, state.reference[r] == args.lowest, kLargest);
-        store_planned_row<Kernel::dtype, Kernel::d_head_v, Kernel::traits.padded_head, Kernel::traits.sinks>(
+        const float exponent = exponent_of<Kernel>(state.reference[r], args.exponent_factor);
+        // Of a chunk of keys it is looked at when all are joined.
+        const bool in_range =
+            state.reference[r] == args.lowest || (Kernel::chunk_tiles > 0 && item.partial_row >= 0);
+        const float sum = sum_or_nan(quad_sum(state.sum[r]), exponent, in_range, kLargest);
+        store_planned_row<Kernel::dtype, Kernel::d_head_v, Kernel::traits.padded_head, Kernel::traits.sinks,
+                          (Kernel::chunk_tiles > 0)>(
             args.planned, args.output, item, row0 + 8 * r, exponent, sum,
             [&](int chunk) { return make_float2(rmem_O[4 * chunk + 2 * r], rmem_O[4 * chunk + 2 * r + 1]); });
     }
@@ -190,7 +228,10 @@ FLASH_DEVICE void fill_item_without_keys(const ForwardKernelArgs &args, const Wo
     const int n_chunks = Kernel::traits.split ? 1 : chunks_of_row<Kernel>(args);
     for (int i = lane; i < n_rows * n_chunks; i += 32) {
         const int row = first_row + i / n_chunks;
-        if constexpr (Kernel::traits.split) {
+        if constexpr (Kernel::traits.split && Kernel::chunk_tiles > 0) {
+            reinterpret_cast<float2 *>(args.partial_lse)[partial_row(args, item) + row] =
+                make_float2(0.f, 0.f);
+        } else if constexpr (Kernel::traits.split) {
             args.partial_lse[partial_row(args, item) + row] = -INFINITY;
         } else {
             fill_chunk<Kernel>(args, rows, item.head, row, i % n_chunks);

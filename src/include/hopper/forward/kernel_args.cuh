@@ -37,7 +37,7 @@ struct ForwardKernelArgs {
     int batch;               // varlen, split
     int n_splits;            // split
     float *partial_o;        // split: (n_splits, batch, n_heads, seq_len_q, d_head_v)
-    float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q)
+    float *partial_lse;      // split: (n_splits, batch, n_heads, seq_len_q); chunks: pairs of floats
     int d_head_v;            // padded_head: of the tensors
     int rows_q, rows_k;      // varlen: nameable_rows of q and k, where their offsets are given
     const int *block_table;  // paged: (batch, max_pages)
@@ -49,6 +49,7 @@ struct ForwardKernelArgs {
     // softcap: the exponent of a score S that is small, or not large
     TanhSeries<3> short_cap_series;
     TanhSeries<7> long_cap_series;
+    float *kept_sums;  // chunks: see chunk_sums.cuh
 
     // The mask of a launch; of one sequence of it, where lengths differ.
     template <ForwardTraits TRAITS>

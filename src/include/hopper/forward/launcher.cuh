@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/chunk_combine.cuh"
 #include "common/early_launch.cuh"
 #include "common/find_tiles.cuh"
 #include "common/planned_combine.cuh"
@@ -57,6 +58,13 @@ bool traits_allow(const ForwardProblem &problem) {
     if (Kernel::traits.split && (problem.n_splits < 1 || problem.n_splits > kMaxSplits ||
                                  problem.partial_o == nullptr || problem.partial_lse == nullptr)) {
         return false;
+    }
+    if constexpr (Kernel::chunk_tiles > 0) {
+        // A sequence of more chunks than parts is not cut: one block takes all of them. What a launch knows
+        // of packed sequences is that none is longer than all together.
+        const int n_chunks = ceil_div(problem.seq_len_k, Kernel::chunk_tiles * Kernel::B_c);
+        const int n_parts = Kernel::traits.split ? problem.n_splits : 1;
+        if (n_chunks > n_parts && problem.kept_sums == nullptr) return false;
     }
     if (Kernel::traits.paged &&
         (problem.block_table == nullptr || problem.page_size % kPageAlignment != 0 || problem.page_size < 1 ||
@@ -121,6 +129,7 @@ cudaError_t make_arguments(const ForwardProblem &problem, KernelArgs<typename Ke
     args.batch = problem.batch;
     args.partial_o = problem.partial_o;
     args.partial_lse = problem.partial_lse;
+    args.kept_sums = problem.kept_sums;
     args.d_head_v = problem.d_head_v;
     if constexpr (Kernel::traits.paged) {
         args.block_table = problem.block_table;
@@ -220,7 +229,11 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     error = launch_blocks<Kernel>(n_blocks, maps, args, stream);
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next call starts afresh
     if constexpr (Kernel::traits.split) {
-        if (error == cudaSuccess) {
+        if constexpr (Kernel::chunk_tiles > 0) {
+            if (error != cudaSuccess) return error;
+            return static_cast<cudaError_t>(launch_chunk_combine<Kernel::dtype, Kernel::traits, kTarget>(
+                problem, args.lowest * args.exponent_factor, stream));
+        } else if (error == cudaSuccess) {
             return static_cast<cudaError_t>(
                 launch_split_combine<Kernel::dtype, Kernel::d_head_v, Kernel::traits, kTarget>(problem,
                                                                                                stream));
@@ -228,8 +241,9 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     }
     if constexpr (Kernel::traits.planned) {
         if (error == cudaSuccess) {
-            return launch_planned_combine<Kernel::dtype, Kernel::traits, Kernel::B_c, kTarget>(
-                problem, args.planned, n_sms, stream);
+            return launch_planned_combine<Kernel::dtype, Kernel::traits, Kernel::B_c, kTarget,
+                                          Kernel::chunk_tiles>(problem, args.planned, n_sms, stream,
+                                                               args.lowest * args.exponent_factor);
         }
     }
     return error;

@@ -15,6 +15,24 @@
 
 namespace flash::hopper {
 
+// With chunks of keys: the tiles down to `first_whole`, of which every row sees every key. The first of a
+// chunk takes the step of tiles with a mask, `masked_step`, which looks at each row.
+template <typename Kernel, typename MaskedStep, typename Step>
+FLASH_DEVICE void whole_tiles(Consumer<Kernel> &wg, int first_whole, const MaskedStep &masked_step,
+                              const Step &step) {
+#pragma unroll 1
+    while (wg.kv_block >= first_whole) {
+        if (wg.begins_chunk()) {
+            masked_step();
+            wg.go_to_next_tile();
+            continue;
+        }
+        const int end = max(first_whole, wg.kv_block / Kernel::chunk_tiles * Kernel::chunk_tiles);
+#pragma unroll 1
+        for (; wg.kv_block >= end; wg.go_to_next_tile()) step();
+    }
+}
+
 // ---------------------------------------------------------------- two products at a time
 // The first tile's scores and softmax, with nothing else in flight.
 template <typename Kernel>
@@ -66,9 +84,13 @@ FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
         }
     }
     const int first_whole = wg.first_whole_block();
+    if constexpr (Kernel::chunk_tiles > 0) {
+        whole_tiles(wg, first_whole, [&] { overlapped_step<true>(wg); }, [&] { overlapped_step<false>(wg); });
+    } else {
 #pragma unroll 1
-    for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
-        overlapped_step<false>(wg);
+        for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
+            overlapped_step<false>(wg);
+        }
     }
     if constexpr (Kernel::traits.window) {
 #pragma unroll 1
@@ -140,9 +162,14 @@ FLASH_DEVICE void serial_tiles(Consumer<Kernel> &wg) {
         }
     }
     const int first_whole = wg.first_whole_block();
+    if constexpr (Kernel::chunk_tiles > 0) {
+        whole_tiles(
+            wg, first_whole, [&] { serial_step<false, true>(wg); }, [&] { serial_step<false, false>(wg); });
+    } else {
 #pragma unroll 1
-    for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
-        serial_step<false, false>(wg);
+        for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
+            serial_step<false, false>(wg);
+        }
     }
     if constexpr (Kernel::traits.window) {
 #pragma unroll 1

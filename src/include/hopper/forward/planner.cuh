@@ -28,7 +28,7 @@ FLASH_DEVICE void run_planner(const SharedMemory<Kernel> &smem, const ForwardKer
         if (item.has_tiles()) {
             hand_over(item);
         } else {
-            fill_planned_item(args.planned, args.output, item, lane, kWarpSize);
+            fill_planned_item<(Kernel::chunk_tiles > 0)>(args.planned, args.output, item, lane, kWarpSize);
         }
     }
     PlannedItem end{};

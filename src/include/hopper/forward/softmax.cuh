@@ -15,6 +15,17 @@
 //     growth <= 2^100   P, l, O are rescaled to the new maximum
 //     more, or NaN      P may have overflowed: the tile's scores are computed again, with the exact softmax
 //
+// By row (LAGGED_BY_ROW): lagged, but what becomes of a row depends on nothing but the row's own scores, so
+// that its bits are the same beside any others, in any loop, from any tile on. Of each row by itself:
+//     nothing seen before                 exact: the reference is the tile's maximum
+//     growth <= 2^3                       the reference stays
+//     growth <= 2^100                     it becomes the maximum after the exponentials
+//     more                                exact: it becomes the maximum before them
+// Less growth is tolerated than of a warp, where one row's growth makes all sixteen take their maxima: the
+// largest P of a row with few large weights is rounded, as l is not, unless the reference is its own score.
+// `row_step` does this with the maximum known ahead, for tiles with a mask and for those that are computed
+// again; `lagged_step` and `adopt_growth_of_rows` do the same, bit for bit, with the exponentials first.
+//
 // A score of -inf, hidden by a mask or as computed, has the weight 0. A row of which all are -inf so far has
 // the reference `lowest`, which is finite (softmax_scale.cuh): (-inf) - (-inf) does not come up, and the
 // first finite score outgrows it.
@@ -28,7 +39,8 @@
 
 namespace flash::hopper {
 
-inline constexpr float kToleratedGrowth = 8.0f;     // log2; P <= 2^8
+inline constexpr float kToleratedGrowth = 8.0f;  // log2; P <= 2^8
+inline constexpr float kToleratedGrowthByRow = 3.0f;
 inline constexpr float kRescalableGrowth = 100.0f;  // log2; P <= 2^100 and its sum stay finite
 
 // kAnyScores: scores may be of any size, as functions of the user's make them.
@@ -106,6 +118,62 @@ struct OnlineSoftmax {
         }
 #pragma unroll
         for (int i = 0; i < B_c / 2; ++i) rmem_P[i] *= rescale[(i >> 1) & 1];
+    }
+
+    // The same, of each row that has outgrown its reference by more than is tolerated; the others stay.
+    FLASH_DEVICE void adopt_growth_of_rows(float (&rmem_P)[B_c / 2], float exponent_factor,
+                                           float inv_exponent_factor) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float grown_by = quad_maximum(__int_as_float(growth[r]));
+            const float grown = grown_by > kToleratedGrowthByRow
+                                    ? fmaf(grown_by, inv_exponent_factor, reference[r])
+                                    : reference[r];
+            rescale[r] = exp2_approx((reference[r] - grown) * exponent_factor);  // 1 where it stays
+            reference[r] = grown;
+            sum[r] = __fmul_rn(sum[r], rescale[r]);
+        }
+#pragma unroll
+        for (int i = 0; i < B_c / 2; ++i) rmem_P[i] *= rescale[(i >> 1) & 1];
+    }
+
+    // Each row as if nothing had been seen of it.
+    FLASH_DEVICE void begin_anew(float lowest) {
+        reference[0] = reference[1] = lowest;
+        sum[0] = sum[1] = 0.f;
+    }
+
+    // S -> P in place, each row by itself, with its maximum known ahead.
+    FLASH_DEVICE void row_step(float (&rmem_S)[B_c / 2], float exponent_factor, float inv_exponent_factor,
+                               float lowest) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float before = reference[r];
+            const float maximum = fmaxf(lowest, row_maximum(rmem_S, r));
+            // The exponent of the largest score, as a lagged step sees it.
+            const float grown_by = fmaf(maximum, exponent_factor, -__fmul_rn(before, exponent_factor));
+            const bool exact = before == lowest || !(grown_by <= kRescalableGrowth);
+            const float base = exact ? maximum : before;
+            const float weight = exact ? exp2_approx((before - maximum) * exponent_factor) : 1.f;
+            const float grown = !exact && grown_by > kToleratedGrowthByRow
+                                    ? fmaf(grown_by, inv_exponent_factor, before)
+                                    : base;
+            const float later_weight = exp2_approx((base - grown) * exponent_factor);  // 1 where it stays
+            const float offset = __fmul_rn(base, exponent_factor);
+            float even = 0.f, odd = 0.f;
+#pragma unroll
+            for (int i = 2 * r; i < B_c / 2; i += 4) {
+                const float p0 = exp2_approx(fmaf(rmem_S[i], exponent_factor, -offset));
+                const float p1 = exp2_approx(fmaf(rmem_S[i + 1], exponent_factor, -offset));
+                rmem_S[i] = p0 * later_weight;
+                rmem_S[i + 1] = p1 * later_weight;
+                even += p0;
+                odd += p1;
+            }
+            sum[r] = __fmul_rn(fmaf(sum[r], weight, even + odd), later_weight);
+            rescale[r] = weight * later_weight;
+            reference[r] = grown;
+        }
     }
 
     // Takes the last lagged step back out of the sums. One that overflowed has outgrown all before it by so

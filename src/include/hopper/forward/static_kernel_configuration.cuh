@@ -91,6 +91,10 @@ struct StaticForwardKernelConfig {
 
     // O's parts are float32, for which a Q slot has no room; planned work has parts among its items.
     static constexpr bool direct_store = CFG.direct_store || TRAITS.split || TRAITS.planned;
+    static constexpr int chunk_tiles =
+        CFG.chunk_tiles;  // of a chunk of keys (common/chunks.cuh); 0: no chunks
+    // What becomes of a row depends on the row alone.
+    static constexpr bool by_row = CFG.softmax_reference == SoftmaxReference::LAGGED_BY_ROW;
     // A mask may hide columns at the right edge of other tiles than the last.
     static constexpr bool masks_diagonal = TRAITS.causal || TRAITS.window;
     // An item's first tile may be another than tile 0.
@@ -137,6 +141,9 @@ struct StaticForwardKernelConfig {
 
     static_assert(!TRAITS.planned || (TRAITS.varlen && !TRAITS.split && !has_mod),
                   "planned: it needs varlen, has parts of its own, and no mods");
+    static_assert(CFG.chunk_tiles >= 0 && (CFG.chunk_tiles == 0 || by_row),
+                  "chunk_tiles: 0, or positive with a softmax_reference LAGGED_BY_ROW");
+    static_assert(!has_mod || !by_row, "LAGGED_BY_ROW: no mods");
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static_assert(!TRAITS.paged || TRAITS.varlen,
                   "paged: rows behind a sequence's last one are cut off as with varlen");

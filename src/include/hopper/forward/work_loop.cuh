@@ -91,7 +91,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
         clear_hidden_values(wg, done, v);
         wg.kv.advance();
         wg.go_to_first_tile();
-        const RowState state = wg.row_state();
+        const auto state = wg.row_state();
         wg.with_first_columns([&]<int n_columns>() {
             issue_both_products<n_columns>(wg, v, [&] {
                 if (Kernel::cfg.ping_pong) {

@@ -150,6 +150,15 @@ class FlashForwardKernelConfig:
         )
 
     @property
+    def chunk_tiles(self) -> int:
+        """Tiles of a chunk of keys; 0: all keys are one chunk."""
+        return 0
+
+    def kept_sums(self, blocks: int) -> int:
+        """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left."""
+        return 0
+
+    @property
     def writes_lse(self) -> bool:
         """Whether the kernel can write the log-sum-exp of each row."""
         return not self.tensor_row_sums
@@ -304,6 +313,11 @@ class FlashForwardKernelConfig:
 
     def _malformed_softmax(self) -> str | None:
         reference = self.softmax_reference
+        if reference == SoftmaxReference.LAGGED_BY_ROW:
+            return (
+                "softmax_reference LAGGED_BY_ROW is of the Hopper family; EXACT and EXACT_SKIP_RESCALE treat "
+                "each row by itself"
+            )
         if reference != SoftmaxReference.EXACT and not self.optimized_softmax:
             return f"softmax_reference {reference.name} needs optimized_softmax"
         if reference == SoftmaxReference.ANCHORED and self.dtype != DType.BF16:

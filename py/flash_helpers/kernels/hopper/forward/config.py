@@ -110,6 +110,8 @@ class HopperForwardKernelConfig:
         extra_k_stages: slots of the K ring beyond those of V's. K's are held longer, by the lagged reference.
         q_register_steps: of the d_head / 16 steps of Q K^T, how many (the last) take Q from registers: a
             product of 64 rows and 64 columns from shared memory alone needs all of its bandwidth.
+        chunk_tiles: tiles of a chunk of keys: at each multiple of them a row begins anew, and chunks are
+            joined from the last to the first, by one block or behind several; 0: all keys are one chunk.
     """
 
     dtype: DType = size()
@@ -135,6 +137,7 @@ class HopperForwardKernelConfig:
     prefetch_next: int = number("prefetch", 0)
     extra_k_stages: int = number("more_k", 0)
     q_register_steps: int = number("q_regs", 0)
+    chunk_tiles: int = number("chunk", 0)
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -190,8 +193,13 @@ class HopperForwardKernelConfig:
             reference=self.softmax_reference.name.lower(),
             exponent="fused",
             row_sums="lanes",
-            softcap="warp",
+            softcap="element" if self.softmax_reference is SoftmaxReference.LAGGED_BY_ROW else "warp",
+            chunk_tiles=self.chunk_tiles,
         )
+
+    def kept_sums(self, blocks: int) -> int:
+        """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left."""
+        return blocks * self.B_r * (self.d_head_v + 8) if self.chunk_tiles else 0
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""
@@ -321,6 +329,12 @@ class HopperForwardKernelConfig:
             )
         if self.softmax_reference == SoftmaxReference.ANCHORED:
             return "softmax_reference ANCHORED is of the Ampere family; choose LAGGED"
+        by_row = self.softmax_reference == SoftmaxReference.LAGGED_BY_ROW
+        if self.chunk_tiles < 0 or (self.chunk_tiles and not by_row):
+            return (
+                f"chunk_tiles is {self.chunk_tiles}; it must be 0, or positive with a softmax_reference "
+                "LAGGED_BY_ROW"
+            )
         budget = self.register_budget(traits)[1] - REGISTER_OVERHEAD[self.n_consumers]
         if self.resident_registers() > budget:
             compiled_for = f" of a kernel for {traits.short_form()}" if traits != PLAIN else ""

@@ -35,7 +35,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
     if problem.invariant:
         few_blocks = few_blocks_of(problem, facts) == WARPGROUP_ROWS
         only = invariant_choice(problem, size_for(problem, INVARIANT) or found, few_blocks)
-        return Defaults(only, only, FIRST, in_parts=False)
+        return Defaults(only, only, FIRST)
 
     def choose(split: bool) -> Default:
         kernel, reason = choose_hopper_kernel(

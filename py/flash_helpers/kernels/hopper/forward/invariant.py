@@ -16,6 +16,7 @@ from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 FEW_ROWS = 64  # of one warpgroup
+CHUNK_KEYS = 1024  # of a chunk, or a few more, where tiles do not divide them
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ def _config(
         q_stages=q_stages,
         overlap_products=True,
         ping_pong=B_r > FEW_ROWS and q_stages > 1,
-        softmax_reference=SoftmaxReference.EXACT,
-        forced_overlap=False,
+        softmax_reference=SoftmaxReference.LAGGED_BY_ROW,
+        forced_overlap=True,
         next_item=NextItem.NONE,
         direct_store=q_stages == 1,
         dynamic_schedule=False,
         head_sections=True,
+        chunk_tiles=-(-CHUNK_KEYS // B_c),
     )
     return replace(base, **changes)
 
