@@ -40,6 +40,12 @@ struct uint4 {
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmul_ru(float a, float b) {
+    const double exact = double(a) * b;  // 48 bits
+    const float nearest = float(exact);
+    return nearest < exact ? std::nextafter(nearest, INFINITY) : nearest;
+}
+inline float __fmul_rd(float a, float b) { return -__fmul_ru(-a, b); }
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
