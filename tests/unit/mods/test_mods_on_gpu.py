@@ -26,6 +26,7 @@ from flash_attention.layouts import DENSE
 from flash_attention.mods.tracing import trace
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import directions
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.problem import FORWARD, AttentionProblem
