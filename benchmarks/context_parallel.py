@@ -5,7 +5,9 @@
 A row's time is that of the slowest rank. ``efficiency`` is the time of one GPU for the whole sequence over
 the number of ranks times a row's time. Each method is run again without its messages: what is longer with
 them is what no computation hides. Gradients are timed with equal bits in every run and without, each beside
-one GPU that promises the same.
+one GPU that promises the same. ``--profile`` writes when each kernel of one call ran, messages and
+computation, ``--peers`` times other libraries' context parallelism beside. The file is written anew after
+each row, so that one that is cut has what was done.
 """
 
 from __future__ import annotations
@@ -14,27 +16,36 @@ import argparse
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from context_parallel_overlap import overlap, spans_of
+from context_parallel_peers import PEERS
 from torch import Tensor
 
 import flash_attention
 from flash_attention import distributed as cp
+from flash_attention.call import Mask
 from flash_attention.distributed import cost, transport
+from flash_attention.distributed.schedule import Heads
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.result_file import ResultFile
 
 public = sys.modules["flash_attention.distributed.attention"]
 
 METHODS = ("all_gather", "ring", "ulysses")
+ONE = "one GPU"
 METHOD = (
-    "median over rounds of the time between two CUDA events on each rank, the largest of all ranks; the "
-    "ranks meet before each round; implementations one after the other in one process"
+    "median over rounds of the time between two CUDA events on each rank, the largest of all ranks; all "
+    "ranks meet on their GPUs before each round, behind a pause in which the host launches, as it is ahead "
+    "in a model; implementations one after the other in one process"
 )
+AHEAD = 8_000_000  # cycles for which the GPU waits, so that the host is ahead of it
 
 
 class Silent(transport.Transport):
@@ -44,23 +55,54 @@ class Silent(transport.Transport):
         return transport.Pending(self, (), [])
 
 
-def times(call: Callable[[], object], rounds: int) -> tuple[float, list[float]]:
-    """Milliseconds: the median over rounds of the slowest rank, and all rounds of it."""
+class Counting(transport.Transport):
+    """A transport that adds up what it sends."""
+
+    total = 0
+
+    def start(self, sends: Any, receives: Any) -> transport.Pending:
+        before = self.sent
+        pending = super().start(sends, receives)
+        Counting.total += self.sent - before
+        return pending
+
+
+class Times(NamedTuple):
+    """Milliseconds of a call.
+
+    Attributes:
+        median: over rounds, of the slowest rank.
+        rounds: all rounds of it.
+        host: how long the host of the slowest rank takes to launch it; the median.
+    """
+
+    median: float
+    rounds: list[float]
+    host: float
+
+
+def times(call: Callable[[], object], rounds: int) -> Times:
     for _ in range(3):
         call()
     found = []
+    meeting = torch.zeros(1, device="cuda")
     for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
         dist.barrier()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(AHEAD)
+        dist.all_reduce(meeting)
+        start = time.perf_counter()
         begin.record()
         call()
         end.record()
+        host = 1e3 * (time.perf_counter() - start)
         torch.cuda.synchronize()
-        slowest = torch.tensor(begin.elapsed_time(end), device="cuda")
+        slowest = torch.tensor([begin.elapsed_time(end), host], device="cuda")
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        found.append(float(slowest))
-    return statistics.median(found), found
+        found.append(slowest.tolist())
+    gpu, hosts = ([round_[i] for round_ in found] for i in (0, 1))
+    return Times(statistics.median(gpu), gpu, statistics.median(hosts))
 
 
 def passes(
@@ -73,165 +115,229 @@ def passes(
     return lambda: torch.autograd.grad(call(*inputs), inputs, dout)
 
 
-def pytorch(
-    layout: cp.Layout, rank: int, q: Tensor, k: Tensor, v: Tensor, causal: bool
-) -> Callable[..., Any]:
-    """PyTorch's own context parallelism. It takes whole sequences, with a key head for each of q."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.experimental import context_parallel
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+class Pass(NamedTuple):
+    """What a call computes.
 
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("cp",))
-    group = q.shape[2] // k.shape[2]
-    whole = [q, *(x.repeat_interleave(group, 2) for x in (k, v))]
-    buffers = [x.transpose(1, 2).contiguous() for x in whole]
+    Attributes:
+        backward: gradients, too.
+        equal_bits: they have equal bits in every run.
+    """
 
-    def run() -> None:
-        with (
-            torch.no_grad(),
-            context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 3),
-            sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]),
-        ):
-            begin.record()
-            torch.nn.functional.scaled_dot_product_attention(*buffers, is_causal=causal)
-            end.record()
+    backward: bool
+    equal_bits: bool
 
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    found = []
-    for _ in range(6):
-        dist.barrier()
-        run()
-        torch.cuda.synchronize()
-        slowest = torch.tensor(begin.elapsed_time(end), device="cuda")
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        found.append(float(slowest))
-    return lambda: found[2:]
+    @property
+    def label(self) -> str:
+        return ("forward and backward" if self.backward else "forward") + ", deterministic" * self.equal_bits
 
 
-def measure(options: argparse.Namespace) -> ResultFile:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    file = ResultFile("context_parallel", f"context-parallel attention on {world} GPUs", method=METHOD)
-    file.environment = {
-        **environment(torch.device("cuda", torch.cuda.current_device())), "world": world,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
-    }  # fmt: skip
-    details: list[dict[str, Any]] = []
-    file.facts = {"reserved_sms": options.reserved_sms, "rows": details}
-    for total, window in [(n, w) for n in options.tokens for w in options.windows]:
-        for backward, equal_bits in _passes(options.backward):
-            try:
-                _measure_one(options, file, details, total, window, backward, equal_bits, rank, world)
-            except NotImplementedError as error:
-                if rank == 0:
-                    print(f"{total} tokens, backward: {error}")
-    return file
+class Case:
+    """One causal problem with its tensors, equal on all ranks."""
+
+    def __init__(self, options: argparse.Namespace, total: int, window: int | None) -> None:
+        heads, heads_kv, d = options.heads, options.heads_kv, options.d_head
+        self.total, self.window = total, window
+        self.heads, self.sizes = Heads(heads, heads_kv), cost.Sizes(1, d, d)
+        self.masks: dict[str, Any] = {
+            "causal": True,
+            "window": (None, None) if window is None else (window, 0),
+        }
+        self.problem: dict[str, Any] = dict(
+            dtype="BF16", batch=1, n_heads=heads, n_heads_kv=heads_kv, seq_len_q=total, seq_len_k=total,
+            d_head=d, causal=True, **({} if window is None else {"window": window}),
+        )  # fmt: skip
+        generator = torch.Generator("cuda").manual_seed(0)
+        self.q, self.k, self.v, self.dout = (
+            torch.randn(1, total, n, d, dtype=torch.bfloat16, device="cuda", generator=generator)
+            for n in (heads, heads_kv, heads_kv, heads)
+        )
+        self.single: dict[Pass, float] = {}  # milliseconds of one GPU
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.q, self.k, self.v, self.dout]
+
+    @cached_property
+    def wanted(self) -> Tensor:
+        out = flash_attention.attention(self.q, self.k, self.v, **self.masks)
+        assert isinstance(out, Tensor)
+        return out
+
+    def error(self, found: Tensor, layout: cp.Layout, rank: int) -> float:
+        """How far the rows of a rank are from those of one GPU, beside the size of all of them."""
+        far = (found.float() - layout.shard(self.wanted, rank).float()).norm() / self.wanted.float().norm()
+        return float(f"{float(far):.3g}")
 
 
-def _passes(gradients: bool) -> list[tuple[bool, bool]]:
-    """(whether gradients are computed, whether they have equal bits in every run)."""
-    return [(False, False), *([(True, False), (True, True)] if gradients else [])]
+class Report:
+    """The result file, written anew after each row."""
 
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.rank, self.world = options, dist.get_rank(), dist.get_world_size()
+        what = f"context-parallel attention on {self.world} GPUs"
+        self.file = ResultFile("context_parallel", what, method=METHOD)
+        self.file.environment = {
+            **environment(torch.device("cuda", torch.cuda.current_device())), "world": self.world,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"),
+        }  # fmt: skip
+        self.details: list[dict[str, Any]] = []
+        self.profiles: list[dict[str, Any]] = []
+        self.file.facts = {
+            "reserved_sms": options.reserved_sms, "rows": self.details, "profiles": self.profiles
+        }  # fmt: skip
 
-def _measure_one(
-    options: argparse.Namespace,
-    file: ResultFile,
-    details: list[dict[str, Any]],
-    total: int,
-    window: int | None,
-    backward: bool,
-    equal_bits: bool,
-    rank: int,
-    world: int,
-) -> None:
-    heads, heads_kv, d = options.heads, options.heads_kv, options.d_head
-    problem: dict[str, Any] = dict(
-        dtype="BF16", batch=1, n_heads=heads, n_heads_kv=heads_kv, seq_len_q=total, seq_len_k=total, d_head=d,
-        causal=True,
-    )  # fmt: skip
-    if window is not None:
-        problem["window"] = window
-    generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v, dout = (
-        torch.randn(1, total, n, d, dtype=torch.bfloat16, device="cuda", generator=generator)
-        for n in (heads, heads_kv, heads_kv, heads)
-    )
-    masks: dict[str, Any] = {"causal": True, "window": (window, 0) if window is not None else (None, None)}
-    which = "forward and backward" if backward else "forward"
-    which += ", deterministic" if equal_bits else ""
+    def say(self, text: str) -> None:
+        if self.rank == 0:
+            print(text, flush=True)
+            if self.options.json:
+                self.file.save(self.options.json)
 
-    def note(name: str, kind: str, median: float, rounds: list[float], **more: Any) -> None:
-        rounds = sorted(rounds)
-        spread = {"p20": rounds[len(rounds) // 5], "p80": rounds[-1 - len(rounds) // 5]}
-        hot = {"median": median, **spread, "rounds": len(rounds)}
-        file.rows.append(
+    def row(self, case: Case, which: Pass, name: str, kind: str, found: Times, **more: Any) -> None:
+        rounds = sorted(found.rounds)
+        hot = {
+            "median": found.median, "p20": rounds[len(rounds) // 5], "p80": rounds[-1 - len(rounds) // 5],
+            "rounds": len(rounds),
+        }  # fmt: skip
+        self.file.rows.append(
             {
                 "implementation": name,
                 "kind": kind,
-                "problem": problem,
+                "problem": case.problem,
                 "milliseconds": {"hot": hot},
-                "variant": which,
+                "variant": which.label,
             }
         )
-        details.append({"implementation": name, "tokens": total, "window": window, "variant": which, **more})
-        if rank == 0:
-            rest = "  ".join(f"{key} {value}" for key, value in more.items())
-            print(
-                f"{which:<37}{total:>8} {window or '-':>6} {name:<22}{median:>10.3f} ms  {rest}", flush=True
-            )
-
-    def one(*x: Tensor) -> Any:
-        return flash_attention.attention(*x, deterministic=equal_bits, **masks)
-
-    alone = passes(one, [q, k, v], dout, backward)
-    single, rounds = times(alone, options.rounds)
-    note("one GPU", "kernel", single, rounds)
-    wanted = flash_attention.attention(q, k, v, **masks)
-    for name in options.layouts:
-        layout = getattr(cp.Layout, name)(total, world)
-        local = [layout.shard(x, rank) for x in (q, k, v, dout)]
-        for method in options.methods:
-            call = _caller(layout, method, {**masks, "deterministic": equal_bits}, options.reserved_sms)
-            found = call(*local[:3])
-            error = (found.float() - layout.shard(wanted, rank).float()).norm() / wanted.float().norm()
-            run = passes(call, local[:3], local[3], backward)
-            median, rounds = times(run, options.rounds)
-            schedule = cp.Schedule(method, layout, *_mask_and_heads(masks, heads, heads_kv))
-            sizes = cost.Sizes(1, d, d)
-            sent = [
-                cost.predict(schedule, sizes, backward=b) for b in ((False, True) if backward else (False,))
-            ]
-            public.Transport = Silent  # type: ignore[misc]
-            compute, _ = times(run, options.rounds)
-            public.Transport = transport.Transport  # type: ignore[misc]
-            note(
-                f"{name} {method}", "kernel", median, rounds,
-                efficiency=round(single / (world * median), 4), compute_ms=round(compute, 4),
-                exposed_ms=round(median - compute, 4),
-                megabytes_sent=round(sum(p.sent for p in sent) / 1e6, 3),
-                predicted_ms=round(1e3 * sum(p.seconds for p in sent), 3), error=float(f"{float(error):.3g}"),
-            )  # fmt: skip
-    if window is None and not backward and options.peers:
-        try:
-            rounds = pytorch(cp.Layout.zigzag(total, world), rank, q, k, v, True)()
-            note("PyTorch context_parallel", "peer", statistics.median(rounds), rounds)
-        except Exception as error:
-            if rank == 0:
-                print(f"PyTorch's context_parallel is not timed: {error}")
+        more = {"host_ms": round(found.host, 4), **more}
+        if which in case.single and name != ONE:
+            more = {"efficiency": round(case.single[which] / (self.world * found.median), 4), **more}
+        place = {"tokens": case.total, "window": case.window, "variant": which.label}
+        self.details.append({"implementation": name, **place, **more})
+        rest = "  ".join(f"{key} {value}" for key, value in more.items())
+        begin = f"{which.label:<37}{case.total:>8} {case.window or '-':>6} {name:<22}"
+        self.say(f"{begin}{found.median:>10.3f} ms  {rest}")
 
 
-def _caller(layout: cp.Layout, method: str, options: dict[str, Any], reserved: int) -> Callable[..., Any]:
+def measure(options: argparse.Namespace) -> None:
+    report = Report(options)
+    passes_ = [Pass(False, False)]
+    if options.backward:
+        passes_ += [Pass(True, False)] + ([Pass(True, True)] if options.equal_bits else [])
+    whole = []
+    for total, window in [(n, w) for n in options.tokens for w in options.windows]:
+        case = Case(options, total, window)
+        for which in passes_:
+            _one_gpu(report, case, which)
+            for name, method, reserved in _variants(options, which):
+                _method(report, case, which, name, method, reserved)
+        if window is None:
+            whole.append(case)
+    # A profiler may slow down what is timed after it, and a peer that fails may leave messages behind.
+    if options.profile:
+        for which in passes_[:2]:
+            for method in ("all_gather", "ring"):
+                _profile(report, whole[0], which, method)
+    if options.peers:
+        for name in PEERS:
+            all(_peer(report, case, which, name) for case in whole for which in passes_[:2])
+
+
+def _variants(options: argparse.Namespace, which: Pass) -> list[tuple[str, Any, int]]:
+    """(layout, method, reserved SMs): the first number for all methods, the others for forward rings."""
+    first, *others = options.reserved_sms
+    found = [(layout, method, first) for layout in options.layouts for method in options.methods]
+    if "ring" in options.methods and not which.backward:
+        found += [(options.layouts[0], "ring", number) for number in others]
+    return found
+
+
+def _one_gpu(report: Report, case: Case, which: Pass) -> None:
+    def call(*x: Tensor) -> Any:
+        return flash_attention.attention(*x, deterministic=which.equal_bits, **case.masks)
+
+    found = times(passes(call, [case.q, case.k, case.v], case.dout, which.backward), report.options.rounds)
+    case.single[which] = found.median
+    report.row(case, which, ONE, "kernel", found)
+
+
+def _run(
+    report: Report, case: Case, which: Pass, layout: cp.Layout, method: str, reserved: int
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A pass of this rank's rows, and its call alone."""
+    local = [layout.shard(x, report.rank) for x in case.tensors]
+
     def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return cp.attention(q, k, v, layout=layout, method=method, reserved_sms=reserved, **options)  # type: ignore[arg-type]
+        return cp.attention(
+            q, k, v, layout=layout, method=method, reserved_sms=reserved, deterministic=which.equal_bits,  # type: ignore[arg-type]
+            **case.masks,
+        )  # fmt: skip
 
-    return call
+    return passes(call, local[:3], local[3], which.backward), lambda: call(*local[:3])
 
 
-def _mask_and_heads(masks: dict[str, Any], heads: int, heads_kv: int) -> tuple[Any, Any]:
-    from flash_attention.call import Mask
-    from flash_attention.distributed.schedule import Heads
+def _method(report: Report, case: Case, which: Pass, name: str, method: Any, reserved: int) -> None:
+    layout = getattr(cp.Layout, name)(case.total, report.world)
+    run, call = _run(report, case, which, layout, method, reserved)
+    error = case.error(call(), layout, report.rank)
+    rounds, usual = report.options.rounds, reserved == report.options.reserved_sms[0]
+    found = times(run, rounds)
+    more = {}
+    if usual and not which.equal_bits:
+        compute = _with(Silent, lambda: times(run, rounds).median)
+        more = {"compute_ms": round(compute, 4), "exposed_ms": round(found.median - compute, 4)}
+    Counting.total = 0
+    _with(Counting, run)
+    most = torch.tensor(Counting.total, device="cuda")
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    schedule = cp.Schedule(method, layout, Mask.of(True, case.masks["window"]), case.heads)
+    sent = [cost.predict(schedule, case.sizes, backward=b) for b in (False, True)[: 1 + which.backward]]
+    report.row(
+        case, which, f"{name} {method}" + ("" if usual else f", {reserved} SMs reserved"), "kernel", found,
+        **more, megabytes_sent=round(int(most) / 1e6, 3),
+        megabytes_predicted=round(sum(p.sent for p in sent) / 1e6, 3),
+        predicted_ms=round(1e3 * sum(p.seconds for p in sent), 3), error=error,
+    )  # fmt: skip
 
-    return Mask.of(masks["causal"], masks["window"]), Heads(heads, heads_kv)
+
+def _profile(report: Report, case: Case, which: Pass, method: str) -> None:
+    layout = cp.Layout.zigzag(case.total, report.world)
+    run, _ = _run(report, case, which, layout, method, report.options.reserved_sms[0])
+    run()
+    torch.cuda.synchronize()
+    dist.barrier()
+    own = overlap(spans_of(run))
+    every: list[Any] = [None] * report.world
+    dist.all_gather_object(every, own)
+    place = {"implementation": f"zigzag {method}", "tokens": case.total, "variant": which.label}
+    report.profiles.append({**place, "ranks": every})
+    figures = {key: value for key, value in own.items() if key != "kernels"}
+    report.say(f"profile of {place}: {figures}")
+
+
+def _peer(report: Report, case: Case, which: Pass, name: str) -> bool:
+    """Whether a peer runs, and so was timed."""
+    layout = cp.Layout.zigzag(case.total, report.world)
+    try:
+        with PEERS[name](layout, report.rank, case.tensors) as peer:
+            out = peer.call(peer.q, peer.k, peer.v).detach()
+            error = case.error(out.transpose(1, 2) if peer.rows_in == 2 else out, layout, report.rank)
+            run = passes(peer.call, [peer.q, peer.k, peer.v], peer.dout, which.backward)
+            found = times(run, report.options.rounds)
+    except Exception as error_:
+        lines = str(error_).splitlines() or [""]
+        report.say(f"{name} is not timed: {type(error_).__name__}: {lines[0][:200]}")
+        return False
+    report.row(case, which, name, "peer", found, error=error)
+    return True
+
+
+def _with(kind: type[transport.Transport], call: Callable[[], Any]) -> Any:
+    """What a call returns whose messages travel by another kind of transport."""
+    public.__dict__["Transport"] = kind
+    try:
+        return call()
+    finally:
+        public.__dict__["Transport"] = transport.Transport
 
 
 def main() -> None:
@@ -248,17 +354,21 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=["zigzag"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--reserved-sms", type=int, default=public.RESERVED_SMS)
+    parser.add_argument(
+        "--reserved-sms", type=int, nargs="+", default=[public.RESERVED_SMS],
+        help="for all methods; more than one: a forward ring is timed with each of them",
+    )  # fmt: skip
     parser.add_argument("--backward", action="store_true", help="also with gradients")
-    parser.add_argument("--peers", action="store_true", help="also PyTorch's context_parallel")
+    parser.add_argument("--equal-bits", action="store_true", help="also with gradients of equal bits")
+    parser.add_argument("--profile", action="store_true", help="also what one call's messages are hidden by")
+    parser.add_argument("--peers", action="store_true", help="also PyTorch's and ring-flash-attention")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
-    file = measure(options)
-    if options.json and dist.get_rank() == 0:
-        file.save(options.json)
+    measure(options)
+    print(f"rank {dist.get_rank()} is done", flush=True)
     dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -172,26 +172,38 @@ def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
 
 
 def on_gpu(case: Case) -> tuple[list[Any], list[Any]]:
-    """Output and LSE of a rank's rows by NCCL, then those of one GPU for all rows; gradients are zeros."""
+    """A rank's rows of the results by NCCL, then those of one GPU for all rows."""
     rank = dist.get_rank()
     layout = case.make_layout(dist.get_world_size())
-    whole = [None if x is None else x.cuda() for x in tensors(case, torch.bfloat16)]
-    sinks = whole[5]
-    q, k, v = (layout.shard(x, rank) for x in whole[:3] if x is not None)
-    with torch.no_grad():
-        found = cp.attention(
-            q, k, v, layout=layout, causal=case.causal, window=case.window, softcap=case.softcap,
-            sinks=sinks, return_lse=True, method=case.method,  # type: ignore[arg-type]
-        )  # fmt: skip
-        parts = []
-        ends = case.documents or (0, case.total)
-        for first, last in itertools.pairwise(ends):
-            one = [x[:, first:last] for x in whole[:3] if x is not None]
-            parts.append(flash_attention.attention(*one, sinks=sinks, return_lse=True, **options(case)))
-    single = torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
-    zeros = [torch.zeros_like(x) for x in (q, k, v, *([] if sinks is None else [sinks]))]
-    both = [[x.float().cpu().numpy() for x in results] for results in ((*found, *zeros), single)]
-    return both[0], both[1]
+    whole = Tensors(*(None if x is None else x.cuda() for x in tensors(case, torch.bfloat16)))  # type: ignore[arg-type]
+    given: dict[str, Any] = dict(sinks=whole.sinks, return_lse=True, deterministic=True, **options(case))
+
+    q, k, v, dout = (layout.shard(x, rank) for x in whole[:4])
+    found = _with_gradients(
+        (q, k, v), whole.sinks, (dout, layout.shard(whole.dlse, rank, 2)),
+        lambda q, k, v: cp.attention(q, k, v, layout=layout, method=case.method, **given),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+    def by_documents(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        ends = itertools.pairwise(case.documents or (0, case.total))
+        parts = [
+            flash_attention.attention(*(x[:, a:b] for x in (q, k, v)), **given) for a, b in ends if a < b
+        ]
+        return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
+
+    single = _with_gradients(whole[:3], whole.sinks, (whole.dout, whole.dlse), by_documents)
+    return found, single
+
+
+def _with_gradients(
+    qkv: Sequence[Tensor], sinks: Tensor | None, cotangents: Sequence[Tensor], call: Callable[..., Any]
+) -> list[Any]:
+    """Output, LSE and the gradients of all inputs, as arrays."""
+    inputs = [x.detach().requires_grad_() for x in qkv] + ([] if sinks is None else [sinks.requires_grad_()])
+    out, lse = call(*inputs[:3])
+    dout, dlse = cotangents
+    grads = torch.autograd.grad((out, lse), inputs, (dout, dlse.masked_fill(lse == -torch.inf, 0.0)))
+    return [x.detach().float().cpu().numpy() for x in (out, lse, *grads)]
 
 
 # ---------------------------------------------------------------------- in one process

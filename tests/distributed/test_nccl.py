@@ -35,14 +35,22 @@ def gpus() -> Iterator[Ranks]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CASES)
 def test_gpus_give_what_one_gives(gpus: Ranks, name: str, method: str) -> None:
+    """Errors of outputs and gradients are at most 1.25 times those of one GPU."""
     case = replace(CASES[name], method=method)
     answers = gpus.run(on_gpu, case)
     assert not any(isinstance(answer, Raised) for answer in answers), answers
     wanted = exact(case)
     single = [torch.from_numpy(x) for x in answers[0][1]]
     found = gathered(case, [answer[0] for answer in answers])
-    for x, y, z in zip(found[:2], wanted[:2], single, strict=True):
-        assert error(x, y) <= 1.25 * error(z, y) + 1e-6
+    errors = {
+        field: (error(x, y), error(z, y))
+        for field, x, y, z in zip(found._fields, found, wanted, [*single, None], strict=False)
+        if y is not None and z is not None
+    }
+    print({field: round(x / z, 3) if z else x for field, (x, z) in errors.items()})
+    # Of so few numbers as the gradient of the sinks the mean error is chance.
+    far = {f: e for f, e in errors.items() if e[0] > (2.0 if f == "dsinks" else 1.25) * e[1] + 1e-6}
+    assert not far, far
 
 
 @pytest.mark.parametrize("method", METHODS)
