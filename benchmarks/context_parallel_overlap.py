@@ -31,6 +31,7 @@ def spans_of(run: Callable[[], Any]) -> list[Span]:
         Span(event.name, event.device_resource_id, event.time_range.start, event.time_range.end)
         for event in profile.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.name.startswith("nccl:")  # a note of PyTorch's around kernels
     ]
     first = min((span.begin for span in found), default=0.0)
     return sorted(
