@@ -16,7 +16,7 @@ from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.backward_call import BackwardCall
 from flash_attention.call import DENSE, Mask, Scores
 from flash_attention.checks.calls import DTYPES
-from flash_attention.devices import backend
+from flash_attention.devices import backend, backward_backend
 from flash_attention.distributed.functions import Functions
 from flash_attention.distributed.tiles import Tile
 from flash_attention.errors import NoKernelError
@@ -169,7 +169,8 @@ def gradients(
     dk, dv = dkv
     if dq is None:
         dq = torch.empty(q.shape, dtype=gradient_type(q), device=q.device)
-    if not q.is_cuda:
+    if q.dtype not in DTYPES:
+        # float32, of which the public function knows nothing: the CPU backend computes it all the same.
         cpu_backward.backward(
             _ON_CPU, dout, q, k, v, out, lse, dlse, scale, Gradients(dq, dk, dv),
             left=left, right=right, softcap=softcap, mods=_block_mods(traced, q, k),
@@ -181,7 +182,8 @@ def gradients(
         q, k, v, out, lse, dout, dlse, dq, dk, dv, None, mask, scores,
         deterministic=arithmetic.deterministic,
     )  # fmt: skip
-    backend("cuda_backward").run_backward(call, choose(call.problem, q.device, None))
+    of_device = backend(backward_backend(q.device.type))
+    of_device.run_backward(call, choose(call.problem, q.device, None))
     return dq, dk, dv
 
 

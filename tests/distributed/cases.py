@@ -15,18 +15,14 @@ from torch import Tensor
 
 import flash_attention
 from flash_attention import distributed as cp
-from flash_attention.backends import cpu_backward
-from flash_attention.backends.cpu_backward import Gradients
-from flash_attention.backends.cpu_mods import BlockMods
 from flash_attention.call import Mask
 from flash_attention.distributed import heads
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
 from flash_attention.distributed.functions import Functions as Recorded
-from flash_attention.distributed.pairs import _ON_CPU, Arithmetic
+from flash_attention.distributed.pairs import Arithmetic
 from flash_attention.distributed.schedule import Heads, Schedule
 from flash_attention.distributed.transport import Transport
-from flash_attention.mods import trace
 from flash_helpers.test.reference import reference, reference_gradients
 
 LEAST = heads.LEAST_BLOCKS, heads.LEAST_KEY_BLOCKS
@@ -266,23 +262,15 @@ def alone(case: Case) -> Results:
 def _alone(case: Case) -> Results:
 
     def one(x: Tensors, first: int) -> Results:
-        sinks, functions = x.sinks, functions_of(case, first)
-        given = {**options(case), **functions}
-        out, lse = flash_attention.attention(x.q, x.k, x.v, sinks=sinks, return_lse=True, **given)
-        mods = None
-        if case.functions:
-            traced = trace(**functions)
-            mods = BlockMods(traced, range(case.batch), range(case.n_heads), case.n_heads // case.n_heads_kv)
-        dq, dk, dv = (torch.empty_like(y) for y in (x.q, x.k, x.v))
-        dsinks = None if sinks is None else torch.empty_like(sinks)
-        left, right = Mask.of(case.causal, case.window)
-        scale = case.d_head**-0.5 if case.scale is None else case.scale
-        cpu_backward.backward(
-            _ON_CPU, x.dout, x.q, x.k, x.v, out, lse, x.dlse if case.with_lse else None, scale,
-            Gradients(dq, dk, dv, dsinks), left=left, right=right, softcap=case.softcap,
-            sinks=sinks, mods=mods,
-        )  # fmt: skip
-        return Results(out, lse, dq, dk, dv, dsinks)
+        q, k, v = (y.detach().requires_grad_() for y in x[:3])
+        sinks = None if x.sinks is None else x.sinks.detach().requires_grad_()
+        given = {**options(case), **functions_of(case, first)}
+        out, lse = flash_attention.attention(q, k, v, sinks=sinks, return_lse=True, **given)
+        dlse = x.dlse.masked_fill(lse == -torch.inf, 0.0)
+        results, cotangents = ([out, lse], [x.dout, dlse]) if case.with_lse else ([out], [x.dout])
+        inputs = [q, k, v] if sinks is None else [q, k, v, sinks]
+        grads = torch.autograd.grad(results, inputs, cotangents)
+        return Results(out.detach(), lse.detach(), *grads[:3], None if sinks is None else grads[3])
 
     return by_document(case, one, torch.bfloat16)
 
