@@ -5,24 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from float32_path import in_float32
 from torch import Tensor
 
 import flash_attention
 from flash_attention import distributed as cp
 from flash_attention.call import Mask
 from flash_attention.distributed import heads
-from flash_attention.distributed.engine import Plan
-from flash_attention.distributed.function import ContextParallel
-from flash_attention.distributed.functions import Functions as Recorded
-from flash_attention.distributed.pairs import Arithmetic
-from flash_attention.distributed.schedule import Heads, Schedule
-from flash_attention.distributed.transport import Transport
 from flash_helpers.test.reference import reference, reference_gradients
 
 LEAST = heads.LEAST_BLOCKS, heads.LEAST_KEY_BLOCKS
@@ -141,15 +135,10 @@ def on_rank(case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
     q, k, v, dout = (layout.shard(x, rank).requires_grad_() for x in whole[:4])
     sinks = None if whole.sinks is None else whole.sinks.requires_grad_()
     if dtype is torch.float32:
-        mask = Mask.of(case.causal, case.window)
-        functions = Recorded.of(*FUNCTIONS[case.functions], q)
-        counts = Heads(case.n_heads, case.n_heads_kv)
-        schedule = Schedule(case.method, layout, mask, counts, functions is not None)  # type: ignore[arg-type]
-        scale = case.d_head**-0.5 if case.scale is None else case.scale
-        arithmetic = Arithmetic(scale, case.softcap, functions=functions)
-        transport = Transport(dist.group.WORLD, timedelta(seconds=60), q.device)  # type: ignore[arg-type]
-        plan = Plan(schedule, transport, arithmetic, arithmetic, True)
-        out, lse = ContextParallel.apply(plan, q, k, v, sinks)  # type: ignore[no-untyped-call]
+        out, lse = in_float32(
+            q, k, v, sinks, layout=layout, method=case.method, scale=case.scale, softcap=case.softcap,
+            mask=Mask.of(case.causal, case.window), functions=FUNCTIONS[case.functions],
+        )  # fmt: skip
     else:
         out, lse = cp.attention(
             q, k, v, layout=layout, causal=case.causal, window=case.window, softcap=case.softcap,

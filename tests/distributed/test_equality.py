@@ -15,7 +15,7 @@ from ranks import Raised, Ranks
 
 ENDS = (0, 7, 7, 40, 61)
 METHODS = ("all_gather", "ring", "ulysses")
-WORLDS = [1, 2, 3, pytest.param(4, marks=pytest.mark.compile)]
+WORLDS = [1, 2, 3, *(pytest.param(world, marks=pytest.mark.compile) for world in (4, 8))]
 
 OPTIONS = {
     "causal": Case(),
