@@ -100,6 +100,14 @@ def draw_traits(rng: random.Random) -> ForwardTraits:
     return ForwardTraits(*(rng.random() < 0.3 for _ in fields(ForwardTraits)))
 
 
+def draw_backward_traits(rng: random.Random) -> BackwardTraits:
+    """Any features that some kernel has together."""
+    while True:
+        traits = BackwardTraits(*(rng.random() < 0.3 for _ in fields(BackwardTraits)))
+        if traits.float_obstacle() is None:
+            return traits
+
+
 def draw_kernel(draw: Callable[[random.Random], ForwardConfig], rng: random.Random) -> ForwardKernel:
     """A feasible kernel."""
     while True:
@@ -141,7 +149,7 @@ def test_ampere_backward(tmp_path: Path) -> None:
     lines = ['#include "ampere/backward/static_dq_configuration.cuh"', "using namespace flash::ampere;"]
     seen: Counter[DQSum] = Counter()
     for i in range(COUNT):
-        traits = BackwardTraits(*(rng.random() < 0.3 for _ in fields(BackwardTraits)))
+        traits = draw_backward_traits(rng)
         config = draw_ampere_backward(rng)
         while config.malformed_reason(traits):
             config = draw_ampere_backward(rng)
@@ -177,7 +185,7 @@ def test_hopper_backward(tmp_path: Path) -> None:
     lines = ['#include "hopper/backward/static_dq_configuration.cuh"', "using namespace flash::hopper;"]
     seen: Counter[DqOutput] = Counter()
     for i in range(COUNT):
-        traits = BackwardTraits(*(rng.random() < 0.3 for _ in fields(BackwardTraits)))
+        traits = draw_backward_traits(rng)
         config = draw_hopper_backward(rng)
         while config.infeasible_reason(H100, traits):
             config = draw_hopper_backward(rng)
