@@ -72,7 +72,7 @@ def test_gradients_are_compared_and_timed_with_their_forward_pass():
         return call
 
     wrong = Contestant("fa3", lambda case, x: lambda: x.q + x.k + x.v)
-    case = Case("gradients", 1, 64, 64, 2, 2, causal=True)
+    case = Case("gradients", 1, 64, 64, 2, 2, causal=True, direction="both")
     everyone = [OURS, Contestant("fa2", bind), wrong]
     row = measure(TimedCase("host", case), CPU, everyone, rounds=1).outcome
     assert list(row.milliseconds) == ["ours", "fa2"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,12 @@ from flash_helpers.benchmark.contestants import (
     named_kernel,
     package_call,
 )
+from flash_helpers.benchmark.gradient_cases import gradient_cases
 from flash_helpers.benchmark.grid import lead, refusals, run, select_cases, table_of
 from flash_helpers.benchmark.grid_cases import grid_cases
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.result_file import ResultFile
-from flash_helpers.benchmark.warm_up import keep_compiled, warm_up
+from flash_helpers.benchmark.warm_up import keep_compiled, read_cases, warm_up
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.report.feature_table import feature_table
@@ -165,11 +166,12 @@ def test_features_by_name():
 
 
 def test_warming_up_spreads_the_cases_and_ends_with_its_time(monkeypatch, tmp_path: Path):
-    started, killed = [], []
+    started, killed, listed = [], [], []
 
     class Process:
         def __init__(self, command, **options):
             started.append(command[-4:])
+            listed.append(Path(command[command.index("--cases") + 1]))
 
         def wait(self, timeout=None):
             if timeout is not None and len(started) == 3 and not killed:
@@ -181,10 +183,11 @@ def test_warming_up_spreads_the_cases_and_ends_with_its_time(monkeypatch, tmp_pa
     monkeypatch.setattr(subprocess, "Popen", Process)
     for name in keep_compiled(tmp_path):
         monkeypatch.delenv(name)
-    assert warm_up(10, "fa4", tmp_path, jobs=3, seconds=5.0) < 5
+    cases = [*list(grid_cases())[:8], *list(gradient_cases())[:2]]
+    assert warm_up(cases, "fa4", tmp_path, jobs=3, seconds=5.0) < 5
     assert started == [["--first", str(n), "--step", "3"] for n in range(3)]
     assert len(killed) == 1
-    assert sys.executable
+    assert read_cases(listed[0]) == cases
 
 
 def test_a_named_kernel_is_timed_where_it_can_compute_the_row():
@@ -201,3 +204,11 @@ def test_a_named_kernel_is_timed_where_it_can_compute_the_row():
     other = Case("head size", 1, 16, 16, 2, 2, d_head=256)
     with pytest.raises(UnavailableError, match="head size"):
         named.bind(other, make_inputs(other, CPU))
+
+
+def test_a_folder_of_compiled_kernels_that_the_caller_names_stays(monkeypatch, tmp_path: Path):
+    names = list(keep_compiled(tmp_path / "first"))
+    for name in names:
+        monkeypatch.setenv(name, "the caller's")
+    keep_compiled(tmp_path / "other")
+    assert [os.environ[name] for name in names] == ["the caller's"] * len(names)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from flash_helpers.benchmark.cases import GRADIENTS, Case
+from flash_helpers.benchmark.cases import Case
 from flash_helpers.benchmark.gradients import BackwardImplementation
 from flash_helpers.benchmark.implementations import AttentionImplementation, Implementation
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -24,6 +24,7 @@ def build_ahead(
     cases: Sequence[Case],
     device: torch.device,
     further: Callable[[Kernel], Kernel] | None = None,
+    repeatable: bool = False,
 ) -> float:
     """Builds the kernels that the library chooses for each case, in parallel.
 
@@ -31,6 +32,7 @@ def build_ahead(
         cases: what will be measured.
         device: where; on the CPU there is nothing to build.
         further: gives one more kernel to build from the choice for the first case.
+        repeatable: those of gradients with equal bits in equal calls, too.
 
     Returns:
         Seconds that it took.
@@ -44,7 +46,9 @@ def build_ahead(
     begin, problems = time.perf_counter(), []
     for case in cases:
         problem = case.problem()
-        problems += [problem, problem.backward()] if case.feature == GRADIENTS else [problem]
+        problems.append(problem)
+        if case.direction != FORWARD:
+            problems += [problem.backward(order) for order in ((False, True) if repeatable else (False,))]
     chosen = prepare(problems, device)
     if further is not None:
         build_kernels([further(chosen[0].kernel)], [device_facts_of(device).target])

@@ -24,21 +24,20 @@ from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
 from flash_helpers.benchmark.case_row import CaseRow, measure_case, names_to_show
-from flash_helpers.benchmark.cases import DTYPE, GRADIENTS, Case, Inputs
+from flash_helpers.benchmark.cases import DTYPE, Case, Inputs
 from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
     OURS,
     Call,
     Contestant,
-    differentiated,
     select_contestants,
 )
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.plan import MODES
-from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.result_file import BOTH, FORWARD, ResultFile
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.console.alone import run_alone
@@ -80,7 +79,7 @@ def all_cases() -> Iterator[TimedCase]:
     yield TimedCase("host", Case("decode", 1, 1, 4096, 32, 8))
     yield TimedCase("host", Case("variable length", 2, 64, 64, 8, 8, lengths=(64, 64)))
     for causal in (False, True):
-        yield TimedCase("host", Case(GRADIENTS, 1, 128, 128, 8, 8, causal=causal))
+        yield TimedCase("host", Case("gradients", 1, 128, 128, 8, 8, causal=causal, direction=BOTH))
     for causal in (False, True):
         for seq_len in (64, 128, 256, 512, 1024):
             yield TimedCase("call", Case("dense", 1, seq_len, seq_len, 16, 16, causal=causal))
@@ -129,9 +128,8 @@ def measure(
         DeviceLostError: a kernel broke the CUDA context.
     """
     mode = wanted.mode if MODES[wanted.mode][0] in timer_for(device).modes else "call"
-    everyone = (*contestants, *(OWN if wanted.mode == "host" else ()))
-    if wanted.case.feature == GRADIENTS:
-        everyone = tuple(map(differentiated, contestants))
+    own = OWN if wanted.mode == "host" and wanted.case.direction == FORWARD else ()
+    everyone = (*contestants, *own)
     return CallRow(wanted.mode, measure_case(wanted.case, mode, everyone, device, rounds))
 
 
@@ -144,14 +142,10 @@ def host_table(rows: Sequence[CaseRow]) -> Table:
             if (timing := row.milliseconds.get(name)) is not None:
                 ratio = row.over(name, COMPARED_WITH)
                 shown = "-" if ratio is None else f"{ratio:.2f}"
-                table.add_row(_title(row.case), name, f"{1e3 * timing.median:.2f}", shown)
+                table.add_row(row.case.label(), name, f"{1e3 * timing.median:.2f}", shown)
             elif one.status in ("wrong", "failed"):
-                table.add_row(_title(row.case), name, one.status, "-")
+                table.add_row(row.case.label(), name, one.status, "-")
     return table
-
-
-def _title(case: Case) -> str:
-    return f"{case.label()}, with gradients" if case.feature == GRADIENTS else case.label()
 
 
 def call_table(rows: Sequence[CaseRow]) -> Table:

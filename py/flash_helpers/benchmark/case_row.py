@@ -13,7 +13,7 @@ from flash_helpers.benchmark.cases import Case, expected_output, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS, OURS, Contestant
 from flash_helpers.benchmark.measuring import Measured, measure_checked
 from flash_helpers.benchmark.plan import Plan
-from flash_helpers.benchmark.result_file import CHOICE
+from flash_helpers.benchmark.result_file import CHOICE, FORWARD
 from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.benchmark.timing import Timing
 
@@ -82,6 +82,7 @@ class CaseRow:
             "reason": one.reason,
             "error": one.error,
             "kernel": one.kernel,
+            "direction": self.case.direction if self.case.direction != FORWARD else "",
         }
         return row | {name: value for name, value in said.items() if value not in ("", None)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +12,17 @@ from torch import Tensor
 
 from flash_helpers.benchmark.correctness import reference
 from flash_helpers.benchmark.expected import gradients
-from flash_helpers.flops import attention_flop, visible_pairs
+from flash_helpers.benchmark.result_file import BOTH
+from flash_helpers.flops import attention_flop, backward_flop, visible_pairs
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.problem import AttentionProblem, visible_limits
+from flash_helpers.kernels.problem import BACKWARD, FORWARD, AttentionProblem, visible_limits
 
 DTYPE = DType.BF16
 D_HEAD = 128
 NONE_OF = {"window": None, "window_right": 0, "d_head_v": None, "softcap": 0.0, "sinks": False}
 """Entries of a case that result files leave out, and when."""
-GRADIENTS = "gradients"
-"""The feature of dense cases whose calls give the gradients of q, k and v, by way of autograd."""
+LABELS = {FORWARD: "", BACKWARD: ", gradients", BOTH: ", with gradients"}
+"""What tables say of the pass that a case measures."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Case:
         softcap: logits are capped; 0: they stay.
         sinks: each head has one more logit.
         dtype: element type.
+        direction: what is timed: the forward pass, ``backward``, its gradients alone, or ``both``.
     """
 
     feature: str
@@ -56,6 +59,16 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     dtype: DType = DTYPE
+    direction: str = FORWARD
+
+    def __post_init__(self) -> None:
+        if self.direction not in LABELS:
+            raise ValueError(f"direction is {self.direction!r}; allowed: {', '.join(LABELS)}")
+        if self.direction != FORWARD and (self.softcap or self.sinks):
+            raise ValueError(
+                f"direction is {self.direction!r} of a case with a soft cap or sinks, whose gradients have "
+                "no reference; give no softcap and no sinks"
+            )
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
@@ -80,10 +93,10 @@ class Case:
             seq = f"{len(self.lengths)} sequences, {sum(self.lengths)} tokens"
         more = (f" softcap {self.softcap:g}" if self.softcap else "") + (" sinks" if self.sinks else "")
         more += f" {self.dtype.name.lower()}" if self.dtype is not DTYPE else ""
-        return f"b{self.batch} {seq} {heads}{size}{mask}{more}"
+        return f"b{self.batch} {seq} {heads}{size}{mask}{more}{LABELS[self.direction]}"
 
     def to_json(self) -> dict[str, Any]:
-        """The problem in the words of result files; what there is none of is left out."""
+        """The problem in the words of result files; what there is none of is left out. Rows say the pass."""
         sizes = {
             "dtype": self.dtype.name, "batch": self.batch, "n_heads": self.heads,
             "n_heads_kv": self.heads_kv, "seq_len_q": self.seq_q, "seq_len_k": self.seq_k,
@@ -93,34 +106,36 @@ class Case:
         return sizes | further | ({"lengths": list(self.lengths)} if self.lengths else {})
 
     @classmethod
-    def from_json(cls, feature: str, values: dict[str, Any]) -> Case:
+    def from_json(cls, feature: str, values: dict[str, Any], direction: str = FORWARD) -> Case:
         """The inverse of ``to_json``. Raises one of ``CONTENT_ERRORS`` where the values are no case."""
         return cls(
             feature, values["batch"], values["seq_len_q"], values["seq_len_k"], values["n_heads"],
             values["n_heads_kv"], values["causal"], lengths=tuple(values.get("lengths", ())),
-            d_head=values["d_head"], dtype=DType.from_string(values["dtype"]),
+            d_head=values["d_head"], dtype=DType.from_string(values["dtype"]), direction=direction,
             **{name: values[name] for name in NONE_OF if name in values},
         )  # fmt: skip
 
     def flop(self) -> int:
-        """FLOP of the visible pairs."""
+        """FLOP of the visible pairs, of all that is timed."""
         sizes = [(n, n) for n in self.lengths] or [(self.seq_q, self.seq_k)] * self.batch
         pairs = sum(visible_pairs(q, k, self.causal, self.limits) for q, k in sizes)
         # Two products, of head sizes that may differ.
-        return attention_flop(1, self.heads, self.d_head + self.value_size, pairs) // 2
+        forward = attention_flop(1, self.heads, self.d_head + self.value_size, pairs) // 2
+        gradients = 0 if self.direction == FORWARD else backward_flop(forward)
+        return gradients + (0 if self.direction == BACKWARD else forward)
 
     def cache_bytes(self) -> int:
         """Bytes of K and V, which a single query reads once."""
         return self.batch * self.seq_k * self.heads_kv * (self.d_head + self.value_size) * self.dtype.itemsize
 
     def problem(self) -> AttentionProblem:
-        """The problem as ``select`` sees it."""
+        """The forward pass as ``select`` sees it."""
         left, right = visible_limits(self.causal, self.limits, self.seq_q, self.seq_k)
         return AttentionProblem(
             self.dtype, self.batch, self.seq_q, self.seq_k, self.heads, self.heads_kv,
             self.d_head, self.value_size, left, right,
             softcap=self.softcap > 0, sinks=self.sinks, varlen=bool(self.lengths),
-            lse=self.feature == GRADIENTS,
+            lse=self.direction != FORWARD,
         )  # fmt: skip
 
 
@@ -160,17 +175,30 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     k = normal(*rows(case.seq_k), case.heads_kv, case.d_head)
     v = normal(*rows(case.seq_k), case.heads_kv, case.value_size)
     sinks = normal(case.heads) if case.sinks else None
-    dout = normal(*rows(case.seq_q), case.heads, case.value_size) if case.feature == GRADIENTS else None
+    dout = normal(*rows(case.seq_q), case.heads, case.value_size) if case.direction != FORWARD else None
     return Inputs(q, k, v, ends, sinks, dout)
 
 
 def expected_output(case: Case, x: Inputs) -> Tensor | tuple[Tensor, ...]:
     """What is right, by ``correctness.reference``: float32, of the shape of q; or the three gradients."""
     if x.dout is not None:
-        return gradients(x.q, x.k, x.v, x.dout, case.causal)
+        return _expected_gradients(case, x, x.dout)
     options: dict[str, Any] = {"causal": case.causal, "window": case.limits}
     options |= {"softcap": case.softcap, "sinks": x.sinks}
     if not case.lengths:
         return reference(x.q, x.k, x.v, **options)
-    sequences = zip(*(t.split(case.lengths) for t in (x.q, x.k, x.v)), strict=True)
-    return torch.cat([reference(q[None], k[None], v[None], **options)[0] for q, k, v in sequences])
+    return torch.cat([reference(q, k, v, **options)[0] for q, k, v in _sequences(case, x.q, x.k, x.v)])
+
+
+def _expected_gradients(case: Case, x: Inputs, dout: Tensor) -> tuple[Tensor, ...]:
+    options: dict[str, Any] = {"causal": case.causal, "window": case.limits}
+    if not case.lengths:
+        return gradients(x.q, x.k, x.v, dout, **options)
+    parts = [gradients(q, k, v, do, **options) for q, k, v, do in _sequences(case, x.q, x.k, x.v, dout)]
+    return tuple(torch.cat([part[0] for part in found]) for found in zip(*parts, strict=True))
+
+
+def _sequences(case: Case, *packed: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The parts of packed tensors, each sequence as a batch of one."""
+    for one in zip(*(t.split(case.lengths) for t in packed), strict=True):
+        yield tuple(part[None] for part in one)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from flash_helpers.benchmark.cases import Case, Inputs
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
 from flash_helpers.benchmark.peers import is_installed
+from flash_helpers.benchmark.result_file import BOTH
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.kernels.problem import FORWARD
 
 Call = Callable[[], Any]
 OURS = "ours"
@@ -33,15 +36,19 @@ class Contestant:
         bind: makes the call; UnavailableError: it has no such feature, or is not there.
         context: settings around the calls.
         ran: after a call: the kernel that it chose, of those that say so.
+        gradients_by: the kernel that it chooses for gradients alone, of those that say so.
     """
 
     name: str
     bind: Callable[[Case, Inputs], Call]
     context: Callable[[], Any] = nullcontext
     ran: Callable[[], str] = str
+    gradients_by: Callable[[Case, Inputs], str] = lambda case, x: ""
 
     def prepare(self, case: Case, x: Inputs) -> Prepared:
-        """The call with what belongs to it. Raises what ``bind`` raises."""
+        """The call of the case's pass with what belongs to it. Raises what ``bind`` raises."""
+        if case.direction != FORWARD:
+            return differentiated(self, case, x)
         return Prepared(self.bind(case, x), self.context, self.ran)
 
 
@@ -150,18 +157,17 @@ def package_call(package: str, case: Case, x: Inputs) -> Call:
 
 def fa3_call(case: Case, x: Inputs) -> Call:
     """FlashAttention-3, whose package has one element type."""
+    if case.direction != FORWARD:
+        raise UnavailableError("its package has no backward pass")
     if case.dtype is not DType.BF16:
         raise UnavailableError("its package takes BF16 only")
     return package_call("fa3_fwd_interface", case, x)
 
 
-def differentiated(contestant: Contestant) -> Contestant:
-    """Whose call runs the other's with gradients recorded, and then the backward pass through it."""
-
-    def bind(case: Case, x: Inputs) -> Call:
-        leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
-        call, dout = contestant.bind(case, replace(x, q=leaves[0], k=leaves[1], v=leaves[2])), x.dout
-        return lambda: torch.autograd.grad(call(), leaves, dout)
+def differentiated(contestant: Contestant, case: Case, x: Inputs) -> Prepared:
+    """The gradients of a contestant's call: of one forward pass every time, or of a new one each time."""
+    leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
+    call, dout = contestant.bind(case, replace(x, q=leaves[0], k=leaves[1], v=leaves[2])), x.dout
 
     def context() -> ExitStack:
         stack = ExitStack()
@@ -169,16 +175,35 @@ def differentiated(contestant: Contestant) -> Contestant:
         stack.enter_context(contestant.context())
         return stack
 
-    return Contestant(contestant.name, bind, context, contestant.ran)
+    if case.direction == BOTH:
+        return Prepared(lambda: torch.autograd.grad(call(), leaves, dout), context, contestant.ran)
+    with context():
+        out = call()
+    name = contestant.gradients_by(case, x)
+    return Prepared(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), context, lambda: name)
+
+
+def own_gradients_by(case: Case, x: Inputs, deterministic: bool = False) -> str:
+    """Short form of the kernel that the library chooses for the gradients of a case."""
+    from flash_attention.run.choices import choose
+
+    return choose(case.problem().backward(deterministic), x.q.device, None).kernel.short_form()
 
 
 CONTESTANTS = (
-    Contestant(OURS, own_call, ran=last_kernel_name),
+    Contestant(OURS, own_call, ran=last_kernel_name, gradients_by=own_gradients_by),
     Contestant("fa2", fa2_call, lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
     Contestant("cudnn", sdpa_call, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)),
     Contestant("fa3", fa3_call),
     Contestant("fa4", lambda case, x: package_call("flash_attn.cute", case, x)),
 )
+REPEATABLE = Contestant(
+    "attention, repeatable",
+    partial(own_call, deterministic=True),
+    ran=last_kernel_name,
+    gradients_by=partial(own_gradients_by, deterministic=True),
+)
+"""The library with equal bits in equal calls, which only gradients have to ask for."""
 ALL_CONTESTANTS = ",".join(contestant.name for contestant in CONTESTANTS)
 
 

@@ -130,7 +130,7 @@ def hidden_keys(
 
 
 def output_error(o: Tensor, ref: Tensor) -> OutputError:
-    """Compares ``o`` with ``ref``, both (batch, seq_len, heads, d_head).
+    """Compares ``o`` with ``ref``, both (batch, seq_len, heads, d_head) or packed, (total, heads, d_head).
 
     Raises:
         ValueError: the shapes differ.
@@ -144,7 +144,9 @@ def output_error(o: Tensor, ref: Tensor) -> OutputError:
     # and of its place in the sequence. Under a causal mask gradients of the first rows, of few keys, are much
     # larger than others, and what one of them loses because O was rounded is, too.
     floor = row_norm.mean().clamp_min(1e-30)
-    if row_norm.ndim == 3:  # (batch, seq, heads); packed rows have no place that they share
-        floor = floor.maximum(row_norm.mean((0, 2), keepdim=True))
+    shared = (
+        (0, 2) if row_norm.ndim == 3 else (1,)
+    )  # (batch, seq, heads), or packed: heads alone share a place
+    floor = floor.maximum(row_norm.mean(shared, keepdim=True))
     worst = (row_error / row_norm.maximum(floor)).max()
     return OutputError(relative=whole.item(), worst_row=worst.item())

@@ -19,12 +19,17 @@ def expected_of(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor | t
 
 @torch.no_grad()
 def gradients(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    causal: bool = False,
+    window: tuple[int | None, int | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``softmax(q k^T / sqrt(d_head)) v`` in float32, sliced as ``reference`` is.
 
     Args:
-        q, k, v, causal: as of ``reference``.
+        q, k, v, causal, window: as of ``reference``.
         dout: gradient of the output, (batch, seq_len_q, heads, d_head_v).
 
     Returns:
@@ -48,7 +53,7 @@ def gradients(
                 )
                 n = queries.shape[2]
                 s = queries @ keys.mT * scale
-                hidden = hidden_keys(first, n, seq_len_q, seq_len_k, causal, (None, None), q.device)
+                hidden = hidden_keys(first, n, seq_len_q, seq_len_k, causal, window, q.device)
                 if hidden is not None:
                     s.masked_fill_(hidden, float("-inf"))
                 p = torch.softmax(s, dim=-1)

@@ -1,9 +1,10 @@
 """Every feature beside every peer: ``python -m flash_helpers.benchmark.grid --out DIR``.
 
-The rows are those of ``grid_cases``. Kernels are built before, in parallel, and so are those of peers that
-compile at their first use (``warm_up``). Each output is compared with a float32 reference; who is wrong, or
-has no such feature, is not timed and says why. The file is written after each row. A row ends with what
-there is when its time is over, and none begins when that of the run is.
+The rows are those of ``grid_cases``, with ``--gradients`` those of ``gradient_cases``. Kernels are built
+before, in parallel, and so are those of peers that compile at their first use (``warm_up``). Each output is
+compared with a float32 reference; who is wrong, or has no such feature, is not timed and says why. The file
+is written after each row. A row ends with what there is when its time is over, and none begins when that of
+the run is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
     OURS,
+    REPEATABLE,
     Contestant,
     named_kernel,
     select_contestants,
@@ -34,9 +36,10 @@ from flash_helpers.benchmark.contestants import (
 from flash_helpers.benchmark.copy_rate import COPY_BYTES, copy_rate
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.features import COMPILING, mode_of
+from flash_helpers.benchmark.gradient_cases import gradient_cases
 from flash_helpers.benchmark.grid_cases import grid_cases
 from flash_helpers.benchmark.measuring import DeviceLostError
-from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.result_file import FORWARD, ResultFile
 from flash_helpers.benchmark.runner import default_device
 from flash_helpers.benchmark.warm_up import warm_up
 from flash_helpers.console.alone import run_alone
@@ -44,9 +47,10 @@ from flash_helpers.console.errors import shown_errors
 from flash_helpers.console.output import console_for
 from flash_helpers.console.writable import check_folder
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
+from flash_helpers.kernels.problem import BACKWARD
 
 BENCHMARK, WHAT = "grid", "every feature, head size and hard shape beside every peer that has it"
-FILE = "grid.json"
+FILE, GRADIENTS_FILE = "grid.json", "gradient-grid.json"
 ROUNDS = 7
 ROW_SECONDS = 3.0  # of the rounds of a row
 WARM_UP_PART = 0.4  # of the run's time, at most
@@ -60,34 +64,37 @@ def run(
     cases: Sequence[Case] | None = None,
     rounds: int = ROUNDS,
     jobs: int | None = None,
+    gradients: bool = False,
 ) -> list[CaseRow]:
     """Builds, measures and saves after each row, until the time is over; prints the table.
 
     Args:
-        out: folder of ``grid.json``.
+        out: folder of ``grid.json``, or ``gradient-grid.json``.
         device: where.
         seconds: no row begins later.
         contestants: who.
         cases: the rows; None: the whole grid.
         rounds: measurements of each.
         jobs: processes in which peers compile ahead; None: as many as there are cores.
+        gradients: the whole grid is that of gradients; the file is of the backward pass.
     """
     begin, rows, skipped = time.monotonic(), list[CaseRow](), list[str]()
-    whole = cases is None
-    cases = list(grid_cases()) if cases is None else list(cases)
+    cases = all_cases(gradients) if cases is None else list(cases)
+    path = out / (GRADIENTS_FILE if gradients else FILE)
     facts: dict[str, Any] = {"skipped": skipped}
-    file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts)
+    direction = BACKWARD if gradients else FORWARD
+    file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts, direction=direction)
     console = console_for()
-    facts["build_seconds"] = build_ahead(cases, device)
+    facts["build_seconds"] = build_ahead(cases, device, repeatable=REPEATABLE in contestants)
     with tempfile.TemporaryDirectory() as compiled:
-        compiling = [c.name for c in contestants if c.name in COMPILING and device.type == "cuda" and whole]
+        compiling = [c.name for c in contestants if c.name in COMPILING and device.type == "cuda"]
         for name in compiling:
             workers = jobs or os.cpu_count() or 1
             facts[f"{name}_compile_seconds"] = warm_up(
-                len(cases), name, Path(compiled), workers, WARM_UP_PART * seconds
+                cases, name, Path(compiled), workers, WARM_UP_PART * seconds
             )
         facts["copy_bytes_per_second"] = copied = copy_rate(
-            device, COPY_BYTES // (1 if whole else 64), rounds
+            device, COPY_BYTES // (1 if device.type == "cuda" else 64), rounds
         )
         try:
             for case in cases:
@@ -97,11 +104,11 @@ def run(
                 row = measure_case(case, mode_of(case, device), contestants, device, rounds, ROW_SECONDS)
                 rows.append(row)
                 file.rows += row.to_rows()
-                file.save(out / FILE)
+                file.save(path)
         except DeviceLostError as lost:
             facts["stopped"] = f"{lost}. The CUDA context is lost: the rest is not measured"
             console.print(facts["stopped"], style="red", markup=False)
-    file.save(out / FILE)
+    file.save(path)
     console.print(table_of(rows))
     for text in refusals(rows):
         console.print(text, markup=False)
@@ -109,7 +116,7 @@ def run(
     console.print(
         f"{len(rows)} rows, {len(skipped)} skipped; {sum(r >= 1 for r in ahead)} of {len(ahead)} at or above "
         f"the best peer, the lowest {min(ahead, default=0):.2f}; copy {copied / 1e9:.0f} GB/s; "
-        f"{time.monotonic() - begin:.0f} s; {out / FILE}",
+        f"{time.monotonic() - begin:.0f} s; {path}",
         markup=False,
     )
     return rows
@@ -123,7 +130,7 @@ def lead(row: CaseRow) -> float | None:
 
 def table_of(rows: Sequence[CaseRow]) -> Table:
     """A line a case: our time, the best peer's over ours, and each one's."""
-    names = names_to_show(rows, CONTESTANTS)
+    names = names_to_show(rows, (*CONTESTANTS, REPEATABLE))
     table = Table("feature", "problem", "ours, us", "best / ours", *(f"{name} / ours" for name in names))
     for row in rows:
         own, ratio = row.milliseconds.get(OURS), lead(row)
@@ -156,17 +163,29 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = ROUNDS,
     only: Annotated[str, typer.Option(help="features joined by commas; empty: all")] = "",
     kernels: Annotated[str, typer.Option(help="short forms joined by semicolons, timed too")] = "",
+    gradients: Annotated[bool, typer.Option("--gradients", help="the grid of gradients instead")] = False,
 ) -> None:
     """Every feature beside every peer, on the device that is there."""
     with shown_errors():
         chosen = select_contestants(contestants)
         names = [name.strip() for name in kernels.split(";") if name.strip()]
+        if names and gradients:
+            raise ValueError(
+                "--kernels is given with --gradients, whose rows are of the library's choice: leave one out"
+            )
         chosen += [named_kernel(parse_kernel_name_into_config(name)) for name in names]
+        chosen += [REPEATABLE] if gradients else []
         check_folder(out, "--out")
-        run(out, default_device(), seconds, chosen, select_cases(only), rounds)
+        cases = select_cases(only, gradients)
+        run(out, default_device(), seconds, chosen, cases, rounds, gradients=gradients)
 
 
-def select_cases(text: str) -> list[Case] | None:
+def all_cases(gradients: bool) -> list[Case]:
+    """The rows of the grid, or of the grid of gradients."""
+    return list(gradient_cases() if gradients else grid_cases())
+
+
+def select_cases(text: str, gradients: bool = False) -> list[Case] | None:
     """The rows of some features; None: all.
 
     Raises:
@@ -175,10 +194,11 @@ def select_cases(text: str) -> list[Case] | None:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         return None
-    known = dict.fromkeys(case.feature for case in grid_cases())
+    cases = all_cases(gradients)
+    known = dict.fromkeys(case.feature for case in cases)
     if unknown := [name for name in names if not any(feature.startswith(name) for feature in known)]:
         raise ValueError(f"unknown feature {unknown[0]!r}; known: {', '.join(known)}")
-    return [case for case in grid_cases() if any(case.feature.startswith(name) for name in names)]
+    return [case for case in cases if any(case.feature.startswith(name) for name in names)]
 
 
 if __name__ == "__main__":

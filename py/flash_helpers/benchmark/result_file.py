@@ -23,6 +23,7 @@ from flash_helpers.content import CONTENT_ERRORS, ContentError, amount, read_jso
 
 SCHEMA = 2
 FORWARD = "forward"
+BOTH = "both"  # a forward pass and then its gradients, as one time
 CHOICE = "attention"  # implementation of the rows of the library's own choice
 METHOD = (
     "each output is compared with a float32 reference first, and what is wrong is not timed; then the "
@@ -52,7 +53,7 @@ MORE_ROW: dict[str, Kind] = {
 TIMES = ("median", "p20", "p80", "rounds", "launch_hidden")
 KINDS = ("kernel", "peer")
 STATUSES = ("ok", "wrong", "failed", "unavailable")
-PASSES = (FORWARD, "backward")
+PASSES = (FORWARD, "backward", BOTH)
 
 
 class ResultFileError(ValueError):

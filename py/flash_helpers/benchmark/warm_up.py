@@ -7,6 +7,7 @@ folder gain nothing here.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from flash_helpers.benchmark.cases import Case
 from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.console.alone import run_alone
 
@@ -28,17 +30,21 @@ KEEPS_COMPILED = {
 
 
 def keep_compiled(folder: Path) -> dict[str, str]:
-    """Makes this process and those that it starts keep what contestants compile in ``folder``."""
+    """Makes this process and those that it starts keep what contestants compile in ``folder``.
+
+    A folder that the caller's environment names stays.
+    """
     settings = {name: value.format(folder=folder) for name, value in KEEPS_COMPILED.items()}
-    os.environ.update(settings)
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
     return settings
 
 
-def warm_up(n_cases: int, name: str, folder: Path, jobs: int, seconds: float) -> float:
-    """Calls a contestant once on each case of the grid, the cases spread over processes.
+def warm_up(cases: Sequence[Case], name: str, folder: Path, jobs: int, seconds: float) -> float:
+    """Calls a contestant once on each case, the cases spread over processes.
 
     Args:
-        n_cases: how many cases the grid has.
+        cases: that will be measured.
         name: of the contestant.
         folder: where it keeps what it compiles.
         jobs: processes.
@@ -49,14 +55,24 @@ def warm_up(n_cases: int, name: str, folder: Path, jobs: int, seconds: float) ->
     """
     begin = time.monotonic()
     keep_compiled(folder)
-    command = [sys.executable, "-m", "flash_helpers.benchmark.warm_up", "--name", name]
+    listed = folder / "cases.json"
+    listed.write_text(json.dumps([[case.feature, case.to_json(), case.direction] for case in cases]))
+    command = [
+        sys.executable,
+        "-m",
+        "flash_helpers.benchmark.warm_up",
+        "--name",
+        name,
+        "--cases",
+        str(listed),
+    ]
     running = [
         subprocess.Popen(
             [*command, "--first", str(first), "--step", str(jobs)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for first in range(min(jobs, n_cases))
+        for first in range(min(jobs, len(cases)))
     ]
     for process in running:
         try:
@@ -67,16 +83,20 @@ def warm_up(n_cases: int, name: str, folder: Path, jobs: int, seconds: float) ->
     return time.monotonic() - begin
 
 
-def run(cases: Sequence[object], name: str) -> int:
+def read_cases(listed: Path) -> list[Case]:
+    """The cases that ``warm_up`` wrote down."""
+    return [Case.from_json(*one) for one in json.loads(listed.read_text())]
+
+
+def run(cases: Sequence[Case], name: str) -> int:
     """Calls a contestant once on each case; returns on how many it did not raise."""
     import torch
 
-    from flash_helpers.benchmark.cases import Case, make_inputs
+    from flash_helpers.benchmark.cases import make_inputs
 
     contestant = next(c for c in CONTESTANTS if c.name == name)
     done = 0
     for case in cases:
-        assert isinstance(case, Case)
         try:
             prepared = contestant.prepare(case, make_inputs(case, torch.device("cuda")))
             with prepared.context():
@@ -89,13 +109,12 @@ def run(cases: Sequence[object], name: str) -> int:
 
 def main(
     name: Annotated[str, typer.Option(help="contestant")],
-    first: Annotated[int, typer.Option(min=0, help="the first case of the grid")] = 0,
+    cases: Annotated[Path, typer.Option(help="file of cases: feature, problem and direction of each")],
+    first: Annotated[int, typer.Option(min=0, help="the first case")] = 0,
     step: Annotated[int, typer.Option(min=1, help="each so many cases one is taken")] = 1,
 ) -> None:
     """One process's part of warming up."""
-    from flash_helpers.benchmark.grid_cases import grid_cases
-
-    run(list(grid_cases())[first::step], name)
+    run(read_cases(cases)[first::step], name)
 
 
 if __name__ == "__main__":

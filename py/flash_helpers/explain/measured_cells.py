@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.result_file import BOTH, ResultFile
 from flash_helpers.content import CONTENT_ERRORS
 from flash_helpers.kernel_selection import parse_kernel
 from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts
@@ -78,9 +78,12 @@ def _reason(error: Exception) -> str:
 
 
 def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
-    """None for rows of other libraries, of screenings, without a kernel's name, or with the host's time; and
-    of functions and what says the same, since the row's sizes do not tell what is hidden."""
-    if "stage" in row or row.get("variant") in ("mod", "twin"):
+    """None for rows without a time of one of the library's kernels alone.
+
+    They are of other libraries, screenings, both passes in one time, or have no kernel's name, or the host's
+    time; or they are of functions and what says the same, where the sizes do not tell what is hidden.
+    """
+    if "stage" in row or row.get("variant") in ("mod", "twin") or row.get("direction") == BOTH:
         return None
     name = row.get("kernel") or (row["implementation"] if row["kind"] == "kernel" else "")
     times = row["milliseconds"]
@@ -112,11 +115,11 @@ def _problem(values: Mapping[str, Any]) -> AttentionProblem:
     if len(set(values.get("lengths", ()))) > 1:
         raise ValueError("sequences of different lengths: their blocks are not alike")
     window, d_head = values.get("window"), values["d_head"]
+    limits = (window, None if window is None else values.get("window_right", 0))
     sizes = {name: values[name] for name in ("batch", "seq_len_q", "seq_len_k", "n_heads", "n_heads_kv")}
-    left, right = visible_limits(
-        values["causal"], (window, None if window is None else 0), sizes["seq_len_q"], sizes["seq_len_k"]
-    )
+    left, right = visible_limits(values["causal"], limits, sizes["seq_len_q"], sizes["seq_len_k"])
     return AttentionProblem(
-        DType.from_string(values["dtype"]), **sizes, d_head=d_head, d_head_v=d_head, left=left, right=right,
+        DType.from_string(values["dtype"]), **sizes, d_head=d_head,
+        d_head_v=values.get("d_head_v", d_head), left=left, right=right,
         cached="page_size" in values,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flash_helpers.benchmark.result_file import CHOICE, ResultFile, ResultFileError
+from flash_helpers.benchmark.result_file import CHOICE, FORWARD, ResultFile, ResultFileError
 from flash_helpers.content import CONTENT_ERRORS, ContentError, amount
 
 FEATURES, GRID = "features", "grid"
@@ -63,7 +63,8 @@ def _times_by_case(file: ResultFile) -> dict[Any, dict[str, float]]:
 
     found: dict[Any, dict[str, float]] = {}
     for row in file.rows:
-        times = found.setdefault(Case.from_json(row["feature"], row["problem"]), {})
+        case = Case.from_json(row["feature"], row["problem"], row.get("direction", FORWARD))
+        times = found.setdefault(case, {})
         for mode in MODES:
             if mode in row["milliseconds"]:
                 times[row["implementation"]] = row["milliseconds"][mode]["median"]
