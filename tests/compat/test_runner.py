@@ -243,3 +243,44 @@ def test_names_of_the_newer_packages(tmp_path: Path) -> None:
     assert rows["test_flash_attn_learnable_sink_backward_dtype"]["refused"] == {"learnable_sink": 1}
     assert rows["test_flash_attn_learnable_sink_backward_dtype"]["skipped"] == 1
     assert main([*arguments, "4", "--part", "1/2"]) == 1  # the second half of one case each: nothing ran
+
+
+ONE_KEY = """
+import pytest, torch
+from flash_attn import flash_attn_func
+
+@pytest.mark.parametrize("wrong", ["nothing", "output", "dq", "dv"])
+@pytest.mark.parametrize("seqlen_k", [1, 2])
+def test_output(seqlen_k, wrong):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 3, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for n in (1, seqlen_k, seqlen_k))
+    for n_times in range(2):
+        out = flash_attn_func(q, k, v)
+        assert n_times == 0 or wrong != "output"
+        g = torch.randn_like(out)
+        dq, dk, dv = torch.autograd.grad(out, (q, k, v), g)
+        dq = dq + (1e-6 if wrong == "nothing" else 0.1 if wrong == "dq" else 1e-6)
+        dv = dv + (0.5 if wrong == "dv" else 0)
+        weights = torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k) / 8, -1)
+        dq_pt, dk_pt, dv_pt = dq_ref, dk_ref, dv_ref = torch.autograd.grad(
+            torch.einsum("bhqk,bkhd->bqhd", weights, v), (q, k, v), g
+        )
+        if n_times == 0 and wrong == "output":
+            continue
+        assert (dq - dq_ref).abs().max().item() <= 0.0
+"""
+
+
+def test_gradients_that_have_to_be_exactly_zero_are_counted_apart(tmp_path: Path) -> None:
+    path, found = tmp_path / "test_file.py", tmp_path / "found.json"
+    path.write_text(ONE_KEY)
+    assert main([str(path), "--device", "cpu", "--gradients", "--json", str(found)]) == 1
+    row = json.loads(found.read_text())["test_output"]
+    assert (row["passed"], row["only_zero"]) == (0, 1)  # one key, and nothing else is wrong
+    assert len(row["failures"]) == 7
+    one_key = [text for text in row["failures"] if "seqlen_k=1" in text]
+    kinds = ("nothing", "output", "dq", "dv")
+    assert [wrong for wrong in kinds if any(f"wrong={wrong}" in text for text in one_key)] == [
+        "output", "dq", "dv",
+    ]  # fmt: skip
