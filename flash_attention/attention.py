@@ -155,7 +155,7 @@ def attention(
     key: Key | None = None
     mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
-        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+        mods = launch_cache.mods_of(score_mod, mask_mod)
     if numerics is not None:
         numerics = checked_numerics(numerics)
     if at_once and mods is not None and not dropout_p:
@@ -333,7 +333,7 @@ def attention_varlen(
     key: Key | None = None
     mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
-        mods = launch_cache.mods_of(score_mod, mask_mod, q)
+        mods = launch_cache.mods_of(score_mod, mask_mod)
     if numerics is not None:
         numerics = checked_numerics(numerics)
     if at_once and mods is not None and not dropout_p:

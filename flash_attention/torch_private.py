@@ -35,6 +35,13 @@ def private(path: str, stand_in: Any) -> Any:
 # every call takes the operator, which all of them see.
 dispatch_modes: Callable[[], int] = private("_C._len_torch_dispatch_stack", lambda: 1)
 
+# How many modes hear of every function of torch that is called, torch.set_default_device's among them, and a
+# maker of contexts in which none does. Where torch does not say, they hear of all.
+function_modes: Callable[[], int] = private("_C._len_torch_function_stack", lambda: 0)
+unheard: Callable[[], AbstractContextManager[Any]] = private(
+    "_C.DisableTorchFunction", contextlib.nullcontext
+)
+
 # Whether torch.jit.trace runs, which sees operators only.
 is_tracing: Callable[[], bool] = private("_C._is_tracing", torch.jit.is_tracing)
 

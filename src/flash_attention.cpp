@@ -126,16 +126,19 @@ PyObject *open_library(PyObject *, PyObject *args, PyObject *keywords) {
 PyObject *read_tensors(PyObject *, PyObject *args, PyObject *keywords) {
     return guarded([&] {
         static const char *const names[] = {
-            "type", "exchange_api", "is_grad_enabled", "exchange_device", "current_stream", nullptr};
-        PyObject *type, *exchange_api, *is_grad_enabled, *exchange_device, *current_stream;
-        parse(args, keywords, "O!OOOO:read_tensors", names, &PyType_Type, &type, &exchange_api,
-              &is_grad_enabled, &exchange_device, &current_stream);
-        for (PyObject *const function : {is_grad_enabled, exchange_device, current_stream}) {
+            "type",           "parameter_type", "exchange_api",   "is_grad_enabled", "exchange_device",
+            "current_stream", "is_capturing",   "function_modes", "unheard",         nullptr};
+        TensorLibrary x;
+        parse(args, keywords, "O!O!OOOOOOO:read_tensors", names, &PyType_Type, &x.type, &PyType_Type,
+              &x.parameter_type, &x.exchange_api, &x.is_grad_enabled, &x.exchange_device, &x.current_stream,
+              &x.is_capturing, &x.function_modes, &x.unheard);
+        for (PyObject *const function : {x.is_grad_enabled, x.exchange_device, x.current_stream,
+                                         x.is_capturing, x.function_modes, x.unheard}) {
             if (!PyCallable_Check(function)) {
                 raise_error(PyExc_TypeError, "read_tensors: given %R, wanted a function", function);
             }
         }
-        tensor_reader().open(type, exchange_api, is_grad_enabled, exchange_device, current_stream);
+        tensor_reader().open(x);
         return Py_NewRef(Py_None);
     });
 }
@@ -156,9 +159,12 @@ PyMethodDef functions[] = {
      "traits_field_names(name='ForwardTraits')\n\n"
      "Field names of a traits struct, in the order of its declaration."},
     {"read_tensors", as_method(&read_tensors), METH_VARARGS | METH_KEYWORDS,
-     "read_tensors(type, exchange_api, is_grad_enabled, exchange_device, current_stream)\n\n"
-     "Which Python type is a tensor for a CallTable, and how what it must know is asked for: its DLPack "
-     "exchange API (a capsule, or None), and functions of torch."},
+     "read_tensors(type, parameter_type, exchange_api, is_grad_enabled, exchange_device, current_stream, "
+     "is_capturing, function_modes, unheard)\n\n"
+     "Which Python types are tensors for a CallTable, and how what it must know is asked for: their DLPack "
+     "exchange API (a capsule, or None), and functions of torch. exchange_device(index) gives the index "
+     "before, current_stream(index) a number, is_capturing() whether the current stream records a graph, "
+     "function_modes() how many modes are told of what a tensor is asked, unheard() a context without them."},
     {},
 };
 

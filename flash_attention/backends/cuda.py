@@ -31,6 +31,8 @@ from flash_attention.torch_private import (
     current_stream,
     empty_strided_cuda,
     exchange_device,
+    function_modes,
+    unheard,
 )
 from flash_helpers.kernels.arguments import ModArguments
 from flash_helpers.kernels.kernel import Kernel
@@ -186,10 +188,14 @@ def _call_table_types() -> tuple[Any, Any]:
     kernels = extension()
     kernels.read_tensors(
         type=torch.Tensor,
+        parameter_type=torch.nn.Parameter,
         exchange_api=getattr(torch.Tensor, "__dlpack_c_exchange_api__", None),  # from torch 2.10 on
         is_grad_enabled=torch.is_grad_enabled,
         exchange_device=exchange_device,
         current_stream=current_stream,
+        is_capturing=torch.cuda.is_current_stream_capturing,
+        function_modes=function_modes,
+        unheard=unheard,
     )
     return kernels.CallTable, kernels.BackwardCallTable
 

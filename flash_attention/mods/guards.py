@@ -44,17 +44,38 @@ class UnguardedError(Exception):
     """A function whose deeds do not follow from what can be compared."""
 
 
-def guard_of(function: Any, compared: Iterable[Tensor] = ()) -> Guard:
-    """A guard of a function as it is now.
-
-    Args:
-        function: the function.
-        compared: captured tensors of which somebody else compares ``facts``.
+def guard_of(function: Any) -> Guard:
+    """A guard of a function as it is now, which compares all that it holds.
 
     Raises:
         UnguardedError: there is none.
     """
-    return _value(function, _Seen((), frozenset(map(id, compared))))
+    return _value(function, _Seen())
+
+
+def guards_of(
+    functions: Iterable[Any], compared: Iterable[Tensor], *, asks_where: bool
+) -> tuple[Guard | None, ...]:
+    """Guards of functions as they are now; None of None.
+
+    Args:
+        functions: what was recorded together.
+        compared: captured tensors of which somebody else compares ``facts``.
+        asks_where: a function has asked a tensor for its address, or whether it requires a gradient.
+
+    Raises:
+        UnguardedError: there are none.
+    """
+    functions, ids = tuple(functions), frozenset(map(id, compared))
+    others: list[Tensor] = []
+    guards = _guards(functions, _Seen(compared=ids, by_identity=not asks_where, others=others))
+    if others and not asks_where:  # views of one memory may be seen as one tensor: each has to stay there
+        guards = _guards(functions, _Seen(compared=ids))
+    return guards
+
+
+def _guards(functions: tuple[Any, ...], seen: _Seen) -> tuple[Guard | None, ...]:
+    return tuple(None if function is None else _value(function, seen) for function in functions)
 
 
 class _Seen(NamedTuple):
@@ -63,10 +84,14 @@ class _Seen(NamedTuple):
     Attributes:
         functions: ids of those around it.
         compared: ids of the tensors of which somebody else compares ``facts``.
+        by_identity: of these no address counts, nor whether they require a gradient.
+        others: takes the tensors that are not among them; None: nobody wants to know.
     """
 
-    functions: tuple[int, ...]
-    compared: frozenset[int]
+    functions: tuple[int, ...] = ()
+    compared: frozenset[int] = frozenset()
+    by_identity: bool = False
+    others: list[Tensor] | None = None
 
 
 def _value(value: Any, seen: _Seen) -> Guard:
@@ -75,7 +100,9 @@ def _value(value: Any, seen: _Seen) -> Guard:
     if type(value) is functools.partial:
         return _partial(value, seen)
     if isinstance(value, Tensor):
-        return _tensor(value, id(value) in seen.compared)
+        if id(value) not in seen.compared and seen.others is not None:
+            seen.others.append(value)
+        return _tensor(value, id(value) in seen.compared, seen.by_identity)
     if type(value) is tuple or (isinstance(value, tuple) and _is_fixed(type(value).__module__)):
         return _items(value, seen)
     if type(value) is float:
@@ -112,10 +139,17 @@ def _float(value: float) -> Guard:
     return lambda x: x is value or (type(x) is float and x.hex() == bits)
 
 
-def _tensor(value: Tensor, compared: bool) -> Guard:
+def _tensor(value: Tensor, compared: bool, by_identity: bool) -> Guard:
     if value.__dict__:  # what stands there may change, and the function may read it
         raise UnguardedError
     reference = weakref.ref(value)
+    if compared and by_identity:
+
+        def is_it(x: Any) -> bool:
+            held = reference()
+            return held is not None and x is held and not held.__dict__
+
+        return is_it
     address, requires_grad, about = value.data_ptr(), value.requires_grad, facts(value)
 
     def is_same(x: Any) -> bool:
@@ -182,6 +216,27 @@ def _function(value: FunctionType, seen: _Seen) -> Guard:
     defaults = None if value.__defaults__ is None else _items(value.__defaults__, seen)
     keywords = value.__kwdefaults__
     named = None if keywords is None else _items(tuple(keywords.values()), seen)
+
+    def same_alone(x: Any) -> bool:  # of a function that names no globals and has no defaults, as most are
+        if (
+            type(x) is not FunctionType
+            or x.__code__ is not code
+            or x.__dict__
+            or x.__defaults__ is not None
+            or x.__kwdefaults__ is not None
+        ):
+            return False
+        if cells:
+            try:
+                for guard, cell in zip(cells, x.__closure__ or ()):  # noqa: B905  (as many as the code names)
+                    if not guard(cell.cell_contents):
+                        return False
+            except ValueError:  # nothing is assigned to it
+                return False
+        return True
+
+    if not (names or built_in or defaults or keywords is not None):
+        return same_alone
 
     def same(x: Any) -> bool:
         if (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flash_attention.mods.guards import Guard, UnguardedError, facts, guard_of
+from flash_attention.mods.guards import Guard, UnguardedError, facts, guards_of
 from flash_attention.mods.symbols import Symbol
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.mods.mask_inputs import mask_inputs, needs_bits
@@ -38,6 +38,8 @@ _FACTS = frozenset(
         Tensor.data_ptr, torch.device,
     )
 )  # fmt: skip
+# Of these a remembered launch compares nothing.
+_UNCOMPARED = frozenset((Tensor.data_ptr, Tensor.requires_grad.__get__))  # type: ignore[attr-defined]
 
 
 class Known:
@@ -46,20 +48,18 @@ class Known:
     Attributes:
         mod: what they compute.
         numbers: what they captured.
-        bits_of: which of the captured tensors bits of tiles are found from (``backends.cuda_tiles``); None:
-            there are no bits.
-        token: stands for them in the key of a remembered call; 0: they were seen once, and a call that is
-            made only once is not remembered.
+        key: stands for them in the key of a remembered call.
     """
 
-    __slots__ = ("_facts", "_tensors", "bits_of", "guards", "mod", "numbers", "token")
+    __slots__ = ("_contents", "_facts", "_tensors", "guards", "key", "mod", "numbers")
 
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
         self.guards = guards
         self.mod: Mod = traced.mod
         self.numbers = traced.numbers
-        self.bits_of = mask_inputs(traced.mod).tensors if needs_bits(traced.mod) else None
-        self.token = 0
+        self.key = ("mods", next(_tokens))
+        # The captured tensors that bits of tiles are found from (``backends.cuda_tiles``), if there are bits.
+        self._contents = (mask_inputs(traced.mod).tensors,) if needs_bits(traced.mod) else ()
         self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
         self._facts = tuple(facts(x) for x in traced.tensors)
 
@@ -82,9 +82,15 @@ class Known:
             tensors.append(x)
         return Traced(self.mod, self.numbers, tuple(tensors))
 
-    def tensors(self) -> list[Tensor] | None:
-        """The captured tensors of a pair that ``matches``, where a remembered launch can compare them."""
-        return None if len(self._tensors) > MAX_TENSORS else [ref() for ref in self._tensors]  # type: ignore[misc]
+    def compared(self) -> tuple[Any, ...] | None:
+        """What a remembered launch of a pair that ``matches`` compares behind its other arguments.
+
+        The captured tensors, and before them the places of those of which it keeps bits. None: more than it
+        can compare.
+        """
+        if len(self._tensors) > MAX_TENSORS:
+            return None
+        return (*self._contents, *[reference() for reference in self._tensors])
 
 
 _known: dict[tuple[Any, Any], list[Known]] = {}
@@ -97,8 +103,6 @@ def known(score_mod: Any, mask_mod: Any) -> Known | None:
         return None
     for entry in entries:
         if entry.matches(score_mod, mask_mod):
-            if entry.token == 0:
-                entry.token = next(_tokens)
             return entry
     return None
 
@@ -119,13 +123,13 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
     with _values_unread() as unread:
         traced = trace(score_mod, mask_mod, device)
     if unread.holds and not traced.reads_values:
-        _remember(score_mod, mask_mod, traced)
+        _remember(score_mod, mask_mod, traced, asks_where=unread.asks_where)
     return traced
 
 
-def _remember(score_mod: Any, mask_mod: Any, traced: Traced) -> None:
+def _remember(score_mod: Any, mask_mod: Any, traced: Traced, *, asks_where: bool) -> None:
     try:
-        guards = tuple(None if f is None else guard_of(f, traced.tensors) for f in (score_mod, mask_mod))
+        guards = guards_of((score_mod, mask_mod), traced.tensors, asks_where=asks_where)
     except UnguardedError:
         return
     if len(_known) >= KEPT:
@@ -140,7 +144,7 @@ def _code(function: Any) -> Any:
     """What a function is looked up by."""
     if type(function) is functools.partial:
         return (functools.partial, _code(function.func))
-    return getattr(function, "__code__", None)
+    return None if function is None else getattr(function, "__code__", None)
 
 
 # ---------------------------------------------------------------------- what a recording must not depend on
@@ -150,14 +154,17 @@ class _Unread(TorchFunctionMode):
 
     Attributes:
         holds: it has not.
+        asks_where: it has asked what no launch compares: an address, or whether a gradient is required.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.holds = True
+        self.holds, self.asks_where = True, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function in _UNCOMPARED:
+            self.asks_where = True
         if function not in _FACTS and not _has_symbol((*args, *kwargs.values())):
             self.holds = False
         return function(*args, **kwargs)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.devices import backend
-from flash_attention.mods.remembered import Known, known
-from flash_attention.torch_private import current_stream, forward_levels
+from flash_attention.mods.remembered import known
+from flash_attention.torch_private import forward_levels
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import BACKWARD, FORWARD
@@ -48,7 +48,7 @@ def repeat(key: Key, *given: Any) -> Any:
     Args:
         key: the call's name and options, a configuration by its ``id``.
         given: (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q,
-            numbers …), the last may lack.
+            numbers …, what ``mods_of`` gives …), the last may lack.
 
     Returns:
         The call's result, or None: it has to go the long way.
@@ -70,36 +70,15 @@ NO_MODS: tuple[Key, tuple[Any, ...]] = ((), ())
 NO_LAYOUT = (None,) * 5  # tensors of a layout, of a call that has none
 
 
-def mods_of(score_mod: Any, mask_mod: Any, q: Any) -> tuple[Key, tuple[Any, ...]] | None:
+def mods_of(score_mod: Any, mask_mod: Any) -> tuple[Key, tuple[Any, ...]] | None:
     """What a call with functions of scores or masks adds to its key, and to what is compared of it.
 
     None: they are not known, or the call cannot be remembered.
     """
     found = known(score_mod, mask_mod)
-    if found is None or not isinstance(q, Tensor):
+    if found is None or (given := found.compared()) is None:
         return None
-    given = given_of_mods(found, q)
-    return None if given is None else (("mods", found.token), given)
-
-
-def given_of_mods(known: Known, q: Tensor) -> tuple[Any, ...] | None:
-    """What a remembered call with such functions compares behind its other arguments: the captured tensors,
-    and, where bits of tiles were found from some, what says that these are as they were.
-
-    None: the call has to go the long way.
-    """
-    tensors = known.tensors()
-    if tensors is None or known.bits_of is None:
-        return None if tensors is None else tuple(tensors)
-    if not q.is_cuda or torch.cuda.is_current_stream_capturing():  # a graph finds bits of its own
-        return None
-    numbers = [current_stream(q.get_device())]
-    for place in known.bits_of:
-        x = tensors[place]
-        if x.is_inference():
-            return None
-        numbers += [x._version, x.data_ptr()]
-    return (*numbers, *tensors)
+    return found.key, given
 
 
 def with_lse(key: Key) -> Key:

@@ -194,7 +194,7 @@ def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in
     if key is not None and ran.launched is not None and ran.repeatable:
         given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
         if options.has_mods:
-            mods = launch_cache.mods_of(options.score_mod, options.mask_mod, call.q)
+            mods = launch_cache.mods_of(options.score_mod, options.mask_mod)
             if mods is None:
                 return
             given = (*given, *(None,) * (GIVEN_SLOTS - len(given)), *mods[1])

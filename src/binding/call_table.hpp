@@ -7,10 +7,12 @@
 // input wants a gradient or has lost its memory, whether an output given by the caller overlaps an input,
 // which device is the current one.
 //
-// `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, *numbers, *captured)`, any
-// of the last ones left out, gives the result, or None: not known here, or not as it was. The caller then
-// goes the long way, which also says what is wrong, and `remember`s the call. A table of the backward pass
-// takes what that pass has (remembered_passes.hpp), and gives the gradients.
+// `table(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, *numbers,
+// contents, *captured)`, any of the last ones left out, gives the result, or None: not known here, or not as
+// it was. The caller then goes the long way, which also says what is wrong, and `remember`s the call.
+// `contents` is a tuple of places among the captured tensors: of these the launch keeps something that was
+// found from what is in them (given_call.hpp). A table of the backward pass takes what that pass has
+// (remembered_passes.hpp), and gives the gradients.
 #pragma once
 
 #include <array>
@@ -89,6 +91,9 @@ class CallTable {
         if (known.kernel->mod.digest == 0) return Pass::launch(*known.kernel, problem, stream);
         CapturedValues captured = known.captured;
         captured.move_tensors(given.captured);
+        if (known.tiles_offset != kNoPointer) {
+            captured.move_tiles(addresses[Pass::kWorkspace] + known.tiles_offset);
+        }
         const ModArguments mod = captured.arguments();
         problem.mod = &mod;
         return Pass::launch(*known.kernel, problem, stream);

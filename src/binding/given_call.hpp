@@ -45,7 +45,9 @@ class CallLayout {
 
   private:
     int size_ = 0;
-    std::array<uint64_t, (kMostGivenSlots + kMaxCaptured) * (3 + 2 * kMaxRank) + kMaxNumbers> words_;
+    std::array<uint64_t,
+               (kMostGivenSlots + kMaxCaptured) * (3 + 2 * kMaxRank) + kMaxNumbers + kMaxContentWords>
+        words_;
 };
 
 // The arguments of a call of one pass, as far as they are tensors and numbers.
@@ -62,9 +64,10 @@ struct GivenCall {
 
     // False without a Python error where it is no call that a table may know.
     bool read(PyObject *const *args, Py_ssize_t n_args) {
-        if (n_args < Pass::kFewest || n_args > kGivenSlots + kMaxNumbers + kMaxCaptured) {
+        if (n_args < Pass::kFewest || n_args > kGivenSlots + kMaxNumbers + 1 + kMaxCaptured) {
             return false;
         }
+        const Unheard unheard(tensor_reader());
         for (Py_ssize_t slot = 0; slot < kGivenSlots; ++slot) {
             if (slot >= n_args || args[slot] == Py_None) {
                 layout.add(0);
@@ -76,7 +79,12 @@ struct GivenCall {
             layout.add(tensors[slot]);
         }
         int n_numbers = 0;
+        PyObject *places = nullptr;
         for (Py_ssize_t i = kGivenSlots; i < n_args; ++i) {
+            if (PyTuple_CheckExact(args[i])) {
+                places = args[i];
+                continue;
+            }
             if (!PyLong_CheckExact(args[i])) {
                 if (!read_captured(args[i])) return false;
                 continue;
@@ -89,7 +97,7 @@ struct GivenCall {
             }
             layout.add(static_cast<uint64_t>(number));
         }
-        return true;
+        return places == nullptr || read_contents(places);
     }
 
     // Whether what the caller gives to be written may share memory with an input. Exact for dense tensors;
@@ -104,11 +112,35 @@ struct GivenCall {
   private:
     bool read_captured(PyObject *object) {
         TensorFacts facts;
-        if (n_captured == kMaxCaptured || !tensor_reader().read(object, facts)) return false;
+        if (n_captured == kMaxCaptured || !tensor_reader().read_captured(object, facts)) return false;
         if (tensor_reader().is_negated(object)) return false;
         layout.add(facts);
         spans[n_captured] = facts.span_bytes();
+        objects_[n_captured] = object;
         captured[n_captured++] = facts.data;
+        return true;
+    }
+
+    // What was found from the contents of the captured tensors at these places holds for work on the same
+    // stream, as long as they lie where they lay and nobody has written to them. A graph is run again when
+    // that may have changed.
+    bool read_contents(PyObject *places) {
+        const TensorReader &reader = tensor_reader();
+        if (reader.is_capturing()) return false;
+        const TensorFacts &q = tensors[Pass::kQ];
+        const long device = q.on_cuda ? static_cast<long>(static_cast<int32_t>(q.device)) : -1;
+        layout.add(reinterpret_cast<uintptr_t>(reader.current_stream(device)));
+        const Py_ssize_t n = PyTuple_Size(places);
+        if (n > kMaxCaptured) return false;
+        for (Py_ssize_t i = 0; i < n; ++i) {
+            const int64_t place = to_int64(PyTuple_GetItem(places, i));
+            uint64_t version = 0;
+            if (place < 0 || place >= n_captured || !reader.read_version(objects_[place], version)) {
+                return false;
+            }
+            layout.add(version);
+            layout.add(reinterpret_cast<uintptr_t>(captured[place]));
+        }
         return true;
     }
 
@@ -124,6 +156,8 @@ struct GivenCall {
         }
         return false;
     }
+
+    std::array<PyObject *, kMaxCaptured> objects_;  // the captured tensors
 };
 
 }  // namespace flash::binding

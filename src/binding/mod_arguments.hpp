@@ -39,6 +39,9 @@ class CapturedValues {
     ModArguments arguments() const { return {numbers_.data(), tensors_.data(), tiles_}; }
     const std::vector<CapturedTensor> &tensors() const { return tensors_; }
 
+    const void *tiles() const { return tiles_.words; }
+    void move_tiles(const void *words) { tiles_.words = static_cast<const uint32_t *>(words); }
+
     // The same with the tensors at other addresses, which is as long as they are many.
     template <typename Addresses>
     void move_tensors(const Addresses &addresses) {

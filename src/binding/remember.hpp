@@ -95,7 +95,7 @@ std::shared_ptr<const RememberedLaunch<Pass>> launch_to_remember(PyObject *args)
             raise_error(PyExc_TypeError, "remember: no out; it is given by the caller or made");
         }
     }
-    if (!launch->take_offsets(tensors, there)) return nullptr;
+    if (!launch->take_offsets(tensors, there) || !launch->take_tiles(tensors, there)) return nullptr;
     launch->layout = given.layout;
     return launch;
 }

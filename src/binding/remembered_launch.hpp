@@ -21,9 +21,10 @@ struct RememberedLaunch {
     CallLayout layout;
     const Kernel *kernel;
     long device;
-    Problem problem;          // its pointers do not count
-    CapturedValues captured;  // of a kernel with a mod; addresses of tensors do not count
-    Reference kept;           // what else the launch reads, such as bits of tiles; or nullptr
+    Problem problem;                    // its pointers do not count
+    CapturedValues captured;            // of a kernel with a mod; addresses of tensors do not count
+    Reference kept;                     // what else the launch reads, such as bits of tiles; or nullptr
+    int64_t tiles_offset = kNoPointer;  // of bits that each launch finds, from its workspace
     std::array<int64_t, kPointers<Pass>>
         offsets;                           // bytes of each pointer from its tensor; kNoPointer: there is none
     std::array<Reference, kSlots> makers;  // functions that make tensors which the caller does not give
@@ -54,6 +55,17 @@ struct RememberedLaunch {
             ++offset;
         });
         return inside;
+    }
+
+    // The same for bits of tiles, where nobody keeps them: each launch finds them, in its workspace.
+    bool take_tiles(const std::array<TensorFacts, kSlots> &tensors, const std::array<bool, kSlots> &there) {
+        const void *const words = captured.tiles();
+        if (words == nullptr || kept != nullptr) return true;
+        constexpr Slot kWorkspace = Pass::kWorkspace;
+        if (!there[kWorkspace]) return false;
+        tiles_offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(words) -
+                                            reinterpret_cast<uintptr_t>(tensors[kWorkspace].data));
+        return tiles_offset >= 0 && tiles_offset < tensors[kWorkspace].span_bytes();
     }
 
     // The problem on tensors at these addresses.

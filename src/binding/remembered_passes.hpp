@@ -25,8 +25,9 @@ namespace flash::binding {
 
 inline constexpr int kMostGivenSlots = 12;  // of any pass
 inline constexpr int kMaxCaptured = 8;      // tensors that functions of the user's capture
-// Two of a layout; of captured tensors whose contents count an address and a version each, and the stream.
-inline constexpr int kMaxNumbers = 2 + 2 * kMaxCaptured + 1;
+inline constexpr int kMaxNumbers = 2;       // of a layout
+// Where contents of captured tensors count: the stream, and of each tensor a version and an address.
+inline constexpr int kMaxContentWords = 1 + 2 * kMaxCaptured;
 
 using Slot = int;
 
@@ -69,7 +70,7 @@ struct ForwardPass : SharedSlots<5> {
     static constexpr const char *kTable = "CallTable";
     static constexpr const char *kCall =
         "call(q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
-        "*numbers, *captured)\n\n"
+        "*numbers, contents, *captured)\n\n"
         "The result of a call that is known here, or None. The same as calling the table, which takes "
         "longer.";
 
@@ -116,7 +117,7 @@ struct BackwardPass : SharedSlots<7> {
     static constexpr const char *kTable = "BackwardCallTable";
     static constexpr const char *kCall =
         "call(q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q, "
-        "*numbers)"
+        "*numbers, contents, *captured)"
         "\n\n(dq, dk, dv, workspace) of a call that is known here, each None where it is not made; or None. "
         "The same as calling the table, which takes longer.";
 

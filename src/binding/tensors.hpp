@@ -7,6 +7,8 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 #include "binding/dlpack.hpp"
 #include "binding/launch.hpp"
@@ -45,37 +47,49 @@ struct TensorFacts {
     }
 };
 
-// Reads tensors of exactly one Python type, and asks their library for what else a launch must know.
+// What a library of tensors is asked by: its types, and functions of Python's.
+struct TensorLibrary {
+    PyObject *type;            // of its tensors
+    PyObject *parameter_type;  // a type made of that one, whose objects are such tensors, too
+    PyObject *exchange_api;    // the type's capsule, or None
+    PyObject *is_grad_enabled, *exchange_device, *current_stream, *is_capturing;
+    PyObject *function_modes, *unheard;
+};
+
+// Reads tensors of exactly one Python type, or of one made of it, and asks their library for what else a
+// launch must know.
 class TensorReader {
   public:
-    // exchange_api: the type's capsule, or None. is_grad_enabled(), exchange_device(index) -> index before,
-    // current_stream(index): Python functions. Throws PythonError where the capsule is of another kind.
-    void open(PyObject *tensor_type, PyObject *exchange_api, PyObject *is_grad_enabled,
-              PyObject *exchange_device, PyObject *current_stream) {
+    // Throws PythonError where the capsule is of another kind.
+    void open(const TensorLibrary &library) {
         const dlpack::ExchangeApi *api = nullptr;
-        if (exchange_api != Py_None) {
+        if (library.exchange_api != Py_None) {
             api = static_cast<const dlpack::ExchangeApi *>(
-                PyCapsule_GetPointer(exchange_api, dlpack::kCapsule));
+                PyCapsule_GetPointer(library.exchange_api, dlpack::kCapsule));
             if (api == nullptr) throw PythonError{};
             if (api->header.major != dlpack::kMajor || api->tensor_from_object == nullptr) api = nullptr;
         }
-        asked_ = std::make_unique<Asked>(tensor_type);
+        asked_ = std::make_unique<Asked>(library.type);
         api_ = api;
-        tensor_type_ = share(tensor_type);
-        is_grad_enabled_ = share(is_grad_enabled);
-        exchange_device_ = share(exchange_device);
-        current_stream_ = share(current_stream);
+        tensor_type_ = share(library.type);
+        parameter_type_ = share(library.parameter_type);
+        is_grad_enabled_ = share(library.is_grad_enabled);
+        exchange_device_ = share(library.exchange_device);
+        current_stream_ = share(library.current_stream);
+        is_capturing_ = share(library.is_capturing);
+        function_modes_ = share(library.function_modes);
+        unheard_ = share(library.unheard);
     }
 
     // False, without a Python error, for what is no strided tensor of at most 5 dimensions, is empty, has no
     // memory, or wants a gradient: such calls take the long way, whose checks say what is wrong.
     bool read(PyObject *object, TensorFacts &facts) const {
-        if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type_.get()) return false;
-        if (!read_facts(object, facts) || !facts.has_memory() || wants_gradient(object)) {
-            PyErr_Clear();
-            return false;
-        }
-        return true;
+        return is_of(tensor_type_, object) && read_own(object, facts);
+    }
+
+    // The same of a tensor that a function captured, which may be a parameter of a model.
+    bool read_captured(PyObject *object, TensorFacts &facts) const {
+        return (is_of(tensor_type_, object) || is_of(parameter_type_, object)) && read_own(object, facts);
     }
 
     // Whether what lies in a tensor's memory is the negative of its values, as of the imaginary part of a
@@ -86,18 +100,31 @@ class TensorReader {
         return negated.get() != Py_False;
     }
 
-    // The address of a tensor that this library has made itself.
-    char *address_of(PyObject *object) const {
-        TensorFacts facts;
-        if (!read_facts(object, facts)) {
-            if (PyErr_Occurred()) throw PythonError{};
-            raise_error(PyExc_TypeError,
-                        "a call's maker gave %R, which is no strided tensor of at most %d "
-                        "dimensions",
-                        object, kMaxRank);
+    // How often a tensor's memory has been written to. False, without a Python error, where it is not
+    // counted.
+    bool read_version(PyObject *object, uint64_t &version) const {
+        const Reference counted(PyObject_GetAttr(object, asked_->version.get()));
+        if (counted == nullptr) {
+            PyErr_Clear();
+            return false;
         }
-        return facts.data;
+        version = static_cast<uint64_t>(to_int64(counted.get()));
+        return true;
     }
+
+    // Whether the current stream's work is recorded into a graph, to be run later.
+    bool is_capturing() const { return checked(PyObject_CallNoArgs(is_capturing_.get())).get() != Py_False; }
+
+    // How many functions of the user's are told of whatever a tensor is asked.
+    int64_t function_modes() const {
+        return to_int64(checked(PyObject_CallNoArgs(function_modes_.get())).get());
+    }
+
+    // A new context manager in which they are not.
+    Reference unheard() const { return checked(PyObject_CallNoArgs(unheard_.get())); }
+
+    // The address of a tensor that this library has made itself.
+    char *address_of(PyObject *object) const;
 
     // Makes a CUDA device the current one; gives the index of the one before.
     long exchange_device(long device) const {
@@ -170,8 +197,20 @@ class TensorReader {
 
         Method data_ptr, get_device, stride, is_neg;
         Attribute is_cuda, dtype, shape, requires_grad;
-        Reference itemsize = interned("itemsize");
+        Reference itemsize = interned("itemsize"), version = interned("_version");
     };
+
+    static bool is_of(const Reference &type, PyObject *object) {
+        return reinterpret_cast<PyObject *>(Py_TYPE(object)) == type.get();
+    }
+
+    bool read_own(PyObject *object, TensorFacts &facts) const {
+        if (!read_facts(object, facts) || !facts.has_memory() || wants_gradient(object)) {
+            PyErr_Clear();
+            return false;
+        }
+        return true;
+    }
 
     // False, perhaps with a Python error, where the object is no strided tensor of at most 5 dimensions.
     bool read_facts(PyObject *object, TensorFacts &facts) const {
@@ -235,8 +274,46 @@ class TensorReader {
 
     const dlpack::ExchangeApi *api_ = nullptr;
     std::unique_ptr<const Asked> asked_;
-    Reference tensor_type_, is_grad_enabled_, exchange_device_, current_stream_;
+    Reference tensor_type_, parameter_type_, is_grad_enabled_, exchange_device_, current_stream_;
+    Reference is_capturing_, function_modes_, unheard_;
 };
+
+// While it lives, tensors are asked without a word to function modes: torch.set_default_device makes one, and
+// a question that it hears takes as long as all else that is done for a call.
+class Unheard {
+  public:
+    explicit Unheard(const TensorReader &reader) {
+        if (reader.function_modes() == 0) return;
+        context_ = reader.unheard();
+        checked(PyObject_CallMethod(context_.get(), "__enter__", nullptr));
+    }
+    Unheard(const Unheard &) = delete;
+    Unheard &operator=(const Unheard &) = delete;
+    ~Unheard() {
+        if (context_ == nullptr) return;
+        const KeptError kept;
+        const Reference left(
+            PyObject_CallMethod(context_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+        if (left == nullptr) PyErr_Clear();
+    }
+
+  private:
+    Reference context_;
+};
+
+inline char *TensorReader::address_of(PyObject *object) const {
+    std::optional<Unheard> unheard;
+    if (api_ == nullptr) unheard.emplace(*this);
+    TensorFacts facts;
+    if (!read_facts(object, facts)) {
+        if (PyErr_Occurred()) throw PythonError{};
+        raise_error(PyExc_TypeError,
+                    "a call's maker gave %R, which is no strided tensor of at most %d "
+                    "dimensions",
+                    object, kMaxRank);
+    }
+    return facts.data;
+}
 
 // Keeps a CUDA device the current one.
 class CurrentDevice {

@@ -227,7 +227,7 @@ def test_a_stream_that_cannot_be_asked_for(devices, echo):
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     broken = new(ctypes.addressof(api), NAME, None)
-    binding.read_tensors(torch.Tensor, broken, torch.is_grad_enabled, devices.exchange, devices.stream)
+    devices.read_tensors(broken)
     table = remembered(echo, inputs(), torch.empty(SHAPE, dtype=torch.float16), device=1)
     with pytest.raises(RuntimeError, match="current stream of CUDA device 1 cannot be asked for"):
         table.call(*inputs())
@@ -235,12 +235,16 @@ def test_a_stream_that_cannot_be_asked_for(devices, echo):
 
 
 def test_a_reader_takes_types_and_functions_alone(devices):
-    functions = (torch.is_grad_enabled, devices.exchange, devices.stream)
-    with pytest.raises(TypeError):
-        binding.read_tensors("Tensor", None, *functions)
-    with pytest.raises(TypeError, match="given None, wanted a function"):
-        binding.read_tensors(torch.Tensor, None, None, *functions[1:])
+    functions, types = devices.functions(), (torch.Tensor, torch.nn.Parameter)
+    for wrong in (("Tensor", torch.nn.Parameter), (torch.Tensor, "Parameter")):
+        with pytest.raises(TypeError, match="must be type, not str"):
+            binding.read_tensors(*wrong, None, *functions)
+    for place in range(len(functions)):
+        given = [*functions]
+        given[place] = None
+        with pytest.raises(TypeError, match="given None, wanted a function"):
+            binding.read_tensors(*types, None, *given)
     with pytest.raises(AttributeError, match="data_ptr"):
-        binding.read_tensors(int, None, *functions)
+        binding.read_tensors(int, bool, None, *functions)
     with pytest.raises(ValueError, match="PyCapsule_GetPointer"):
-        binding.read_tensors(torch.Tensor, 1, *functions)
+        binding.read_tensors(*types, 1, *functions)

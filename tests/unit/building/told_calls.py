@@ -6,6 +6,7 @@ import flash_attention_kernels as binding
 import torch
 from echo_kernel import Problem
 
+from flash_attention import torch_private
 from flash_attention.backends import cuda
 
 SHAPE = (2, 8, 4, 64)
@@ -16,7 +17,15 @@ class Devices:
     """The functions by which a table asks for device and stream."""
 
     def __init__(self):
-        self.current, self.entered = 0, []
+        self.current, self.entered, self.capturing = 0, [], False
+
+    def read_tensors(self, exchange_api):
+        """Has the binding read tensors of torch, by these functions."""
+        binding.read_tensors(torch.Tensor, torch.nn.Parameter, exchange_api, *self.functions())
+
+    def functions(self):
+        ours = self.exchange, self.stream, lambda: self.capturing
+        return torch.is_grad_enabled, *ours, torch_private.function_modes, torch_private.unheard
 
     def exchange(self, index):
         self.entered.append(index)
