@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -153,7 +153,7 @@ def attention(
         dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    mods: launch_cache.Mods | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
         mods = launch_cache.mods_of(score_mod, mask_mod)
     if numerics is not None:
@@ -182,7 +182,7 @@ def attention(
     basic = causal, softmax_scale, window, softcap, sinks, return_lse, out, config, backend
     options = Options(*basic, *rare, numerics)
     if at_once:
-        result = eager.attend(q, k, v, DENSE, options, key)
+        result = eager.attend(q, k, v, DENSE, options, key, mods)
         if result is not None:
             return result
     return torch_ops.call(q, k, v, DENSE, options)
@@ -331,7 +331,7 @@ def attention_varlen(
         dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    mods: launch_cache.Mods | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
         mods = launch_cache.mods_of(score_mod, mask_mod)
     if numerics is not None:
@@ -370,7 +370,7 @@ def attention_varlen(
         longest = max_seqlen_q, max_seqlen_k
         layout = PackedCached(cu_seqlens_q, cu_seqlens_k, *counts, *longest, n_splits, validate)
     if at_once:
-        result = eager.attend(q, k, v, layout, options, key)
+        result = eager.attend(q, k, v, layout, options, key, mods)
         if result is not None:
             return result
     return torch_ops.call(q, k, v, layout, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def attention_cached(
         dropout_p = checked_dropout(dropout_p)
     at_once = not traced()
     key: Key | None = None
-    mods: tuple[Key, tuple[Any, ...]] | None = launch_cache.NO_MODS
+    mods: launch_cache.Mods | None = launch_cache.NO_MODS
     if at_once and (score_mod is not None or mask_mod is not None):
         mods = launch_cache.mods_of(score_mod, mask_mod)
     if numerics is not None:
@@ -124,7 +124,7 @@ def attention_cached(
     options = Options(*basic, *rare, numerics)
     layout = Cached(seqused_k, block_table, validate)
     if at_once:
-        result = eager.attend(q, k, v, layout, options, key)
+        result = eager.attend(q, k, v, layout, options, key, mods)
         if result is not None:
             return result
     return torch_ops.call(q, k, v, layout, options)

@@ -96,13 +96,16 @@ def _launch(kernel: Kernel, index: int, form: Form) -> Launched:
     except KeyError:
         functions = functions_of(kernel, index)
     try:
-        sizes = (form.lse.numel() * 4, *functions.workspaces(form.arguments))
+        tile_bytes = 0 if form.tiles is None else form.tiles.n_bytes
+        sizes = (form.lse.numel() * 4, *functions.workspaces(form.arguments), tile_bytes)
         places, total = _places(sizes)
         workspace = torch.empty(total, dtype=torch.uint8, device=form.lse.device)
         begin = workspace.data_ptr()
-        addresses = (begin + place if size else 0 for place, size in zip(places, sizes, strict=True))
-        mod = () if form.mod is None else (form.mod,)
-        arguments = (form.arguments, current_stream(index), *addresses, *mod)
+        *addresses, words = (begin + place if size else 0 for place, size in zip(places, sizes, strict=True))
+        mod = form.mod
+        if mod is not None and form.tiles is not None:
+            mod = mod._replace(tiles=(words, *form.tiles.strides))
+        arguments = (form.arguments, current_stream(index), *addresses, *(() if mod is None else (mod,)))
         functions.launch(*arguments)
     except extension().CudaError as error:
         raise launch_error(kernel, index, error) from None

@@ -28,6 +28,18 @@ Strides = tuple[int, ...]
 NO_STRIDES: Strides = (0, 0, 0, 1)
 
 
+class TileRoom(NamedTuple):
+    """Of bits of tiles.
+
+    Attributes:
+        n_bytes: how much they take.
+        strides: in words, of a batch item, a head and a row of tiles.
+    """
+
+    n_bytes: int
+    strides: tuple[int, int, int]
+
+
 class Form(NamedTuple):
     """What a launch takes, and what has to live until it was queued.
 
@@ -37,6 +49,7 @@ class Form(NamedTuple):
         copied: (gradient, what is written in its place, with as many columns or more).
         kept: tensors of which the arguments have addresses.
         mod: what the kernel's mod captured, or None.
+        tiles: room for the bits of the mask's tiles that the launch finds; None: bounds tell of them.
         sums: where it gathers the gradients of captured tensors, or None.
     """
 
@@ -45,6 +58,7 @@ class Form(NamedTuple):
     copied: list[tuple[Tensor, Tensor]]
     kept: tuple[Tensor | None, ...]
     mod: ModArguments | None = None
+    tiles: TileRoom | None = None
     sums: CapturedSums | None = None
 
 
@@ -107,30 +121,28 @@ def prepared(call: BackwardCall, kernel: Kernel) -> Form:
         0 if packed is None else q.shape[0],
         0 if packed is None else k.shape[0],
     )
-    mod = sums = words = None
+    mod = sums = tiles = None
     if problem.has_mod:
         assert kernel.mod is not None
         sums = None if traced is None else CapturedSums.of(kernel.mod, traced.tensors)
         own = () if sums is None else sums.tensors()
         mod = mod_arguments(traced, *cap_of_mod(softcap), dropout=call.dropout, sums=own)
-        words, mod = _with_tiles(mod, kernel.mod, call)
-    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv, words), mod, sums)
+        tiles = _room_for_tiles(kernel.mod, call)
+    return Form(arguments, lse, copied, (q, k, v, out, dout, dlse, dq, dk, dv), mod, tiles, sums)
 
 
-def _with_tiles(arguments: ModArguments, mod: Mod, call: BackwardCall) -> tuple[Tensor | None, ModArguments]:
-    """Room for the bits of the mask's tiles that the launch finds, where bounds do not tell of them."""
+def _room_for_tiles(mod: Mod, call: BackwardCall) -> TileRoom | None:
     if mod.result(MASK) is None or not needs_bits(mod):
-        return None, arguments
+        return None
     problem, inputs = call.problem, mask_inputs(mod)
     n_rows, n_tiles = -(-problem.seq_len_q // FOUND_ROWS), -(-problem.seq_len_k // FOUND_KEYS)
     if n_rows * n_tiles < LEAST_TILES:
-        return None, arguments
+        return None
     row = -(-n_tiles // TILES_A_WORD)
     n_heads = problem.n_heads if inputs.head else 1
     head, batch = n_rows * row if inputs.head else 0, n_heads * n_rows * row if inputs.batch else 0
     n_words = (problem.batch if inputs.batch else 1) * n_heads * n_rows * row
-    words = torch.empty(n_words, dtype=torch.int32, device=call.q.device)
-    return words, arguments._replace(tiles=(words.data_ptr(), batch, head, row))
+    return TileRoom(4 * n_words, (batch, head, row))
 
 
 def _fitted(x: Tensor, d_head: int) -> Tensor:

@@ -46,17 +46,15 @@ class Known:
     """A recorded pair of functions.
 
     Attributes:
-        mod: what they compute.
-        numbers: what they captured.
+        bare: what they compute and the numbers that they captured, without the tensors.
         key: stands for them in the key of a remembered call.
     """
 
-    __slots__ = ("_contents", "_facts", "_tensors", "guards", "key", "mod", "numbers")
+    __slots__ = ("_contents", "_facts", "_tensors", "bare", "guards", "key")
 
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
         self.guards = guards
-        self.mod: Mod = traced.mod
-        self.numbers = traced.numbers
+        self.bare = traced.with_tensors(())
         self.key = ("mods", next(_tokens))
         # The captured tensors that bits of tiles are found from (``backends.cuda_tiles``), if there are bits.
         self._contents = (mask_inputs(traced.mod).tensors,) if needs_bits(traced.mod) else ()
@@ -72,6 +70,10 @@ class Known:
         )
 
     @property
+    def mod(self) -> Mod:
+        return self.bare.mod
+
+    @property
     def traced(self) -> Traced | None:
         """The mod with what it captured; None: a tensor is gone, or is another than it was."""
         tensors = []
@@ -80,7 +82,7 @@ class Known:
             if x is None or facts(x) != about:
                 return None
             tensors.append(x)
-        return Traced(self.mod, self.numbers, tuple(tensors))
+        return self.bare.with_tensors(tuple(tensors))
 
     def compared(self) -> tuple[Any, ...] | None:
         """What a remembered launch of a pair that ``matches`` compares behind its other arguments.

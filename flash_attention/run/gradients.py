@@ -18,7 +18,7 @@ from flash_attention.layouts import Layout, PackedCached
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
-from flash_attention.run.launch_cache import Key
+from flash_attention.run.launch_cache import Key, Mods
 from flash_attention.run.passes import (
     Gradients,
     Saved,
@@ -83,10 +83,12 @@ def _forward_at_once(
     options: Options,
     key: Key | None = None,
     traced: Traced | None = None,
+    compared: tuple[Any, ...] = (),
 ) -> tuple[Tensor, Tensor]:
     if key is not None:
         key = launch_cache.with_lse(key)
-        result = launch_cache.repeat(key, q, k, v, None, sinks, *layout.slots())
+        behind = launch_cache.behind(layout.slots(), compared)
+        result = launch_cache.repeat(key, q, k, v, None, sinks, *behind)
         if result is not None:
             return result
     out, lse = forward_pass(q, k, v, layout, options, key, keep_lse=True, traced=traced)
@@ -103,18 +105,20 @@ def _backward_at_once(
     dlse: Tensor | None,
     key: Key | None = None,
 ) -> Gradients:
-    if key is None:
+    if key is None or wanted.captured:
         return backward_pass(saved, layout, options, wanted, dout, dlse)
-    q, k, v, sinks, out, lse, _ = saved
+    q, k, v, sinks, out, lse, traced = saved
     key = launch_cache.of_gradients(key, *wanted[:3], is_deterministic(options))
-    found = launch_cache.repeat_gradients(key, q, k, v, out, lse, dout, dlse, *layout.slots())
+    captured = () if traced is None else traced.tensors
+    behind = launch_cache.behind(layout.slots(), captured)
+    found = launch_cache.repeat_gradients(key, q, k, v, out, lse, dout, dlse, *behind)
     if found is None:
         return backward_pass(saved, layout, options, wanted, dout, dlse, key)
     dq, dk, dv, workspace = found
     dsinks = None
     if wanted.sinks and sinks is not None:
         dsinks = backend("cuda_backward").gradient_of_sinks(sinks, lse, workspace).to(sinks.dtype)
-    return dq, dk, dv, dsinks
+    return dq, dk, dv, dsinks, *(None,) * len(captured)
 
 
 AT_ONCE = Passes(_forward_at_once, _backward_at_once)
@@ -128,30 +132,37 @@ def record(
     options: Options,
     key: Key | None,
     traced: Traced | None = None,
+    compared: tuple[Any, ...] = (),
 ) -> Result:
-    """A call whose gradients are wanted. Arguments as in ``eager.attend``; ``traced`` as in ``passes``."""
+    """A call whose gradients are wanted.
+
+    Args:
+        q, k, v, layout, options, key: as in ``eager.attend``.
+        traced: as in ``passes``.
+        compared: of the functions of the user's, where there is a key (``launch_cache.Mods``).
+    """
     check_differentiable(layout, options)
     if traced is None:
         return _Attention.apply(q, k, v, options.sinks, layout, options, key)
     # What is captured is an input too, so that autograd sees it.
-    return _Attention.apply(q, k, v, options.sinks, layout, options, key, traced, *traced.tensors)
+    return _Attention.apply(q, k, v, options.sinks, layout, options, key, compared, traced, *traced.tensors)
 
 
 def repeat(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key | None
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, options: Options, key: Key, mods: Mods
 ) -> Result | None:
     """The same for a call that was made before; None: it has to go the long way, which checks it first."""
-    if (
-        key is None
-        or layout.paged
-        or options.has_mods
-        or options.out is not None
-        or options.n_sms is not None
-    ):
+    if layout.paged or options.out is not None or options.n_sms is not None:
         return None
-    if is_transforming() or not records_gradients(q, k, v, options.sinks):
+    _, compared, traced = mods
+    if traced is None:
+        if is_transforming() or not records_gradients(q, k, v, options.sinks):
+            return None
+        return _apply_repeated(q, k, v, options.sinks, layout, options, key)
+    captured = launch_cache.captured_of(compared)
+    if is_transforming() or not records_gradients(q, k, v, options.sinks, *captured):
         return None
-    return _apply_repeated(q, k, v, options.sinks, layout, options, key)
+    return _apply_repeated(q, k, v, options.sinks, layout, options, key, compared, traced, *captured)
 
 
 def record_transformed(
@@ -188,17 +199,19 @@ class _Attention(torch.autograd.Function):
         layout: Layout,
         options: Options,
         key: Key | None,
+        compared: tuple[Any, ...] = (),
         traced: Traced | None = None,
         *captured: Tensor,
     ) -> Result:
-        out, lse = _forward_at_once(q, k, v, sinks, layout, options, key, traced)
-        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key, traced)
+        out, lse = _forward_at_once(q, k, v, sinks, layout, options, key, traced, compared)
+        bare = None if traced is None else traced.with_tensors(())
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key, bare, captured)
         return (out, lse) if options.return_lse else out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
         needs = ctx.needs_input_grad
-        n_others = len(needs) - 4  # layout, options, what computes it or the key, what is captured
+        n_others = len(needs) - 4  # layout, options, what computes it or the key, what is captured, …
         if dout is None and dlse is None:
             return (None,) * len(needs)
         layout, options, passes, key, traced = ctx.kept
@@ -237,15 +250,14 @@ def _keep(
     passes: Passes,
     key: Key | None,
     traced: Traced | None = None,
+    captured: tuple[Tensor, ...] = (),
 ) -> None:
-    """Keeps what ``_Attention.backward`` takes."""
+    """Keeps what ``_Attention.backward`` takes. ``traced`` has no tensors: saved ones take their places."""
     ctx.set_materialize_grads(False)
-    captured = () if traced is None else traced.tensors
     if options.dropout_seed is not None:  # the caller may count it up before the backward pass
         options = options._replace(dropout_seed=options.dropout_seed.clone())
     ctx.save_for_backward(q, k, v, sinks, out, lse, *layout.tensors().values(), *captured)
-    # The saved tensors take the places of theirs.
-    ctx.kept = layout, options, passes, key, None if traced is None else traced.with_tensors(())
+    ctx.kept = layout, options, passes, key, traced
 
 
 class _Repeated(torch.autograd.Function):
@@ -261,12 +273,16 @@ class _Repeated(torch.autograd.Function):
         layout: Layout,
         options: Options,
         key: Key,
+        compared: tuple[Any, ...] = (),
+        traced: Traced | None = None,
+        *captured: Tensor,
     ) -> Result | None:
-        found = launch_cache.repeat(launch_cache.with_lse(key), q, k, v, None, sinks, *layout.slots())
+        behind = launch_cache.behind(layout.slots(), compared)
+        found = launch_cache.repeat(launch_cache.with_lse(key), q, k, v, None, sinks, *behind)
         if found is None:
             return None
         out, lse = found
-        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key)
+        _keep(ctx, q, k, v, sinks, out, lse, layout, options, AT_ONCE, key, traced, captured)
         return (out, lse) if options.return_lse else out
 
     backward = _Attention.backward
@@ -300,9 +316,8 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         q, k, v, sinks, layout, options, passes, traced, *captured = inputs
-        if traced is not None:
-            traced = traced.with_tensors(tuple(captured))
-        _keep(ctx, q, k, v, sinks, *output, layout, options, passes, None, traced)
+        bare = None if traced is None else traced.with_tensors(())
+        _keep(ctx, q, k, v, sinks, *output, layout, options, passes, None, bare, tuple(captured))
 
     backward = _Attention.backward
 

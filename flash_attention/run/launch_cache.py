@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flash_attention.devices import backend
 from flash_attention.mods.remembered import known
+from flash_attention.mods.tracing import Traced
 from flash_attention.torch_private import forward_levels
 from flash_helpers import generation
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
@@ -48,7 +49,7 @@ def repeat(key: Key, *given: Any) -> Any:
     Args:
         key: the call's name and options, a configuration by its ``id``.
         given: (q, k, v, out, sinks, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q,
-            numbers …, what ``mods_of`` gives …), the last may lack.
+            numbers …, what is compared of functions …), the last may lack.
 
     Returns:
         The call's result, or None: it has to go the long way.
@@ -66,19 +67,37 @@ def repeat(key: Key, *given: Any) -> Any:
     return result
 
 
-NO_MODS: tuple[Key, tuple[Any, ...]] = ((), ())
+# What functions of scores and masks are to a remembered call: what they add to its key, what they add to what
+# is compared of it (``Known.compared``), and the mod with its numbers, without its tensors.
+Mods = tuple[Key, tuple[Any, ...], Traced | None]
+
+NO_MODS: Mods = ((), (), None)
 NO_LAYOUT = (None,) * 5  # tensors of a layout, of a call that has none
 
 
-def mods_of(score_mod: Any, mask_mod: Any) -> tuple[Key, tuple[Any, ...]] | None:
-    """What a call with functions of scores or masks adds to its key, and to what is compared of it.
-
-    None: they are not known, or the call cannot be remembered.
-    """
+def mods_of(score_mod: Any, mask_mod: Any) -> Mods | None:
+    """See ``Mods``. None: the functions are not known, or their call cannot be remembered."""
     found = known(score_mod, mask_mod)
-    if found is None or (given := found.compared()) is None:
+    if found is None or (compared := found.compared()) is None:
         return None
-    return found.key, given
+    return found.key, compared, found.bare
+
+
+def captured_of(compared: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The captured tensors among what is compared of a call."""
+    return compared[1:] if compared and type(compared[0]) is tuple else compared
+
+
+def behind(slots: tuple[Any, ...], compared: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What ``repeat`` is given behind a call's own tensors.
+
+    Args:
+        slots: of its layout.
+        compared: of the functions of the user's.
+    """
+    if not compared:
+        return slots
+    return (*(slots or NO_LAYOUT), *compared)
 
 
 def with_lse(key: Key) -> Key:
@@ -102,8 +121,8 @@ def repeat_gradients(key: Key, *given: Any) -> Any:
 
     Args:
         key: see ``of_gradients``.
-        given: (q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, numbers …),
-            the last may lack.
+        given: (q, k, v, out, lse, dout, dlse, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, seqused_q,
+            numbers …, captured tensors …), the last may lack.
 
     Returns:
         (dq, dk, dv, workspace), each None where it is not wanted; or None: it has to go the long way.

@@ -34,8 +34,6 @@ from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import generation
 from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
 
-GIVEN_SLOTS = 10  # tensors of a call, as ``launch_cache.repeat`` is given them
-
 
 # ---------------------------------------------------------------------- forward
 def forward_pass(
@@ -192,12 +190,14 @@ def _remember(call: Call, ran: Ran, options: Options, key: Key | None, chosen_in
         return
     launch_cache.set_last_kernel(ran.kernel)
     if key is not None and ran.launched is not None and ran.repeatable:
-        given = (call.q, call.k, call.v, options.out, options.sinks, *call.layout.slots())
+        mods = launch_cache.NO_MODS
         if options.has_mods:
-            mods = launch_cache.mods_of(options.score_mod, options.mask_mod)
-            if mods is None:
+            known = launch_cache.mods_of(options.score_mod, options.mask_mod)
+            if known is None:
                 return
-            given = (*given, *(None,) * (GIVEN_SLOTS - len(given)), *mods[1])
+            mods = known
+        behind = launch_cache.behind(call.layout.slots(), mods[1])
+        given = (call.q, call.k, call.v, options.out, options.sinks, *behind)
         made = (call.out if options.out is None else None, call.lse, ran.workspace)
         held = options.config, options.backward_config
         launch_cache.remember(key, given, held, ran.kernel, ran.launched, made, chosen_in, kept=ran.kept)
@@ -247,17 +247,18 @@ def backward_pass(
         wanted: which gradients.
         dout: gradient of the output, any strides; None: the loss does not use it.
         dlse: gradient of the LSE; None: likewise.
-        key: by which the pass is to be remembered (``launch_cache``); None: it is not.
+        key: by which the pass is to be remembered (``launch_cache``); None: it is not, as none is that
+            gathers gradients of captured tensors, for which it makes more tensors.
     """
     q, k, v, sinks, out, lse, traced = saved
     likes = out if dout is None else dout
     check_saved(q, k, v, sinks, out, lse, likes)
-    given = (q, k, v, out, lse, dout, dlse, *layout.slots())
+    captured = () if traced is None else traced.tensors
+    given = (q, k, v, out, lse, dout, dlse, *launch_cache.behind(layout.slots(), captured))
     dq = room_for(q) if wanted.q else None
     dk = room_for(k) if wanted.k else None
     dv = room_for(v) if wanted.v else None
     dsinks = room_for(sinks) if wanted.sinks and sinks is not None else None
-    captured = () if traced is None else traced.tensors
     dcaptured = {place: captured[place].new_empty(captured[place].shape) for place in wanted.captured}
     to_compute = (dq, dk, dv, dsinks)
     made = (*to_compute, *(dcaptured.get(place) for place in range(len(captured))))
