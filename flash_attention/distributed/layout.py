@@ -54,6 +54,10 @@ class Layout:
     def _hash(self) -> int:
         return hash((self.name, self.total, self.ranks, self.documents))
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        # Each process hashes text in its own way: a pickled layout leaves its hash behind.
+        self.__dict__.update({name: value for name, value in state.items() if name != "_hash"})
+
     # ------------------------------------------------------------------ constructors
     @classmethod
     def contiguous(cls, total: int, world: int, *, documents: Iterable[int] | Tensor | None = None) -> Layout:

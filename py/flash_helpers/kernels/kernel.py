@@ -109,6 +109,10 @@ class Kernel:
         """Worked out once: every call looks its kernel up, and 20 fields take a microsecond to hash."""
         return self._hash
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Each process hashes text in its own way: a pickled kernel leaves its hash behind."""
+        self.__dict__.update({name: value for name, value in state.items() if name != "_hash"})
+
     def malformed_reason(self) -> str | None:
         """Why no GPU can run the configuration compiled for these traits, or None."""
         reason: str | None = self.config.malformed_reason(self.traits)
