@@ -24,11 +24,13 @@ from flash_helpers.mods.mask_inputs import mask_inputs, needs_bits
 from flash_helpers.mods.mod import Mod
 
 KEPT = 256  # pairs of functions, by their code
-OF_A_PAIR = 8  # sets of captured values of each
+OF_A_PAIR = 128  # sets of captured values of each, such as those of a model's layers
+TOKENS_KEPT = 4096
 MAX_TENSORS = 8  # captured ones that a remembered launch compares (binding/given_call.hpp)
 
 Functions = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
-_tokens = itertools.count(1)
+_numbers = itertools.count(1)
+_tokens: dict[Any, int] = {}
 # What says of a tensor what it is without reading its values.
 _FACTS = frozenset(
     (
@@ -47,7 +49,8 @@ class Known:
 
     Attributes:
         bare: what they compute and the numbers that they captured, without the tensors.
-        key: stands for them in the key of a remembered call.
+        key: stands for them in the key of a remembered call, equal where mod and numbers are: launches
+            compare captured tensors themselves.
     """
 
     __slots__ = ("_contents", "_facts", "_tensors", "bare", "guards", "key")
@@ -55,7 +58,7 @@ class Known:
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
         self.guards = guards
         self.bare = traced.with_tensors(())
-        self.key = ("mods", next(_tokens))
+        self.key = ("mods", _token(self.bare))
         # The captured tensors that bits of tiles are found from (``backends.cuda_tiles``), if there are bits.
         self._contents = (mask_inputs(traced.mod).tensors,) if needs_bits(traced.mod) else ()
         self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
@@ -94,8 +97,49 @@ class Known:
             return None
         return (*self._contents, *[reference() for reference in self._tensors])
 
+    def is_gone(self) -> bool:
+        """Whether a captured tensor is, so that nothing matches any more."""
+        return any(reference() is None for reference in self._tensors)
 
-_known: dict[tuple[Any, Any], list[Known]] = {}
+
+class _Pairs(list[Known]):
+    """What was recorded of two pieces of code with different captured values.
+
+    Attributes:
+        latest: what was found last; None: nothing was.
+    """
+
+    latest: Known | None = None
+
+    def find(self, score_mod: Any, mask_mod: Any) -> Known | None:
+        """Looks at those behind the latest first: layers of a model call one after the other."""
+        entries = [*self]
+        at = entries.index(self.latest) + 1 if self.latest in entries else 0
+        for entry in (*entries[at:], *entries[:at]):
+            if entry.matches(score_mod, mask_mod):
+                self.latest = entry
+                return entry
+        return None
+
+    def drop(self, entry: Known) -> None:
+        self[:] = [other for other in self if other is not entry]
+        if self.latest is entry:
+            self.latest = None
+
+    def add(self, entry: Known) -> None:
+        self[:] = [other for other in self if not other.is_gone()][-OF_A_PAIR + 1 :]
+        self.append(entry)
+
+
+def _token(bare: Traced) -> int:
+    """A number that stands for a mod with its numbers in this process."""
+    numbers = tuple((type(x), x.hex() if isinstance(x, float) else x) for x in bare.numbers)
+    if len(_tokens) >= TOKENS_KEPT:  # no number is given out again
+        _tokens.clear()
+    return _tokens.setdefault((bare.mod, numbers), next(_numbers))
+
+
+_known: dict[tuple[Any, Any], _Pairs] = {}
 
 
 def known(score_mod: Any, mask_mod: Any) -> Known | None:
@@ -103,10 +147,10 @@ def known(score_mod: Any, mask_mod: Any) -> Known | None:
     entries = _known.get((_code(score_mod), _code(mask_mod)))
     if entries is None:
         return None
-    for entry in entries:
-        if entry.matches(score_mod, mask_mod):
-            return entry
-    return None
+    latest = entries.latest
+    if latest is not None and latest.matches(score_mod, mask_mod):
+        return latest
+    return entries.find(score_mod, mask_mod)
 
 
 def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
@@ -121,7 +165,7 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
         if traced is not None and all(x.device == device for x in traced.tensors):
             return traced
         if traced is None:
-            _known[_code(score_mod), _code(mask_mod)].remove(entry)
+            _known[_code(score_mod), _code(mask_mod)].drop(entry)
     with _values_unread() as unread:
         traced = trace(score_mod, mask_mod, device)
     if unread.holds and not traced.reads_values:
@@ -136,10 +180,8 @@ def _remember(score_mod: Any, mask_mod: Any, traced: Traced, *, asks_where: bool
         return
     if len(_known) >= KEPT:
         _known.clear()
-    entries = _known.setdefault((_code(score_mod), _code(mask_mod)), [])
-    if len(entries) >= OF_A_PAIR:
-        del entries[0]
-    entries.append(Known(guards, traced))  # type: ignore[arg-type]
+    entries = _known.setdefault((_code(score_mod), _code(mask_mod)), _Pairs())
+    entries.add(Known(guards, traced))  # type: ignore[arg-type]
 
 
 def _code(function: Any) -> Any:

@@ -105,7 +105,7 @@ def changes() -> dict[str, Callable[[Tensor], None]]:
         x.copy_(x.flip(0))
 
     def write_a_part(x: Tensor) -> None:
-        x[1:2].fill_(0)
+        x[1:2].fill_(-1)
 
     return {"memory": take_other_memory, "contents": write, "one element": write_a_part}
 
@@ -115,7 +115,7 @@ def changes() -> dict[str, Callable[[Tensor], None]]:
 @pytest.mark.parametrize("name", ["ALiBi", "documents"])
 def test_what_changes_in_a_captured_tensor_is_seen(name: str, change: str, differentiated: bool) -> None:
     made, held = FUNCTIONS[name]
-    tensor = held(1)
+    tensor = held(2)
     options = made(tensor)
     for _ in range(3):
         before = result(options, 0, differentiated=differentiated)

@@ -268,6 +268,56 @@ def test_who_asks_for_an_address_is_recorded_again(asks) -> None:
     assert known(score) is None
 
 
+def of_a_layer(table: torch.Tensor, factor: float):
+    return lambda s, b, h, q, k: s * factor + table[k]
+
+
+def test_functions_of_many_layers_are_all_known(monkeypatch) -> None:
+    """Each layer has a table of its own, and its function is made anew in every call."""
+    traced = []
+    trace = remembered.trace
+    monkeypatch.setattr(remembered, "trace", lambda *given: traced.append(1) or trace(*given))
+    tables = [torch.full((8,), float(n)) for n in range(48)]
+    for _ in range(3):
+        for table in tables:
+            assert record(of_a_layer(table, 0.5)).tensors[0] is table
+    assert len(traced) == 48
+    keys = {known(of_a_layer(table, 0.5)).key for table in tables}
+    assert len(keys) == 1  # one set of launches serves all
+
+
+def test_one_key_is_of_one_mod_and_one_set_of_numbers() -> None:
+    table = torch.arange(8.0)
+    keys = []
+    for factor in (0.5, 0.25, 0.0, -0.0, math.nan, 2, 2.0):
+        record(of_a_layer(table, factor))
+        keys.append(known(of_a_layer(table, factor)).key)
+    record(lambda s, b, h, q, k: s * 0.5 + table[q])
+    assert len(set(keys)) == 7
+    longer, whole = torch.zeros(9), torch.zeros(8).long()
+    record(of_a_layer(longer, 0.5))
+    assert known(of_a_layer(longer, 0.5)).key == keys[0]  # launches compare sizes
+    record(of_a_layer(whole, 0.5))
+    assert known(of_a_layer(whole, 0.5)).key not in keys
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    for n in range(20):
+        record(of_a_layer(torch.full((8,), float(n)), 0.5))
+        gc.collect()
+    (entries,) = remembered._known.values()
+    assert len(entries) == 1
+
+
+def test_no_token_is_given_out_twice(monkeypatch) -> None:
+    monkeypatch.setattr(remembered, "TOKENS_KEPT", 3)
+    table, keys = torch.arange(8.0), []
+    for n in range(10):
+        record(of_a_layer(table, float(n)))
+        keys.append(known(of_a_layer(table, float(n))).key)
+    assert len(set(keys)) == 10
+
+
 # In a process of its own: an audit hook, as these tests have one, hears of each look at a function.
 TIMED = """
 import timeit, torch
