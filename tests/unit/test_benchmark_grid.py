@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 
 from flash_attention import attention
 from flash_helpers.benchmark import grid
+from flash_helpers.benchmark import warm_up as warm_up_module
 from flash_helpers.benchmark.case_row import measure_case
 from flash_helpers.benchmark.cases import Case, expected_output, make_inputs
 from flash_helpers.benchmark.contestants import (
@@ -185,9 +188,16 @@ def test_warming_up_spreads_the_cases_and_ends_with_its_time(monkeypatch, tmp_pa
         monkeypatch.delenv(name)
     cases = [*list(grid_cases())[:8], *list(gradient_cases())[:2]]
     assert warm_up(cases, "fa4", tmp_path, jobs=3, seconds=5.0) < 5
-    assert started == [["--first", str(n), "--step", "3"] for n in range(3)]
+    assert started == [["--part", str(n), "--parts", "3"] for n in range(3)]
     assert len(killed) == 1
-    assert read_cases(listed[0]) == cases
+    written = read_cases(listed[0])
+    assert sorted(map(Case.label, written)) == sorted(map(Case.label, cases))
+    few = [
+        i
+        for i, case in enumerate(written)
+        if case.feature == "few blocks" and case.causal and case.d_head == 128
+    ]
+    assert few == list(range(few[0], few[0] + 3))  # one kernel serves their lengths: they are in one process
 
 
 def test_a_named_kernel_is_timed_where_it_can_compute_the_row():
@@ -212,3 +222,15 @@ def test_a_folder_of_compiled_kernels_that_the_caller_names_stays(monkeypatch, t
         monkeypatch.setenv(name, "the caller's")
     keep_compiled(tmp_path / "other")
     assert [os.environ[name] for name in names] == ["the caller's"] * len(names)
+
+
+def test_the_parts_of_warming_up_are_all_cases(monkeypatch, tmp_path: Path):
+    listed = tmp_path / "cases.json"
+    cases = list(grid_cases())
+    listed.write_text(json.dumps([[case.feature, case.to_json(), case.direction] for case in cases]))
+    called = []
+    monkeypatch.setattr(warm_up_module, "run", lambda some, name: called.append(list(some)))
+    for part in range(5):
+        warm_up_module.main("fa4", listed, part, 5)
+    assert list(itertools.chain(*called)) == cases
+    assert max(map(len, called)) - min(map(len, called)) <= 1

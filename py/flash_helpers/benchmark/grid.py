@@ -75,7 +75,7 @@ def run(
         contestants: who.
         cases: the rows; None: the whole grid.
         rounds: measurements of each.
-        jobs: processes in which peers compile ahead; None: as many as there are cores.
+        jobs: processes in which peers compile ahead, 0: none does; None: as many as there are cores.
         gradients: the whole grid is that of gradients; the file is of the backward pass.
     """
     begin, rows, skipped = time.monotonic(), list[CaseRow](), list[str]()
@@ -88,8 +88,8 @@ def run(
     facts["build_seconds"] = build_ahead(cases, device, repeatable=REPEATABLE in contestants)
     with tempfile.TemporaryDirectory() as compiled:
         compiling = [c.name for c in contestants if c.name in COMPILING and device.type == "cuda"]
-        for name in compiling:
-            workers = jobs or os.cpu_count() or 1
+        workers = (os.cpu_count() or 1) if jobs is None else jobs
+        for name in compiling if workers else ():
             facts[f"{name}_compile_seconds"] = warm_up(
                 cases, name, Path(compiled), workers, WARM_UP_PART * seconds
             )
@@ -163,6 +163,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = ROUNDS,
     only: Annotated[str, typer.Option(help="features joined by commas; empty: all")] = "",
     kernels: Annotated[str, typer.Option(help="short forms joined by semicolons, timed too")] = "",
+    jobs: Annotated[
+        int, typer.Option(min=-1, help="processes in which peers compile ahead; -1: one a core")
+    ] = -1,
     gradients: Annotated[bool, typer.Option("--gradients", help="the grid of gradients instead")] = False,
 ) -> None:
     """Every feature beside every peer, on the device that is there."""
@@ -177,7 +180,7 @@ def main(
         chosen += [REPEATABLE] if gradients else []
         check_folder(out, "--out")
         cases = select_cases(only, gradients)
-        run(out, default_device(), seconds, chosen, cases, rounds, gradients=gradients)
+        run(out, default_device(), seconds, chosen, cases, rounds, None if jobs < 0 else jobs, gradients)
 
 
 def all_cases(gradients: bool) -> list[Case]:

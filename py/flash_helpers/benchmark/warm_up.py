@@ -20,6 +20,7 @@ import typer
 
 from flash_helpers.benchmark.cases import Case
 from flash_helpers.benchmark.contestants import CONTESTANTS
+from flash_helpers.benchmark.result_file import FORWARD
 from flash_helpers.console.alone import run_alone
 
 KEEPS_COMPILED = {
@@ -41,7 +42,7 @@ def keep_compiled(folder: Path) -> dict[str, str]:
 
 
 def warm_up(cases: Sequence[Case], name: str, folder: Path, jobs: int, seconds: float) -> float:
-    """Calls a contestant once on each case, the cases spread over processes.
+    """Calls a contestant once on each case, the cases spread over processes; those of a kind are in one.
 
     Args:
         cases: that will be measured.
@@ -56,23 +57,18 @@ def warm_up(cases: Sequence[Case], name: str, folder: Path, jobs: int, seconds: 
     begin = time.monotonic()
     keep_compiled(folder)
     listed = folder / "cases.json"
-    listed.write_text(json.dumps([[case.feature, case.to_json(), case.direction] for case in cases]))
-    command = [
-        sys.executable,
-        "-m",
-        "flash_helpers.benchmark.warm_up",
-        "--name",
-        name,
-        "--cases",
-        str(listed),
-    ]
+    alike = sorted(cases, key=_kind)
+    listed.write_text(json.dumps([[case.feature, case.to_json(), case.direction] for case in alike]))
+    module = "flash_helpers.benchmark.warm_up"
+    command = [sys.executable, "-m", module, "--name", name, "--cases", str(listed)]
+    processes = min(jobs, len(cases))
     running = [
         subprocess.Popen(
-            [*command, "--first", str(first), "--step", str(jobs)],
+            [*command, "--part", str(part), "--parts", str(processes)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for first in range(min(jobs, len(cases)))
+        for part in range(processes)
     ]
     for process in running:
         try:
@@ -81,6 +77,22 @@ def warm_up(cases: Sequence[Case], name: str, folder: Path, jobs: int, seconds: 
             process.kill()
             process.wait()
     return time.monotonic() - begin
+
+
+def _kind(case: Case) -> str:
+    """The same for cases that a contestant may well compute by one kernel."""
+    sizes = (case.d_head, case.value_size, case.heads // case.heads_kv, case.seq_q == 1, bool(case.lengths))
+    return repr(
+        (
+            case.direction == FORWARD,
+            case.dtype.name,
+            sizes,
+            case.causal,
+            case.limits,
+            case.softcap,
+            case.sinks,
+        )
+    )
 
 
 def read_cases(listed: Path) -> list[Case]:
@@ -110,11 +122,13 @@ def run(cases: Sequence[Case], name: str) -> int:
 def main(
     name: Annotated[str, typer.Option(help="contestant")],
     cases: Annotated[Path, typer.Option(help="file of cases: feature, problem and direction of each")],
-    first: Annotated[int, typer.Option(min=0, help="the first case")] = 0,
-    step: Annotated[int, typer.Option(min=1, help="each so many cases one is taken")] = 1,
+    part: Annotated[int, typer.Option(min=0, help="which part of the cases, from 0 on")] = 0,
+    parts: Annotated[int, typer.Option(min=1, help="into how many parts they are cut")] = 1,
 ) -> None:
     """One process's part of warming up."""
-    run(read_cases(cases)[first::step], name)
+    found = read_cases(cases)
+    begin, end = (len(found) * n // parts for n in (part, part + 1))
+    run(found[begin:end], name)
 
 
 if __name__ == "__main__":
