@@ -49,8 +49,8 @@ class Known:
 
     Attributes:
         bare: what they compute and the numbers that they captured, without the tensors.
-        key: stands for them in the key of a remembered call, equal where mod and numbers are: launches
-            compare captured tensors themselves.
+        key: stands for them in the key of a remembered call. It is equal where mod and numbers are, for
+            launches compare captured tensors; but not where a launch keeps bits found from some.
     """
 
     __slots__ = ("_contents", "_facts", "_tensors", "bare", "guards", "key")
@@ -58,9 +58,11 @@ class Known:
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
         self.guards = guards
         self.bare = traced.with_tensors(())
-        self.key = ("mods", _token(self.bare))
         # The captured tensors that bits of tiles are found from (``backends.cuda_tiles``), if there are bits.
-        self._contents = (mask_inputs(traced.mod).tensors,) if needs_bits(traced.mod) else ()
+        read = mask_inputs(traced.mod).tensors if needs_bits(traced.mod) else None
+        self._contents = () if read is None else (read,)
+        # A tensor's version counts while it lives: another one may come to lie where it lay.
+        self.key = ("mods", next(_numbers) if read else _token(self.bare))
         self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
         self._facts = tuple(facts(x) for x in traced.tensors)
 

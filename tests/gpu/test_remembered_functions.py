@@ -140,6 +140,21 @@ def test_a_longer_tensor_of_another_type_is_seen() -> None:
             assert torch.equal(x, y)
 
 
+def test_a_tensor_in_the_place_of_another_is_seen() -> None:
+    """Documents of one batch after the other, where the allocator puts each where the one before lay."""
+    places = set()
+    for n in range(6):
+        document = (torch.arange(SEQ) // (200 + 150 * n)).cuda()
+        places.add(document.data_ptr())
+        options = documents(document)
+        for _ in range(3):
+            found = result(options, 0, differentiated=False)
+        right = result(documents(document.clone()), 0, differentiated=False)
+        assert torch.equal(found[0], right[0])
+        del document, options
+    assert len(places) < 6
+
+
 def test_gradients_with_functions_on_other_streams_and_in_graphs() -> None:
     """Each backward launch finds bits of tiles in a workspace of its own."""
     document = (torch.arange(SEQ) // 500).cuda()

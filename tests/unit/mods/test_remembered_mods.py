@@ -301,6 +301,32 @@ def test_one_key_is_of_one_mod_and_one_set_of_numbers() -> None:
     assert known(of_a_layer(whole, 0.5)).key not in keys
 
 
+def test_bits_found_from_a_tensor_are_of_this_tensor_alone() -> None:
+    """Another one may lie where it lay, as often written to: its address and version tell nothing."""
+
+    def documents(document):
+        return lambda b, h, q, k: document[q] == document[k]
+
+    keys = []
+    for n in range(6):
+        document = torch.arange(8) // (n + 1)
+        record(mask=documents(document))
+        keys.append(known(mask=documents(document)).key)
+        assert known(mask=documents(document)).key == keys[-1]
+        del document
+    assert len(set(keys)) == 6
+
+
+def test_bits_found_from_numbers_are_shared() -> None:
+    def striped(n):
+        return lambda b, h, q, k: q % n == k % n
+
+    for n in (3, 3, 4):
+        record(mask=striped(n))
+    assert known(mask=striped(3)).compared() == ((),)
+    assert known(mask=striped(3)).key != known(mask=striped(4)).key
+
+
 def test_what_is_gone_is_forgotten() -> None:
     for n in range(20):
         record(of_a_layer(torch.full((8,), float(n)), 0.5))
