@@ -349,7 +349,7 @@ def test_readme_mistakes_are_named(recorded: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no '<!-- results"):
         update_readme(readme, report)
     readme.write_text("<!-- results: speed -->\n<!-- end results -->")
-    with pytest.raises(ValueError, match="known: ratio, summary, tflops, ladder, features"):
+    with pytest.raises(ValueError, match="known: ratio, summary, tflops, ladder, features, lead"):
         update_readme(readme, report)
 
 

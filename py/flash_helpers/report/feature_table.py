@@ -27,7 +27,7 @@ def feature_table(path: Path) -> str:
         if file.benchmark not in (FEATURES, GRID):
             raise ContentError(f"its benchmark is {file.benchmark!r}")
         copied = amount(file.facts["copy_bytes_per_second"])
-        cells = _times_by_case(file)
+        cells = times_by_case(file)
         names = [n for n in dict.fromkeys(n for times in cells.values() for n in times) if n != CHOICE]
         header = ["", "problem", "us", "rate", *(f"{name} / ours" for name in names)]
         lines = [_line(case, times, copied, names) for case, times in cells.items() if CHOICE in times]
@@ -57,7 +57,7 @@ def _missing(file: ResultFile) -> str:
     return "\n".join(["Without a time:", "", *lines]) if lines else "Everybody has a time in every row."
 
 
-def _times_by_case(file: ResultFile) -> dict[Any, dict[str, float]]:
+def times_by_case(file: ResultFile) -> dict[Any, dict[str, float]]:
     """Case to {implementation: milliseconds}, in the file's order."""
     from flash_helpers.benchmark.cases import Case  # imports torch
 

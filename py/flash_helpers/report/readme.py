@@ -3,7 +3,7 @@
 A marker pair is ``<!-- results: NAME -->`` and ``<!-- end results -->``; NAME is a key of ``TABLES``.
 Everything between the two is replaced. ``<!-- results: NAME of FILE -->`` is filled only from the result file
 of that name, so that one page can show several, ``<!-- results: NAME of FILE in MODE -->`` from its timings
-in one mode. ``features`` is a table of another kind of file, which has to be named.
+in one mode. ``OF_FILES`` are tables of other kinds of files, which have to be named.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from statistics import geometric_mean
 
 from flash_helpers.report.data import Report, family_label, load_report
 from flash_helpers.report.feature_table import feature_table
+from flash_helpers.report.lead_table import lead_table
 from flash_helpers.report.page import facts_line, ratio_rows
 
 _MARKED = re.compile(
@@ -47,8 +48,8 @@ def update_readme(path: Path, report: Report, sources: Sequence[Path] = ()) -> b
         if match["file"] is not None:
             if match["file"] not in named:
                 return match[0]
-            if match["name"] == FEATURES:
-                return f"{match['begin']}\n{feature_table(named[match['file']])}\n\n{match['end']}"
+            if make := OF_FILES.get(match["name"]):
+                return f"{match['begin']}\n{make(named[match['file']])}\n\n{match['end']}"
             shown = load_report([named[match["file"]]], match["mode"] or report.mode)
         table = TABLES[match["name"]](shown)
         facts = "" if match["name"] == SUMMARY else f"_{facts_line(shown)}_\n\n"
@@ -73,12 +74,12 @@ def marked_text(path: Path) -> str:
     found = list(_MARKED.finditer(text))
     if not found:
         raise ValueError(f"{path} has no '<!-- results: NAME -->' and '<!-- end results -->' to fill")
-    if unknown := [match["name"] for match in found if match["name"] not in (*TABLES, FEATURES)]:
-        known = ", ".join((*TABLES, FEATURES))
+    if unknown := [match["name"] for match in found if match["name"] not in (*TABLES, *OF_FILES)]:
+        known = ", ".join((*TABLES, *OF_FILES))
         raise ValueError(f"{path}: no table is named {unknown[0]!r}; known: {known}")
-    if any(match["name"] == FEATURES and match["file"] is None for match in found):
+    if alone := [m["name"] for m in found if m["name"] in OF_FILES and m["file"] is None]:
         raise ValueError(
-            f"{path}: a table of features needs its file: <!-- results: {FEATURES} of FILE.json -->"
+            f"{path}: a table of {alone[0]} needs its file: <!-- results: {alone[0]} of FILE.json -->"
         )
     return text
 
@@ -143,7 +144,9 @@ def ladder_table(report: Report) -> str:
     return _markdown(["step", problem.label(), "TFLOP/s", "over the step before"], rows)
 
 
-FEATURES, SUMMARY = "features", "summary"
+SUMMARY = "summary"
+OF_FILES: dict[str, Callable[[Path], str]] = {"features": feature_table, "lead": lead_table}
+"""Tables of another kind of file, which has to be named."""
 TABLES: dict[str, Callable[[Report], str]] = {
     "ratio": ratio_table,
     SUMMARY: ratio_summary,
