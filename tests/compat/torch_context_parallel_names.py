@@ -84,7 +84,7 @@ class Names:
         return out.transpose(1, 2), AuxOutput(lse=lse)
 
     def sdpa_alone(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        """What the tests compare with: PyTorch's, rounded once. On CPUs it rounds bfloat16 sums on the way."""
+        """What the tests compare with: PyTorch's, rounded once. On CPUs it rounds bfloat16 sums before."""
         return self._plain_sdpa(q.float(), k.float(), v.float(), is_causal=is_causal).to(q.dtype)
 
     # ------------------------------------------------------------------ rows
