@@ -154,6 +154,9 @@ def _no_sleep(cycles: int) -> None:
 current_device: Callable[[], int] = private("_C._cuda_getDevice", torch.cuda.current_device)
 exchange_device: Callable[[int], int] = private("_C._cuda_exchangeDevice", _exchange_device)
 current_stream: Callable[[int], int] = private("_C._cuda_getCurrentRawStream", _current_stream)
+is_capturing: Callable[[], bool] = private(
+    "_C._cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 sleep: Callable[[int], None] = private("cuda._sleep", _no_sleep)
 
 # What compiled graphs allocate by, a third of the time of torch.empty_like: (shape, strides, dtype), on the

@@ -32,6 +32,7 @@ from flash_attention.torch_private import (
     empty_strided_cuda,
     exchange_device,
     function_modes,
+    is_capturing,
     unheard,
 )
 from flash_helpers.kernels.arguments import ModArguments
@@ -193,7 +194,7 @@ def _call_table_types() -> tuple[Any, Any]:
         is_grad_enabled=torch.is_grad_enabled,
         exchange_device=exchange_device,
         current_stream=current_stream,
-        is_capturing=torch.cuda.is_current_stream_capturing,
+        is_capturing=is_capturing,
         function_modes=function_modes,
         unheard=unheard,
     )

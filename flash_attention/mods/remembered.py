@@ -95,6 +95,8 @@ class Known:
         The captured tensors, and before them the places of those of which it keeps bits. None: more than it
         can compare.
         """
+        if not self._tensors:
+            return self._contents
         if len(self._tensors) > MAX_TENSORS:
             return None
         return (*self._contents, *[reference() for reference in self._tensors])
