@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.benchmark.results import BENCHMARKS
 
-BENCHMARK, WHAT = "fa3_backward", "FlashAttention-3's gradients at head size 256"
+BENCHMARK = "fa3_backward"
 METHOD = (
     "gradients of small tensors are compared with a float32 reference first; times are the wall clock of "
     "calls that are queued behind each other, in a process of its own, medians over rounds"
@@ -166,7 +167,13 @@ def main() -> None:
 
     facts = {"jax": jax.__version__, "library": given.library.name}
     file = ResultFile(
-        BENCHMARK, WHAT, rows, environment(torch.device("cuda")), facts, "backward", method=METHOD
+        BENCHMARK,
+        BENCHMARKS[BENCHMARK],
+        rows,
+        environment(torch.device("cuda")),
+        facts,
+        "backward",
+        method=METHOD,
     )
     file.save(given.json)
 

@@ -9,17 +9,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from fa3_backward import BENCHMARK, WHAT, row
+from fa3_backward import BENCHMARK, row
 
 from flash_helpers.benchmark.result_file import ResultFile
-from flash_helpers.benchmark.results import Row
+from flash_helpers.benchmark.results import BENCHMARKS, Results
 
 
 def test_a_row_is_read_as_the_librarys_are(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    ResultFile(BENCHMARK, WHAT, [row(4096, True, 2e-3, [1.0, 3.0, 2.0])], direction="backward").save(path)
-    (values,) = ResultFile.load(path).rows
-    read = Row.from_json(values)
+    rows = [row(4096, True, 2e-3, [1.0, 3.0, 2.0])]
+    ResultFile(BENCHMARK, BENCHMARKS[BENCHMARK], rows, direction="backward").save(path)
+    (read,) = Results.load(path).rows
     assert (read.problem.batch, read.problem.heads, read.problem.d_head, read.problem.causal) == (
         4,
         8,

@@ -34,6 +34,7 @@ BENCHMARKS = {
     "milestone": "the figures that a release is judged by",
     "ampere_choices": "the Ampere family's choices beside FlashAttention-2",
     "hopper_variants": "variants of the Hopper family's chosen kernels, and peers",
+    "fa3_backward": "FlashAttention-3's gradients at head size 256",
 }
 """Whose files hold such rows, and what they are about. Others have windows, packed sequences or parts."""
 
