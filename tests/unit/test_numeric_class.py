@@ -98,7 +98,7 @@ def test_the_device_cuts_keys_at_fixed_places_alone(device: str, cuts: bool) -> 
 
     found = plan(PLANNED)
     assert (found.slots > 0) == cuts
-    assert found.rows == (100 * PLANNED.n_heads * 8 if cuts else 0)  # one for each chunk of 1024 keys
+    assert found.rows == (100 * PLANNED.n_heads * 4 if cuts else 0)  # one for each chunk of 2048 keys
     assert plan(PLANNED, 1) == replace(plan(PLANNED, 1), slots=0, fixed=1, rows=0)
     assert plan(PLANNED, 7).fixed == (7 if cuts else 1)  # any number lets keys be cut
     whole = plan(replace(PLANNED, out_float32=True))  # which has no room for more than one part

@@ -16,7 +16,7 @@ from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 FEW_ROWS = 64  # of one warpgroup
-CHUNK_KEYS = 1024  # of a chunk, or a few more, where tiles do not divide them
+CHUNK_KEYS = 2048  # of a chunk, or a few more, where tiles do not divide them
 
 
 @dataclass(frozen=True)
