@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from flash_attention.backends.captured_sums import CapturedSums
 from flash_attention.backends.cuda_form import address, cap_of_mod, window_side
-from flash_attention.backends.cuda_tiles import LEAST_TILES, TILES_A_WORD
+from flash_attention.backends.cuda_tiles import KINDS_A_WORD, LEAST_TILES
 from flash_attention.backends.sink_gradient import sink_gradient
 from flash_attention.backward_call import BackwardCall
 from flash_attention.checks.memory import ALIGNMENT, misalignment
@@ -138,7 +138,7 @@ def _room_for_tiles(mod: Mod, call: BackwardCall) -> TileRoom | None:
     n_rows, n_tiles = -(-problem.seq_len_q // FOUND_ROWS), -(-problem.seq_len_k // FOUND_KEYS)
     if n_rows * n_tiles < LEAST_TILES:
         return None
-    row = -(-n_tiles // TILES_A_WORD)
+    row = -(-n_tiles // KINDS_A_WORD)
     n_heads = problem.n_heads if inputs.head else 1
     head, batch = n_rows * row if inputs.head else 0, n_heads * n_rows * row if inputs.batch else 0
     n_words = (problem.batch if inputs.batch else 1) * n_heads * n_rows * row

@@ -1,9 +1,9 @@
 """Bits of tiles that a mod's mask leaves empty or full, kept as long as what the mask depends on stays.
 
-A kernel made of the mask's own expression finds them: 2 bits a tile, never an element a score. They are found
-anew where sizes, numbers or captured tensors are others, or where a tensor has been written to, as far as its
-version tells. That is what autograd goes by, too: who writes by ``.data`` or behind PyTorch's back has to
-capture another tensor.
+A kernel made of the mask's own expression finds them: 2 bits a tile, or a group of its rows, never an element
+a score. They are found anew where sizes, numbers or captured tensors are others, or where a tensor has been
+written to, as far as its version tells. That is what autograd goes by, too: who writes by ``.data`` or behind
+PyTorch's back has to capture another tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flash_attention.mods.tracing import Traced
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.mods.mask_inputs import mask_inputs
 
-TILES_A_WORD = 16  # as in mod_arguments.cuh
+KINDS_A_WORD = 16  # as in mod_arguments.cuh
 LEAST_TILES = 64  # with fewer, finding them takes longer than what they save
 MOST_UNUSED = 8  # times as many keys as a sequence has: packed tensors are looked at as if one had them all
 KEPT = 64  # calls whose tiles are kept
@@ -71,12 +71,13 @@ def tiles_of(call: Call, kernel: Kernel, stream: int) -> Tiles | None:
         if call.k.shape[0] > MOST_UNUSED * seq_len_k:
             return None
         seq_len_k = call.k.shape[0]
-    n_rows, n_tiles = -(-problem.seq_len_q // kernel.config.B_r), -(-seq_len_k // kernel.config.B_c)
-    if n_rows * n_tiles < LEAST_TILES:
+    config = kernel.config
+    n_rows, n_tiles = -(-problem.seq_len_q // config.B_r), -(-seq_len_k // config.B_c)
+    if n_rows * n_tiles * config.mask_groups < LEAST_TILES:
         return None
     inputs = mask_inputs(traced.mod)
     n_heads = problem.n_heads if inputs.head else 1
-    row = -(-n_tiles // TILES_A_WORD)
+    row = -(-n_tiles // tiles_a_word(config.mask_groups))
     strides = (n_heads * n_rows * row if inputs.batch else 0, n_rows * row if inputs.head else 0, row)
     n_words = (problem.batch if inputs.batch else 1) * n_heads * n_rows * row
 
@@ -94,6 +95,11 @@ def tiles_of(call: Call, kernel: Kernel, stream: int) -> Tiles | None:
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     return made
+
+
+def tiles_a_word(groups: int) -> int:
+    """How many tiles have their bits in one word, where each has bits for some groups of rows."""
+    return KINDS_A_WORD // (groups if groups <= 2 else 4)
 
 
 def forget() -> None:

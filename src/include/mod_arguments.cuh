@@ -23,10 +23,11 @@ struct CapturedTensor {
     int sizes[kMaxCapturedDims];
 };
 
-inline constexpr int kTilesAWord = 16;
+inline constexpr int kKindsAWord = 16;
 
 // What is known of the mask's tiles before a launch: 2 bits a tile (flash_helpers.mods.tiles.Tile), of a row
-// of tiles kTilesAWord in a word. words: nullptr where it is not known. Strides are in words; 0: the mask
+// of tiles kKindsAWord in a word. A kernel may divide the rows of a tile into groups, each with bits of its
+// own (common/mod_tiles.cuh). words: nullptr where it is not known. Strides are in words; 0: the mask
 // does not depend on it.
 struct ModTiles {
     const uint32_t *words;

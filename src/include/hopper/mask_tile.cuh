@@ -35,4 +35,42 @@ FLASH_DEVICE void keep_columns(float (&rmem_S)[B_c / 2], int r, int lane, int n_
     }
 }
 
+// (64, n): `hidden` where a mask of the user's hides a score. `seen(column)`: whether the thread's rows 0 and
+// 1 see a column, in bits 0 and 1. So many squares of 8 columns are looked at at a time: their loads are
+// under way together, and all that is held from one time to the next is a bit a score. `all`: nothing is
+// asked, all of it is hidden.
+template <int n, int kMostAtATime, typename Seen>
+FLASH_DEVICE void hide_unseen(float (&rmem_S)[n / 2], int lane, bool all, const Seen &seen,
+                              float hidden = -INFINITY) {
+    constexpr int kSquares = n / 8, kSquaresOfWord = 16;
+    constexpr int kSquaresAtATime = kSquares % kMostAtATime == 0 ? kMostAtATime : 2;
+    static_assert(kSquares % kSquaresAtATime == 0);
+#pragma unroll
+    for (int first = 0; first < kSquares; first += kSquaresOfWord) {
+        const int squares = min_of(kSquares - first, kSquaresOfWord);
+        uint32_t keep[2] = {0, 0};  // of a row each, in the order of columns
+#pragma unroll 1
+        for (int square = all ? squares : 0; square < squares; square += kSquaresAtATime) {
+            const int column = (first + square) * 8 + accumulator(lane, 0).column;
+            uint32_t part[2] = {0, 0};
+#pragma unroll
+            for (int e = 0; e < 2 * kSquaresAtATime; ++e) {
+                const uint32_t bits = seen(column + e / 2 * 8 + e % 2);
+                part[0] |= (bits & 1) << e;
+                part[1] |= (bits >> 1) << e;
+            }
+            keep[0] |= part[0] << 2 * square;
+            keep[1] |= part[1] << 2 * square;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+            for (int e = 0; e < 2 * squares; ++e) {
+                float &s = rmem_S[row_element_index(r, 2 * first + e)];
+                s = (keep[r] & (1u << e)) ? s : hidden;
+            }
+        }
+    }
+}
+
 }  // namespace flash::hopper

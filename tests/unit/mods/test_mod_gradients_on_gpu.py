@@ -82,8 +82,8 @@ def of_random(seed: int) -> Case:
     return Case(made.inputs, made.learnt, made.mods, made.wide, made.wide_mods)
 
 
-def of_long_mask(name: str) -> Case:
-    """More than a few tiles, of which bits tell whether a mask leaves them empty."""
+def of_long_mask(name: str, alone: bool = False) -> Case:
+    """More than a few tiles, of which bits tell what a mask leaves; alone: it is the only function."""
     generator = torch.Generator().manual_seed(5)
     documents = torch.repeat_interleave(torch.arange(6), torch.tensor([10, 300, 70, 1, 400, 219]))
     document = documents.cuda()
@@ -100,6 +100,9 @@ def of_long_mask(name: str) -> Case:
         "the first keys": lambda b, h, q, k: k < 100 + q * 0,
     }
     score = lambda slopes: lambda s, b, h, q, k: s + slopes[h] * (k - q) * 0.01  # noqa: E731
+    if alone:
+        mods = {"mask_mod": masks[name]}
+        return Case(inputs(1000, 1000, D, torch.bfloat16), (), mods, (), mods)
     return Case(
         inputs(1000, 1000, D, torch.bfloat16),
         (slopes,),
@@ -117,6 +120,7 @@ CASES: dict[str, Any] = {f"{name} of tables": functools.partial(of_tables, name)
 CASES |= {f"{name} of tables, masked": functools.partial(of_tables, name, True) for name in SCORES}
 CASES |= {f"{name} of the gallery": functools.partial(of_gallery, name) for name in GALLERY}
 CASES |= {f"{name}, long": functools.partial(of_long_mask, name) for name in LONG}
+CASES |= {f"{name}, long and alone": functools.partial(of_long_mask, name, True) for name in LONG}
 CASES |= {f"random {seed}": functools.partial(of_random, seed) for seed in range(N_RANDOM)}
 
 
@@ -255,6 +259,21 @@ def test_attention_and_its_gradients() -> None:
     wide = [t for t in case.wide if t.shape == (5,)]
     for x, exact in zip(found, dense_gradients(own, given, wide, **case.wide_mods), strict=True):
         assert (x.double() - exact).abs().max() <= 2.5e-2 * exact.abs().max()
+
+
+@pytest.mark.parametrize("softmax_scale", [0.0, -0.3])
+def test_what_a_mask_hides_stays_hidden_at_every_scale(softmax_scale: float) -> None:
+    document = torch.arange(700) // 130
+    results = []
+    for device in ("cuda", "cpu"):
+        there = document.to(device)
+        leaves = [x.to(device).requires_grad_() for x in inputs(700, 700, D, torch.bfloat16)]
+        out = flash_attention.attention(
+            *leaves, softmax_scale=softmax_scale, mask_mod=lambda b, h, q, k, d=there: d[q] == d[k]
+        )
+        results.append([x.cpu().float() for x in torch.autograd.grad(out, leaves, torch.ones_like(out))])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("layout", ["packed", "cached"])

@@ -273,6 +273,30 @@ def test_tiles_of_items_and_heads(family: str) -> None:
     assert lse.isneginf().all()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("seq", [700, 1024])
+def test_warpgroups_that_see_nothing_of_a_tile(family: str, d: int, seq: int) -> None:
+    """Before, behind and between the tiles of which they see something, full ones among these."""
+    document = torch.arange(seq) // 130
+    masks = {
+        "the same": lambda there: lambda b, h, q, k: there[q] == there[k],
+        "earlier": lambda there: lambda b, h, q, k: there[k] < there[q],
+        "every third": lambda there: lambda b, h, q, k: (there[q] + there[k]) % 3 == 0,
+    }
+    q, k, v = inputs(seq, HEADS, d)
+    for mask in masks.values():
+        config = config_of(family, problem_of({"mask_mod": mask(document)}, HEADS, d))
+        if config is None:
+            pytest.skip(f"kernels of the {family} family take no mods on this device")
+        mods = {"mask_mod": mask(document.cuda())}
+        found = flash_attention.attention(
+            q.cuda(), k.cuda(), v.cuda(), config=config, return_lse=True, **mods
+        )
+        expected = flash_attention.attention(q, k, v, return_lse=True, mask_mod=mask(document))
+        close(found, expected, 4e-3)
+
+
 def test_a_graph_finds_its_tiles_again() -> None:
     seq = 2000
     q, k, v = (x.cuda() for x in inputs(seq, HEADS))

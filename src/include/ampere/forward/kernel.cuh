@@ -239,7 +239,7 @@ FLASH_DEVICE TileWalk<Kernel> walk_tiles(const KernelArgs<typename Kernel::Mod> 
             const Visited first = walk.tiles.first_of(blocks.end, blocks.begin);
             blocks.end = first.kv_block + 1;
             blocks.full_end = min_of(blocks.full_end, blocks.end);
-            walk.kind = first.kind;
+            walk.kind = first.kinds.of(0);
         }
         return walk;
     }

@@ -55,6 +55,7 @@ struct StaticForwardKernelConfig {
     static constexpr DType dtype = CFG.dtype;
     static constexpr int d_head = CFG.d_head;
     static constexpr int B_r = CFG.B_r;
+    static constexpr int mask_groups = 1;  // of rows, with kinds of tiles of their own (mod_tiles.cuh)
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_threads = CFG.n_warps * kWarpSize;
     // What __launch_bounds__ asks for: 8 warps on an SM leave each thread all of its 255 registers. If

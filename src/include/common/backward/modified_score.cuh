@@ -38,6 +38,10 @@ struct HeadMod {
         return Mod::column(captured, once, of_head, batch, head, key);
     }
 
+    FLASH_DEVICE bool visible(const Row &row, const Column &column, int query, int key) const {
+        return Mod::visible(captured, once, of_head, row, column, 0.f, batch, head, query, key);
+    }
+
     // `given`: the scaled score. `lse_log2`: of the row, in powers of 2. What is hidden is exactly 0.
     FLASH_DEVICE Probability probability(const Row &row, const Column &column, float given, int query,
                                          int key, float lse_log2) const {
@@ -46,9 +50,7 @@ struct HeadMod {
             score = Mod::score(captured, once, of_head, row, column, given, batch, head, query, key);
         }
         if constexpr (Mod::kHidesKeys) {
-            const bool seen =
-                Mod::visible(captured, once, of_head, row, column, given, batch, head, query, key);
-            if (!seen) score = -INFINITY;
+            if (!visible(row, column, query, key)) score = -INFINITY;
         }
         const float P = exp2_approx(fmaf(score, kLog2e, -lse_log2));
         float handed_on = P;

@@ -31,8 +31,9 @@ struct BackwardConsumer {
                          kVStages = Kernel::v_stages;
     static constexpr int kPairs = B_r / 8;  // pairs of neighbouring queries, of one key row of a thread
     static constexpr int kDqRegisters = Kernel::dq_part_floats / Kernel::warpgroup_threads;
-    static constexpr int kDqTiles = kDqRegisters / 4;                             // of 8 columns
-    static constexpr bool kLseAhead = Kernel::cfg.lse_ahead && !Kernel::has_mod;  // want of registers
+    static constexpr int kDqTiles = kDqRegisters / 4;  // of 8 columns
+    static constexpr bool kLseAhead =
+        Kernel::cfg.lse_ahead && (!Kernel::has_mod || Kernel::hides_scores);  // want of registers
 
     using KeptWeights = std::conditional_t<Kernel::drops, KeptOfKeys<B_r / 16>, AllKept>;
 
@@ -50,6 +51,7 @@ struct BackwardConsumer {
     BackwardItem item;
     int q_block;
     int query_head;  // of the block in hand; kept with a mod alone
+    TileKind kind;   // what the mask of the user's leaves of it, where it is told
     int dq_tile;     // of the block in hand: its first of 16 rows
     // Of the block whose dQ leaves next, with late_dq the one before: the warp's tile, or with keeps_dq more.
     int noted_dq_tile = kNoTile;
@@ -169,7 +171,13 @@ struct BackwardConsumer {
     }
 
     // ---------------------------------------------------------------- probabilities
-    FLASH_DEVICE void read_lse_ahead() {
+    // Of the block whose scores are computed.
+    FLASH_DEVICE void read_ahead() {
+        if constexpr (Kernel::hides_scores) {
+            // Through a shuffle: branches by it are the whole warp's.
+            const uint32_t address = smem.kind(slot(blocks, kQStages), Kernel::split ? 0 : warpgroup);
+            kind = static_cast<TileKind>(uniform_word(load_shared_int(address)));
+        }
         if constexpr (kLseAhead) {
             const uint32_t address = smem.lse(slot(blocks, kQStages)) + (lane & 3) * 8;
 #pragma unroll
@@ -195,12 +203,35 @@ struct BackwardConsumer {
     // S -> P, rounded into rmem_P, and with half_p into rmem_half. What stays in rmem_S is P in float32, with
     // softcap times the derivative of the cap, so that dS is the gradient of the score before the cap.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
-        if constexpr (Kernel::has_mod) return modified_probabilities(rmem_P, rmem_half);
+        if constexpr (Kernel::has_mod && !Kernel::hides_scores) {
+            return modified_probabilities(rmem_P, rmem_half);
+        }
         if constexpr (Kernel::traits.softcap) cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         if (needs_mask()) {
             exponentials<true>(rmem_P, rmem_half);
         } else {
             exponentials<false>(rmem_P, rmem_half);
+        }
+    }
+
+    // S = +-inf where a mask that is all of the user's functions hides it. No product is in flight: branches
+    // would cost registers that only wait for it.
+    FLASH_DEVICE void hide_scores() {
+        if constexpr (Kernel::hides_scores) {
+            if (kind == TileKind::FULL) return;
+            using Mod = HeadMod<typename Kernel::Mod>;
+            const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, query_head);
+            const int key = first_key();
+            const typename Mod::Column keys[2] = {mod.column(key), mod.column(key + 8)};
+            hide_unseen<B_r, 4>(
+                rmem_S, lane, kind == TileKind::EMPTY,
+                [&](int column) {
+                    const int query = q_block * B_r + column;
+                    const typename Mod::Row row = mod.row(query);
+                    return uint32_t{mod.visible(row, keys[0], query, key)} |
+                           uint32_t{mod.visible(row, keys[1], query, key + 8)} << 1;
+                },
+                args.hidden_score());
         }
     }
 

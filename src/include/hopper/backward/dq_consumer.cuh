@@ -39,6 +39,7 @@ struct DqConsumer {
     BackwardItem item;
     uint32_t items = 0, tiles = 0;  // passed
     int tile;                       // of keys, in hand
+    TileKind kind;                  // what a mask of the user's leaves of it, where it is told
 
     FLASH_DEVICE DqConsumer(const BackwardKernelArgs &kernel_args, const DqSharedMemory<Kernel> &shared,
                             int index)
@@ -160,7 +161,7 @@ struct DqConsumer {
 
     // S -> P; with softcap -> tanh, of which score_gradients makes P.
     FLASH_DEVICE void probabilities() {
-        if constexpr (Kernel::has_mod) {
+        if constexpr (Kernel::has_mod && !Kernel::hides_scores) {
             modified_probabilities();
         } else if constexpr (Kernel::traits.softcap) {
             cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
@@ -169,6 +170,35 @@ struct DqConsumer {
             for (int i = 0; i < B_c / 2; ++i) {
                 rmem_S[i] = exp2_approx(fmaf(rmem_S[i], args.exponent_factor, -lse[i / 2 % 2]));
             }
+        }
+    }
+
+    // Of the tile whose scores are computed.
+    FLASH_DEVICE void read_kind() {
+        if constexpr (Kernel::hides_scores) {
+            // Through a shuffle: branches by it are the whole warp's.
+            const uint32_t address = smem.kind(slot(tiles, Kernel::k_stages), warpgroup);
+            kind = static_cast<TileKind>(uniform_word(load_shared_int(address)));
+        }
+    }
+
+    // S = +-inf where a mask that is all of the user's functions hides it. No product is in flight: branches
+    // would cost registers that only wait for it.
+    FLASH_DEVICE void hide_scores() {
+        if constexpr (Kernel::hides_scores) {
+            if (kind == TileKind::FULL) return;
+            using Mod = HeadMod<typename Kernel::Mod>;
+            const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, item.head);
+            const typename Mod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
+            hide_unseen<B_c, 4>(
+                rmem_S, lane, kind == TileKind::EMPTY,
+                [&](int of_tile) {
+                    const int key = tile * B_c + of_tile;
+                    const typename Mod::Column column = mod.column(key);
+                    return uint32_t{mod.visible(rows[0], column, row(0), key)} |
+                           uint32_t{mod.visible(rows[1], column, row(1), key)} << 1;
+                },
+                args.hidden_score());
         }
     }
 
@@ -261,6 +291,7 @@ struct DqConsumer {
         const uint32_t v_slot = slot(tiles, Kernel::v_stages);
         const uint32_t word = uniform_word(q_slot | k_slot << 8 | v_slot << 16);
         float rmem_dP[B_c / 2];
+        hide_scores();
         mbarrier_wait(smem.v_full(v_slot), phase(tiles, Kernel::v_stages));
         await_turn();
         issue_rows<d_head_v>(rmem_dP, do_word + (word & 255) * descriptor_step(Kernel::do_bytes),
@@ -284,6 +315,7 @@ struct DqConsumer {
             mbarrier_wait(smem.k_full(slot(tiles, Kernel::k_stages)), phase(tiles, Kernel::k_stages));
             issue_scores();
             pass_turn();
+            read_kind();
             wgmma_wait<1>();  // dQ is done
         }
         pin_registers(rmem_dQ);
@@ -302,6 +334,7 @@ struct DqConsumer {
         await_turn();
         issue_scores();
         pass_turn();
+        read_kind();
         read_rows();
         wgmma_wait<0>();
         pin_registers(rmem_S);

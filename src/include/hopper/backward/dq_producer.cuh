@@ -12,7 +12,7 @@ namespace flash::hopper {
 template <typename Kernel>
 struct DqSharedMemory {
     static constexpr int kWarpArrivals = Kernel::n_consumer_warps * kArrivalsOfWarp;
-    static constexpr int kItemsOffset = 512;
+    static constexpr int kItemsOffset = 512, kKindsOffset = 704;
     enum Barrier : int {
         kQFull = 0,
         kQEmpty = kQFull + Kernel::q_stages,
@@ -22,7 +22,8 @@ struct DqSharedMemory {
         kVEmpty = kVFull + Kernel::v_stages,
         kBarriers = kVEmpty + Kernel::v_stages,
     };
-    static_assert(kBarriers * 8 <= kItemsOffset);
+    static_assert(kBarriers * 8 <= kItemsOffset &&
+                  kItemsOffset + Kernel::q_stages * kItemBytes <= kKindsOffset);
 
     uint32_t base;  // a multiple of 1024
 
@@ -34,6 +35,10 @@ struct DqSharedMemory {
     FLASH_DEVICE uint32_t v(uint32_t slot) const { return base + Kernel::smem_v + slot * Kernel::v_bytes; }
     FLASH_DEVICE uint32_t item(uint32_t slot) const {
         return base + Kernel::smem_control + kItemsOffset + slot * kItemBytes;
+    }
+    // With a mask of the user's: what it leaves of a K tile for a consumer warpgroup, a TileKind.
+    FLASH_DEVICE uint32_t kind(uint32_t slot, int warpgroup) const {
+        return base + Kernel::smem_control + kKindsOffset + (slot * Kernel::n_consumers + warpgroup) * 4;
     }
 
     FLASH_DEVICE uint32_t q_full(uint32_t slot) const { return barrier(kQFull, slot); }
@@ -108,6 +113,7 @@ struct DqLoadWarp {
         for (int tile = item.first_block; tile < item.end_block; ++tile) {
             const int head = item.head / args.group;
             mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
+            write_kinds(item, tile);
             mbarrier_arrive_expect(smem.k_full(k_position.slot()), Kernel::k_bytes);
             loads.template keys<Kernel::d_head>(smem.k(k_position.slot()), maps.k,
                                                 smem.k_full(k_position.slot()), item, head, tile);
@@ -118,6 +124,20 @@ struct DqLoadWarp {
             loads.template keys<Kernel::d_head_v>(smem.v(v_position.slot()), maps.v,
                                                   smem.v_full(v_position.slot()), item, head, tile);
             v_position.advance();
+        }
+    }
+
+    // Before the slot counts as full.
+    FLASH_DEVICE void write_kinds(const BackwardItem &item, int tile) const {
+        if constexpr (Kernel::hides_scores) {
+            const Range keys{tile * Kernel::B_c, min(tile * Kernel::B_c + Kernel::B_c, item.seq_len_k)};
+#pragma unroll 1
+            for (int warpgroup = 0; warpgroup < Kernel::n_consumers; ++warpgroup) {
+                const int first = item.tile * Kernel::B_r + warpgroup * kWarpgroupRows;
+                const TileKind kind = known_kind(mod_of<typename Kernel::Mod>(args), item.batch, item.head,
+                                                 {first, min(first + kWarpgroupRows, item.seq_len_q)}, keys);
+                store_shared(smem.kind(k_position.slot(), warpgroup), static_cast<uint32_t>(kind));
+            }
         }
     }
 

@@ -43,6 +43,9 @@ struct BackwardKernelArgs {
 
     FLASH_DEVICE int n_heads() const { return n_heads_kv * group; }
 
+    // A score whose P is 0. Scales may be below 0.
+    FLASH_DEVICE float hidden_score() const { return exponent_factor < 0.f ? INFINITY : -INFINITY; }
+
     // Who sees whom in a sequence of these lengths.
     template <BackwardTraits TRAITS>
     FLASH_DEVICE VisibleRows<TRAITS> visible(int n_queries, int n_keys) const {

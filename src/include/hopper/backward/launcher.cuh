@@ -12,6 +12,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 
 #include "common/backward/captured_gradients.cuh"
 #include "common/backward/convert_dq.cuh"
@@ -51,13 +53,14 @@ bool backward_problem_is_whole(const BackwardProblem &p) {
     return p.d_head == Kernel::d_head && p.d_head_v == Kernel::d_head_v;
 }
 
-// (batch, head) pairs of a section: many under a mask, so that short items fill the end of each.
+// (batch, head) pairs of a section: many under a mask, so that the end of each is filled by its last tiles,
+// of which most masks leave the shortest items.
 inline constexpr int kMaskedSectionHeads = 16;
 
 // The items of one kernel: n_tiles tiles of each of `heads` heads a batch item.
 template <typename Kernel>
 cudaError_t plan_items(const BackwardProblem &p, int heads, int n_tiles, BackwardKernelArgs &args) {
-    const bool uneven = Kernel::traits.causal || Kernel::traits.window;
+    const bool uneven = Kernel::traits.causal || Kernel::traits.window || hides_keys<typename Kernel::Mod>();
     const int64_t pairs = int64_t{p.batch} * heads;
     if (p.seq_len_q > kMaxSeqLen || p.seq_len_k > kMaxSeqLen || pairs * n_tiles > kMaxItems)
         return cudaErrorInvalidValue;
@@ -102,6 +105,11 @@ cudaError_t make_backward_arguments(const BackwardProblem &p, ArgsOf<Kernel> &ar
     } else if (Kernel::has_mod) {
         args.score_factor = p.softmax_scale;
         args.exponent_factor = kLog2e;
+        if (!Kernel::mod_changes_scores) {
+            args.exponent_factor = p.softmax_scale * kLog2e;
+            // Not 0: a hidden score, which is infinite, has to stay so.
+            if (std::abs(args.exponent_factor) < FLT_MIN) args.exponent_factor = FLT_MIN;
+        }
     } else {
         args.exponent_factor = p.softmax_scale * kLog2e;
     }

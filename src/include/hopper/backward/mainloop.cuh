@@ -68,6 +68,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     if (!Kernel::sums_dq && last) wg.release(wg.smem.k_empty(wg.slot(wg.items, kK)));
 
     if constexpr (!kHidden && Kernel::signs_dropped) wg.draw();  // while S alone is in registers
+    if constexpr (!kHidden) wg.hide_scores();
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
     wg.clear_unseen_queries();
     wg.await_turn();
@@ -145,7 +146,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
         send_dq(wg, rmem_dQ);
     }
     wg.go_to_next_block();
-    wg.read_lse_ahead();
+    wg.read_ahead();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     pin_registers(wg.rmem_dK);
@@ -162,7 +163,7 @@ FLASH_DEVICE void run_backward_consumer(BackwardConsumer<Kernel> &wg) {
     if (wg.item.n_steps != kEndOfItems) {
         mbarrier_wait(wg.smem.q_full(0), 0);
         issue_scores(wg);
-        wg.read_lse_ahead();
+        wg.read_ahead();
         wgmma_wait<0>();
         pin_registers(wg.rmem_S);
     }

@@ -109,9 +109,9 @@ struct ItemReader {
     }
 };
 
-// The row warp: LSE, in powers of 2, and delta of one query block after another. Plain loads, since rows of a
-// head begin anywhere. An LSE of -inf is of a row that sees no key: +inf makes its P 0, as that of rows past
-// the end.
+// The row warp: LSE, in powers of 2, and delta of one query block after another, and what a mask of the
+// user's leaves of it. Plain loads, since rows of a head begin anywhere. An LSE of -inf is of a row that sees
+// no key: +inf makes its P 0, as that of rows past the end.
 template <typename Kernel>
 struct RowWarp {
     static constexpr int kRows = Kernel::B_r / kWarpSize;  // of a lane
@@ -128,6 +128,7 @@ struct RowWarp {
             int head = item.head * args.group, q_block = item.first_block;
             float lse[kRows], delta[kRows];
             load(item, head, q_block, lane, lse, delta);
+            TileKind kind = kind_of(item, head, q_block, lane);
 #pragma unroll 1
             for (int i = 0; i < item.n_steps; ++i) {
                 const uint32_t slot = position.slot();
@@ -137,6 +138,10 @@ struct RowWarp {
                     store_shared(smem.lse(slot) + (r * kWarpSize + lane) * 4, __float_as_uint(lse[r]));
                     store_shared(smem.delta(slot) + (r * kWarpSize + lane) * 4, __float_as_uint(delta[r]));
                 }
+                if constexpr (Kernel::hides_scores) {
+                    if (lane < Kernel::n_consumers)
+                        store_shared(smem.kind(slot, lane), static_cast<uint32_t>(kind));
+                }
                 __syncwarp();
                 if (arrives_for_warp(lane)) mbarrier_arrive(smem.q_full(slot));
                 position.advance();
@@ -144,12 +149,35 @@ struct RowWarp {
                     q_block = item.first_block;
                     ++head;
                 }
-                if (i + 1 < item.n_steps) load(item, head, q_block, lane, lse, delta);
+                if (i + 1 < item.n_steps) {
+                    load(item, head, q_block, lane, lse, delta);
+                    kind = kind_of(item, head, q_block, lane);
+                }
             }
         }
     }
 
   private:
+    // Of the keys of consumer warpgroup `lane`.
+    FLASH_DEVICE TileKind kind_of(const BackwardItem &item, int head, int q_block, int lane) const {
+        if constexpr (Kernel::hides_scores) {
+            if (lane < Kernel::n_consumers) {
+                constexpr int kRowTiles = Kernel::B_r / kFoundRows;
+                static_assert(kFoundKeys == kWarpgroupRows && kRowTiles <= 2);
+                const int key_tile = item.tile * (Kernel::B_c / kFoundKeys) + (Kernel::split ? 0 : lane);
+                const auto kind = [&](int i) {
+                    return known_kind_of_tile(mod_of<typename Kernel::Mod>(args), item.batch, head,
+                                              q_block * kRowTiles + i, key_tile, item.seq_len_q,
+                                              item.seq_len_k);
+                };
+                const TileKind first = kind(0);
+                if (kRowTiles == 1 || (q_block * kRowTiles + 1) * kFoundRows >= item.seq_len_q) return first;
+                return first == kind(1) ? first : TileKind::PARTIAL;
+            }
+        }
+        return TileKind::PARTIAL;
+    }
+
     FLASH_DEVICE void load(const BackwardItem &item, int head, int q_block, int lane, float (&lse)[kRows],
                            float (&delta)[kRows]) const {
         const bool packed = Kernel::traits.varlen && args.cu_seqlens_q != nullptr;

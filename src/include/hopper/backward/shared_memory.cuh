@@ -20,7 +20,7 @@ struct BackwardSharedMemory {
     static constexpr int kWarpArrivals = Kernel::n_consumer_warps * kArrivalsOfWarp;
     // Who reads an item besides the consumers: the row warp, and the warps that add dQ.
     static constexpr int kItemReaders = 1 + (Kernel::stages_dq ? Kernel::n_consumers : 0);
-    static constexpr int kItemsOffset = 512;
+    static constexpr int kItemsOffset = 512, kKindsOffset = 704;
     enum Barrier : int {
         kKFull = 0,
         kKEmpty = kKFull + Kernel::k_stages,
@@ -36,7 +36,8 @@ struct BackwardSharedMemory {
         kBarriers = kPEmpty + Kernel::p_stages,
     };
     static_assert(kBarriers * 8 <= kItemsOffset &&
-                  kItemsOffset + Kernel::k_stages * kItemBytes <= kBackwardControlBytes);
+                  kItemsOffset + Kernel::k_stages * kItemBytes <= kKindsOffset &&
+                  kKindsOffset + Kernel::q_stages * Kernel::n_consumers * 4 <= kBackwardControlBytes);
 
     uint32_t base;  // a multiple of 1024
 
@@ -59,6 +60,11 @@ struct BackwardSharedMemory {
     }
     FLASH_DEVICE uint32_t item(uint32_t slot) const {
         return base + Kernel::smem_control + kItemsOffset + slot * kItemBytes;
+    }
+    // With a mask of the user's: what it leaves of a query block for the keys of a consumer warpgroup, a
+    // TileKind. It comes and goes with Q.
+    FLASH_DEVICE uint32_t kind(uint32_t slot, int warpgroup) const {
+        return base + Kernel::smem_control + kKindsOffset + (slot * Kernel::n_consumers + warpgroup) * 4;
     }
 
     FLASH_DEVICE uint32_t k_full(uint32_t slot) const { return barrier(kKFull, slot); }

@@ -50,6 +50,7 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     if (last) wg.release(wg.smem.k_empty(wg.slot(wg.items, Kernel::k_stages)));  // all scores are there
     uint32_t rmem_P[Kernel::B_r / 4], none[Kernel::B_r / 4];
     if constexpr (Kernel::signs_dropped) wg.draw();
+    wg.hide_scores();
     wg.probabilities(rmem_P, none);
     send_probabilities(wg);
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
@@ -66,7 +67,7 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     wgmma_wait<1>();  // dV is done
     pin_registers(wg.rmem_dV);
     wg.release(wg.smem.q_empty(q_slot));
-    wg.read_lse_ahead();
+    wg.read_ahead();
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     return next_steps;
@@ -79,7 +80,7 @@ FLASH_DEVICE void run_split_scores(BackwardConsumer<Kernel> &wg) {
     if (wg.item.n_steps != kEndOfItems) {
         mbarrier_wait(wg.smem.q_full(0), 0);
         issue_scores(wg);
-        wg.read_lse_ahead();
+        wg.read_ahead();
         wgmma_wait<0>();
         pin_registers(wg.rmem_S);
     }

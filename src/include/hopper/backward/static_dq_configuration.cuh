@@ -18,6 +18,7 @@ struct StaticDqKernelConfig {
     using Mod = MOD;
     static constexpr bool has_mod = is_mod<MOD>;
     static constexpr bool drops = drops_weights<MOD>;
+    static constexpr bool hides_scores = hides_keys<MOD>() && !changes_scores<MOD>() && !drops;
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

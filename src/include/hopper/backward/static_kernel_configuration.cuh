@@ -11,7 +11,7 @@
 //     dQ staging  (B_r, d) float32         where bulk reductions take it
 //     P slots     2 x (B_c, B_r)           with split_gradients: from one warpgroup to the other
 //     rows        q_stages x B_r x (LSE, delta) float32
-//     control     1 KiB: mbarriers, the work item of each K slot
+//     control     1 KiB: mbarriers, the work item of each K slot, the kinds of tiles of each Q slot
 #pragma once
 
 #include "backward.cuh"
@@ -28,6 +28,10 @@ struct StaticBackwardKernelConfig {
     using Mod = MOD;  // functions of the user's
     static constexpr bool has_mod = is_mod<MOD>;
     static constexpr bool drops = drops_weights<MOD>, signs_dropped = flash::signs_dropped<MOD>();
+    static constexpr bool mod_changes_scores = changes_scores<MOD>();
+    // A mask is all that functions of the user's change: probabilities are those of a kernel without, and
+    // what is left of a tile is told beside it.
+    static constexpr bool hides_scores = hides_keys<MOD>() && !mod_changes_scores && !drops;
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;

@@ -64,12 +64,13 @@ template <bool kMasked, typename Kernel, typename Drain>
 FLASH_DEVICE void scores_to_probabilities(Consumer<Kernel> &wg, const Drain &drain) {
     if constexpr (Kernel::traits.softcap && wg.kLagged && !wg.kByRow && !kMasked) {
         if (capped_softmax(wg, drain)) return;
+        wg.template settle_softmax<kMasked>();
     } else {
         if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.template tile_softmax<kMasked>();
         drain();
+        wg.template settle_softmax<kMasked>();
     }
-    wg.template settle_softmax<kMasked>();
     if (!kMasked && wg.kLagged)
         wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
     wg.round_probabilities();

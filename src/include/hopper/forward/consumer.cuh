@@ -64,7 +64,8 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     RingPosition<Kernel::q_stages> q{0};
     ItemOf<Kernel> item;
     int kv_block;                                                     // tile in hand
-    TileWord tile_word;                                               // of a mod that hides keys
+    TileWords tile_words;                                             // of a mod that hides keys
+    bool needs_exact_step;                                            // likewise: see look_back
     [[no_unique_address]] typename KnownAheadOf<Kernel>::Type known;  // of the scores of the tile in hand
 
     FLASH_DEVICE Consumer(const KernelArgs<typename Kernel::Mod> &kernel_args,
@@ -83,7 +84,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
             cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
         }
         cap_scores();
-        if constexpr (Kernel::has_mod) apply_mod<true>();
+        if constexpr (Kernel::has_mod) apply_mod<true>(true);
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
         softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
     }
@@ -93,9 +94,9 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     FLASH_DEVICE void tile_softmax() {
         if constexpr (kByRow) return row_softmax<kMasked>();
         cap_scores();
-        if constexpr (Kernel::has_mod) apply_mod<false>();
+        if constexpr (Kernel::has_mod) apply_mod<false>(true);
         if (kMasked) mask_tile();
-        if (kLagged && !kMasked && !mod_hides_some()) {
+        if (kLagged && !kMasked && !(Kernel::mod_hides_keys && needs_exact_step)) {
             softmax.lagged_step(rmem_S, args.exponent_factor);
         } else {
             softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
@@ -103,9 +104,18 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     }
 
     // A function of the user's may hide all that a query sees of a tile, and the reference of a query that
-    // has met no key says nothing of the next one's score.
-    FLASH_DEVICE bool mod_hides_some() const {
-        return Kernel::mod_hides_keys && tile_word.kind() != TileKind::FULL;
+    // has met no key says nothing of the next one's score: whether the tile in hand takes an exact step.
+    // Asked while its scores are computed.
+    FLASH_DEVICE void look_back() {
+        if constexpr (Kernel::mod_hides_keys) {
+            const bool met_none = fminf(softmax.reference[0], softmax.reference[1]) <= args.lowest;
+            needs_exact_step = __any_sync(kAllLanes, met_none || tile_words.kind != TileKind::FULL);
+        }
+    }
+
+    // It hides all of the tile from the warpgroup.
+    FLASH_DEVICE bool sees_nothing() const {
+        return Kernel::mod_hides_keys && tile_words.kind == TileKind::EMPTY;
     }
 
     // By row. A tile with a mask may begin a chunk of keys.
@@ -138,14 +148,14 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         if constexpr (kByRow) {
             return settle_row_softmax<kMasked>();
         } else if constexpr (kLagged && !kMasked) {
-            if (mod_hides_some()) return scale_rows(rmem_O, softmax.rescale);
+            if (Kernel::mod_hides_keys && needs_exact_step) return scale_rows(rmem_O, softmax.rescale);
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 undo_lagged_step();
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
-                if constexpr (Kernel::has_mod) apply_mod<true>();
+                if constexpr (Kernel::has_mod) apply_mod<true>(false);
                 softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
             } else {
                 softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
@@ -210,13 +220,13 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
 
     // What functions of the user's do to the scores of the tile in hand. Where the thread's elements are is
     // found out anew: else what follows from it for each column is held from tile to tile.
-    // kFinds: nobody has called find_ahead for the tile.
+    // kFinds: nobody has called find_ahead for the tile. `hides`: some of it may be hidden.
     template <bool kFinds>
-    FLASH_DEVICE void apply_mod() {
+    FLASH_DEVICE void apply_mod(bool hides) {
         if constexpr (kFinds || !ScoreMods<Kernel>::kFoundEarly) find_known();
         const int thread_lane = computed_here(lane);
         mods().apply(rmem_S, known, args.score_factor, mod_row(thread_lane), kv_block * B_c, thread_lane,
-                     Kernel::mod_hides_keys ? tile_word.kind() : TileKind::FULL);
+                     Kernel::mod_hides_keys && hides ? tile_words.kind : TileKind::FULL);
     }
     // What is known of the tile's scores, while they are computed.
     static constexpr int kPlaceOfKnown = 1 << 16;  // of divide_schedule, behind those of ScoreMods
@@ -335,13 +345,15 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
     // The tile in hand has arrived.
     FLASH_DEVICE void await_k() {
         mbarrier_wait(smem.k_full(kv.k_slot()), kv.k_phase());
-        if constexpr (Kernel::mod_hides_keys) tile_word = read_tile(smem, kv.k_slot());
+        if constexpr (Kernel::mod_hides_keys) {
+            tile_words = read_tile(smem, kv.k_slot(), warpgroup);
+        }
     }
 
     // To the tile behind the one in hand.
     FLASH_DEVICE void go_to_next_tile() {
         if constexpr (Kernel::mod_hides_keys) {
-            kv_block = tile_word.next();
+            kv_block = tile_words.next;
         } else {
             --kv_block;
         }

@@ -51,23 +51,47 @@ FLASH_DEVICE void begin_item(Consumer<Kernel> &wg) {
     wg.zero_output();
 }
 
-// Q K^T of the tile at wg.kv and P V of the tile at v, in one turn.
+// Q K^T of the tile at wg.kv, which has arrived, and P V of the tile at v, in one turn.
 template <int n_columns, typename Kernel, typename Position, typename AwaitTurn>
 FLASH_DEVICE void issue_both_products(Consumer<Kernel> &wg, const Position &v, const AwaitTurn &await_turn) {
-    wg.use_slots(wg.kv.k_slot(), v.v_slot());
-    wg.await_k();
     await_turn();
     wg.products.template issue_qk<n_columns>(wg.rmem_S, wg.tiles, wg.rmem_Q);
     mbarrier_wait(wg.smem.v_full(v.v_slot()), v.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [&] { wg.pass_turn(); });
 }
 
+// A tile of which a mask of the user's leaves the warpgroup nothing: P V of the tile before, at v, alone,
+// unless that one was passed over, too. P is 0 then.
+template <typename Kernel, typename Position>
+FLASH_DEVICE void pass_over_tile(Consumer<Kernel> &wg, const Position &v, bool has_weights) {
+    wg.await_turn();
+    mbarrier_wait(wg.smem.v_full(v.v_slot()), v.v_phase());
+    if (has_weights) {
+        wg.use_slots(wg.kv.k_slot(), v.v_slot());
+        wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [&] { wg.pass_turn(); });
+        wgmma_wait<0>();
+        wg.pin_output();
+#pragma unroll
+        for (int i = 0; i < Kernel::B_c / 4; ++i) wg.rmem_P[i] = 0;
+    } else {
+        wg.pass_turn();
+    }
+    wg.release_tile(wg.smem.v_empty(v.v_slot()));
+    wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+}
+
 template <bool kMasked, typename Kernel>
 FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
+    const bool has_weights = !wg.sees_nothing();  // of the tile before
     const auto v = wg.kv;
     wg.kv.advance();
+    if (!Kernel::mod_hides_keys) wg.use_slots(wg.kv.k_slot(), v.v_slot());
+    wg.await_k();
+    if (wg.sees_nothing()) return pass_over_tile(wg, v, has_weights);
+    if (Kernel::mod_hides_keys) wg.use_slots(wg.kv.k_slot(), v.v_slot());
     issue_both_products<Kernel::B_c>(wg, v, [&] { wg.await_turn(); });
     wg.find_ahead();
+    wg.look_back();
     wg.await_scores();
     scores_to_probabilities<kMasked>(wg, [&] { wg.await_pv(v.v_slot()); });
 }
@@ -130,7 +154,10 @@ FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
     wg.await_turn();
     wg.products.issue_qk(wg.rmem_S, wg.tiles, wg.rmem_Q);
     wg.pass_turn();
-    if constexpr (!kFirst) wg.find_ahead();
+    if constexpr (!kFirst) {
+        wg.find_ahead();
+        wg.look_back();
+    }
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     if constexpr (kFirst) {

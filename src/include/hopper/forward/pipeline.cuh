@@ -34,7 +34,8 @@ struct SharedMemory {
     static constexpr int kFoundBytes = 64;
     static constexpr int kFirstFound = kFirstMail + Kernel::mail_slots;
     static_assert((kFirstFound + 2 * kFoundSlots) * kBarrierBytes <= kItemsOffset);
-    static_assert(kTilesOffset + Kernel::k_stages * 4 <= kMailOffset);
+    static_assert(!Kernel::mod_hides_keys || (Kernel::mail_slots + kFoundSlots == 0 &&
+                                              kTilesOffset + Kernel::k_stages * 8 <= kControlBytes));
     static_assert(kMailOffset + Kernel::mail_slots * 4 <= kControlBytes);
     static_assert(kMailOffset + kFoundSlots * kFoundBytes <= kControlBytes);
     static constexpr int kItemBytes = Kernel::traits.planned ? 64
@@ -74,7 +75,7 @@ struct SharedMemory {
     }
     // With a mod that hides keys: the tile in a K slot and the one behind it (tile_slot.cuh).
     FLASH_DEVICE uint32_t tile(uint32_t k_slot) const {
-        return base + Kernel::smem_control + kTilesOffset + k_slot * 4;
+        return base + Kernel::smem_control + kTilesOffset + k_slot * 8;
     }
     // A word that is written for the compiler's eyes only: see Consumer::await_pv.
     FLASH_DEVICE uint32_t sink() const { return base + Kernel::smem_control + kSinkOffset; }

@@ -141,7 +141,7 @@ struct LoadThread {
                 // Under a window the first one is always visited: what hidden_values.cuh clears is in it.
                 const Visited next = tiles.behind(tile.kv_block, first, Kernel::traits.window);
                 mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
-                write_tile(smem, k_position.slot(), tile.kind, next.kv_block);
+                write_tile(smem, k_position.slot(), tile.kinds, next.kv_block);
                 load_k(tile.kv_block, keys);
                 load_pending_v();
                 if (Kernel::q_stages == 1 && leads) load_q(item);

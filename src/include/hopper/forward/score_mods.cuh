@@ -12,6 +12,7 @@
 #include "common/mod_values.cuh"
 #include "common/ptx.cuh"
 #include "hopper/layout.cuh"
+#include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
 
@@ -23,6 +24,9 @@ struct ScoreMods {
     // O's. Where a step has several forms, or O is wide, the branches that see to it would cost more:
     // ptxas finds no registers that all forms agree on, and lets no products run beside anything.
     static constexpr int kSquaresAhead = 4;
+
+    // The same of a mask.
+    static constexpr int kSquaresHidden = Kernel::n_consumers > 2 ? 2 : 4;
 
     static constexpr int kSquares = B_c / kMmaN;
     // Registers that a thread has for what it knows while products run. Where a step has several forms, the
@@ -47,10 +51,10 @@ struct ScoreMods {
                             int lane, TileKind kind) const {
         const auto once = Mod::once(captured);
         const auto of_head = Mod::head(captured, once, batch, head);
-        const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
-                                           Mod::row(captured, once, of_head, batch, head, row + 8)};
         if constexpr (Mod::kChangesScores) {
-            for_each_column<0>(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
+            const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
+                                               Mod::row(captured, once, of_head, batch, head, row + 8)};
+            for_each_column(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
                 if (i % (4 * kStreamedSquares) == 0) {
                     known.find_group(captured, batch, head, row, first_key + i / 4 * kMmaN, lane);
                 }
@@ -70,13 +74,16 @@ struct ScoreMods {
         }
         if constexpr (Mod::kHidesKeys) {
             if (kind == TileKind::FULL) return;
-            for_each_column<1>(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const bool seen = Mod::visible(captured, once, of_head, rows[r], column, 0.f, batch, head,
-                                                   row + 8 * r, key);
-                    rmem_S[i + 2 * r] = seen ? rmem_S[i + 2 * r] : -INFINITY;
-                }
+            const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
+                                               Mod::row(captured, once, of_head, batch, head, row + 8)};
+            hide_unseen<B_c, kSquaresHidden>(rmem_S, lane, kind == TileKind::EMPTY, [&](int of_tile) {
+                const int key = first_key + of_tile;
+                const auto column = Mod::column(captured, once, of_head, batch, head, key);
+                const auto sees = [&](int r) {
+                    return uint32_t{Mod::visible(captured, once, of_head, rows[r], column, 0.f, batch, head,
+                                                 row + 8 * r, key)};
+                };
+                return sees(0) | sees(1) << 1;
             });
         }
     }
@@ -90,7 +97,7 @@ struct ScoreMods {
 
   private:
     // f(column, key, index of its element in the thread's first row)
-    template <int kPass, typename Once, typename Head, typename F>
+    template <typename Once, typename Head, typename F>
     FLASH_DEVICE void for_each_column(const Once &once, const Head &of_head, int first_key, int lane,
                                       const F &f) const {
 #pragma unroll
@@ -101,7 +108,7 @@ struct ScoreMods {
                 f(Mod::column(captured, once, of_head, batch, head, key), key, 4 * n + c);
             }
             if (kDivided && n % kSquaresAhead == kSquaresAhead - 1) {
-                divide_schedule(seq_len_q, kPass * B_c + n);
+                divide_schedule(seq_len_q, n);
             }
         }
     }

@@ -74,6 +74,8 @@ struct StaticForwardKernelConfig {
 
     static constexpr int n_consumers = B_r / kWarpgroupRows;
     static constexpr int n_consumer_warps = n_consumers * kWarpsPerWarpgroup;
+    static constexpr int mask_groups =
+        n_consumers;  // of rows, with kinds of tiles of their own (mod_tiles.cuh)
     static constexpr int n_threads = (n_consumers + 1) * kWarpgroupThreads;
 
     static constexpr int q_shared_steps = d_head / kMmaDepth - CFG.q_register_steps;  // of Q K^T

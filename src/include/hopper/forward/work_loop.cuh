@@ -92,6 +92,8 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
         wg.kv.advance();
         wg.go_to_first_tile();
         const auto state = wg.row_state();
+        wg.use_slots(wg.kv.k_slot(), v.v_slot());
+        wg.await_k();
         wg.with_first_columns([&]<int n_columns>() {
             issue_both_products<n_columns>(wg, v, [&] {
                 if (Kernel::cfg.ping_pong) {
@@ -102,8 +104,9 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
             });
             wg.await_scores();
             wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+            if (Kernel::mod_hides_keys) wg.await_pv(v.v_slot());  // as for hidden_softmax
             wg.first_softmax();
-            wg.await_pv(v.v_slot());
+            if (!Kernel::mod_hides_keys) wg.await_pv(v.v_slot());
         });
         wg.round_probabilities();
         wg.finish(done, state, q_slot);

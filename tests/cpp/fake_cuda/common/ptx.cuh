@@ -160,6 +160,7 @@ inline int __vimax3_s32(int a, int b, int c) { return a > b ? (a > c ? a : c) : 
 inline void __syncwarp() { FakeWarp::meet(0); }
 inline void __syncthreads() {}  // of one warp at a time
 inline void __threadfence() {}
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int atomicAdd(int *address, int value) {
     const int before = *address;

@@ -112,6 +112,11 @@ class FlashForwardKernelConfig:
         return self.d_head
 
     @property
+    def mask_groups(self) -> int:
+        """Into how many groups of rows bits of a mask's tiles are divided."""
+        return 1
+
+    @property
     def n_threads(self) -> int:
         """Threads of a block."""
         return WARP_SIZE * self.n_warps

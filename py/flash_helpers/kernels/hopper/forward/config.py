@@ -164,6 +164,11 @@ class HopperForwardKernelConfig:
         return self.B_r // WARPGROUP_ROWS
 
     @property
+    def mask_groups(self) -> int:
+        """Into how many groups of rows bits of a mask's tiles are divided: one a consumer warpgroup."""
+        return self.n_consumers
+
+    @property
     def n_threads(self) -> int:
         """Threads of a block: the producer warpgroup and the consumers."""
         return (1 + self.n_consumers) * WARPGROUP_SIZE
