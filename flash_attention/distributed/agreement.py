@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from flash_attention.distributed.letting_go import let_go
 from flash_attention.errors import PeerLostError, RanksDisagreeError
 
 SIZE = 2048  # bytes of one rank's description
@@ -61,7 +62,8 @@ def _exchanged(group: dist.ProcessGroup, text: bytes, timeout: timedelta) -> lis
         own = torch.zeros(SIZE, dtype=torch.uint8, device="cpu")
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(every, own, group=control, async_op=True).wait(timeout)
+        with let_go((own, *every)):
+            dist.all_gather(every, own, group=control, async_op=True).wait(timeout)
     except (RuntimeError, dist.DistBackendError) as error:
         raise PeerLostError(
             f"rank {dist.get_rank(group)} of the context-parallel group had no answer from every other rank "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flash_attention.distributed.groups import Group, process_group
 from flash_attention.distributed.layout import Layout
+from flash_attention.distributed.letting_go import let_go
 
 
 def gather(x: Tensor, layout: Layout, group: Group | None = None, dim: int = 1) -> Tensor:
@@ -44,7 +45,8 @@ class _Gather(torch.autograd.Function):
         padded = rows.new_zeros((most, *rows.shape[1:]))
         padded[: rows.shape[0]] = rows
         every = [torch.empty_like(padded) for _ in range(layout.world)]
-        dist.all_gather(every, padded, group=group)
+        with let_go((padded, *every)):
+            dist.all_gather(every, padded, group=group)
         shards = [y[:length] for y, length in zip(every, layout.lengths, strict=True)]
         return layout.unshard(shards, 0).movedim(0, dim).contiguous()
 
