@@ -82,6 +82,12 @@ class ContextParallel:
         """
         if not isinstance(layout, Layout) or layout.world != self.world:
             raise ValueError(f"layout is {given(layout)}; it must be a Layout of {self.world} ranks")
+        for name, x in (("input_ids", input_ids), ("labels", labels)):
+            if x is not None and (x.ndim != 2 or x.shape != (input_ids.shape[0], layout.total)):
+                raise ValueError(
+                    f"{name} has shape {tuple(x.shape)}; it must be (batch, {layout.total}), all tokens of "
+                    "the layout on every rank"
+                )
         self.layout = layout
         tokens = layout.shard(input_ids, self.rank)
         positions = layout.positions(self.rank, input_ids.device)
@@ -276,7 +282,8 @@ def _check_layer(
     """What a layer asks for must be what its mask says."""
     if dropout:
         raise NotImplementedError(
-            f"dropout is {dropout}; a sequence that is split drops no weights: set it to 0 in the config"
+            f"dropout is {dropout}; a sequence that is split drops no weights: set the dropout of attention "
+            "to 0 in the model's config (attention_dropout, attn_pdrop, …), or call model.eval()"
         )
     if sliding_window is not None and band.left is None and sliding_window < layout.total:
         raise NotImplementedError(

@@ -14,7 +14,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 from flash_attention.distributed import Layout  # noqa: E402
-from flash_attention.distributed.transformers import context_parallel  # noqa: E402
+from flash_attention.distributed.transformers import ContextParallel, context_parallel  # noqa: E402
 
 TOKENS = 48
 ENDS = (0, 20, 48)
@@ -116,6 +116,24 @@ def test_the_shares_of_the_ranks_add_up(ranks: Ranks, name: str) -> None:
 def test_what_is_not_computed_is_refused(ranks: Ranks, kind: str, message: str) -> None:
     answers = ranks.run(refused, kind)
     assert all(isinstance(a, Raised) and message in a.message for a in answers), answers
+
+
+@pytest.mark.parametrize(
+    ("total", "labels", "message"),
+    [
+        (9, None, r"^input_ids has shape \(1, 8\); it must be \(batch, 9\), all tokens of the layout"),
+        (8, torch.zeros(1, 9), r"^labels has shape \(1, 9\); it must be \(batch, 8\)"),
+        (8, torch.zeros(8), r"^labels has shape \(8,\); it must be \(batch, 8\)"),
+    ],
+)
+def test_a_batch_is_of_the_layout(
+    total: int, labels: Tensor | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 1)
+    parallel = ContextParallel(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        parallel.batch(Layout.zigzag(total, 1), torch.zeros(1, 8, dtype=torch.int64), labels)
+    assert parallel.layout is None
 
 
 def test_models_without_flash_attention_are_refused() -> None:
