@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from flash_attention.distributed import Layout
+from flash_attention.mods.tracing import trace
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import kernel_of
 from flash_helpers.kernels.ladders import get_ladder
@@ -14,6 +15,7 @@ from flash_helpers.kernels.ladders import get_ladder
 VALUES = {
     "forward kernel": lambda: kernel_of(get_ladder("hopper", DType.BF16, 128, False)[0].config),
     "backward kernel": lambda: kernel_of(get_ladder("ampere_backward", DType.BF16, 64, True)[0].config),
+    "mod": lambda: trace(score_mod=lambda s, b, h, q, k: s * 2.0 + (q - k)).mod,
     "layout": lambda: Layout.zigzag(64, 2),
 }
 

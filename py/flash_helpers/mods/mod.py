@@ -165,6 +165,11 @@ class Mod:
     def __hash__(self) -> int:
         return self._hash
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Each process hashes text in its own way: a pickled mod gets the hash of this one."""
+        self.__dict__.update(state)
+        object.__setattr__(self, "_hash", hash(self._parts()))
+
     @cached_property
     def digest(self) -> int:
         """64 bits, never 0, that are the same for equal mods in every process."""
