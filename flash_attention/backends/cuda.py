@@ -24,7 +24,7 @@ from flash_attention.backends.cuda_kernels import (
     registered_kernels,
     spill_bytes,
 )
-from flash_attention.backends.cuda_tiles import tiles_of
+from flash_attention.backends.cuda_tiles import keep, tiles_of
 from flash_attention.call import Call, Ran
 from flash_attention.torch_private import (
     current_device,
@@ -91,11 +91,13 @@ def run(call: Call, choice: Choice) -> Ran:
         mod,
         find_tiles=tiles is not None and not tiles.found,
     )
+    if tiles is not None:
+        keep(tiles)
     if form.o is not call.out:
         call.out.copy_(form.o[..., : call.out.shape[-1]])
     if tiles is None:
         return Ran(choice.kernel, launched, form.workspace)
-    return Ran(choice.kernel, launched, form.workspace, tiles.words, tiles.is_kept)
+    return Ran(choice.kernel, launched, form.workspace, tiles.words, tiles.key is not None)
 
 
 def forward(

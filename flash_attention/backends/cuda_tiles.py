@@ -26,6 +26,8 @@ LEAST_TILES = 64  # with fewer, finding them takes longer than what they save
 MOST_UNUSED = 8  # times as many keys as a sequence has: packed tensors are looked at as if one had them all
 KEPT = 64  # calls whose tiles are kept
 
+Key = tuple[Any, ...]
+
 
 class Tiles(NamedTuple):
     """Tiles of a launch.
@@ -34,13 +36,15 @@ class Tiles(NamedTuple):
         words: int32, on the device.
         strides: in words, of a batch item, a head and a row of tiles.
         found: whether the words have been written, or will have been before the launch on its stream.
-        is_kept: whether they hold for later launches, too.
+        key: by which they are kept for later launches; None: they are not.
+        owners: whose memory the captured tensors are.
     """
 
     words: Tensor
     strides: tuple[int, int, int]
     found: bool
-    is_kept: bool
+    key: Key | None
+    owners: tuple[weakref.ref[Tensor], ...]
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
@@ -48,12 +52,7 @@ class Tiles(NamedTuple):
         return (self.words.data_ptr(), *self.strides)
 
 
-class _Kept(NamedTuple):
-    tiles: Tiles
-    owners: tuple[weakref.ref[Tensor], ...]  # whose memory the captured tensors are
-
-
-_kept: OrderedDict[tuple[Any, ...], _Kept] = OrderedDict()
+_kept: OrderedDict[Key, Tiles] = OrderedDict()
 
 
 def tiles_of(call: Call, kernel: Kernel, stream: int) -> Tiles | None:
@@ -83,18 +82,21 @@ def tiles_of(call: Call, kernel: Kernel, stream: int) -> Tiles | None:
 
     tensors = [traced.tensors[i] for i in inputs.tensors]
     key = _key(traced, tensors, kernel, (problem.seq_len_q, seq_len_k, strides, n_words), stream)
-    if key is not None and (known := _kept.get(key)) is not None:
-        if all(ref() is _owner(x) for ref, x in zip(known.owners, tensors, strict=True)):
-            _kept.move_to_end(key)
-            return known.tiles
-        del _kept[key]
+    known = None if key is None else _kept.pop(key, None)
+    if known is not None and all(ref() is _owner(x) for ref, x in zip(known.owners, tensors, strict=True)):
+        assert key is not None
+        _kept[key] = known
+        return known
     words = call.q.new_empty(n_words, dtype=torch.int32)
-    made = Tiles(words, strides, found=False, is_kept=key is not None)
-    if key is not None:
-        _kept[key] = _Kept(made._replace(found=True), tuple(weakref.ref(_owner(x)) for x in tensors))
+    return Tiles(words, strides, False, key, tuple(weakref.ref(_owner(x)) for x in tensors))
+
+
+def keep(tiles: Tiles) -> None:
+    """Keeps tiles for later launches, now that the launch that writes them has been queued."""
+    if tiles.key is not None and not tiles.found:
+        _kept[tiles.key] = tiles._replace(found=True)
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
-    return made
 
 
 def tiles_a_word(groups: int) -> int:
@@ -109,7 +111,7 @@ def forget() -> None:
 
 def _key(
     traced: Traced, tensors: list[Tensor], kernel: Kernel, sizes: tuple[Any, ...], stream: int
-) -> tuple[Any, ...] | None:
+) -> Key | None:
     """What the tiles depend on beside the identity of tensors; None: they cannot be kept."""
     if torch.cuda.is_current_stream_capturing():  # the graph has memory of its own, and is run again later
         return None
