@@ -117,8 +117,8 @@ class _Pairs(list[Known]):
 
     def find(self, score_mod: Any, mask_mod: Any) -> Known | None:
         """Looks at those behind the latest first: layers of a model call one after the other."""
-        entries = [*self]
-        at = entries.index(self.latest) + 1 if self.latest in entries else 0
+        entries, latest = [*self], self.latest  # another thread may find another one meanwhile
+        at = entries.index(latest) + 1 if latest in entries else 0
         for entry in (*entries[at:], *entries[:at]):
             if entry.matches(score_mod, mask_mod):
                 self.latest = entry
@@ -168,8 +168,9 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
         traced = entry.traced
         if traced is not None and all(x.device == device for x in traced.tensors):
             return traced
-        if traced is None:
-            _known[_code(score_mod), _code(mask_mod)].drop(entry)
+        entries = _known.get((_code(score_mod), _code(mask_mod)))
+        if traced is None and entries is not None:
+            entries.drop(entry)
     with _values_unread() as unread:
         traced = trace(score_mod, mask_mod, device)
     if unread.holds and not traced.reads_values:

@@ -66,6 +66,9 @@ def _with_mods(
 ) -> Result | None:
     """The same with functions of the user's, which are called here, once each, unless they are known."""
     traced = traced_functions(options, q, k, layout)
+    known = None if mods is None else mods[2]
+    if traced is None or known is None or traced.mod is not known.mod or traced.numbers is not known.numbers:
+        key = None  # it is of what the functions did before they were recorded anew
     captured = () if traced is None else traced.tensors
     if any(stands_for_another(x) for x in captured):
         return None

@@ -205,10 +205,9 @@ def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     )
 
 
-@pytest.mark.parametrize("learns", [False, True])
-def test_the_long_way_tells_of_both_passes_as_they_are_asked_for(
-    tables: dict[Any, Any], monkeypatch: pytest.MonkeyPatch, learns: bool
-) -> None:
+@pytest.fixture
+def told(tables: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Table]:
+    """Tables of both directions, which hear of calls that the CPU computes as if kernels did."""
     made: dict[str, Table] = {}
     table_of = lambda direction: made.setdefault(direction, Table())  # noqa: E731
     monkeypatch.setattr(
@@ -229,6 +228,13 @@ def test_the_long_way_tells_of_both_passes_as_they_are_asked_for(
 
     one = SimpleNamespace(run=run, run_backward=run_backward)
     monkeypatch.setattr(passes, "backend", lambda name: one)
+    return made
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_long_way_tells_of_both_passes_as_they_are_asked_for(
+    told: dict[str, Table], learns: bool
+) -> None:
     table = torch.rand(HEADS, requires_grad=learns)
     options = biased(table)
     q, k, v = leaf(), leaf(), leaf()
@@ -238,14 +244,40 @@ def test_the_long_way_tells_of_both_passes_as_they_are_asked_for(
         found.append(torch.autograd.grad(attention(q, k, v, **options).float().sum(), wanted))
     for grads in found[1:]:
         assert all(torch.equal(x, y) for x, y in zip(grads, found[0], strict=True))
-    forward = made[FORWARD]
+    forward = told[FORWARD]
     assert same(forward.told[0], forward.asked[-1])
     assert forward.told[0][10:] == (table,)
     if learns:
-        assert BACKWARD not in made  # it gathers gradients of captured tensors
+        assert BACKWARD not in told  # it gathers gradients of captured tensors
     else:
-        assert len(made[BACKWARD].told[0]) == len(made[BACKWARD].asked[-1]) == 13
-        assert made[BACKWARD].told[0][12].data_ptr() == made[BACKWARD].asked[-1][12].data_ptr()
+        assert len(told[BACKWARD].told[0]) == len(told[BACKWARD].asked[-1]) == 13
+        assert told[BACKWARD].told[0][12].data_ptr() == told[BACKWARD].asked[-1][12].data_ptr()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_was_recorded_anew_is_not_remembered_as_what_it_was(
+    tables: dict[Any, Any], told: dict[str, Table], wanted: bool
+) -> None:
+    """A function that asks a tensor for its size does something else where the tensor was resized."""
+    table = torch.rand(SEQ)
+    options = {"score_mod": lambda s, b, h, q, k: s + table[k % table.shape[0]]}
+    q = leaf() if wanted else leaf().detach()
+
+    def call() -> None:
+        out = attention(q, leaf().detach(), leaf().detach(), **options)
+        if wanted:
+            out.float().sum().backward()
+
+    for _ in range(2):
+        call()
+    before = set(tables)
+    assert len(told[FORWARD].told) == 1
+    table.resize_(SEQ // 2)
+    call()
+    assert len(told[FORWARD].told) == 1
+    call()
+    assert len(told[FORWARD].told) == 2
+    assert len(set(tables) - before) == len(before) == 1 + wanted
 
 
 def test_bits_that_a_backward_launch_finds_lie_in_its_workspace(monkeypatch: pytest.MonkeyPatch) -> None:

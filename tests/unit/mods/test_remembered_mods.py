@@ -335,6 +335,40 @@ def test_what_is_gone_is_forgotten() -> None:
     assert len(entries) == 1
 
 
+def test_another_thread_may_find_functions_meanwhile() -> None:
+    class Shared(remembered._Pairs):
+        looks = 0
+
+        @property
+        def latest(self):
+            """What was found last, which the other thread changes after the first look."""
+            self.looks += 1
+            return self[0] if self.looks == 1 else object()
+
+        @latest.setter
+        def latest(self, entry) -> None:
+            found.append(entry)
+
+    table, found = torch.arange(8.0), []
+    record(of_a_layer(table, 0.5))
+    (entries,) = remembered._known.values()
+    assert Shared(entries).find(of_a_layer(table, 0.5), None) is entries[0] is found[0]
+
+
+def test_another_thread_may_forget_functions_meanwhile(monkeypatch) -> None:
+    table, plain = torch.arange(8.0), remembered.known
+    record(of_a_layer(table, 0.5))
+    table.resize_(4)
+
+    def forgotten(*given):
+        found = plain(*given)
+        remembered._known.clear()
+        return found
+
+    monkeypatch.setattr(remembered, "known", forgotten)
+    assert record(of_a_layer(table, 0.5)).tensors[0].shape == (4,)
+
+
 def test_no_token_is_given_out_twice(monkeypatch) -> None:
     monkeypatch.setattr(remembered, "TOKENS_KEPT", 3)
     table, keys = torch.arange(8.0), []
