@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flash_attention.distributed import Layout, agreement, gather, letting_go
+from flash_attention.distributed.letting_go import let_go
 
 HELD = 0.3  # seconds for which a thread holds what it was given
 
@@ -60,3 +62,18 @@ def test_a_thread_that_holds_them_for_ever_is_left(
     monkeypatch.setattr(letting_go, "LONGEST", 0.02)
     CALLS["gather"](group)
     assert held
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("meta", False)])
+def test_nobody_waits_for_tensors_of_another_device(
+    device: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL may hold them until the device has worked."""
+    pauses: list[float] = []
+    monkeypatch.setattr(letting_go, "LONGEST", 0.02)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    x = torch.zeros(8, device=device)
+    with let_go((x,)):
+        view = x.view(2, 4)
+    assert view._base is x
+    assert bool(pauses) is waits
