@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import itertools
 import os
+import queue
 import sys
 import tempfile
 import time
@@ -235,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
                 break
             try:
                 rank, answer = results.get(timeout=1)
-            except Exception:  # nothing yet
+            except queue.Empty:  # nothing yet
                 continue
             found[rank] = answer
         for process in ranks:

@@ -144,9 +144,8 @@ def output_error(o: Tensor, ref: Tensor) -> OutputError:
     # and of its place in the sequence. Under a causal mask gradients of the first rows, of few keys, are much
     # larger than others, and what one of them loses because O was rounded is, too.
     floor = row_norm.mean().clamp_min(1e-30)
-    shared = (
-        (0, 2) if row_norm.ndim == 3 else (1,)
-    )  # (batch, seq, heads), or packed: heads alone share a place
+    # Of (batch, seq, heads) items and heads share a place; of packed rows, (total, heads), heads alone.
+    shared = (0, 2) if row_norm.ndim == 3 else (1,)
     floor = floor.maximum(row_norm.mean(shared, keepdim=True))
     worst = (row_error / row_norm.maximum(floor)).max()
     return OutputError(relative=whole.item(), worst_row=worst.item())
