@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "hopper/layout.cuh"
 #include "hopper/ptx_sm90.cuh"
@@ -40,8 +41,7 @@ FLASH_DEVICE void keep_columns(float (&rmem_S)[B_c / 2], int r, int lane, int n_
 // under way together, and all that is held from one time to the next is a bit a score. `all`: nothing is
 // asked, all of it is hidden.
 template <int n, int kMostAtATime, typename Seen>
-FLASH_DEVICE void hide_unseen(float (&rmem_S)[n / 2], int lane, bool all, const Seen &seen,
-                              float hidden = -INFINITY) {
+FLASH_DEVICE void hide_by_loads(float (&rmem_S)[n / 2], int lane, bool all, const Seen &seen, float hidden) {
     constexpr int kSquares = n / 8, kSquaresOfWord = 16;
     constexpr int kSquaresAtATime = kSquares % kMostAtATime == 0 ? kMostAtATime : 2;
     static_assert(kSquares % kSquaresAtATime == 0);
@@ -70,6 +70,64 @@ FLASH_DEVICE void hide_unseen(float (&rmem_S)[n / 2], int lane, bool all, const 
                 s = (keep[r] & (1u << e)) ? s : hidden;
             }
         }
+    }
+}
+
+// Whether what a mask of the user's needs of a column is loaded by one lane and handed to others: else each
+// of eight lanes loads it, and a thread waits for memory several times.
+template <typename Value>
+inline constexpr bool is_shared = !std::is_empty_v<Value> && std::is_trivially_copyable_v<Value> &&
+                                  (sizeof(Value) == 4 || sizeof(Value) == 8);
+
+template <typename Value>
+FLASH_DEVICE Value value_of_lane(const Value &value, int lane) {
+    Value made = value;
+    int words[sizeof(Value) / 4];
+    __builtin_memcpy(words, &value, sizeof(Value));
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Value)) / 4; ++i) words[i] = __shfl_sync(kAllLanes, words[i], lane);
+    __builtin_memcpy(&made, words, sizeof(Value));
+    return made;
+}
+
+// (64, n): `hidden` where a mask of the user's hides a score. `load(column)`: what the mask needs of a
+// column; `seen(that, column)`: whether the thread's rows 0 and 1 see it, in bits 0 and 1. `all`: all of it
+// is hidden. Called by whole warps.
+template <int n, int kMostAtATime, typename Load, typename Seen>
+FLASH_DEVICE void hide_unseen(float (&rmem_S)[n / 2], int lane, bool all, const Load &load, const Seen &seen,
+                              float hidden = -INFINITY) {
+    using Value = decltype(load(0));
+    if constexpr (is_shared<Value>) {
+        constexpr int kColumns = 32;  // of which each lane loads one
+        Value own[ceil_div(n, kColumns)];
+#pragma unroll
+        for (int i = 0; i < ceil_div(n, kColumns); ++i) own[i] = load(kColumns * i + lane);
+#pragma unroll
+        for (int i = 0; i < ceil_div(n, kColumns); ++i) {
+            const int first = kColumns * i;
+            uint32_t keep[2] = {0, 0};
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                if (first + 4 * e >= n) break;
+                const int column = e / 2 * 8 + e % 2 + accumulator(lane, 0).column;
+                const uint32_t bits = seen(value_of_lane(own[i], column), first + column);
+                keep[0] |= (bits & 1) << e;
+                keep[1] |= (bits >> 1) << e;
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                if (all) keep[r] = 0;
+#pragma unroll
+                for (int e = 0; e < 8; ++e) {
+                    if (first + 4 * e >= n) break;
+                    float &s = rmem_S[row_element_index(r, 8 * i + e)];
+                    s = (keep[r] & (1u << e)) ? s : hidden;
+                }
+            }
+        }
+    } else {
+        hide_by_loads<n, kMostAtATime>(
+            rmem_S, lane, all, [&](int column) { return seen(load(column), column); }, hidden);
     }
 }
 

@@ -225,9 +225,9 @@ struct BackwardConsumer {
             const typename Mod::Column keys[2] = {mod.column(key), mod.column(key + 8)};
             hide_unseen<B_r, 4>(
                 rmem_S, lane, kind == TileKind::EMPTY,
-                [&](int column) {
+                [&](int column) { return mod.row(q_block * B_r + column); },
+                [&](const typename Mod::Row &row, int column) {
                     const int query = q_block * B_r + column;
-                    const typename Mod::Row row = mod.row(query);
                     return uint32_t{mod.visible(row, keys[0], query, key)} |
                            uint32_t{mod.visible(row, keys[1], query, key + 8)} << 1;
                 },

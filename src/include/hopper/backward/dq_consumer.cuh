@@ -192,9 +192,9 @@ struct DqConsumer {
             const typename Mod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
             hide_unseen<B_c, 4>(
                 rmem_S, lane, kind == TileKind::EMPTY,
-                [&](int of_tile) {
+                [&](int of_tile) { return mod.column(tile * B_c + of_tile); },
+                [&](const typename Mod::Column &column, int of_tile) {
                     const int key = tile * B_c + of_tile;
-                    const typename Mod::Column column = mod.column(key);
                     return uint32_t{mod.visible(rows[0], column, row(0), key)} |
                            uint32_t{mod.visible(rows[1], column, row(1), key)} << 1;
                 },

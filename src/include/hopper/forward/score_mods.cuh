@@ -76,15 +76,19 @@ struct ScoreMods {
             if (kind == TileKind::FULL) return;
             const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
                                                Mod::row(captured, once, of_head, batch, head, row + 8)};
-            hide_unseen<B_c, kSquaresHidden>(rmem_S, lane, kind == TileKind::EMPTY, [&](int of_tile) {
-                const int key = first_key + of_tile;
-                const auto column = Mod::column(captured, once, of_head, batch, head, key);
-                const auto sees = [&](int r) {
-                    return uint32_t{Mod::visible(captured, once, of_head, rows[r], column, 0.f, batch, head,
-                                                 row + 8 * r, key)};
-                };
-                return sees(0) | sees(1) << 1;
-            });
+            hide_unseen<B_c, kSquaresHidden>(
+                rmem_S, lane, kind == TileKind::EMPTY,
+                [&](int of_tile) {
+                    return Mod::column(captured, once, of_head, batch, head, first_key + of_tile);
+                },
+                [&](const typename Mod::Column &column, int of_tile) {
+                    const int key = first_key + of_tile;
+                    const auto sees = [&](int r) {
+                        return uint32_t{Mod::visible(captured, once, of_head, rows[r], column, 0.f, batch,
+                                                     head, row + 8 * r, key)};
+                    };
+                    return sees(0) | sees(1) << 1;
+                });
         }
     }
 
