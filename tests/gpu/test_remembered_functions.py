@@ -17,7 +17,7 @@ SEQ, HEADS, D = 2500, 4, 64  # long enough for bits of tiles
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half().cuda()
+    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").half().cuda()
 
 
 def tensors(seed: int, **options: bool) -> list[Tensor]:
