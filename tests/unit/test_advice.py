@@ -86,6 +86,9 @@ def collected() -> list[Advice]:
     return list(found)
 
 
+PACKAGES_OF_BENCHMARKS = {"ring-flash-attn", "jax[cuda13]", "dew-flash-attn-cu13"}  # peers of one program
+
+
 def allowed_requirements() -> set[str]:
     """What the project's own files ask pip for, and the packages of its peers."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -98,7 +101,7 @@ def allowed_requirements() -> set[str]:
         if line.strip() and not line.startswith("#")
     }
     peers = {package for peer in PEERS.values() if (package := getattr(peer, "package", None))}
-    return ours | pinned | peers | {"triton"}
+    return ours | pinned | peers | PACKAGES_OF_BENCHMARKS | {"triton"}
 
 
 def reason_against(advice: Advice) -> str | None:
