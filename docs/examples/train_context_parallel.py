@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--rate", type=float, default=0.03)
     parser.add_argument("--method", default="auto", help="auto, all_gather, ring or ulysses")
     parser.add_argument("--cpu", action="store_true", help="compute on the CPU, with gloo")
     parser.add_argument("--json", help="write the losses to this file")
