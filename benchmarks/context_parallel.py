@@ -164,12 +164,12 @@ def _method(report: Report, case: Case, which: Pass, name: str, method: Any, res
     most = torch.tensor(Counting.total, device="cuda")
     dist.all_reduce(most, dist.ReduceOp.MAX)
     schedule = cp.Schedule(method, layout, Mask.of(True, case.masks["window"]), case.heads)
-    sent = [cost.predict(schedule, case.sizes, backward=b) for b in (False, True)[: 1 + which.backward]]
+    predicted = [cost.predict(schedule, case.sizes, backward=b) for b in (False, True)[: 1 + which.backward]]
     report.row(
         case, which, f"{name} {method}" + ("" if usual else f", {reserved} SMs reserved"), "kernel", found,
         **more, megabytes_sent=round(int(most) / 1e6, 3),
-        megabytes_predicted=round(sum(p.sent for p in sent) / 1e6, 3),
-        predicted_ms=round(1e3 * sum(p.seconds for p in sent), 3), error=error,
+        megabytes_predicted=round(cost.most_sent(schedule, case.sizes, backward=which.backward) / 1e6, 3),
+        predicted_ms=round(1e3 * sum(p.seconds for p in predicted), 3), error=error,
     )  # fmt: skip
 
 

@@ -99,6 +99,23 @@ def bytes_of(message: Message, schedule: Schedule, sizes: Sizes) -> int:
     return sizes.batch * message.count * row
 
 
+def most_sent(schedule: Schedule, sizes: Sizes, *, backward: bool = False) -> int:
+    """Most bytes that a rank sends in a call, and in its backward pass where it has one.
+
+    The rank that sends most in one pass need not be the one that sends most in the other: sums of the most of
+    each pass are more than any rank sends.
+    """
+    return max(
+        sum(
+            bytes_of(message, schedule, sizes)
+            for steps in (schedule.forward(rank), schedule.backward(rank) if backward else ())
+            for step in steps
+            for message in step.sends
+        )
+        for rank in range(schedule.layout.world)
+    )
+
+
 def predict(
     schedule: Schedule, sizes: Sizes, rates: Rates | None = None, *, backward: bool = False
 ) -> Prediction:

@@ -9,10 +9,13 @@ import torch.distributed as dist
 from flash_attention import distributed as cp
 from flash_attention.call import Mask
 from flash_attention.distributed import Layout, Rates, explain_method
-from flash_attention.distributed.cost import Sizes, bytes_of, predict
+from flash_attention.distributed.cost import Sizes, bytes_of, most_sent, predict
 from flash_attention.distributed.schedule import METHODS, Heads, Schedule
+from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.explain.measured_cells import RESULTS
 
 CAUSAL = Mask(None, 0)
+SENT = RESULTS / "h200x2-context-parallel.json"
 ONE = Rates(flops=1.0, flops_backward=1.0, link=1e30, latency=0.0, call=0.0, memory=1e30)
 
 
@@ -36,6 +39,23 @@ def test_the_bytes_are_those_of_the_tensors() -> None:
     assert predict(schedule, sizes, ONE).held == 3 * 160 * 2 * (64 + 32) * 2
     message = next(m for step in schedule.backward(1) for m in step.sends if m.payload == "dkv")
     assert bytes_of(message, schedule, sizes) == 3 * message.count * 2 * (64 + 32) * 4
+
+
+def test_the_bytes_of_a_call_are_those_that_two_gpus_sent() -> None:
+    """In the committed file: the most of one rank, which is less than the most of each pass together."""
+    rows = [row for row in ResultFile.load(SENT).facts["rows"] if "megabytes_sent" in row]
+    assert len({(row["tokens"], row["window"], row["variant"], row["implementation"]) for row in rows}) > 36
+    less = 0
+    for row in rows:
+        method = row["implementation"].split(",")[0].removeprefix("zigzag ")
+        schedule = Schedule(
+            method, Layout.zigzag(row["tokens"], 2), Mask.of(True, (row["window"], 0)), Heads(32, 8)
+        )
+        passes = (False, True)[: 1 + row["variant"].startswith("forward and backward")]
+        sent = most_sent(schedule, Sizes(1, 128, 128), backward=True in passes)
+        assert round(sent / 1e6, 3) == row["megabytes_sent"], row
+        less += sent < sum(predict(schedule, Sizes(1, 128, 128), backward=which).sent for which in passes)
+    assert less == 8  # all_gather and ring without a window, with gradients
 
 
 def test_ulysses_sends_less_the_more_ranks_there_are_and_rings_do_not() -> None:

@@ -18,6 +18,12 @@ BACKWARD = "h200-hopper-backward-variants.json"
 RATE = re.compile(r"\b\d{3}\b(?! rows)")
 LENGTHS = {"512"}  # keys; other lengths have four digits and more
 ROW = re.compile(r"\| (\d+) \| (none|causal) \| (\d+) \|(.*)\|")
+RANKS = "h200x2-context-parallel.json"
+PEERS = "h200x2-context-parallel-peers.json"
+OF_RANKS = re.compile(r"^\| (\d+) \| (none|\d+) \| (forward[^|]*|[\d.]+) \|(.*)\|$", re.MULTILINE)
+OF_PEERS = re.compile(
+    r"^\| (one GPU|this library[^|]*|ring-flash-[^|]*|PyTorch [^|]*) \|(.*)\|$", re.MULTILINE
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +63,59 @@ def test_rates_on_the_page_are_those_of_the_file(measured: dict[tuple[int, bool,
         quoted = set(RATE.findall(cells))
         assert quoted, cell
         assert quoted <= measured[cell], (cell, sorted(quoted - measured[cell]))
+
+
+# ---------------------------------------------------------------------- ranks
+Cell = tuple[str, int, int | None, str]  # implementation, tokens, window, pass
+
+
+def of_ranks(name: str) -> dict[Cell, dict[str, float]]:
+    """What a file of ranks holds of each cell, with its time as ``ms``."""
+    file = ResultFile.load(RESULTS / name)
+    found: dict[Cell, dict[str, float]] = {}
+    for row, facts in zip(file.rows, file.facts["rows"], strict=True):
+        cell = (facts["implementation"], facts["tokens"], facts["window"], facts["variant"])
+        assert cell[0::3] == (row["implementation"], row["variant"])
+        found[cell] = {**facts, "ms": row["milliseconds"]["hot"]["median"]}
+    return found
+
+
+def cells(text: str) -> list[str]:
+    return [cell.strip() for cell in text.split("|")]
+
+
+def timed(row: dict[str, float]) -> str:
+    return f"{row['ms']:.2f}" + (f" ({row['efficiency']:.2f})" if "efficiency" in row else "")
+
+
+def test_times_of_ranks_on_the_page_are_those_of_the_file() -> None:
+    page, file = (DOCS / "context-parallel.md").read_text(encoding="utf-8"), of_ranks(RANKS)
+    methods = [f"zigzag {method}" for method in ("all_gather", "ring", "ulysses")]
+    kinds = {"times": 0, "bytes": 0, "reserved": 0}
+    assert RANKS in page
+    for tokens, window, which, rest in OF_RANKS.findall(page):
+        place = (int(tokens), None if window == "none" else int(window))
+        if not which.startswith("forward"):
+            kinds["reserved"] += 1
+            names = ["zigzag ring" + ("" if n == 8 else f", {n} SMs reserved") for n in (0, 4, 8, 16)]
+            wanted = [f"{file[(name, *place, 'forward')]['ms']:.2f}" for name in names]
+            assert [which, *cells(rest)] == wanted, place
+        elif "MB" in rest:
+            kinds["bytes"] += 1
+            rows = [file[(name, *place, which)] for name in methods]
+            assert cells(rest) == [f"{r['megabytes_sent']:.0f} MB, {r['exposed_ms']:.2f} ms" for r in rows]
+        else:
+            kinds["times"] += 1
+            assert cells(rest) == [timed(file[(name, *place, which)]) for name in ("one GPU", *methods)]
+    assert kinds == {"times": 12, "bytes": 8, "reserved": 4}
+
+
+def test_times_of_peers_on_the_page_are_those_of_the_file() -> None:
+    page, file = (DOCS / "context-parallel.md").read_text(encoding="utf-8"), of_ranks(PEERS)
+    passes = ("forward", "forward and backward")
+    assert PEERS in page
+    found = [(name.replace("this library,", "zigzag"), rest) for name, rest in OF_PEERS.findall(page)]
+    assert {name for name, _ in found} == {cell[0] for cell in file}
+    for name, rest in found:
+        rows = [file[name, tokens, None, which] for tokens in (65536, 16384) for which in passes]
+        assert cells(rest) == [timed(row) for row in rows], name
