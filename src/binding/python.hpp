@@ -49,8 +49,11 @@ inline void check_status(int status) {
 [[noreturn]] inline void raise_error(PyObject *type, const char *format, ...) {
     std::va_list arguments;
     va_start(arguments, format);
-    PyErr_FormatV(type, format, arguments);
+    PyObject *const text = PyUnicode_FromFormatV(format, arguments);
     va_end(arguments);
+    // Where a value cannot be shown, its own error stays: PyErr_FormatV hides it before Python 3.11.3.
+    if (text != nullptr) PyErr_SetObject(type, text);
+    Py_XDECREF(text);
     throw PythonError{};
 }
 
