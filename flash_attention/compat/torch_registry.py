@@ -21,6 +21,7 @@ from flash_attention.options import Options
 from flash_attention.run.passes import Saved, Wanted, backward_pass
 
 IMPLEMENTATION = "flash_attention_kernels"
+"""What ``torch.nn.attention.activate_flash_attention_impl`` takes."""
 FORWARD = "_scaled_dot_product_flash_attention"
 BACKWARD = "_scaled_dot_product_flash_attention_backward"
 

@@ -34,6 +34,7 @@ from flash_attention.distributed.schedule import Method
 __all__ = ["NAME", "ContextParallel", "context_parallel"]
 
 NAME = "context_parallel_kernels"
+"""What a context-parallel model has as its ``attn_implementation``."""
 TIMEOUT = timedelta(seconds=60)
 IGNORED = -100  # the label that the loss leaves out
 _ATTRIBUTE = "context_parallel_meaning"

@@ -15,6 +15,7 @@ from flash_attention.compat.transformers import masks
 from flash_attention.compat.transformers.forward import attention_forward
 
 NAME = "flash_attention_kernels"
+"""What ``attn_implementation=`` takes."""
 _ACCEPTED = "_compatible_flash_implementations"  # where a model lists the flash attentions it accepts
 _OURS = "of_flash_attention_kernels"  # marks the functions of Transformers that are wrapped here
 
