@@ -26,7 +26,8 @@ class BackwardCall:
         lse: what it returned as the LSE, float32; its axes are those of ``Call.lse``.
         dout: the gradient of out, any strides.
         dlse: the gradient of lse, float32; None: the LSE was not used.
-        dq: is written with the gradient of q, like q; None: not wanted.
+        dq: is written with the gradient of q, like q; float32 where it is to be added to others; None: not
+            wanted.
         dk: likewise of k; float32 where it is to be added to others, as dv then is.
         dv: likewise of v.
         dsinks: likewise of the sinks, (n_heads,); None: not wanted, or there are none.
@@ -64,13 +65,13 @@ class BackwardCall:
             (q.dtype, q.shape, k.shape, v.shape, self.layout.sizes(q, k), type(self.layout)),
             (self.mask, softcap > 0, sinks is None, self.deterministic),
             (None if traced is None else traced.mod, *self.dcaptured),
-            (self.dropout is None, self.float_key_gradients),
+            (self.dropout is None, *self.float_gradients),
         )
         problem = _problems.get(asked)
         if problem is None:
             dropout = self.dropout is not None
             problem = problem_of(q, k, v, self.mask, self.scores, self.layout, dropout=dropout)
-            asked_of = self.deterministic, tuple(sorted(self.dcaptured)), self.float_key_gradients
+            asked_of = self.deterministic, tuple(sorted(self.dcaptured)), *self.float_gradients
             problem = problem.backward(*asked_of)
             if len(_problems) >= PROBLEMS_KEPT:
                 _problems.clear()
@@ -78,9 +79,13 @@ class BackwardCall:
         object.__setattr__(self, "problem", problem)
 
     @property
-    def float_key_gradients(self) -> bool:
-        """Whether the gradients of keys and values are float32."""
-        return any(x is not None and x.dtype is torch.float32 for x in (self.dk, self.dv))
+    def float_gradients(self) -> tuple[bool, bool]:
+        """Whether the gradients of keys and values are float32, and whether that of queries is."""
+        return _float32(self.dk) or _float32(self.dv), _float32(self.dq)
+
+
+def _float32(x: Tensor | None) -> bool:
+    return x is not None and x.dtype is torch.float32
 
 
 PROBLEMS_KEPT = 1024

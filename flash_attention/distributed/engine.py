@@ -102,7 +102,7 @@ def backward(
     rank, coverage = plan.rank, plan.schedule.coverage(plan.rank)
     steps = plan.schedule.backward(rank)
     # Where each query is in one tile, its kernel writes what is final.
-    dq = torch.empty_like(q, dtype=pairs.gradient_type(q) if coverage.once else q.dtype)
+    dq = torch.empty_like(q, dtype=pairs.gradient_type(q, True) if coverage.once else q.dtype)
     if coverage.once and not coverage.everything:
         dq.zero_()
     of_queries = Sums(q.shape[1], q.shape[2])

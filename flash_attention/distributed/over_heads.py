@@ -78,14 +78,19 @@ def backward(
     dout_heads, dlse_heads = whole[0], whole[1] if dlse is not None else None
     arithmetic = plan.alone.of_heads(heads.start)
     of_each = [Sums(x.shape[1], x.shape[2]) for x in kept[:3]]
+    once = plan.schedule.coverage(plan.rank).once
     for tile in compute.tiles:
         assert tile.heads is not None
         assert tile.heads_kv is not None
         q, k = (rows_of(tile.q), slice(*tile.heads)), (rows_of(tile.k), slice(*tile.heads_kv))
+        own_q = kept.q[:, q[0], q[1]]
         shares = pairs.gradients(
-            dout_heads[:, q[0], q[1]], kept.q[:, q[0], q[1]], kept.k[:, k[0], k[1]], kept.v[:, k[0], k[1]],
+            dout_heads[:, q[0], q[1]], own_q, kept.k[:, k[0], k[1]], kept.v[:, k[0], k[1]],
             kept.out[:, q[0], q[1]], kept.lse[:, q[1], q[0]],
             None if dlse_heads is None else dlse_heads[:, q[1], q[0]], tile, arithmetic,
+            torch.empty(own_q.shape, dtype=pairs.gradient_type(own_q, True), device=own_q.device)
+            if once
+            else None,
         )  # fmt: skip
         places = ((tile.q, tile.heads), (tile.k, tile.heads_kv), (tile.k, tile.heads_kv))
         for total, share, place in zip(of_each, shares, places, strict=True):

@@ -159,7 +159,7 @@ def gradients(
         dout, out, lse, dlse: of the tile's queries over all their keys, so that the shares of all tiles add
             up to the gradients.
         q, k, v, tile, arithmetic: as in ``attend``.
-        dq: is written with the share of q, which then has to be all of it; None: a new one.
+        dq: is written with the share of q; None: a new one, to which others are added.
         dkv: likewise those of k and v.
     """
     left, right = limits_of(tile)
@@ -168,7 +168,7 @@ def gradients(
     dkv = dkv or [torch.empty(x.shape, dtype=key_gradient_type(x), device=x.device) for x in (k, v)]
     dk, dv = dkv
     if dq is None:
-        dq = torch.empty(q.shape, dtype=gradient_type(q), device=q.device)
+        dq = torch.empty(q.shape, dtype=gradient_type(q, False), device=q.device)
     if q.dtype not in DTYPES:
         # float32, of which the public function knows nothing: the CPU backend computes it all the same.
         cpu_backward.backward(
@@ -187,11 +187,14 @@ def gradients(
     return dq, dk, dv
 
 
-def gradient_type(q: Tensor) -> torch.dtype:
-    """The type of a tile's share of the gradient of q: float32; on GPUs that of q, which kernels write."""
-    return q.dtype if q.is_cuda else torch.float32
+def gradient_type(q: Tensor, whole: bool) -> torch.dtype:
+    """The type of a tile's share of the gradient of q: float32, which kernels write unrounded.
+
+    Where a share is the ``whole`` gradient, kernels round it to the type of q.
+    """
+    return q.dtype if whole and q.is_cuda else torch.float32
 
 
 def key_gradient_type(k: Tensor) -> torch.dtype:
-    """Likewise of a tile's shares of the gradients of keys, which kernels write unrounded."""
+    """Likewise of a tile's shares of the gradients of keys."""
     return torch.float32

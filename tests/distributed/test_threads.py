@@ -151,9 +151,7 @@ def growth(errors: dict[tuple[int, str], float], names: tuple[str, ...] = GRADIE
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_exact(device: str, method: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = errors_of_gradients(device, method, mask, monkeypatch)
-    assert growth(errors, ("dk", "dv")) <= SUMMED_IN_FLOAT32, errors
-    # A ring adds shares of dQ, which kernels round.
-    assert growth(errors, ("dq",)) <= (SUMMED_IN_FLOAT32 if device == "cpu" else 1.25), errors
+    assert growth(errors) <= SUMMED_IN_FLOAT32, errors
 
 
 # ---------------------------------------------------------------------- what the limit finds
@@ -164,7 +162,7 @@ def rounded(x: Tensor) -> Tensor:
 def shares_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile's share of a gradient is rounded before the sum, as a kernel of 16 bits writes it."""
     for name in ("gradient_type", "key_gradient_type"):
-        monkeypatch.setattr(pairs, name, lambda x: x.dtype)
+        monkeypatch.setattr(pairs, name, lambda x, *_: x.dtype)
 
 
 def an_lse_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:

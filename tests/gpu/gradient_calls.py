@@ -115,16 +115,24 @@ class Call:
         return attention(q, k, v, **options)
 
     def backward(
-        self, wanted: tuple[str, ...] = (*GRADIENTS, "dsinks"), deterministic: bool = False
+        self,
+        wanted: tuple[str, ...] = (*GRADIENTS, "dsinks"),
+        deterministic: bool = False,
+        floats: tuple[str, ...] = (),
     ) -> BackwardCall:
-        """The backward call. Rows of ``out`` and ``dout`` that are of no sequence hold NaN."""
+        """The backward call. Rows of ``out`` and ``dout`` that are of no sequence hold NaN.
+
+        Args:
+            floats: gradients that are float32.
+        """
         unpacked = (lambda x: x[0]) if self.of_q.packed else (lambda x: x)
         out = self.out.clone()
         if self.of_q.packed:
             out[-PADDING:] = math.nan
         self.buffers, grads = {}, {}
         for name, like in zip(GRADIENTS, (self.q, self.k, self.v), strict=True):
-            self.buffers[name], grad = guarded(tuple(like.shape), self.dtype, SENTINEL)
+            dtype = torch.float32 if name in floats else self.dtype
+            self.buffers[name], grad = guarded(tuple(like.shape), dtype, SENTINEL)
             grads[name] = unpacked(grad.fill_(math.nan)) if name in wanted else None
         dsinks = None
         if self.sinks is not None and "dsinks" in wanted:

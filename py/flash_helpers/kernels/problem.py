@@ -57,6 +57,7 @@ class AttentionProblem:
         captured_gradients: of the gradients: places of the tensors that the mod captures and of which
             gradients are wanted.
         float_key_gradients: of the gradients: those of keys and values are float32 and not rounded.
+        float_query_gradients: likewise those of queries.
         dropout: weights are dropped behind the softmax.
         invariant: a query's output and LSE have the same bits in every call (``numerics="invariant"``).
     """
@@ -86,6 +87,7 @@ class AttentionProblem:
     mod: Mod | None = None
     captured_gradients: tuple[int, ...] = ()
     float_key_gradients: bool = False
+    float_query_gradients: bool = False
     dropout: bool = False
     invariant: bool = False
 
@@ -94,15 +96,18 @@ class AttentionProblem:
         deterministic: bool = False,
         captured_gradients: tuple[int, ...] = (),
         float_key_gradients: bool = False,
+        float_query_gradients: bool = False,
     ) -> AttentionProblem:
         """The gradients of this problem. Tensors that a kernel cannot reach are copied for it.
 
         Args:
             deterministic: see ``AttentionProblem``.
             captured_gradients: see ``AttentionProblem``.
-            float_key_gradients: see ``AttentionProblem``.
+            float_key_gradients, float_query_gradients: see ``AttentionProblem``.
         """
-        return _backward_of(self, deterministic, captured_gradients, float_key_gradients)
+        return _backward_of(
+            self, deterministic, captured_gradients, float_key_gradients, float_query_gradients
+        )
 
     @property
     def masked(self) -> bool:
@@ -198,6 +203,7 @@ class AttentionProblem:
         if self.direction != FORWARD:  # gradients feel sinks through the LSE alone, and pages have none
             del features["sinks"], features["paged"], features["planned"]
             features["float_key_gradients"] = self.float_key_gradients
+            features["float_query_gradients"] = self.float_query_gradients
         return features
 
     @property
@@ -253,6 +259,7 @@ def _backward_of(
     deterministic: bool,
     captured_gradients: tuple[int, ...],
     float_key_gradients: bool,
+    float_query_gradients: bool,
 ) -> AttentionProblem:
     """Remembered, since each call of a training step asks for it."""
     return replace(
@@ -265,6 +272,7 @@ def _backward_of(
         deterministic=deterministic,
         captured_gradients=captured_gradients,
         float_key_gradients=float_key_gradients,
+        float_query_gradients=float_query_gradients,
     )
 
 

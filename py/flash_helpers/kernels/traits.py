@@ -76,6 +76,7 @@ class BackwardTraits(Traits):
         varlen: likewise.
         padded_head: likewise.
         float_key_gradients: dK and dV are float32, not rounded, for sums of several calls; not with varlen.
+        float_query_gradients: likewise dQ; where another kernel than the one of dK and dV leaves it.
     """
 
     causal: bool = False
@@ -84,14 +85,16 @@ class BackwardTraits(Traits):
     varlen: bool = False
     padded_head: bool = False
     float_key_gradients: bool = False
+    float_query_gradients: bool = False
 
     def float_obstacle(self) -> str | None:
         """Why no kernel has these features together, or None."""
-        if self.float_key_gradients and self.varlen:
-            return (
-                "float_key_gradients: rows of no sequence are cleared as elements of 16 bits; turn "
-                "varlen off, or the float32 gradients"
-            )
+        for name in ("float_key_gradients", "float_query_gradients"):
+            if getattr(self, name) and self.varlen:
+                return (
+                    f"{name}: rows of no sequence are cleared as elements of 16 bits; turn varlen off, or "
+                    "the float32 gradients"
+                )
         return None
 
 

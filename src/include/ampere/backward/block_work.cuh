@@ -6,6 +6,7 @@
 #include "ampere/backward/copies.cuh"
 #include "ampere/backward/kernel_args.cuh"
 #include "ampere/backward/query_walk.cuh"
+#include "common/backward/gradient_words.cuh"
 #include "common/backward/trimmed_tiles.cuh"
 #include "common/kept_weights.cuh"
 
@@ -161,7 +162,8 @@ struct BlockWork {
     FLASH_DEVICE char *in_dQ(const QueryWalk &at, int row, int column) const {
         int tile = at.tile;
         asm volatile("" : "+r"(tile));  // worked out each time: kept from one use to the next it is spilled
-        const int64_t element = (int64_t(tile) * Kernel::B_r + row) * args.dQ_strides.seq + column;
+        const int64_t element = (int64_t(tile) * Kernel::B_r + row) * args.dQ_strides.seq +
+                                column * kWordsOfGradient<Kernel::traits.float_query_gradients>;
         return const_cast<char *>(row_0(args.dQ, args.dQ_strides, place.q_seq, query_head(at))) +
                element * kElementBytes;
     }

@@ -238,14 +238,24 @@ struct QueryGradientWarp {
             for (int half = 0; half < 2; ++half) {
                 const int row = first_row + m * kMmaM + 8 * half + lane / 4;
                 char *gmem = row_0 + row * row_bytes;
+                const float factor = args.softmax_scale * unshifted(Kernel::dtype);
+                if constexpr (Kernel::traits.float_query_gradients) {
 #pragma unroll
-                for (int n = 0; n < Kernel::d_head / kMmaN; n += 4) {
-                    Chunk chunk = row_chunk<Kernel::dtype>(
-                        dQ.rmem[m], n, half, args.softmax_scale * unshifted(Kernel::dtype), lane);
-                    if (!seeing.has(row)) chunk = Chunk{};
-                    const int column = (n + lane % 4) * kMmaN;
-                    if (row < owned_rows && (!Kernel::traits.padded_head || column < args.d_head)) {
-                        store_global(gmem + column * kElementBytes, chunk);
+                    for (int n = 0; n < Kernel::d_head / kMmaN; ++n) {
+                        if (row < owned_rows && (!Kernel::traits.padded_head || n * kMmaN < args.d_head)) {
+                            store_float_row(gmem + n * kMmaN * sizeof(float), dQ.rmem[m][n], half, factor,
+                                            seeing.has(row), lane);
+                        }
+                    }
+                } else {
+#pragma unroll
+                    for (int n = 0; n < Kernel::d_head / kMmaN; n += 4) {
+                        Chunk chunk = row_chunk<Kernel::dtype>(dQ.rmem[m], n, half, factor, lane);
+                        if (!seeing.has(row)) chunk = Chunk{};
+                        const int column = (n + lane % 4) * kMmaN;
+                        if (row < owned_rows && (!Kernel::traits.padded_head || column < args.d_head)) {
+                            store_global(gmem + column * kElementBytes, chunk);
+                        }
                     }
                 }
             }

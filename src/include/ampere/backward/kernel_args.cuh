@@ -14,6 +14,7 @@ struct BackwardKernelArgs {
     void *dQ, *dK, *dV;             // nullptr: not wanted
     const float *lse_log2, *delta;  // (batch, n_heads, seq_len_q), or packed (n_heads, total_q)
     float *dQ_sums;                 // dq_sums.cuh
+    // dQ's in words of 16 bits, of which an element may have two.
     TensorStrides Q_strides, K_strides, V_strides, dO_strides, dQ_strides, dK_strides, dV_strides;
     RowTiles sum_tiles;
     GridShape grid;        // of blocks of keys and heads of K and V

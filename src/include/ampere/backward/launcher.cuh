@@ -70,7 +70,7 @@ struct BackwardLauncher {
             .K_strides = problem.k_strides,
             .V_strides = problem.v_strides,
             .dO_strides = problem.dout_strides,
-            .dQ_strides = problem.dq_strides,
+            .dQ_strides = in_words(problem.dq_strides, kWordsOfGradient<TRAITS.float_query_gradients>),
             .dK_strides = problem.dk_strides,
             .dV_strides = problem.dv_strides,
             .sum_tiles = row_tiles(problem),
@@ -162,6 +162,7 @@ struct BackwardLauncher {
              .part_columns = kMmaTile,
              .parts_per_row = ordered ? Kernel::dq_column_warps : 0,
              .rows_per_tile = Kernel::B_r,
+             .dq_words = kWordsOfGradient<TRAITS.float_query_gradients>,
              .lse_shift = probability_shift(Kernel::dtype)},
             stream);
         Args args = all_args(problem);
@@ -177,8 +178,8 @@ struct BackwardLauncher {
                                              args.query_grid.n_q_blocks, QueryKernel::n_threads,
                                              QueryKernel::smem_bytes, args, stream);
             } else if constexpr (!ordered) {
-                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early>(problem, stream,
-                                                                                unshifted(Kernel::dtype));
+                error = launch_convert_dq<Kernel::dtype, Kernel::d_head, early, TRAITS.float_query_gradients>(
+                    problem, stream, unshifted(Kernel::dtype));
             }
         }
         if (error == cudaSuccess) error = launch_gathering<Kernel>(problem, stream);

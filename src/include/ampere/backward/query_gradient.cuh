@@ -89,7 +89,8 @@ struct QueryGradient {
         });
     }
 
-    // The complete dQ, rounded: rows of `rows`, counted from the tile's first one, which lies at `gmem`.
+    // The complete dQ, rounded once or not at all: rows of `rows`, counted from the tile's first one, which
+    // lies at `gmem`.
     FLASH_DEVICE void store(const Part &dQ, char *gmem, int64_t row_bytes, Range rows, Range seeing,
                             int d_head, float softmax_scale, int lane) const {
 #pragma unroll
@@ -97,15 +98,28 @@ struct QueryGradient {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = (first_row_tile + m) * kMmaM + 8 * half + lane / 4;
+                char *gmem_row = gmem + row * row_bytes;
+                const auto first_column_of = [&](int tile) {  // `tile`: of 16 columns, of the warp's
+                    return (first_column_tile + tile * Kernel::dq_column_warps) * kMmaTile;
+                };
+                if constexpr (Kernel::traits.float_query_gradients) {
 #pragma unroll
-                for (int n = 0; n < Kernel::dq_columns / kMmaN; n += 4) {
-                    Chunk chunk = row_chunk<Kernel::dtype>(dQ.rmem[m], n, half, softmax_scale, lane);
-                    if (!seeing.has(row)) chunk = Chunk{};
-                    const int tile = n / 2 + lane % 4 / 2;  // of 16 columns, of the warp's
-                    const int column =
-                        (first_column_tile + tile * Kernel::dq_column_warps) * kMmaTile + lane % 2 * kMmaN;
-                    if (rows.has(row) && (!Kernel::traits.padded_head || column < d_head)) {
-                        store_global(gmem + row * row_bytes + column * kElementBytes, chunk);
+                    for (int n = 0; n < Kernel::dq_columns / kMmaN; ++n) {
+                        const int column = first_column_of(n / 2) + n % 2 * kMmaN;
+                        if (rows.has(row) && (!Kernel::traits.padded_head || column < d_head)) {
+                            store_float_row(gmem_row + column * sizeof(float), dQ.rmem[m][n], half,
+                                            softmax_scale, seeing.has(row), lane);
+                        }
+                    }
+                } else {
+#pragma unroll
+                    for (int n = 0; n < Kernel::dq_columns / kMmaN; n += 4) {
+                        Chunk chunk = row_chunk<Kernel::dtype>(dQ.rmem[m], n, half, softmax_scale, lane);
+                        if (!seeing.has(row)) chunk = Chunk{};
+                        const int column = first_column_of(n / 2 + lane % 4 / 2) + lane % 2 * kMmaN;
+                        if (rows.has(row) && (!Kernel::traits.padded_head || column < d_head)) {
+                            store_global(gmem_row + column * kElementBytes, chunk);
+                        }
                     }
                 }
             }

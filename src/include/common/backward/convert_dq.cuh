@@ -1,5 +1,5 @@
-// After the main kernel: dQ from its float32 sums (dq_sums.cuh), scaled and rounded once. Every row of q is
-// written: rows that a sequence owns but does not use, and rows of no sequence, get 0.
+// After the main kernel: dQ from its float32 sums (dq_sums.cuh), scaled, and rounded once but with kFloats.
+// Every row of q is written: rows that a sequence owns but does not use, and rows of no sequence, get 0.
 //
 // One thread block works on kGroupRows rows of one head, each of its warps on 16.
 #pragma once
@@ -26,9 +26,10 @@ struct ConvertArgs {
 
 inline constexpr int kConvertThreads = kGroupRows / kMmaM * kWarpSize;
 
-template <DType kDType, int kDHead>
+template <DType kDType, int kDHead, bool kFloats>
 __global__ void __launch_bounds__(kConvertThreads)
     convert_dq_kernel(const __grid_constant__ ConvertArgs args) {
+    constexpr int kBytes = kFloats ? sizeof(float) : kElementBytes;
     wait_for_prerequisites();
     clear_gradient_rows_of_none(args.cu_seqlens_q, args.n_sequences, args.total_q, args.dQ, args.dQ_strides,
                                 args.n_heads, args.d_head);
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kConvertThreads)
     char *gmem =
         static_cast<char *>(args.dQ) + (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
                                         (rows.first_row + int64_t(first + lane / 4)) * args.dQ_strides.seq) *
-                                           kElementBytes;
+                                           kBytes;
 #pragma unroll
     for (int n = 0; n < kDHead / kMmaN; n += 4) {
         float tiles[4][4] = {};
@@ -62,18 +63,29 @@ __global__ void __launch_bounds__(kConvertThreads)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = first + lane / 4 + 8 * half;
-            Chunk chunk = row_chunk<kDType>(tiles, 0, half, args.factor, lane);
-            if (row >= rows.n_rows) chunk = Chunk{};
-            if (row < owned.n_rows && column < args.d_head) {
-                store_global(gmem + 8 * half * args.dQ_strides.seq * kElementBytes + column * kElementBytes,
-                             chunk);
+            char *gmem_row = gmem + 8 * half * args.dQ_strides.seq * kBytes;
+            if constexpr (kFloats) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int first_column = (n + i) * kMmaN;
+                    if (row < owned.n_rows && first_column < args.d_head) {
+                        store_float_row(gmem_row + first_column * kBytes, tiles[i], half, args.factor,
+                                        row < rows.n_rows, lane);
+                    }
+                }
+            } else {
+                Chunk chunk = row_chunk<kDType>(tiles, 0, half, args.factor, lane);
+                if (row >= rows.n_rows) chunk = Chunk{};
+                if (row < owned.n_rows && column < args.d_head) {
+                    store_global(gmem_row + column * kElementBytes, chunk);
+                }
             }
         }
     }
 }
 
-// kEarly: see early_launch.cuh. `factor`: of the sums, beside the scale.
-template <DType kDType, int kDHead, bool kEarly>
+// kEarly: see early_launch.cuh. kFloats: dQ is float32. `factor`: of the sums, beside the scale.
+template <DType kDType, int kDHead, bool kEarly, bool kFloats>
 cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t stream, float factor = 1.0f) {
     const int n_groups = ceil_div(problem.seq_len_q, kGroupRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_groups;
@@ -95,7 +107,7 @@ cudaError_t launch_convert_dq(const BackwardProblem &problem, cudaStream_t strea
         .d_head = problem.d_head,
     };
     void *parameters[] = {&args};
-    return launch_kernel<kEarly>(reinterpret_cast<const void *>(&convert_dq_kernel<kDType, kDHead>),
+    return launch_kernel<kEarly>(reinterpret_cast<const void *>(&convert_dq_kernel<kDType, kDHead, kFloats>),
                                  static_cast<unsigned>(blocks), kConvertThreads, 0, stream, parameters);
 }
 

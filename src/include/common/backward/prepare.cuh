@@ -17,6 +17,7 @@
 #include "backward.cuh"
 #include "common/backward/dq_sums.cuh"
 #include "common/backward/element.cuh"
+#include "common/backward/gradient_words.cuh"
 #include "common/backward/rows_of_none.cuh"
 #include "common/backward/visible_rows.cuh"
 #include "common/cuda_utils.cuh"
@@ -34,7 +35,8 @@ struct PrepareWork {
     // is kept, and another kernel leaves dQ.
     int part_rows, part_columns, parts_per_row;
     int rows_per_tile;
-    int lse_shift;  // P comes out times 2^lse_shift
+    int dq_words = 1;  // of 16 bits, of an element of dQ
+    int lse_shift;     // P comes out times 2^lse_shift
 };
 
 struct PrepareArgs {
@@ -46,9 +48,11 @@ struct PrepareArgs {
     void *dQ;  // nullptr: others write all of it
     int part_rows, part_columns, parts_per_row;
     int rows_per_tile;  // a divisor of kGroupRows
+    int dq_words;
     float lse_shift;
-    TensorStrides O_strides, dO_strides, dQ_strides;
-    int n_heads, n_groups;  // groups of kGroupRows rows of the longest sequence
+    TensorStrides O_strides, dO_strides;
+    TensorStrides dQ_strides;  // in words of 16 bits
+    int n_heads, n_groups;     // groups of kGroupRows rows of the longest sequence
     int n_sequences;
     int seq_len_q, seq_len_k;
     int window_left, window_right;  // also where a causal mask sets them
@@ -76,7 +80,7 @@ FLASH_DEVICE void clear_unvisited_rows(const PrepareArgs &args, const SequenceRo
                               ? Range{seeing.begin / args.rows_per_tile * args.rows_per_tile,
                                       ceil_div(seeing.end, args.rows_per_tile) * args.rows_per_tile}
                               : Range{0, 0};
-    const int chunks = args.d_head / kChunkElements;
+    const int chunks = args.d_head * args.dq_words / kChunkElements;
     char *gmem =
         static_cast<char *>(args.dQ) + (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
                                         rows.first_row * args.dQ_strides.seq) *
@@ -95,10 +99,10 @@ FLASH_DEVICE void begin_turns(const PrepareArgs &args, const SequenceRows &rows,
     const int row = first + static_cast<int>(threadIdx.x) / args.parts_per_row * args.part_rows;
     const int column = static_cast<int>(threadIdx.x) % args.parts_per_row * args.part_columns;
     if (row >= min_of(first + kGroupRows, rows.n_rows) || column >= args.d_head) return;
-    char *gmem =
-        static_cast<char *>(args.dQ) + (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
-                                        (rows.first_row + int64_t(row)) * args.dQ_strides.seq + column) *
-                                           kElementBytes;
+    char *gmem = static_cast<char *>(args.dQ) +
+                 (rows.batch * args.dQ_strides.batch + head * args.dQ_strides.head +
+                  (rows.first_row + int64_t(row)) * args.dQ_strides.seq + column * args.dq_words) *
+                     kElementBytes;
     *reinterpret_cast<int *>(gmem) = 0;
 }
 
@@ -192,10 +196,11 @@ cudaError_t launch_prepare_backward(const BackwardProblem &problem, const Prepar
         .part_columns = work.part_columns,
         .parts_per_row = work.parts_per_row,
         .rows_per_tile = work.rows_per_tile,
+        .dq_words = work.dq_words,
         .lse_shift = static_cast<float>(work.lse_shift),
         .O_strides = problem.o_strides,
         .dO_strides = problem.dout_strides,
-        .dQ_strides = problem.dq_strides,
+        .dQ_strides = in_words(problem.dq_strides, work.dq_words),
         .n_heads = problem.n_heads,
         .n_groups = n_groups,
         .n_sequences = problem.batch,

@@ -21,4 +21,11 @@ FLASH_DEVICE Chunk row_chunk(const Tiles &tiles, int first_tile, int half, float
     return chunk;
 }
 
+// The same row of one tile in float32, not rounded: two columns a lane, 8 bytes. `gmem`: its first column.
+FLASH_DEVICE void store_float_row(char *gmem, const float (&tile)[4], int half, float factor, bool seen,
+                                  int lane) {
+    const float2 pair = seen ? make_float2(tile[2 * half] * factor, tile[2 * half + 1] * factor) : float2{};
+    reinterpret_cast<float2 *>(gmem)[lane % 4] = pair;
+}
+
 }  // namespace flash

@@ -355,11 +355,19 @@ struct DqConsumer {
         const int quad_lane = lane & 3;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            uint16_t *gmem = static_cast<uint16_t *>(args.dq) + rows.batch * args.dq_strides.batch +
-                             (int64_t{rows.first_row} + row(r)) * args.dq_strides.seq +
-                             item.head * args.dq_strides.head + quad_lane * 8;
-            store_gradient_row<Kernel, d_head>(rmem_dQ, r, args.softmax_scale, gmem, quad_lane,
-                                               row(r) < rows.n_rows, args.d_head);
+            const int64_t begin = rows.batch * args.dq_strides.batch +
+                                  (int64_t{rows.first_row} + row(r)) * args.dq_strides.seq +
+                                  item.head * args.dq_strides.head;
+            const bool exists = row(r) < rows.n_rows;
+            if constexpr (Kernel::traits.float_query_gradients) {
+                store_float_row<Kernel, d_head>(rmem_dQ, r, args.softmax_scale,
+                                                static_cast<float *>(args.dq) + begin, quad_lane, exists,
+                                                args.d_head);
+            } else {
+                store_gradient_row<Kernel, d_head>(rmem_dQ, r, args.softmax_scale,
+                                                   static_cast<uint16_t *>(args.dq) + begin + quad_lane * 8,
+                                                   quad_lane, exists, args.d_head);
+            }
         }
     }
 

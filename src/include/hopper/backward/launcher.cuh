@@ -224,7 +224,9 @@ cudaError_t launch_backward(const BackwardProblem &given, cudaStream_t stream) {
             error = launch_prepare_backward<Kernel::dtype, Kernel::traits>(p, work, stream);
         if (error == cudaSuccess) error = launch_key_blocks<Kernel>(p, args, stream);
         if (error == cudaSuccess && !Kernel::keeps_dq)
-            error = launch_convert_dq<Kernel::dtype, Kernel::d_head, true>(p, stream, Kernel::p_unit);
+            error =
+                launch_convert_dq<Kernel::dtype, Kernel::d_head, true, Kernel::traits.float_query_gradients>(
+                    p, stream, Kernel::p_unit);
     } else {
         // Also where dQ is not wanted: delta has the same bits then.
         if (error == cudaSuccess) error = launch_dq<Kernel>(p, args, stream);

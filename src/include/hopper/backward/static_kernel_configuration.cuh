@@ -113,6 +113,8 @@ struct StaticBackwardKernelConfig {
     static_assert(!sums_dq || dq_columns == kPanelColumns,
                   "dQ: each of two consumer warpgroups takes 64 rows and 64 columns, so that B_r * d_head is "
                   "8192; or choose dq_output OWN_KERNEL");
+    static_assert(!TRAITS.float_query_gradients || !keeps_dq,
+                  "float_query_gradients: with dq_output BLOCK_SUMS this kernel rounds dQ");
     static_assert(!trimmed || sums_dq,
                   "trimmed: of a block that a warpgroup does not see it computes dQ alone");
     static_assert(!split || (!sums_dq && !CFG.ping_pong),

@@ -20,7 +20,17 @@ def malformed_reason(config: resources.Fields, traits: BackwardTraits) -> str | 
         or _split_reason(config)
         or _registers_reason(config, traits)
         or traits.float_obstacle()
+        or _float_obstacle(config, traits)
     )
+
+
+def _float_obstacle(config: resources.Fields, traits: BackwardTraits) -> str | None:
+    if traits.float_query_gradients and config.dq_output == resources.DqOutput.BLOCK_SUMS:
+        return (
+            "float_query_gradients: with dq_output BLOCK_SUMS the kernel of dK and dV rounds dQ itself; "
+            "choose another dq_output"
+        )
+    return None
 
 
 def _sizes_reason(config: resources.Fields) -> str | None:
