@@ -2,6 +2,8 @@
 
 A kernel that is not built is compiled by the first call that needs it. Where it cannot be compiled, the first
 kernel of the same ranking that is built runs in its place: a warning says so once, and the choice says why.
+Where the compiler refuses a kernel with a mod, which nobody has compiled before, the next of the ranking are
+compiled too.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from dataclasses import replace
 import torch
 
 from flash_attention.devices import backend
-from flash_attention.errors import BuildError
+from flash_attention.errors import BuildError, KernelCompileError
 from flash_helpers import generation
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.select.select import Choice, Rejected
 
 Key = tuple[Kernel, torch.device]
-RELIEFS = 2  # further kernels that are compiled where a mod leaves too few registers
+RELIEFS = (
+    2  # further kernels that are compiled where a mod leaves too few registers, or the compiler refuses it
+)
 TOLERATED_SPILLS = 256  # bytes a thread; the load warp of packed sequences spills half as many, and seldom
 
 # Found out in this generation, so that a problem keeps its kernel whatever is built later.
@@ -66,6 +70,8 @@ def available(
         else:
             return _with_registers(chosen, device, build)
     substitute = next((other for other in ranking() if _was_built(other.kernel, device)), None)
+    if substitute is None and build and kernel.mod is not None and isinstance(error, KernelCompileError):
+        substitute = next((other for other in _others(kernel, ranking()) if _compiles(other, device)), None)
     if substitute is None:
         if error is not None:
             raise error
@@ -125,6 +131,20 @@ def _was_built(kernel: Kernel, device: torch.device) -> bool:
         return True
     _absent.add((kernel, device))
     return False
+
+
+def _others(kernel: Kernel, ranking: Sequence[Choice]) -> Sequence[Choice]:
+    """The best of those that are not this one."""
+    return [other for other in ranking if other.kernel != kernel][:RELIEFS]
+
+
+def _compiles(other: Choice, device: torch.device) -> bool:
+    try:
+        backend("cuda").get_kernel(other.kernel, device)
+    except KernelCompileError:
+        return False
+    _absent.discard((other.kernel, device))
+    return True
 
 
 def _in_place_of(chosen: Choice, substitute: Choice, obstacle: str) -> Choice:

@@ -19,6 +19,7 @@ import torch
 from flash_attention import explain_choice, prepare
 from flash_attention.backends import backend
 from flash_attention.errors import KernelCompileError, KernelNotBuiltError
+from flash_attention.mods.tracing import trace
 from flash_attention.run import availability, choices, cuda_choice
 from flash_helpers import generation
 from flash_helpers.kernel_configs import DType, ForwardKernel, device_facts
@@ -47,6 +48,7 @@ class Machine:
         self.compiled: list[ForwardKernel] = []
         self.obstacle: str | None = None
         self.broken = False
+        self.refused: set[ForwardKernel] = set()  # by the compiler
         for module in (choices, cuda_choice, availability):
             monkeypatch.setattr(module, "backend", lambda name: self if name == "cuda" else backend(name))
 
@@ -66,10 +68,13 @@ class Machine:
         if self.obstacle:
             raise KernelNotBuiltError(f"not built, and {self.obstacle}", (), "flash-attention build")
         self.compiled.append(kernel)
-        if self.broken:
+        if self.broken or kernel in self.refused:
             raise KernelCompileError(kernel.short_form(), "nvcc …", ["no space left on device"], Path("log"))
         self.built.add(kernel)
         return kernel
+
+    def spill_bytes(self, kernel, device):
+        return 0
 
     def explain(self, problem: AttentionProblem):
         return choices._choice(problem, CUDA, None, explained=True)
@@ -256,3 +261,30 @@ def test_a_choice_of_an_earlier_generation_is_not_kept(machine, monkeypatch):
     monkeypatch.setattr(choices, "_choice", interrupted)
     choices.choose(PLAIN, CUDA, None)
     assert not choices._choices
+
+
+def test_another_kernel_is_compiled_where_the_compiler_refuses_one_with_a_mod(machine):
+    """Nobody has compiled the user's function before; what was compiled instead stays the choice."""
+    mod = trace(None, lambda b, h, q, k: q % 5 >= k % 3).mod
+    problem = replace(PLAIN, mod=mod)
+    first, second = (one.kernel for one in ranking(problem, machine.facts, None)[:2])
+    machine.refused = {first}
+    with pytest.warns(RuntimeWarning, match="compiling it failed"):
+        choice = choices.choose(problem, CUDA, None)
+    assert choice.kernel == second
+    assert choices.choose(problem, CUDA, None).kernel == second
+    assert machine.compiled == [first, second]
+    machine.refused |= {one.kernel for one in ranking(problem, machine.facts, None)}
+    generation.begin()
+    machine.built.clear()
+    machine.compiled.clear()
+    with pytest.raises(KernelCompileError):
+        choices.choose(problem, CUDA, None)
+    assert len(machine.compiled) == 1 + availability.RELIEFS
+
+
+def test_no_other_kernel_is_compiled_where_one_without_a_mod_fails(machine):
+    machine.refused = {pure(PLAIN, machine)}
+    with pytest.raises(KernelCompileError):
+        choices.choose(PLAIN, CUDA, None)
+    assert machine.compiled == [pure(PLAIN, machine)]

@@ -195,8 +195,10 @@ struct DqConsumer {
                 [&](int of_tile) { return mod.column(tile * B_c + of_tile); },
                 [&](const typename Mod::Column &column, int of_tile) {
                     const int key = tile * B_c + of_tile;
-                    return uint32_t{mod.visible(rows[0], column, row(0), key)} |
-                           uint32_t{mod.visible(rows[1], column, row(1), key)} << 1;
+                    uint32_t seen = uint32_t{mod.visible(rows[0], column, row(0), key)} |
+                                    uint32_t{mod.visible(rows[1], column, row(1), key)} << 1;
+                    asm("" : "+r"(seen));  // ptxas has too few predicates for those of all keys (C7600)
+                    return seen;
                 },
                 args.hidden_score());
         }
