@@ -2,6 +2,8 @@
 // the first to the last. Under a causal mask the last blocks see most keys, and are taken first.
 #pragma once
 
+#include <type_traits>
+
 #include "common/backward/trimmed_tiles.cuh"
 #include "hopper/backward/items.cuh"
 #include "hopper/backward/static_dq_configuration.cuh"
@@ -100,18 +102,20 @@ FLASH_DEVICE int64_t item_lse_begin(const BackwardKernelArgs &args, const Backwa
 // dQ = 0 of a block of queries that see no key, and their delta, by a whole warp. Their O is 0.
 template <typename Kernel>
 FLASH_DEVICE void clear_queries(const BackwardKernelArgs &args, const BackwardItem &item) {
+    using Element = std::conditional_t<Kernel::traits.float_query_gradients, float, uint16_t>;
+    constexpr int kElements = kChunkBytes / sizeof(Element);
     const uint32_t zeros[4] = {0, 0, 0, 0};
     const SequenceRows rows = item_queries<Kernel>(args, item);
     const int first = item.tile * Kernel::B_r, n_rows = min(Kernel::B_r, rows.n_rows - first);
-    const int chunks = (Kernel::traits.padded_head ? args.d_head : Kernel::d_head) / kChunkElements;
+    const int chunks = (Kernel::traits.padded_head ? args.d_head : Kernel::d_head) / kElements;
     const int64_t numbers = item_lse_begin<Kernel>(args, item, item.head);
 #pragma unroll 1
     for (int i = threadIdx.x % kWarpSize; i < n_rows * chunks; i += kWarpSize) {
         const int row = first + i / chunks, chunk = i % chunks;
         if (args.dq != nullptr) {
-            store_global_streaming(static_cast<uint16_t *>(args.dq) + rows.batch * args.dq_strides.batch +
+            store_global_streaming(static_cast<Element *>(args.dq) + rows.batch * args.dq_strides.batch +
                                        (int64_t{rows.first_row} + row) * args.dq_strides.seq +
-                                       item.head * args.dq_strides.head + chunk * kChunkElements,
+                                       item.head * args.dq_strides.head + chunk * kElements,
                                    zeros);
         }
         if (chunk == 0 && row < item.seq_len_q) {
