@@ -29,7 +29,7 @@ def install_4(tests: Path) -> None:
         "flash_attn.cute.interface",
         flash_attn_func=func_4,
         flash_attn_varlen_func=varlen_func_4,
-        get_scheduler_metadata=_planned_by_the_library,
+        get_scheduler_metadata=PlannedByTheLibrary,
         **{name: _missing(name) for name in names},
     )
     sources = next(folder for folder in tests.parents if (folder / "flash_attn" / "cute").is_dir())
@@ -45,9 +45,14 @@ def _load(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _planned_by_the_library(**sizes: Any) -> str:
-    """What the caller hands on as ``scheduler_metadata``, which says how to compute."""
-    return "the library plans its work itself"
+class PlannedByTheLibrary:
+    """What the caller hands on as ``scheduler_metadata``, which says how to compute: it has no parts."""
+
+    def __init__(self, **sizes: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(f"{name} of scheduler_metadata: the library plans its work itself")
 
 
 def _missing(name: str) -> Any:
@@ -95,7 +100,7 @@ def varlen_func_4(
     max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int | None, int | None] = (None, None), learnable_sink: Tensor | None = None,
-    softcap: float = 0.0, scheduler_metadata: str | None = None, num_splits: int = 1,
+    softcap: float = 0.0, scheduler_metadata: PlannedByTheLibrary | None = None, num_splits: int = 1,
     pack_gqa: bool | None = None, deterministic: bool = False, return_lse: bool = False, **further: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``flash_attn_varlen_func`` of FlashAttention-4."""

@@ -142,6 +142,7 @@ NAMES = {
             "sink_dtype": ("learnable_sink", lambda dtype: dtype == torch.float16),
             "unpad_q": ("seqused_q", lambda packed: not packed),
             "unpad_kv": ("seqused_k", lambda packed: not packed),
+            "cumsum_mode": ("scheduler_metadata", lambda mode: mode == "metadata_cumsum_only"),
         },
     ),
 }  # fmt: skip

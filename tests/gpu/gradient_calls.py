@@ -185,7 +185,7 @@ class Call:
             for name, x in found.items()
             if name in GRADIENTS
         }
-        out = rows(self.out, self.of_q, queries)
+        out = rows(self.out[None] if self.of_q.packed else self.out, self.of_q, queries)
         check_gradients(mine, q, k, v, dout, dlse, out=out, sinks=self._finite_sinks(), **self.case.options)
         if self.case.used is not None:
             for name in ("dk", "dv"):

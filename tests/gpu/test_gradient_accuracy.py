@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from flash_attention import attention
 from flash_helpers.test.reference import reference_gradients
 
 MAX_RATIO = 1.1  # of the relative error, to FlashAttention-2's
+N_DRAWS = 8  # of rows near one row dK is off as a few sums are: in one draw 0.7 to 1.2 times as far
 BATCH, SEQ_LEN, HEADS = 1, 700, 4
 HALF, BFLOAT = torch.float16, torch.bfloat16
 
@@ -42,8 +44,30 @@ def _correlated(generator: torch.Generator, *shape: int) -> Tensor:
 KINDS = {"normal": _normal, "outliers": _outliers, "low rank": _low_rank, "correlated": _correlated}
 
 
-def _relative_errors(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> list[float]:
-    return [float((x.double() - y).norm() / y.norm()) for x, y in zip(found, right, strict=True)]
+Squares = list[float]  # of dq, dk and dv
+
+
+def _squares(found: tuple[Tensor, ...]) -> Squares:
+    return [float(x.double().square().sum()) for x in found]
+
+
+def _draw(
+    made: Callable[..., Tensor], seed: int, shape: tuple[int, ...], dtype: torch.dtype, causal: bool
+) -> tuple[Squares, Squares, Squares]:
+    """Of one draw: of this library's errors, of FlashAttention-2's, and of the exact gradients."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    q, k, v = (made(generator, *shape).to(dtype).requires_grad_() for _ in range(3))
+    dout = _normal(generator, *shape).to(dtype)
+    mine = torch.autograd.grad(attention(q, k, v, causal=causal), (q, k, v), dout)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+    peer = torch.autograd.grad(out, (q, k, v), dout.transpose(1, 2))
+    right = reference_gradients(q.detach(), k.detach(), v.detach(), dout, causal=causal)
+    exact = (right.dq, right.dk, right.dv)
+    off = [
+        _squares(tuple(x.double() - y for x, y in zip(found, exact, strict=True))) for found in (mine, peer)
+    ]
+    return off[0], off[1], _squares(exact)
 
 
 # At head size 64 dS of FP16 inputs is made of P in FP16, which costs more than a tenth.
@@ -58,16 +82,10 @@ def _relative_errors(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> li
 def test_gradients_are_as_close_as_those_of_flash_attention_2(
     kind: str, seq_len: int, causal: bool, dtype: torch.dtype, d_head: int
 ) -> None:
-    generator = torch.Generator("cuda").manual_seed(11)
-    made: Callable[..., Tensor] = KINDS[kind]
-    q, k, v = (made(generator, BATCH, seq_len, HEADS, d_head).to(dtype).requires_grad_() for _ in range(3))
-    dout = _normal(generator, BATCH, seq_len, HEADS, d_head).to(dtype)
-    mine = torch.autograd.grad(attention(q, k, v, causal=causal), (q, k, v), dout)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
-    peer = torch.autograd.grad(out, (q, k, v), dout.transpose(1, 2))
-    right = reference_gradients(q.detach(), k.detach(), v.detach(), dout, causal=causal)
-    errors = [_relative_errors(found, (right.dq, right.dk, right.dv)) for found in (mine, peer)]
-    print(kind, seq_len, causal, dtype, d_head, [f"{a / b:.3f}" for a, b in zip(*errors, strict=True)])
-    for name, own, other in zip(("dq", "dk", "dv"), *errors, strict=True):
-        assert own <= MAX_RATIO * other, f"{name}: {own:.3g}, FlashAttention-2 has {other:.3g}"
+    shape = (BATCH, seq_len, HEADS, d_head)
+    drawn = [_draw(KINDS[kind], seed, shape, dtype, causal) for seed in range(11, 11 + N_DRAWS)]
+    sums = [[sum(of_draw) for of_draw in zip(*some, strict=True)] for some in zip(*drawn, strict=True)]
+    own, other = ([math.sqrt(x / y) for x, y in zip(off, sums[2], strict=True)] for off in sums[:2])
+    print(kind, seq_len, causal, dtype, d_head, [f"{a / b:.3f}" for a, b in zip(own, other, strict=True)])
+    for name, mine, peer in zip(("dq", "dk", "dv"), own, other, strict=True):
+        assert mine <= MAX_RATIO * peer, f"{name}: {mine:.3g}, FlashAttention-2 has {peer:.3g}"
