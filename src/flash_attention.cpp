@@ -13,6 +13,7 @@
 #include "binding/call_table_type.hpp"
 #include "binding/fields.hpp"
 #include "binding/kernel_type.hpp"
+#include "binding/known_functions.hpp"
 #include "binding/launch_backward.hpp"
 #include "binding/python.hpp"  // first: it chooses the API
 #include "binding/registry.hpp"
@@ -197,6 +198,7 @@ Reference make_module() {
     add("Kernel", kernel);
     add(ForwardPass::kTable, make_call_table_type<ForwardPass>());
     add(BackwardPass::kTable, make_call_table_type<BackwardPass>());
+    add("KnownFunctions", make_known_functions_type());
     cuda_error_type = cuda_error.release();
     kernel_type = reinterpret_cast<PyTypeObject *>(kernel.release());
     return module;

@@ -6,6 +6,9 @@ that its code names, functions among them likewise. Numbers and text are compare
 identity and by what can be asked of one without reading it. A function that holds anything else, such as a
 list or an object with attributes, that asks Python or PyTorch for what its code does not name, or that writes
 to what is outside of it, has no guard: it is recorded in each call.
+
+A guard says in nested tuples what is compared. The binding compares it (``src/binding/guard.hpp``), since
+each call with functions waits for it.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ import math
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-Guard = Callable[[Any], bool]
+Guard = tuple[Any, ...]  # src/binding/guard.hpp says which there are
 
 _VALUES = (bool, int, str, bytes, type(None), torch.dtype, torch.device, complex, type(Ellipsis))
 _MODULES = (torch, math, operator, functools)  # whose names nobody changes
@@ -42,15 +45,6 @@ _UNSEEN = frozenset(
 
 class UnguardedError(Exception):
     """A function whose deeds do not follow from what can be compared."""
-
-
-def guard_of(function: Any) -> Guard:
-    """A guard of a function as it is now, which compares all that it holds.
-
-    Raises:
-        UnguardedError: there is none.
-    """
-    return _value(function, _Seen())
 
 
 def guards_of(
@@ -106,18 +100,17 @@ def _value(value: Any, seen: _Seen) -> Guard:
     if type(value) is tuple or (isinstance(value, tuple) and _is_fixed(type(value).__module__)):
         return _items(value, seen)
     if type(value) is float:
-        return _float(value)
+        return ("bits", value)
     if isinstance(value, _VALUES) and type(value) in _VALUES:
-        kind = type(value)
-        return lambda x: x is value or (type(x) is kind and x == value)
+        return ("equals", value)
     if isinstance(value, types.ModuleType):
         if value not in _MODULES and not _is_fixed(value.__name__):
             raise UnguardedError
-        return lambda x: x is value
+        return ("is", value)
     if isinstance(value, types.BuiltinFunctionType | FunctionType | type):
         if not _is_fixed(_module_of(value)):
             raise UnguardedError
-        return lambda x: x is value
+        return ("is", value)
     raise UnguardedError
 
 
@@ -134,22 +127,12 @@ def _is_fixed(module: str | None) -> bool:
     )
 
 
-def _float(value: float) -> Guard:
-    bits = value.hex()
-    return lambda x: x is value or (type(x) is float and x.hex() == bits)
-
-
 def _tensor(value: Tensor, compared: bool, by_identity: bool) -> Guard:
     if value.__dict__:  # what stands there may change, and the function may read it
         raise UnguardedError
     reference = weakref.ref(value)
     if compared and by_identity:
-
-        def is_it(x: Any) -> bool:
-            held = reference()
-            return held is not None and x is held and not held.__dict__
-
-        return is_it
+        return ("tensor", reference)
     address, requires_grad, about = value.data_ptr(), value.requires_grad, facts(value)
 
     def is_same(x: Any) -> bool:
@@ -163,7 +146,7 @@ def _tensor(value: Tensor, compared: bool, by_identity: bool) -> Guard:
             and (compared or facts(held) == about)
         )
 
-    return is_same
+    return ("asks", is_same)
 
 
 def facts(x: Tensor) -> tuple[Any, ...]:
@@ -172,33 +155,17 @@ def facts(x: Tensor) -> tuple[Any, ...]:
 
 
 def _items(value: tuple[Any, ...], seen: _Seen) -> Guard:
-    guards, n, kind = [_value(x, seen) for x in value], len(value), type(value)
+    return ("items", type(value), tuple(_value(x, seen) for x in value))
 
-    def same(x: Any) -> bool:
-        if type(x) is not kind or len(x) != n:
-            return False
-        for guard, item in zip(guards, x):  # noqa: B905, SIM110  (in half the time of all and strict)
-            if not guard(item):
-                return False
-        return True
 
-    return same
+def _keywords(value: dict[str, Any], seen: _Seen) -> Guard:
+    """Of names and values, in their order."""
+    return _items(tuple(value), seen), _items(tuple(value.values()), seen)
 
 
 def _partial(value: functools.partial[Any], seen: _Seen) -> Guard:
     function, args = _value(value.func, seen), _items(value.args, seen)
-    names, keywords = tuple(value.keywords), _items(tuple(value.keywords.values()), seen)
-
-    def same(x: Any) -> bool:
-        return (
-            type(x) is functools.partial
-            and function(x.func)
-            and args(x.args)
-            and tuple(x.keywords) == names
-            and keywords(tuple(x.keywords.values()))
-        )
-
-    return same
+    return ("partial", functools.partial, function, args, _keywords(value.keywords, seen))
 
 
 def _function(value: FunctionType, seen: _Seen) -> Guard:
@@ -208,67 +175,15 @@ def _function(value: FunctionType, seen: _Seen) -> Guard:
     code, namespace = value.__code__, value.__globals__
     if value.__dict__ or not _only_reads(code):
         raise UnguardedError
-    cells = [_value(_content(cell), seen) for cell in value.__closure__ or ()]
-    names = [(name, _value(namespace[name], seen)) for name in _global_names(code) if name in namespace]
-    built_in = [name for name in _global_names(code) if name not in namespace]
+    cells = tuple(_value(_content(cell), seen) for cell in value.__closure__ or ())
+    names = _global_names(code)
+    found = tuple((name, _value(namespace[name], seen)) for name in names if name in namespace)
+    built_in = tuple(name for name in names if name not in namespace)
     if not _UNSEEN.isdisjoint(built_in):
         raise UnguardedError
     defaults = None if value.__defaults__ is None else _items(value.__defaults__, seen)
-    keywords = value.__kwdefaults__
-    named = None if keywords is None else _items(tuple(keywords.values()), seen)
-
-    def same_alone(x: Any) -> bool:  # of a function that names no globals and has no defaults, as most are
-        if (
-            type(x) is not FunctionType
-            or x.__code__ is not code
-            or x.__dict__
-            or x.__defaults__ is not None
-            or x.__kwdefaults__ is not None
-        ):
-            return False
-        if cells:
-            try:
-                for guard, cell in zip(cells, x.__closure__ or ()):  # noqa: B905  (as many as the code names)
-                    if not guard(cell.cell_contents):
-                        return False
-            except ValueError:  # nothing is assigned to it
-                return False
-        return True
-
-    if not (names or built_in or defaults or keywords is not None):
-        return same_alone
-
-    def same(x: Any) -> bool:
-        if (
-            type(x) is not FunctionType
-            or x.__dict__
-            or x.__code__ is not code
-            or x.__globals__ is not namespace
-        ):
-            return False
-        if cells:
-            for guard, cell in zip(cells, x.__closure__ or ()):  # noqa: B905  (as many as the code names)
-                try:
-                    if not guard(cell.cell_contents):
-                        return False
-                except ValueError:  # nothing is assigned to it
-                    return False
-        for name, guard in names:
-            if name not in namespace or not guard(namespace[name]):
-                return False
-        for name in built_in:
-            if name in namespace:
-                return False
-        own, by_name = x.__defaults__, x.__kwdefaults__
-        if (own is not None or defaults is not None) and (
-            own is None or defaults is None or not defaults(own)
-        ):
-            return False
-        if by_name is None or named is None or keywords is None:
-            return by_name is None and named is None
-        return tuple(by_name) == tuple(keywords) and named(tuple(by_name.values()))
-
-    return same
+    keywords = None if value.__kwdefaults__ is None else _keywords(value.__kwdefaults__, seen)
+    return ("function", code, namespace if names else None, found, built_in, cells, defaults, keywords)
 
 
 def _content(cell: types.CellType) -> Any:

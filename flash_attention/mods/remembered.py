@@ -48,31 +48,29 @@ class Known:
     """A recorded pair of functions.
 
     Attributes:
+        match: asks whether two functions are these, and whether what they captured lives. Gives None, or
+            ``key``, what a remembered launch compares behind its other arguments, and ``bare``. Compared are
+            the captured tensors, and before them the places of those of which it keeps bits; None: they are
+            more than it can compare. Shapes, strides and types of the mod's tensors are not looked at: a
+            remembered launch compares them, and ``traced`` does.
         bare: what they compute and the numbers that they captured, without the tensors.
         key: stands for them in the key of a remembered call. It is equal where mod and numbers are, for
             launches compare captured tensors; but not where a launch keeps bits found from some.
     """
 
-    __slots__ = ("_contents", "_facts", "_tensors", "bare", "guards", "key")
+    __slots__ = ("_facts", "_tensors", "bare", "key", "match")
 
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
-        self.guards = guards
         self.bare = traced.with_tensors(())
         # The captured tensors that bits of tiles are found from (``backends.cuda_tiles``), if there are bits.
         read = mask_inputs(traced.mod).tensors if needs_bits(traced.mod) else None
-        self._contents = () if read is None else (read,)
+        contents = () if read is None else (read,)
         # A tensor's version counts while it lives: another one may come to lie where it lay.
         self.key = ("mods", next(_numbers) if read else _token(self.bare))
         self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
         self._facts = tuple(facts(x) for x in traced.tensors)
-
-    def matches(self, score_mod: Any, mask_mod: Any) -> bool:
-        """Whether two functions are these, and what they captured lives. The shapes, strides and types of the
-        mod's tensors are not looked at: a remembered launch compares them, and ``traced`` does."""
-        of_score, of_mask = self.guards
-        return (score_mod is None if of_score is None else of_score(score_mod)) and (
-            mask_mod is None if of_mask is None else of_mask(mask_mod)
-        )
+        compared = self._tensors if len(self._tensors) <= MAX_TENSORS else None
+        self.match = _binding().KnownFunctions(*guards, self.key, contents, compared, self.bare).match
 
     @property
     def mod(self) -> Mod:
@@ -89,21 +87,16 @@ class Known:
             tensors.append(x)
         return self.bare.with_tensors(tuple(tensors))
 
-    def compared(self) -> tuple[Any, ...] | None:
-        """What a remembered launch of a pair that ``matches`` compares behind its other arguments.
-
-        The captured tensors, and before them the places of those of which it keeps bits. None: more than it
-        can compare.
-        """
-        if not self._tensors:
-            return self._contents
-        if len(self._tensors) > MAX_TENSORS:
-            return None
-        return (*self._contents, *[reference() for reference in self._tensors])
-
     def is_gone(self) -> bool:
         """Whether a captured tensor is, so that nothing matches any more."""
         return any(reference() is None for reference in self._tensors)
+
+
+def _binding() -> Any:
+    """The extension, which compares. It knows neither devices nor kernels until it is told of some."""
+    import flash_attention_kernels
+
+    return flash_attention_kernels
 
 
 class _Pairs(list[Known]):
@@ -120,7 +113,7 @@ class _Pairs(list[Known]):
         entries, latest = [*self], self.latest  # another thread may find another one meanwhile
         at = entries.index(latest) + 1 if latest in entries else 0
         for entry in (*entries[at:], *entries[:at]):
-            if entry.matches(score_mod, mask_mod):
+            if entry.match(score_mod, mask_mod) is not None:
                 self.latest = entry
                 return entry
         return None
@@ -143,7 +136,35 @@ def _token(bare: Traced) -> int:
     return _tokens.setdefault((bare.mod, numbers), next(_numbers))
 
 
-_known: dict[tuple[Any, Any], _Pairs] = {}
+class _Known(dict[tuple[Any, Any], _Pairs]):
+    """What was recorded, by the functions' code.
+
+    Attributes:
+        latest: ``match`` of what was found last; None: nothing was.
+    """
+
+    latest: Any = None
+
+    def clear(self) -> None:
+        self.latest = None
+        super().clear()
+
+
+_known = _Known()
+
+
+def matched(score_mod: Any, mask_mod: Any) -> tuple[Any, Any, Traced] | None:
+    """What ``Known.match`` says of two functions. None: they were not recorded, or are not as they were."""
+    latest = _known.latest
+    if latest is not None:
+        found = latest(score_mod, mask_mod)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    entry = known(score_mod, mask_mod)
+    if entry is None:
+        return None
+    _known.latest = entry.match
+    return entry.match(score_mod, mask_mod)  # type: ignore[no-any-return]
 
 
 def known(score_mod: Any, mask_mod: Any) -> Known | None:
@@ -152,7 +173,7 @@ def known(score_mod: Any, mask_mod: Any) -> Known | None:
     if entries is None:
         return None
     latest = entries.latest
-    if latest is not None and latest.matches(score_mod, mask_mod):
+    if latest is not None and latest.match(score_mod, mask_mod) is not None:
         return latest
     return entries.find(score_mod, mask_mod)
 
@@ -171,6 +192,7 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
         entries = _known.get((_code(score_mod), _code(mask_mod)))
         if traced is None and entries is not None:
             entries.drop(entry)
+            _known.latest = None
     with _values_unread() as unread:
         traced = trace(score_mod, mask_mod, device)
     if unread.holds and not traced.reads_values:
@@ -181,12 +203,12 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
 def _remember(score_mod: Any, mask_mod: Any, traced: Traced, *, asks_where: bool) -> None:
     try:
         guards = guards_of((score_mod, mask_mod), traced.tensors, asks_where=asks_where)
-    except UnguardedError:
+        entry = Known(guards, traced)  # type: ignore[arg-type]
+    except (UnguardedError, ImportError):  # without the extension each call records them anew
         return
     if len(_known) >= KEPT:
         _known.clear()
-    entries = _known.setdefault((_code(score_mod), _code(mask_mod)), _Pairs())
-    entries.add(Known(guards, traced))  # type: ignore[arg-type]
+    _known.setdefault((_code(score_mod), _code(mask_mod)), _Pairs()).add(entry)
 
 
 def _code(function: Any) -> Any:

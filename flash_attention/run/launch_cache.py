@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.devices import backend
-from flash_attention.mods.remembered import known
+from flash_attention.mods.remembered import matched
 from flash_attention.mods.tracing import Traced
 from flash_attention.torch_private import forward_levels
 from flash_helpers import generation
@@ -68,7 +68,7 @@ def repeat(key: Key, *given: Any) -> Any:
 
 
 # What functions of scores and masks are to a remembered call: what they add to its key, what they add to what
-# is compared of it (``Known.compared``), and the mod with its numbers, without its tensors.
+# is compared of it (``Known.match``), and the mod with its numbers, without its tensors.
 Mods = tuple[Key, tuple[Any, ...], Traced | None]
 
 NO_MODS: Mods = ((), (), None)
@@ -77,10 +77,8 @@ NO_LAYOUT = (None,) * 5  # tensors of a layout, of a call that has none
 
 def mods_of(score_mod: Any, mask_mod: Any) -> Mods | None:
     """See ``Mods``. None: the functions are not known, or their call cannot be remembered."""
-    found = known(score_mod, mask_mod)
-    if found is None or (compared := found.compared()) is None:
-        return None
-    return found.key, compared, found.bare
+    found = matched(score_mod, mask_mod)
+    return None if found is None or found[1] is None else found
 
 
 def captured_of(compared: tuple[Any, ...]) -> tuple[Tensor, ...]:
