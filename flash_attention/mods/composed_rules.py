@@ -39,60 +39,82 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Symbol:
     return found if max is None else applied("minimum", found, max)
 
 
-@rule("hardtanh")
-def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Symbol:
-    return _clamp(input, min_val, max_val)
-
-
-@rule("relu6")
-def _relu6(input: Any, inplace: bool = False) -> Symbol:
-    return _clamp(input, 0, 6)
-
-
 RULES["clamp_min"] = lambda input, min: _clamp(input, min)
 RULES["clamp_max"] = lambda input, max: _clamp(input, None, max)
 
 
-@rule("relu")
-def _relu(input: Any, inplace: bool = False) -> Symbol:
-    return applied("maximum", input, 0)
+@rule("tan")
+def _tan(input: Any) -> Symbol:
+    return applied("sin", input) / applied("cos", input)
 
 
-@rule("gelu")
-def _gelu(input: Any, approximate: str = "none") -> Symbol:
-    x = converted(input, FLOAT)
-    if approximate == "tanh":
-        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
-        return x * 0.5 * (applied("tanh", inner) + 1.0)
-    if approximate != "none":
-        raise refused(f"gelu with approximate={approximate!r} is not recorded", "It may be 'none' or 'tanh'")
-    return x * 0.5 * (applied("erf", x * math.sqrt(0.5)) + 1.0)
+@rule("sinh")
+def _sinh(input: Any) -> Symbol:
+    grown = applied("expm1", input)
+    return _where(applied("abs", input) < 1.0, grown + grown / (grown + 1.0), _both_ways(input, -1.0)) * 0.5
 
 
-@rule("silu")
-def _silu(input: Any, inplace: bool = False) -> Symbol:
-    return input * applied("sigmoid", input)
+@rule("cosh")
+def _cosh(input: Any) -> Any:
+    return _both_ways(input, 1.0) * 0.5
 
 
-@rule("softplus")
-def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
-    scaled = input * beta
-    return _where(scaled > threshold, input, applied("log1p", applied("exp", scaled)) / beta)
+def _both_ways(x: Any, sign: float) -> Any:
+    return applied("exp", x) + applied("exp", -x) * sign
 
 
-@rule("leaky_relu")
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Symbol:
-    return _where(input > 0, input, input * negative_slope)
+@rule("lerp")
+def _lerp(input: Any, end: Any, weight: Any) -> Symbol:
+    return input + (end - input) * weight
 
 
-@rule("elu")
-def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Symbol:
-    return _where(input > 0, input, applied("expm1", input) * alpha)
+@rule("addcmul")
+def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Symbol:
+    return input + tensor1 * tensor2 * value
 
 
-@rule("logsigmoid", "log_sigmoid")
-def _logsigmoid(input: Any) -> Symbol:
-    return applied("minimum", input, 0.0) - applied("log1p", applied("exp", -applied("abs", input)))
+@rule("addcdiv")
+def _addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Symbol:
+    return input + tensor1 / tensor2 * value
+
+
+@rule("hypot")
+def _hypot(input: Any, other: Any) -> Symbol:
+    return applied("sqrt", input * input + other * other)
+
+
+@rule("logaddexp")
+def _logaddexp(input: Any, other: Any) -> Symbol:
+    apart = applied("log1p", applied("exp", -applied("abs", input - other)))
+    apart = apart + applied("maximum", input, other)
+    return _where(input == other, input + math.log(2), apart)  # two infinities are not subtracted
+
+
+@rule("xlogy", "special_xlogy")
+def _xlogy(input: Any, other: Any) -> Symbol:
+    if not isinstance(other, Symbol):
+        other = RULES["full_like"](converted(input, FLOAT), other)
+    return _where(input == 0, 0.0, input * applied("log", other))
+
+
+@rule("frac")
+def _frac(input: Any) -> Symbol:
+    return input - RULES["trunc"](input)
+
+
+@rule("heaviside")
+def _heaviside(input: Any, values: Any) -> Symbol:
+    return _where(input == 0, values, converted(input > 0, FLOAT))
+
+
+@rule("nan_to_num")
+def _nan_to_num(
+    input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Symbol:
+    largest = torch.finfo(torch.float32).max
+    above = _where(input == math.inf, largest if posinf is None else posinf, input)
+    found = _where(input == -math.inf, -largest if neginf is None else neginf, above)
+    return _where(_isnan(input), 0.0 if nan is None else nan, found)
 
 
 @rule("square")

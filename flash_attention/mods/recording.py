@@ -160,7 +160,10 @@ class Recording:
             raise refused(f"{what} is not dense", "Capture dense tensors (torch.strided)")
         if x.dtype not in ELEMENTS:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in ELEMENTS)
-            raise refused(f"{what} has the type {x.dtype}", f"Captured tensors have one of: {allowed}")
+            raise refused(
+                f"{what} has the type {x.dtype}",
+                f"Captured tensors have one of: {allowed}. Convert it before the call",
+            )
         if x.ndim > MAX_DIMENSIONS:
             raise refused(
                 f"{what} has {x.ndim} dimensions",

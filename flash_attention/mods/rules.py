@@ -27,7 +27,7 @@ _UNARY = {
     "special_expm1": "expm1",
 }  # fmt: skip
 for _name, _op in _UNARY.items():
-    RULES[_name] = lambda input, _op=_op: applied(_op, input)
+    RULES[_name] = lambda input, *, _op=_op: applied(_op, input)
 
 for _name, _op in {
     "lt": "lt", "less": "lt", "le": "le", "less_equal": "le", "eq": "eq", "ne": "ne", "not_equal": "ne",
@@ -35,9 +35,9 @@ for _name, _op in {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
     "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
 }.items():  # fmt: skip
-    RULES[_name] = lambda input, other, _op=_op: applied(_op, input, other)
+    RULES[_name] = lambda input, other, *, _op=_op: applied(_op, input, other)
 for _name, _op in {"gt": "lt", "greater": "lt", "ge": "le", "greater_equal": "le"}.items():
-    RULES[_name] = lambda input, other, _op=_op: applied(_op, other, input)
+    RULES[_name] = lambda input, other, *, _op=_op: applied(_op, other, input)
 
 
 def _divided(op: str) -> Callable[[Any, Any], Any]:
@@ -59,12 +59,16 @@ def _mul(input: Any, other: Any) -> Symbol:
 
 @rule("add")
 def _add(input: Any, other: Any, *, alpha: Any = 1) -> Symbol:
-    return applied("add", input, other if alpha == 1 else call_named("mul", (other, alpha), {}))
+    return applied("add", input, other if _is_one(alpha) else other * alpha)
 
 
 @rule("sub", "subtract")
 def _sub(input: Any, other: Any, *, alpha: Any = 1) -> Symbol:
-    return applied("sub", input, other if alpha == 1 else call_named("mul", (other, alpha), {}))
+    return applied("sub", input, other if _is_one(alpha) else other * alpha)
+
+
+def _is_one(alpha: Any) -> bool:
+    return not isinstance(alpha, Symbol) and bool(alpha == 1)
 
 
 @rule("rsub")
@@ -107,7 +111,7 @@ def _pow(input: Any, exponent: Any) -> Symbol:
     if kind_of(input) is FLOAT or kind_of(exponent) is FLOAT:
         return (
             applied("sqrt", input)
-            if not isinstance(exponent, Symbol) and exponent == 0.5
+            if not isinstance(exponent, Symbol | Tensor) and exponent == 0.5
             else applied("pow", input, exponent)
         )
     if not isinstance(input, Symbol) and input == 2 and _is_not_negative(exponent):
@@ -152,7 +156,7 @@ def _abs(input: Any) -> Symbol:
 
 
 for _name in ("and", "or", "xor"):
-    RULES[f"logical_{_name}"] = lambda input, other, _op=_name: applied(
+    RULES[f"logical_{_name}"] = lambda input, other, *, _op=_name: applied(
         _op, _truth(input, other), _truth(other, input)
     )
 

@@ -21,6 +21,7 @@ from flash_attention.mods.registry import (
     call_named,
     in_place,
     is_in_place,
+    name_of,
     unknown,
 )
 from flash_helpers.mods.operations import Kind
@@ -33,6 +34,7 @@ _UFUNCS = {
     "bitwise_xor": "bitwise_xor", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
     "equal": "eq", "not_equal": "ne",
 }  # fmt: skip
+_INDEXING = ("__getitem__", "index", "select")
 WHERE = (
     "Write torch.where(condition, a, b); in place of and, or, not write &, |, ~; in place of min, max "
     "write torch.minimum, torch.maximum"
@@ -140,7 +142,7 @@ class Symbol:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_in_place(function):
             raise in_place(function.__name__.partition(".")[0])
-        return call(function, args, kwargs or {})
+        return call(function, begun_with_a_value(function, args, kwargs or {}), kwargs or {})
 
     def __getitem__(self, index: Any) -> Any:
         place, length = self.value()
@@ -232,6 +234,20 @@ def gathered(
     return Symbol(
         recording, recording.load(recording.slot(tensor), [i for i in indices if i is not None]), length
     )
+
+
+def begun_with_a_value(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a function of PyTorch. A captured tensor or row that is the first of them becomes a
+    value, which rules compute with as with others. Where it is indexed, it stays."""
+    if not args or not isinstance(args[0], Tensor) or args[0].ndim > 1 or name_of(function) in _INDEXING:
+        return args
+    symbol = next((x for x in (*args, *kwargs.values()) if isinstance(x, Symbol)), None)
+    if symbol is None:
+        return args
+    recording, first = symbol._recording, args[0]
+    if first.ndim == 1:
+        return (gathered(recording, first, slice(None)), *args[1:])
+    return (Symbol(recording, recording.scalar_tensor(first)), *args[1:])
 
 
 def index_of(recording: Recording, x: Any) -> tuple[int, int | None]:

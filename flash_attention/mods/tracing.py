@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.errors import ModError
-from flash_attention.mods import composed_rules, conversion_rules, rules
+from flash_attention.mods import activation_rules, composed_rules, conversion_rules, rules
 from flash_attention.mods.captured import opened
 from flash_attention.mods.draws import NoDraws
 from flash_attention.mods.operands import operand
@@ -22,7 +22,7 @@ from flash_attention.mods.symbols import Symbol
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.operations import INDICES, Kind
 
-RULES_OF = (rules, composed_rules, conversion_rules)  # importing them fills the table
+RULES_OF = (rules, composed_rules, activation_rules, conversion_rules)  # importing them fills the table
 SIGNATURES = {
     "score_mod": ("score", *INDICES),
     "mask_mod": INDICES,

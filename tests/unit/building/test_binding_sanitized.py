@@ -15,6 +15,7 @@ pytestmark = pytest.mark.compile
 
 HERE = Path(__file__).parent
 TESTS = [HERE / name for name in ("test_call_table_life.py", "test_binding_faults.py", "test_call_table.py")]
+TESTS += [HERE.with_name("mods") / name for name in ("test_known_functions.py", "test_remembered_mods.py")]
 FLAGS = ["-std=c++20", "-shared", "-fPIC", "-O1", "-g1", "-fno-omit-frame-pointer"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 

@@ -19,6 +19,7 @@ from flash_attention.mods.evaluate import evaluate
 ROW = torch.tensor([1, 2, 5, -3])
 TWO = np.float32(2.5)
 ONES = torch.zeros(())
+THREE = torch.tensor(3.0)
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": lambda s, b, h, q, k: torch.min(s, k * 0.1 + torch.zeros_like(s)),
@@ -39,6 +40,43 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "new_full": lambda s, b, h, q, k: s + q.new_full((), 2.5, dtype=torch.float32) + s.new_full((), 1),
     "isin": lambda s, b, h, q, k: torch.where(torch.isin(k, ROW), s, -s),
     "not isin": lambda s, b, h, q, k: s + torch.isin(q - k, ROW, invert=True),
+    "alpha": lambda s, b, h, q, k: (
+        torch.add(s, 1.5, alpha=0.5) + s.sub(q, alpha=2) + torch.sub(s, THREE, alpha=2)
+    ),
+    "a captured value first": lambda s, b, h, q, k: (
+        torch.clamp(THREE, ONES, s) + torch.fmod(THREE, k + 2) + torch.maximum(THREE, s) + torch.pow(THREE, s)
+    ),
+    "a captured row first": lambda s, b, h, q, k: (
+        s + torch.fmod(ROW, k + 2).sum(-1) + torch.mul(ROW, q).amax(-1)
+    ),
+    "a row as an exponent": lambda s, b, h, q, k: ((s * 0.1 + 2) ** ROW).sum(-1),
+    "trigonometry": lambda s, b, h, q, k: (
+        torch.tan(s * 0.5) + torch.sinh(s) + torch.sinh(s * 1e-4) + torch.cosh(s)
+    ),
+    "lerp": lambda s, b, h, q, k: torch.lerp(s, s * s, 0.25) + torch.lerp(s, 2 * s, s),
+    "addcmul": lambda s, b, h, q, k: torch.addcmul(s, s, s * 2, value=0.5) + torch.addcdiv(s, s, s * s + 1),
+    "hypot": lambda s, b, h, q, k: torch.hypot(s, 0.5 * s) + torch.logaddexp(s, s * s),
+    "logaddexp of infinity": lambda s, b, h, q, k: torch.exp(
+        torch.logaddexp(torch.where(q > k, s, -math.inf), torch.where(q > 4, s, -math.inf))
+    ),
+    "xlogy": lambda s, b, h, q, k: torch.xlogy(s, 2.5) + torch.xlogy(torch.relu(s), s),
+    "frac": lambda s, b, h, q, k: (
+        torch.frac(s * 3) + torch.heaviside(s, THREE) + torch.heaviside(s * 0, THREE)
+    ),
+    "nan_to_num": lambda s, b, h, q, k: (
+        torch.nan_to_num(torch.log(s), neginf=-3.0)
+        + torch.nan_to_num(1 / (s * 0), posinf=2.0)
+        + (s / 0).nan_to_num(4.0, 5.0, 6.0)
+    ),
+    "activations": lambda s, b, h, q, k: (
+        functional.mish(s) + functional.selu(s) + functional.celu(s, alpha=0.5) + functional.softsign(s)
+    ),
+    "hard activations": lambda s, b, h, q, k: (
+        functional.hardswish(4 * s) + functional.hardsigmoid(4 * s) + functional.threshold(s, 0.5, 2.0)
+    ),
+    "shrinks": lambda s, b, h, q, k: (
+        functional.softshrink(s) + functional.hardshrink(s, 0.3) + functional.tanhshrink(s)
+    ),
     "numbers of NumPy": lambda s, b, h, q, k: s ** np.int64(2) + (q + 1) ** TWO + (q - k) // TWO,
 }
 

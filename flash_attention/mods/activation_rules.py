@@ -1,0 +1,124 @@
+"""Activations of ``torch.nn.functional``, recorded as several operations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flash_attention.mods.operands import applied, converted
+from flash_attention.mods.refusal import refused
+from flash_attention.mods.registry import RULES, rule
+from flash_attention.mods.symbols import Symbol
+from flash_helpers.mods.operations import Kind
+
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934, 1.6732632423543772848
+
+
+def _where(condition: Any, input: Any, other: Any) -> Symbol:
+    return RULES["where"](condition, input, other)  # type: ignore[no-any-return]
+
+
+def _clamp(input: Any, min: Any, max: Any) -> Any:
+    return RULES["clamp"](input, min, max)
+
+
+@rule("hardtanh")
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Symbol:
+    return _clamp(input, min_val, max_val)
+
+
+@rule("relu6")
+def _relu6(input: Any, inplace: bool = False) -> Symbol:
+    return _clamp(input, 0, 6)
+
+
+@rule("relu")
+def _relu(input: Any, inplace: bool = False) -> Symbol:
+    return applied("maximum", input, 0)
+
+
+@rule("gelu")
+def _gelu(input: Any, approximate: str = "none") -> Symbol:
+    x = converted(input, Kind.FLOAT)
+    if approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (applied("tanh", inner) + 1.0)
+    if approximate != "none":
+        raise refused(f"gelu with approximate={approximate!r} is not recorded", "It may be 'none' or 'tanh'")
+    return x * 0.5 * (applied("erf", x * math.sqrt(0.5)) + 1.0)
+
+
+@rule("silu")
+def _silu(input: Any, inplace: bool = False) -> Symbol:
+    return input * applied("sigmoid", input)
+
+
+@rule("softplus")
+def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
+    scaled = input * beta
+    return _where(scaled > threshold, input, applied("log1p", applied("exp", scaled)) / beta)
+
+
+@rule("leaky_relu")
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Symbol:
+    return _where(input > 0, input, input * negative_slope)
+
+
+@rule("elu")
+def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Symbol:
+    return _where(input > 0, input, applied("expm1", input) * alpha)
+
+
+@rule("logsigmoid", "log_sigmoid")
+def _logsigmoid(input: Any) -> Symbol:
+    return applied("minimum", input, 0.0) - applied("log1p", applied("exp", -applied("abs", input)))
+
+
+@rule("celu")
+def _celu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Symbol:
+    return _where(input > 0, input, applied("expm1", input / alpha) * alpha)
+
+
+@rule("selu")
+def _selu(input: Any, inplace: bool = False) -> Symbol:
+    return _elu(input, _SELU_ALPHA) * _SELU_SCALE
+
+
+@rule("mish")
+def _mish(input: Any, inplace: bool = False) -> Symbol:
+    return input * applied("tanh", _softplus(input))
+
+
+@rule("hardsigmoid")
+def _hardsigmoid(input: Any, inplace: bool = False) -> Any:
+    return _clamp(input + 3.0, 0.0, 6.0) / 6.0
+
+
+@rule("hardswish")
+def _hardswish(input: Any, inplace: bool = False) -> Symbol:
+    return input * _hardsigmoid(input)
+
+
+@rule("softsign")
+def _softsign(input: Any) -> Symbol:
+    return input / (applied("abs", input) + 1.0)
+
+
+@rule("tanhshrink")
+def _tanhshrink(input: Any) -> Symbol:
+    return input - applied("tanh", input)
+
+
+@rule("softshrink")
+def _softshrink(input: Any, lambd: float = 0.5) -> Symbol:
+    return input - _clamp(input, -lambd, lambd)
+
+
+@rule("hardshrink")
+def _hardshrink(input: Any, lambd: float = 0.5) -> Symbol:
+    return _where(applied("abs", input) > lambd, input, 0.0)
+
+
+@rule("threshold", "_threshold")
+def _threshold(input: Any, threshold: float, value: float, inplace: bool = False) -> Symbol:
+    return _where(input > threshold, input, value)
