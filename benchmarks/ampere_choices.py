@@ -18,6 +18,7 @@ from typing import Annotated
 import torch
 import typer
 
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.peers import select_peers
 from flash_helpers.benchmark.plan import Plan
 from flash_helpers.benchmark.results import Results
@@ -85,6 +86,7 @@ def main(
                 f"{dtype.name} over FlashAttention-2, {len(of_type)} cells: geometric mean "
                 f"{geometric_mean(of_type.values()):.3f}, worst {of_type[worst]:.3f} ({worst.label()})"
             )
+    end_with(results.file())
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from flash_helpers.benchmark.cases import Case, Inputs, make_inputs
 from flash_helpers.benchmark.contestants import CONTESTANTS
 from flash_helpers.benchmark.copy_rate import copy_rate
 from flash_helpers.benchmark.correctness import output_error, reference
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.runner import named_device
@@ -391,6 +392,7 @@ def main(
         f"{len(skipped)} cells skipped, done after {time.monotonic() - start:.0f} s",
         highlight=False,
     )
+    end_with(file)
 
 
 if __name__ == "__main__":

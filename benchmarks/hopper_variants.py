@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flash_helpers.benchmark.correctness import output_error, reference
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.peers import select_peers
@@ -346,6 +347,7 @@ def main(
         for table in summary(results, names, mode):
             console.print(table)
     console.print(f"done after {time.monotonic() - start:.0f} s", highlight=False)
+    end_with(results.file())
 
 
 if __name__ == "__main__":

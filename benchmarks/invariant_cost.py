@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flash_attention import attention, attention_varlen, last_kernel
 from flash_attention.cached import attention_cached
+from flash_helpers.benchmark.runner import named_device
 
 INT = torch.int32
 REPEATS, LEAST, MOST, TARGET_MS = 5, 3, 200, 20.0
@@ -119,6 +120,10 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args()
+    try:
+        named_device("cuda:0")
+    except ValueError as missing:
+        parser.error(str(missing))
     torch.manual_seed(0)
     rows = []
     for kind in (prompts, decoding, mixed):

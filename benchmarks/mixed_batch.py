@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flash_attention import attention_varlen, last_kernel
 from flash_attention.cached import attention_cached
+from flash_helpers.benchmark.runner import named_device
 
 INT = torch.int32
 
@@ -150,6 +151,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    try:
+        named_device("cuda:0")
+    except ValueError as missing:
+        parser.error(str(missing))
     rows = []
     for page_size in options.page_size:
         for batch in BATCHES:

@@ -28,6 +28,7 @@ from flash_attention.call import Mask, Scores, problem_of
 from flash_attention.layouts import DENSE, Packed
 from flash_attention.mods import trace
 from flash_attention.run.plain_forms import mask_and_scores
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
 from flash_helpers.benchmark.measuring import Measured, measure_checked
@@ -202,6 +203,7 @@ def main(
             break
         file.rows += measure(cell, device, backward, Plan(rounds, tuple(modes.split(","))), processes > 0)
         file.save(json)
+    end_with(file)
 
 
 def measure(

@@ -26,6 +26,7 @@ from typing import Annotated
 import torch
 import typer
 
+from flash_helpers.benchmark.beginnings import beginnings
 from flash_helpers.benchmark.build_ahead import build_ahead
 from flash_helpers.benchmark.case_row import PEERS, CaseRow
 from flash_helpers.benchmark.cases import Case, Inputs, expected_output, make_inputs
@@ -37,6 +38,7 @@ from flash_helpers.benchmark.contestants import (
     own_call,
     select_contestants,
 )
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.grid_cases import grid_cases
 from flash_helpers.benchmark.implementations import UnavailableError, last_kernel_name
@@ -244,8 +246,9 @@ def main(
     """Times configurations for rows of the grid in which a peer was ahead."""
     start = time.monotonic()
     device = named_device("cpu" if build_only else "cuda:0")
-    wanted = tuple(name.strip() for name in only.split(",") if name.strip())
-    rows = [row for row in read_plan(plan) if not wanted or named_case(row.case).startswith(wanted)]
+    rows = read_plan(plan)
+    if wanted := beginnings(only, (named_case(row.case) for row in rows), "row"):
+        rows = [row for row in rows if named_case(row.case).startswith(wanted)]
     chosen = select_contestants(contestants)
     bad = build(rows, jobs or os.cpu_count() or 1, spilled)
     if build_only:
@@ -262,6 +265,7 @@ def main(
             file.save(json)
         show(measured)
     print(f"done after {time.monotonic() - start:.0f} s")
+    end_with(file)
 
 
 if __name__ == "__main__":

@@ -69,29 +69,46 @@ def check_block_table(block_table: Tensor, q: Tensor, batch: int | None = None) 
         raise ValueError(f"block_table is on {block_table.device}, q on {q.device}: use .to(q.device)")
 
 
-def check_pages(block_table: Tensor, counts: Tensor, k: Tensor) -> None:
+def check_pages(
+    block_table: Tensor,
+    counts: Tensor,
+    k: Tensor,
+    rows: Tensor | None = None,
+    begins: Tensor | None = None,
+    names: str = "k and v",
+) -> None:
     """Reads the pages that hold a key, which on a GPU waits for them.
 
     Args:
-        block_table: (batch, max_pages).
-        counts: (batch,), how many keys of each batch item there are.
+        block_table: (rows, max_pages).
+        counts: (batch,), where the keys of each batch item end.
         k: (n_pages, page_size, n_heads_kv, d_head).
+        rows: (batch,), the row of the table for each batch item; None: the first ones.
+        begins: (batch,), where they begin; None: at 0.
+        names: of the tensors that have the pages, for the message.
 
     Raises:
         ValueError: there is no such page.
     """
-    n_pages, page_size = k.shape[:2]
-    # The first key of each page.
-    firsts = torch.arange(block_table.shape[1], device=block_table.device) * page_size
-    used = firsts < counts[:, None]
-    wrong = (used & ((block_table < 0) | (block_table >= n_pages))).nonzero()
+    table = block_table if rows is None else block_table[rows.long()]
+    n_pages = k.shape[0]
+    wrong = (pages_with_keys(table, counts, k, begins) & ((table < 0) | (table >= n_pages))).nonzero()
     if len(wrong):
         item, place = wrong[0].tolist()
+        row = item if rows is None else int(rows[item])
         there = f"the pages 0 to {n_pages - 1}" if n_pages else "no page"
         raise ValueError(
-            f"block_table[{item}, {place}] is {int(block_table[item, place])}, and that page holds keys of "
-            f"the item; k and v have {there}"
+            f"block_table[{row}, {place}] is {int(table[item, place])}, and that page holds keys of "
+            f"the item; {names} have {there}"
         )
+
+
+def pages_with_keys(table: Tensor, counts: Tensor, k: Tensor, begins: Tensor | None = None) -> Tensor:
+    """Which entries of a table (batch, max_pages) name a page that holds a key. Arguments as above."""
+    page_size = k.shape[1]
+    firsts = torch.arange(table.shape[1], device=table.device) * page_size  # the first key of each page
+    used = firsts < counts[:, None]
+    return used if begins is None else used & (firsts + page_size > begins[:, None])
 
 
 def check_packing(

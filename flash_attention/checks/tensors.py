@@ -251,13 +251,22 @@ def check_output(
     check_output_apart(name, o, inputs)
 
 
-def check_output_apart(name: str, o: Tensor, inputs: dict[str, Tensor]) -> None:
-    """An output in whose memory no input lies."""
+def check_output_apart(
+    name: str,
+    o: Tensor,
+    inputs: dict[str, Tensor],
+    instead: str = "pass an {name} of its own, or {name}=None",
+) -> None:
+    """An output in whose memory no input lies.
+
+    Args:
+        instead: what to do, for the message.
+    """
     for other, x in inputs.items():
         if overlap(o, x):
             raise ValueError(
-                f"{name} overlaps {other} in memory, which is still read while {name} is written: pass an "
-                f"{name} of its own, or {name}=None"
+                f"{name} overlaps {other} in memory, which is still read while {name} is written: "
+                + instead.format(name=name)
             )
 
 
@@ -283,12 +292,12 @@ def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None
     check_output_places(name, o)
 
 
-def check_output_places(name: str, o: Tensor) -> None:
+def check_output_places(name: str, o: Tensor, instead: str = "pass {name}=None to get a new tensor") -> None:
     """No element in another's place."""
     if overlaps_itself(o):
         raise ValueError(
             f"elements of {name} share memory (shape {tuple(o.shape)}, strides {tuple(o.stride())}); each "
-            f"needs its own: pass {name}=None to get a new tensor"
+            f"needs its own: {instead.format(name=name)}"
         )
 
 

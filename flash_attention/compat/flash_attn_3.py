@@ -15,7 +15,13 @@ from flash_attention.attention import attention, attention_varlen
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.layouts import check_packed_cache
 from flash_attention.checks.options import checked_flag, refuse
-from flash_attention.checks.tensors import check_tensors
+from flash_attention.checks.tensors import (
+    check_no_gradient,
+    check_output_apart,
+    check_output_kind,
+    check_output_places,
+    check_tensors,
+)
 from flash_attention.compat.arguments import checked_packing, host_number, options_of, parts_of
 from flash_attention.compat.merge_state import check_parts
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
@@ -280,22 +286,32 @@ def flash_attn_combine(
     Args:
         out_partial: (n_parts, batch, seq_len, n_heads, d_head_v).
         lse_partial: (n_parts, batch, seq_len, n_heads), float32.
-        out: None.
+        out: (batch, seq_len, n_heads, d_head_v), written and returned; None: a new one. Then nothing is
+            differentiated.
         out_dtype: type of the output; None: that of ``out_partial``.
 
     Returns:
         out (batch, seq_len, n_heads, d_head_v), and lse (batch, seq_len, n_heads) float32.
 
     Raises:
-        NotImplementedError: out.
-        and what ``flash_attention.merge`` raises.
+        NotImplementedError: a gradient is wanted through ``out``.
+        TypeError, ValueError: parts, or an ``out``, that do not fit; what ``flash_attention.merge`` raises.
     """
-    refuse(out=out)
-    check_parts(
-        "out_partial", out_partial, "lse_partial", lse_partial, "(n_parts, batch, seq_len, n_heads, d)"
-    )
+    axes = "(n_parts, batch, seq_len, n_heads, d)"
+    lse_types = (torch.float32, torch.float64)
+    check_parts("out_partial", out_partial, "lse_partial", lse_partial, axes, parts=0, lse_types=lse_types)
+    given = {"out_partial": out_partial, "lse_partial": lse_partial}
+    if out is not None:
+        check_tensors({"out": out})
+        check_no_gradient({"out": out, **given}, "what is written in place has none", "pass out=None")
+        dtype = out_partial.dtype if out_dtype is None else out_dtype
+        check_output_kind("out", out, tuple(out_partial.shape[1:]), dtype, out_partial.device)
+        check_output_places("out", out)
+        check_output_apart("out", out, given)
     parts = list(out_partial.unbind(0)), [lse.transpose(-1, -2) for lse in lse_partial.unbind(0)]
     merged, lse = merge(*parts, out_dtype=out_dtype)
+    if out is not None:
+        merged = out.copy_(merged)
     return merged, lse.transpose(-1, -2)
 
 

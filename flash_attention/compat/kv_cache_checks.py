@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.calls import check_inputs
-from flash_attention.checks.layouts import check_block_table, check_pages
+from flash_attention.checks.layouts import check_block_table, check_pages, pages_with_keys
 from flash_attention.checks.memory import overlap, overlaps_itself, span_bytes
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_no_gradient, check_tensors
@@ -118,17 +118,25 @@ def check_rotary(cos: Tensor | None, sin: Tensor | None, q: Tensor, k: Tensor | 
         )
 
 
-def check_pages_of(block_table: Tensor | None, counts: Tensor, k_cache: Tensor) -> None:
-    """Pages that hold keys, where they can be read."""
-    if block_table is not None and is_read_later(block_table):
-        n_pages, page_size = k_cache.shape[:2]
-        used = torch.arange(block_table.shape[1]) * page_size < counts[:, None]
+def check_pages_of(
+    block_table: Tensor | None,
+    counts: Tensor,
+    k_cache: Tensor,
+    rows: Tensor | None = None,
+    begins: Tensor | None = None,
+) -> None:
+    """Pages that hold keys, where they can be read. Arguments as of ``check_pages``."""
+    if block_table is None:
+        return
+    if is_read_later(block_table):
+        table = block_table if rows is None else block_table[rows.long()]
+        used = pages_with_keys(table, counts, k_cache, begins)
         assert_async(
-            ~(used & ((block_table < 0) | (block_table >= n_pages))).any(),
+            ~(used & ((table < 0) | (table >= k_cache.shape[0]))).any(),
             "block_table names a page that k_cache and v_cache do not have, for keys that an item has",
         )
-    if block_table is not None and not torch.compiler.is_compiling() and is_readable(block_table):
-        check_pages(block_table, counts, k_cache)
+    if not torch.compiler.is_compiling() and is_readable(block_table):
+        check_pages(block_table, counts, k_cache, rows, begins, "k_cache and v_cache")
 
 
 def check_cache_axes(k_cache: Tensor, v_cache: Tensor) -> None:
@@ -192,26 +200,53 @@ def check_cache(
     check_block_table(block_table, q)
 
 
-def check_items(cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool) -> None:
-    """Items that the cache has, each once if it is written, as far as ``check_room`` can see it."""
+def check_items(
+    cache_batch_idx: Tensor | None, k_cache: Tensor, appended: bool, table: Tensor | None = None
+) -> None:
+    """Items that the cache has, each once if it is written, as far as ``check_room`` can see it.
+
+    Args:
+        table: the pages of each item; None: the cache is in one piece.
+    """
     if cache_batch_idx is None:
         return
+    if table is not None and table.ndim == 2:
+        _check_table_rows(cache_batch_idx, table)
+    else:
+        _check_cache_items(cache_batch_idx, k_cache)
+    if not (appended and is_readable(cache_batch_idx)):
+        return
+    if cache_batch_idx.unique().numel() < cache_batch_idx.numel():
+        raise ValueError(
+            f"cache_batch_idx is {cache_batch_idx.tolist()}, and k and v are appended: name no item twice"
+        )
+
+
+def _check_table_rows(cache_batch_idx: Tensor, table: Tensor) -> None:
+    n = table.shape[0]
+    if is_read_later(cache_batch_idx):
+        assert_async(
+            ((cache_batch_idx >= 0) & (cache_batch_idx < n)).all(),
+            "cache_batch_idx names a row that block_table does not have: give rows from 0 on, below their "
+            "number",
+        )
+    for item in cache_batch_idx.tolist() if is_readable(cache_batch_idx) else ():
+        if not 0 <= item < n:
+            there = f"the rows 0 to {n - 1}" if n else "no row"
+            raise ValueError(f"cache_batch_idx has {item}; block_table has {there}")
+
+
+def _check_cache_items(cache_batch_idx: Tensor, k_cache: Tensor) -> None:
     if is_read_later(cache_batch_idx):
         assert_async(
             ((cache_batch_idx >= 0) & (cache_batch_idx < k_cache.shape[0])).all(),
             "cache_batch_idx names an item that k_cache does not have: give items from 0 on, below its batch "
             "size",
         )
-    if not is_readable(cache_batch_idx):
-        return
-    for item in cache_batch_idx.tolist():
+    for item in cache_batch_idx.tolist() if is_readable(cache_batch_idx) else ():
         if not 0 <= item < k_cache.shape[0]:
             there = f"the items 0 to {k_cache.shape[0] - 1}" if k_cache.shape[0] else "no item"
             raise ValueError(f"cache_batch_idx has {item}; k_cache has {there}")
-    if appended and cache_batch_idx.unique().numel() < cache_batch_idx.numel():
-        raise ValueError(
-            f"cache_batch_idx is {cache_batch_idx.tolist()}, and k and v are appended: name no item twice"
-        )
 
 
 def check_room(seqused: Tensor, n_new: int, capacity: int) -> None:

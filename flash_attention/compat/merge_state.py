@@ -25,12 +25,22 @@ LN2 = log(2.0)
 ROWS = "(seq_len, n_heads, d_head)"
 
 
-def check_parts(name: str, v: Tensor, name_of_lse: str, s: Tensor, axes: str) -> None:
+def check_parts(
+    name: str,
+    v: Tensor,
+    name_of_lse: str,
+    s: Tensor,
+    axes: str,
+    parts: int | None = None,
+    lse_types: tuple[torch.dtype, ...] | None = None,
+) -> None:
     """An output and its LSEs, one for each row of it.
 
     Args:
         name, name_of_lse: what the caller calls them.
         axes: of the output.
+        parts: which axis counts parts, of which there must be one; None: it is one part.
+        lse_types: of the LSEs; None: all floating ones.
     """
     check_tensors({name: v, name_of_lse: s})
     if v.ndim != axes.count(",") + 1:
@@ -38,6 +48,11 @@ def check_parts(name: str, v: Tensor, name_of_lse: str, s: Tensor, axes: str) ->
     for of, x in ((name, v), (name_of_lse, s)):
         if not x.is_floating_point():
             raise TypeError(f"{of} is {x.dtype}; it must be of a floating type")
+    if lse_types is not None and s.dtype not in lse_types:
+        allowed = " or ".join(map(str, lse_types))
+        raise TypeError(f"{name_of_lse} is {s.dtype}; it must be {allowed}: use {name_of_lse}.float()")
+    if parts is not None and not v.shape[parts]:
+        raise ValueError(f"{name} has shape {tuple(v.shape)}; it must have one part at least")
     if s.shape != v.shape[:-1] or s.device != v.device:
         raise ValueError(
             f"{name_of_lse} has shape {tuple(s.shape)} on {s.device}; beside {name} {tuple(v.shape)} on "
@@ -86,9 +101,7 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     Returns, Raises:
         as ``merge_state``.
     """
-    check_parts("v", v, "s", s, "(seq_len, n_parts, n_heads, d_head)")
-    if not v.shape[1]:
-        raise ValueError(f"v has shape {tuple(v.shape)}; it must have one part at least")
+    check_parts("v", v, "s", s, "(seq_len, n_parts, n_heads, d_head)", parts=1)
     return _merged(list(v.unbind(1)), list(s.unbind(1)))
 
 
@@ -122,8 +135,9 @@ def merge_state_in_place(
                 f"of shape ({len(v)},) on {v.device}: whether each row of v is merged"
             )
     for name in ("v", "s"):
-        check_output_places(name, given[name])
-        check_output_apart(name, given[name], {other: x for other, x in given.items() if other != name})
+        check_output_places(name, given[name], "pass {name}.contiguous(), and keep it")
+        others = {other: x for other, x in given.items() if other != name}
+        check_output_apart(name, given[name], others, "pass {name}.clone(), and keep it, or call merge_state")
     out, lse = _merged([v, v_other], [s, s_other])
     if mask is not None:
         out, lse = out.where(mask[:, None, None], v), lse.where(mask[:, None], s)

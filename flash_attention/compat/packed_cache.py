@@ -17,7 +17,7 @@ from flash_attention.attention import attention_varlen
 from flash_attention.compat import kv_cache_checks as checks
 from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.kv_cache import counts_of, from_the_start, rotated
-from flash_attention.compat.packed_cache_checks import check_packed_call, check_room
+from flash_attention.compat.packed_cache_checks import check_packed_call, check_padding, check_room
 from flash_attention.compat.padding import Result, cut, padded
 from flash_attention.compat.places import counted, in_items
 from flash_attention.compat.within_chunks import within_chunks
@@ -125,6 +125,7 @@ def attend_packed_cache(
     page_size = k_cache.shape[1]
     capacity = page_size * table.shape[1]
     before = counts_of(cache_seqlens, capacity, batch, q.device)
+    check_padding(cache_leftpad, before)
     queries = Rows.of(cu_seqlens_q, longest, rows.shape[0])
     counts = before
     if k is not None and v is not None:
@@ -136,12 +137,13 @@ def attend_packed_cache(
             new = Rows.of(cu_seqlens_k_new, k.shape[0], k.shape[0])
         counts = before + cu_seqlens_k_new.diff()
         check_room(counts, capacity)
-        checks.check_pages_of(None if block_table is None else table, counts, k_cache)
+    checks.check_pages_of(block_table, counts, k_cache, items, cache_leftpad)
+    if k is not None and v is not None:
         if cos is not None and sin is not None:
             ordered = bool(options["causal"] or options["window"] != (None, None) or attention_chunk)
             begins = from_the_start(before if positions is None else positions)
             asked = cu_seqlens_q.diff() if ordered else cu_seqlens_q.diff().clamp(max=1)
-            checks.check_positions(begins, torch.maximum(cu_seqlens_k_new.diff(), asked), cos)
+            checks.check_positions(begins, torch.maximum(counts - before, asked), cos)
 
             def turned(x: Tensor, at: Rows, moves: bool) -> Tensor:
                 place = begins[at.sequence] + (at.place if moves else 0)

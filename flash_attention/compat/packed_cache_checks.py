@@ -69,8 +69,7 @@ def _check_cache(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
                 f"cache_batch_idx is {items.dtype} of shape {tuple(items.shape)}; it must be int32 or int64 "
                 f"of shape ({batch},)"
             )
-        there = k_cache if table is None else table
-        kv_cache_checks.check_items(items, there, appended=tensors["k"] is not None)
+        kv_cache_checks.check_items(items, k_cache, tensors["k"] is not None, table)
     if table is not None:
         check_block_table(table, q, table.shape[0] if items is not None and table.ndim == 2 else batch)
     elif items is None and k_cache.shape[0] < batch:
@@ -137,6 +136,17 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
     kv_cache_checks.check_apart(tensors)
     if tensors["rotary_cos"] is not None or tensors["rotary_sin"] is not None:
         kv_cache_checks.check_rotary(tensors["rotary_cos"], tensors["rotary_sin"], q, k)
+
+
+def check_padding(leftpad: Tensor | None, before: Tensor) -> None:
+    """Padding on the left, which is a part of the rows that an item has, where both can be read."""
+    if leftpad is None or not (is_readable(leftpad) and is_readable(before)):
+        return
+    for item in (leftpad > before).nonzero().flatten().tolist()[:1]:
+        raise ValueError(
+            f"cache_leftpad has {int(leftpad[item])} for item {item}, and cache_seqlens {int(before[item])}, "
+            "which counts the rows of padding, too: it must be at least as many"
+        )
 
 
 def check_room(counts: Tensor, capacity: int) -> None:

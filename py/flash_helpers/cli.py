@@ -111,11 +111,13 @@ def bench(
     """Time kernels beside the best peers: checked first, in one process, in random order."""
     with shown_errors():
         from flash_helpers.benchmark.command import bench_command
+        from flash_helpers.benchmark.ending import end_with
 
-        bench_command(
+        results = bench_command(
             integers(seq_lens, "seq_lens"), integers(d_heads, "d_heads"), dtype, causal, batch, heads,
             kernels, peers, rounds, modes.split(","), automatic, json, device, direction=direction,
         )  # fmt: skip
+        end_with(results.file())
 
 
 @app.command(
@@ -289,13 +291,16 @@ def ladder(
 ) -> None:
     """Run the steps of optimisation side by side and write the report."""
     with shown_errors():
-        from flash_helpers.commands.ladder import ladder_command
+        from flash_helpers.benchmark.ending import end_with
+        from flash_helpers.benchmark.result_file import ResultFile
+        from flash_helpers.commands.ladder import RESULT_FILE, ladder_command
 
         ladder_command(
             out, family, dtype, integers(d_heads, "--d-head"),
             None if seq_lens is None else integers(seq_lens, "--seq-len"),
             causal, batch, heads, peers, rounds, device, json,
         )  # fmt: skip
+        end_with(ResultFile.load(out / RESULT_FILE))
 
 
 @app.command(epilog=examples("configs"))

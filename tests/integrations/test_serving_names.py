@@ -189,6 +189,56 @@ def test_combine() -> None:
     close(lse.transpose(-1, -2), expected[1])
 
 
+def test_combine_writes_into_out() -> None:
+    outputs, lses = torch.randn(3, 2, 5, HEADS, D), torch.randn(3, 2, 5, HEADS)
+    expected = flash_attn_3.flash_attn_combine(outputs, lses)
+    for dtype in (None, BF):
+        out = torch.full((2, 5, HEADS, D), math.nan, dtype=dtype or torch.float32)
+        merged, lse = flash_attn_3.flash_attn_combine(outputs, lses, out=out, out_dtype=dtype)
+        assert merged is out
+        assert torch.equal(out, expected[0].to(out.dtype))
+        assert torch.equal(lse, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (
+            {"lse_partial": torch.zeros(3, 2, 5, HEADS, dtype=BF, device="cpu")},
+            TypeError,
+            r"^lse_partial is torch.bfloat16; it must be torch.float32 or torch.float64: use lse_partial",
+        ),
+        (
+            {
+                "out_partial": torch.zeros(0, 2, 5, HEADS, D, device="cpu"),
+                "lse_partial": torch.zeros(0, 2, 5, HEADS, device="cpu"),
+            },
+            ValueError,
+            r"^out_partial has shape \(0, 2, 5, 4, 32\); it must have one part at least",
+        ),
+        ({"out": torch.zeros(2, 5, HEADS, 8, device="cpu")}, ValueError, "^out has shape"),
+        ({"out": torch.zeros(2, 5, HEADS, D, dtype=BF, device="cpu")}, TypeError, "^out is torch.bfloat16"),
+    ],
+)
+@pytest.mark.only_on("cpu")
+def test_what_combine_refuses_is_said_in_its_words(
+    change: dict[str, Tensor], error: type[Exception], words: str
+) -> None:
+    given: dict[str, Any] = {"out_partial": torch.zeros(3, 2, 5, HEADS, D)}
+    given |= {"lse_partial": torch.zeros(3, 2, 5, HEADS)} | change
+    with pytest.raises(error, match=words):
+        flash_attn_3.flash_attn_combine(**given)
+
+
+def test_combine_refuses_an_out_that_is_read_or_differentiated() -> None:
+    parts, lses = torch.zeros(3, 2, 5, HEADS, D), torch.zeros(3, 2, 5, HEADS)
+    with pytest.raises(ValueError, match=r"^out overlaps out_partial in memory"):
+        flash_attn_3.flash_attn_combine(parts, lses, out=parts[0])
+    out = torch.zeros(2, 5, HEADS, D)
+    with pytest.raises(NotImplementedError, match="requires grad, and what is written in place has none"):
+        flash_attn_3.flash_attn_combine(parts.requires_grad_(), lses, out=out)
+
+
 REFUSED = {
     "qv": torch.ones(1), "q_descale": torch.ones(1), "k_descale": torch.ones(1), "v_descale": torch.ones(1),
     "sm_margin": 4, "scheduler_metadata": torch.ones(1),
@@ -215,6 +265,10 @@ def test_what_flash_attn_3_refuses_is_named(name: str) -> None:
         ),
         ({"cache_leftpad": ints([1])}, "cache_leftpad has shape"),
         ({"cache_leftpad": ints([1, -1, 0, 0])}, "cache_leftpad has -1"),
+        (
+            {"cache_leftpad": ints([1, 45, 0, 0])},
+            "cache_leftpad has 45 for item 1, and cache_seqlens 44, which counts",
+        ),
         ({"num_splits": 300}, "num_splits is 300"),
         ({"attention_chunk": -1}, "attention_chunk is -1"),
         ({"cache_seqlens": ints([1, 1, 1])}, "cache_seqlens has shape"),
@@ -231,6 +285,45 @@ def test_what_does_not_fit_is_named_and_changes_nothing(change: dict[str, Any], 
     with pytest.raises((ValueError, TypeError), match=words):
         flash_attn_3.flash_attn_with_kvcache(random(4, 1, HEADS, D), *cache.caches, **arguments)
     assert all(map(torch.equal, cache.caches, before))
+
+
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize("leftpad", [None, (0, 4, 0, 0)], ids=["", "leftpad"])
+@pytest.mark.parametrize("appended", [False, True], ids=["", "appended"])
+def test_what_is_wrong_with_pages_is_said_of_the_callers_table(
+    appended: bool, leftpad: tuple[int, ...] | None
+) -> None:
+    """Item 1 of the call reads row 2 of the table, which names no page in the place of its second."""
+    cache = Cache(True)
+    assert cache.table is not None
+    cache.table[2, 1] = -7
+    before = [x.clone() for x in cache.caches]
+    new = random(4, 1, HEADS_KV, D)
+    with pytest.raises(
+        ValueError,
+        match=r"^page_table\[2, 1\] is -7, and .* k_cache and v_cache have the pages 0 to 41$",
+    ):
+        flash_attn_3.flash_attn_with_kvcache(
+            random(4, 1, HEADS, D), *cache.caches, *([new, new] if appended else []),
+            cache_seqlens=ints((20, 44, 7, 0)), cache_batch_idx=cache.items, page_table=cache.table,
+            cache_leftpad=None if leftpad is None else ints(leftpad),
+        )  # fmt: skip
+    assert all(map(torch.equal, cache.caches, before))
+    if leftpad is not None:  # a page of padding alone is not read
+        flash_attn_3.flash_attn_with_kvcache(
+            random(4, 1, HEADS, D), *cache.caches, cache_seqlens=ints((20, 44, 7, 0)),
+            cache_batch_idx=cache.items, page_table=cache.table, cache_leftpad=ints((0, 14, 0, 0)),
+        )  # fmt: skip
+
+
+@pytest.mark.only_on("cpu")
+def test_rows_of_a_table_that_are_not_there() -> None:
+    cache = Cache(True)
+    with pytest.raises(ValueError, match=r"^cache_batch_idx has 6; page_table has the rows 0 to 5$"):
+        flash_attn_3.flash_attn_with_kvcache(
+            random(4, 1, HEADS, D), *cache.caches, cache_seqlens=ints(LENGTHS),
+            cache_batch_idx=ints([6, 2, 0, 3]), page_table=cache.table,
+        )  # fmt: skip
 
 
 def test_there_is_no_plan_to_be_made_ahead() -> None:
@@ -311,6 +404,17 @@ def test_merge_states() -> None:
     assert torch.equal(v[mask], pair[0][mask])
     assert torch.equal(s[mask], pair[1][mask])
     assert torch.equal(v[~mask], outputs[:, 0][~mask])
+
+
+def test_merging_in_place_says_what_to_do() -> None:
+    v, s = torch.randn(6, HEADS, D), torch.randn(6, HEADS)
+    with pytest.raises(ValueError, match=r"v overlaps v_other .*: pass v.clone\(\), and keep it, or call me"):
+        flashinfer.merge_state_in_place(v, s, v, s.clone())
+    wide = v[:1].expand(6, HEADS, D)
+    with pytest.raises(
+        ValueError, match=r"elements of v share memory .*: pass v.contiguous\(\), and keep it"
+    ):
+        flashinfer.merge_state_in_place(wide, s, v, s.clone())
 
 
 @pytest.mark.gpu

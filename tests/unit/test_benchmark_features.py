@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import flash_attention
-from flash_helpers.benchmark import features
+from flash_helpers.benchmark import contestants, features
 from flash_helpers.benchmark.case_row import measure_case
 from flash_helpers.benchmark.cases import Case, make_inputs
 from flash_helpers.benchmark.contestants import (
@@ -21,7 +22,9 @@ from flash_helpers.benchmark.contestants import (
 from flash_helpers.benchmark.features import all_cases, rate_of, run, table_of
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.measuring import DeviceLostError
+from flash_helpers.benchmark.peers import PackagePeer
 from flash_helpers.benchmark.result_file import ResultFile
+from flash_helpers.kernels.dtype import DType
 from flash_helpers.report.feature_table import feature_table
 
 CPU = torch.device("cpu")
@@ -58,8 +61,26 @@ def test_a_peer_without_a_feature_says_so():
     ):
         with pytest.raises(UnavailableError, match="no packed sequences, no windows"):
             sdpa_call(case, make_inputs(case, CPU))
-    with pytest.raises(UnavailableError, match="no_such_module is not installed"):
-        package_call("no_such_module", CAUSAL, make_inputs(CAUSAL, CPU))
+    with pytest.raises(UnavailableError, match=r"no_such_module is not installed \(pip install none-such\)"):
+        package_call(PackagePeer("none", "no_such_module", "none-such"), CAUSAL, make_inputs(CAUSAL, CPU))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("fa3", {}, r"fa3_fwd_interface is not installed \(pip install fa3-fwd\)"),
+        ("fa3", {"direction": "backward"}, "no backward pass .*benchmarks/fa3_backward.py times"),
+        ("fa3", {"dtype": DType.FP16}, "takes BF16 only .compare FP16 with the others"),
+        ("fa4", {}, r"flash_attn.cute is not installed \(pip install flash-attn-4\)"),
+        ("cudnn", {}, "runs on cuda only"),
+    ],
+)
+def test_who_is_not_there_says_what_to_do(name, change, words, monkeypatch):
+    monkeypatch.setattr(contestants, "is_installed", lambda module: False)
+    (peer,) = select_contestants(name)
+    case = replace(CAUSAL, **change)
+    with pytest.raises(UnavailableError, match=words):
+        peer.bind(case, make_inputs(case, CPU))
 
 
 def test_a_wrong_peer_is_not_timed_and_shows_as_wrong():

@@ -15,7 +15,7 @@ from flash_attention import attention
 from flash_helpers.benchmark import grid
 from flash_helpers.benchmark import warm_up as warm_up_module
 from flash_helpers.benchmark.case_row import measure_case
-from flash_helpers.benchmark.cases import Case, expected_output, make_inputs
+from flash_helpers.benchmark.cases import Case, expected_output, make_inputs, scaled_cases
 from flash_helpers.benchmark.contestants import (
     CONTESTANTS,
     Contestant,
@@ -27,6 +27,7 @@ from flash_helpers.benchmark.gradient_cases import gradient_cases
 from flash_helpers.benchmark.grid import lead, refusals, run, select_cases, table_of
 from flash_helpers.benchmark.grid_cases import grid_cases
 from flash_helpers.benchmark.implementations import UnavailableError
+from flash_helpers.benchmark.peers import PackagePeer
 from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.benchmark.warm_up import keep_compiled, read_cases, warm_up
 from flash_helpers.kernels.dtype import DType
@@ -108,10 +109,11 @@ def test_a_package_gets_what_a_case_has(monkeypatch, tmp_path: Path):
     case = Case("all", 1, 4, 4, 2, 2, causal=True, window=2, softcap=3.0, sinks=True)
     x = make_inputs(case, CPU)
     # A call takes the first of several results.
-    assert package_call("some_package", case, x)() is True
+    peer = PackagePeer("some", "some_package", "some-package")
+    assert package_call(peer, case, x)() is True
     packed = Case("packed", 1, 4, 4, 2, 2, lengths=(4,), sinks=True)
     with pytest.raises(UnavailableError, match="no sinks"):
-        package_call("some_package", packed, make_inputs(packed, CPU))
+        package_call(peer, packed, make_inputs(packed, CPU))
 
 
 def test_a_run_says_who_leads_and_why_others_are_missing(tmp_path: Path, capsys):
@@ -164,8 +166,37 @@ def test_features_by_name():
     assert {case.feature for case in select_cases("soft cap, packed")} == {
         "soft cap", "packed, mixed", "packed, equal", "packed, tiny", "packed, one long",
     }  # fmt: skip
-    with pytest.raises(ValueError, match="unknown feature 'hard cap'; known: few blocks"):
+    with pytest.raises(
+        ValueError, match=r"unknown feature 'hard cap'; known: few blocks; soft cap; .*packed, mixed"
+    ):
         select_cases("hard cap")
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        ("packed, mixed", {"packed, mixed"}),
+        ("packed,mixed", {"packed, mixed"}),
+        ("packed, one long,soft", {"packed, one long", "soft cap"}),
+        ("packed, equal, packed, tiny", {"packed, equal", "packed, tiny"}),
+        ("", None),
+    ],
+)
+def test_features_whose_names_have_commas(text: str, features: set[str] | None):
+    chosen = select_cases(text)
+    assert (chosen and {case.feature for case in chosen}) == features
+
+
+def test_cases_with_divided_lengths():
+    case = Case("all", 2, 4097, 77, 2, 2, window=100, window_right=20)
+    assert case.scaled(1) == case
+    assert case.scaled(16) == Case("all", 2, 257, 5, 2, 2, window=6, window_right=1)
+    packed = Case("packed", 3, 4100, 4100, 2, 2, lengths=(4100, 4099, 1))
+    assert packed.scaled(16) == Case("packed", 3, 257, 257, 2, 2, lengths=(256, 257, 1))
+    small = scaled_cases(grid_cases(), 16)
+    assert {case.feature for case in small} == {case.feature for case in grid_cases()}
+    assert max(case.seq_q * case.seq_k for case in small) <= 1024 * 1024
+    assert len(small) == len(set(small))
 
 
 def test_warming_up_spreads_the_cases_and_ends_with_its_time(monkeypatch, tmp_path: Path):

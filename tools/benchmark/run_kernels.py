@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "py")]
 
 from flash_helpers.benchmark.command import bench_command  # noqa: E402
+from flash_helpers.benchmark.ending import end_with  # noqa: E402
 from flash_helpers.cli import shown_errors  # noqa: E402
 from flash_helpers.console.alone import run_alone  # noqa: E402
 
@@ -36,10 +37,11 @@ def main(
 ) -> None:
     """Times kernels of one size beside their peers."""
     with shown_errors():
-        bench_command(
+        results = bench_command(
             [seq_len], [d_head], dtype, "yes" if causal else "no", batch, heads, kernels,
             "default" if ref else "none", n_runs, json=json,
         )  # fmt: skip
+        end_with(results.file())
 
 
 if __name__ == "__main__":

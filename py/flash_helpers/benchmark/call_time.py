@@ -24,7 +24,7 @@ from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
 from flash_helpers.benchmark.case_row import CaseRow, measure_case, names_to_show
-from flash_helpers.benchmark.cases import DTYPE, Case, Inputs
+from flash_helpers.benchmark.cases import DTYPE, SCALE_HELP, Case, Inputs, scale_on
 from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
@@ -33,6 +33,7 @@ from flash_helpers.benchmark.contestants import (
     Contestant,
     select_contestants,
 )
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.implementations import UnavailableError
 from flash_helpers.benchmark.measuring import DeviceLostError
@@ -165,6 +166,7 @@ def run(
     seconds: float,
     contestants: Sequence[Contestant],
     rounds: int = ROUNDS,
+    scale: int = 1,
 ) -> list[CallRow]:
     """Measures, saving after each row, until the time is over; prints the tables.
 
@@ -174,9 +176,10 @@ def run(
         seconds: no row begins later.
         contestants: who, beside the library's other ways.
         rounds: measurements of each.
+        scale: divides all lengths.
     """
     begin, rows = time.monotonic(), list[CallRow]()
-    cases = list(all_cases())
+    cases = list(dict.fromkeys(TimedCase(c.mode, c.case.scaled(scale)) for c in all_cases()))
     skipped = list[str]()
     facts: dict[str, Any] = {"skipped": skipped}
     file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts)
@@ -211,12 +214,15 @@ def main(
     seconds: Annotated[float, typer.Option(help="no row begins after this")] = 120.0,
     contestants: Annotated[str, typer.Option(help="names joined by commas")] = ALL_CONTESTANTS,
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = ROUNDS,
+    scale: Annotated[int, typer.Option(min=0, help=SCALE_HELP)] = 0,
 ) -> None:
     """Host time and call time, on the device that is there."""
     with shown_errors():
         chosen = select_contestants(contestants)
         check_file(json)
-        run(json, default_device(), seconds, chosen, rounds)
+        device = default_device()
+        run(json, device, seconds, chosen, rounds, scale_on(device, scale))
+        end_with(ResultFile.load(json))
 
 
 if __name__ == "__main__":

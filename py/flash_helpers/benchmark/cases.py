@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ DTYPE = DType.BF16
 D_HEAD = 128
 NONE_OF = {"window": None, "window_right": 0, "d_head_v": None, "softcap": 0.0, "sinks": False}
 """Entries of a case that result files leave out, and when."""
+CPU_SCALE = 16
+"""What the lengths of all cases are divided by on the CPU, unless the caller says: a grid ends in minutes."""
+SCALE_HELP = f"divides all lengths; 0: 1 on a GPU, {CPU_SCALE} on the CPU"
 LABELS = {FORWARD: "", BACKWARD: ", gradients", BOTH: ", with gradients"}
 """What tables say of the pass that a case measures."""
 
@@ -69,6 +72,19 @@ class Case:
                 f"direction is {self.direction!r} of a case with a soft cap or sinks, whose gradients have "
                 "no reference; give no softcap and no sinks"
             )
+
+    def scaled(self, scale: int) -> Case:
+        """The same with its lengths divided, and never 0: odd ones stay odd."""
+
+        def part(n: int) -> int:
+            return n if scale == 1 else max(1, n // scale) | n % 2
+
+        lengths = tuple(map(part, self.lengths))
+        return replace(
+            self, seq_q=max(lengths, default=part(self.seq_q)), seq_k=max(lengths, default=part(self.seq_k)),
+            window=part(self.window) if self.window else self.window,
+            window_right=part(self.window_right) if self.window_right else 0, lengths=lengths,
+        )  # fmt: skip
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
@@ -137,6 +153,16 @@ class Case:
             softcap=self.softcap > 0, sinks=self.sinks, varlen=bool(self.lengths),
             lse=self.direction != FORWARD,
         )  # fmt: skip
+
+
+def scaled_cases(cases: Iterable[Case], scale: int) -> list[Case]:
+    """Cases with their lengths divided; those that become equal are one."""
+    return list(dict.fromkeys(case.scaled(scale) for case in cases))
+
+
+def scale_on(device: torch.device, scale: int) -> int:
+    """What lengths are divided by: what the caller says, and where that is 0, what suits the device."""
+    return scale or (CPU_SCALE if device.type == "cpu" else 1)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flash_helpers.benchmark.cases import Case, Inputs
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
-from flash_helpers.benchmark.peers import is_installed
+from flash_helpers.benchmark.peers import FA3, FA4, PackagePeer, is_installed
 from flash_helpers.benchmark.result_file import BOTH
-from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.problem import FORWARD
 
@@ -102,6 +101,17 @@ def sdpa_call(case: Case, x: Inputs) -> Call:
     return lambda: scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
 
+def cudnn_call(case: Case, x: Inputs) -> Call:
+    """PyTorch's call of cuDNN.
+
+    Raises:
+        UnavailableError: there is no GPU, or it has no such feature.
+    """
+    if not x.q.is_cuda:
+        raise UnavailableError("runs on cuda only")
+    return sdpa_call(case, x)
+
+
 def fa2_call(case: Case, x: Inputs) -> Call:
     """PyTorch's FlashAttention-2, on a GPU as the operator that knows windows and packed sequences too.
 
@@ -123,15 +133,15 @@ def fa2_call(case: Case, x: Inputs) -> Call:
     return lambda: operator(x.q, x.k, x.v, *sizes, 0.0, case.causal, False, **options)[0]
 
 
-def package_call(package: str, case: Case, x: Inputs) -> Call:
+def package_call(peer: PackagePeer, case: Case, x: Inputs) -> Call:
     """FlashAttention-3 or -4 from an installed package.
 
     Raises:
         UnavailableError: not installed, or it has no such feature.
     """
-    if not is_installed(package):
-        raise UnavailableError(f"{package} is not installed")
-    module = importlib.import_module(package)
+    if not is_installed(peer.module):
+        raise UnavailableError(f"{peer.module} is not installed (pip install {peer.package})")
+    module = importlib.import_module(peer.module)
     options: dict[str, Any] = {"causal": case.causal}
     if case.window is not None:
         # Its right limit of None or -1 means no limit; causal has one.
@@ -158,10 +168,13 @@ def package_call(package: str, case: Case, x: Inputs) -> Call:
 def fa3_call(case: Case, x: Inputs) -> Call:
     """FlashAttention-3, whose package has one element type."""
     if case.direction != FORWARD:
-        raise UnavailableError("its package has no backward pass")
-    if case.dtype is not DType.BF16:
-        raise UnavailableError("its package takes BF16 only")
-    return package_call("fa3_fwd_interface", case, x)
+        raise UnavailableError(
+            "its package has no backward pass (benchmarks/fa3_backward.py times another's, at head size 256)"
+        )
+    if case.dtype not in FA3.dtypes:
+        taken = ", ".join(dtype.name for dtype in FA3.dtypes)
+        raise UnavailableError(f"its package takes {taken} only (compare {case.dtype.name} with the others)")
+    return package_call(FA3, case, x)
 
 
 def differentiated(contestant: Contestant, case: Case, x: Inputs) -> Prepared:
@@ -193,9 +206,9 @@ def own_gradients_by(case: Case, x: Inputs, deterministic: bool = False) -> str:
 CONTESTANTS = (
     Contestant(OURS, own_call, ran=last_kernel_name, gradients_by=own_gradients_by),
     Contestant("fa2", fa2_call, lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION)),
-    Contestant("cudnn", sdpa_call, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)),
+    Contestant("cudnn", cudnn_call, lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION)),
     Contestant("fa3", fa3_call),
-    Contestant("fa4", lambda case, x: package_call("flash_attn.cute", case, x)),
+    Contestant("fa4", lambda case, x: package_call(FA4, case, x)),
 )
 REPEATABLE = Contestant(
     "attention, repeatable",

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from flash_helpers.benchmark.build_ahead import build_ahead
 from flash_helpers.benchmark.case_row import CaseRow, measure_case, names_to_show
-from flash_helpers.benchmark.cases import Case
+from flash_helpers.benchmark.cases import SCALE_HELP, Case, scale_on
 from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
@@ -30,6 +30,7 @@ from flash_helpers.benchmark.contestants import (
     select_contestants,
 )
 from flash_helpers.benchmark.copy_rate import COPY_BYTES, copy_rate
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.measuring import DeviceLostError
 from flash_helpers.benchmark.result_file import ResultFile
@@ -41,6 +42,7 @@ from flash_helpers.console.output import console_for
 from flash_helpers.console.writable import check_folder
 
 BENCHMARK, WHAT = "features", "what each feature costs and gives, beside the peers that have it"
+FILE = "features.json"
 TOKENS, HEADS, HEADS_KV = 16384, 32, 8
 CACHE_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # thousands (1024) of keys
 CACHE_BATCHES = (1, 8, 32)
@@ -69,7 +71,7 @@ def all_cases(scale: int = 1) -> Iterator[Case]:
         yield Case("variable length", len(lengths), n, n, 16, 16, causal=True, lengths=lengths)
     for batch, thousands in itertools.product(CACHE_BATCHES, CACHE_LENGTHS):
         case = Case("decode", batch, 1, thousands * 1024 // scale, HEADS, HEADS_KV)
-        if case.cache_bytes() <= CACHE_BYTES:
+        if case.cache_bytes() <= CACHE_BYTES // scale**2:
             yield case
 
 
@@ -127,7 +129,7 @@ def run(
     skipped = list[str]()
     facts: dict[str, Any] = {"skipped": skipped}
     file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts)
-    path = out / "features.json"
+    path = out / FILE
     facts["build_seconds"] = build_ahead([PLAIN, *cases], device, with_windows)
     copied = copy_rate(device, COPY_BYTES // scale, ROUNDS)
     facts["copy_bytes_per_second"] = copied
@@ -165,13 +167,15 @@ def main(
     out: Annotated[Path, typer.Option(help="folder of features.json")] = Path("benchmarks/results"),
     seconds: Annotated[float, typer.Option(help="no row begins after this")] = 90.0,
     contestants: Annotated[str, typer.Option(help="names joined by commas")] = ALL_CONTESTANTS,
-    scale: Annotated[int, typer.Option(min=1, help="divides all lengths, for quick runs")] = 1,
+    scale: Annotated[int, typer.Option(min=0, help=SCALE_HELP)] = 0,
 ) -> None:
     """What each feature costs and gives, on the device that is there."""
     with shown_errors():
         chosen = select_contestants(contestants)
         check_folder(out, "--out")
-        run(out, default_device(), seconds, chosen, scale)
+        device = default_device()
+        run(out, device, seconds, chosen, scale_on(device, scale))
+        end_with(ResultFile.load(out / FILE))
 
 
 if __name__ == "__main__":

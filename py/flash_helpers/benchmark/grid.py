@@ -21,9 +21,10 @@ import torch
 import typer
 from rich.table import Table
 
+from flash_helpers.benchmark.beginnings import beginnings
 from flash_helpers.benchmark.build_ahead import build_ahead
 from flash_helpers.benchmark.case_row import PEERS, CaseRow, measure_case, names_to_show
-from flash_helpers.benchmark.cases import Case
+from flash_helpers.benchmark.cases import SCALE_HELP, Case, scale_on, scaled_cases
 from flash_helpers.benchmark.contestants import (
     ALL_CONTESTANTS,
     CONTESTANTS,
@@ -34,6 +35,7 @@ from flash_helpers.benchmark.contestants import (
     select_contestants,
 )
 from flash_helpers.benchmark.copy_rate import COPY_BYTES, copy_rate
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment
 from flash_helpers.benchmark.features import COMPILING, mode_of
 from flash_helpers.benchmark.gradient_cases import gradient_cases
@@ -65,6 +67,7 @@ def run(
     rounds: int = ROUNDS,
     jobs: int | None = None,
     gradients: bool = False,
+    scale: int = 1,
 ) -> list[CaseRow]:
     """Builds, measures and saves after each row, until the time is over; prints the table.
 
@@ -77,10 +80,11 @@ def run(
         rounds: measurements of each.
         jobs: processes in which peers compile ahead, 0: none does; None: as many as there are cores.
         gradients: the whole grid is that of gradients; the file is of the backward pass.
+        scale: divides all lengths.
     """
     begin, rows, skipped = time.monotonic(), list[CaseRow](), list[str]()
-    cases = all_cases(gradients) if cases is None else list(cases)
-    path = out / (GRADIENTS_FILE if gradients else FILE)
+    cases = scaled_cases(all_cases(gradients) if cases is None else cases, scale)
+    path = out / file_of(gradients)
     facts: dict[str, Any] = {"skipped": skipped}
     direction = BACKWARD if gradients else FORWARD
     file = ResultFile(BENCHMARK, WHAT, environment=environment(device), facts=facts, direction=direction)
@@ -120,6 +124,11 @@ def run(
         markup=False,
     )
     return rows
+
+
+def file_of(gradients: bool) -> str:
+    """The name of the result file."""
+    return GRADIENTS_FILE if gradients else FILE
 
 
 def lead(row: CaseRow) -> float | None:
@@ -167,6 +176,7 @@ def main(
         int, typer.Option(min=-1, help="processes in which peers compile ahead; -1: one a core")
     ] = -1,
     gradients: Annotated[bool, typer.Option("--gradients", help="the grid of gradients instead")] = False,
+    scale: Annotated[int, typer.Option(min=0, help=SCALE_HELP)] = 0,
 ) -> None:
     """Every feature beside every peer, on the device that is there."""
     with shown_errors():
@@ -179,8 +189,9 @@ def main(
         chosen += [named_kernel(parse_kernel_name_into_config(name)) for name in names]
         chosen += [REPEATABLE] if gradients else []
         check_folder(out, "--out")
-        cases = select_cases(only, gradients)
-        run(out, default_device(), seconds, chosen, cases, rounds, None if jobs < 0 else jobs, gradients)
+        cases, device, workers = select_cases(only, gradients), default_device(), None if jobs < 0 else jobs
+        run(out, device, seconds, chosen, cases, rounds, workers, gradients, scale_on(device, scale))
+        end_with(ResultFile.load(out / file_of(gradients)))
 
 
 def all_cases(gradients: bool) -> list[Case]:
@@ -189,19 +200,14 @@ def all_cases(gradients: bool) -> list[Case]:
 
 
 def select_cases(text: str, gradients: bool = False) -> list[Case] | None:
-    """The rows of some features; None: all.
+    """The rows of some features, named by their beginnings; None: all.
 
     Raises:
         ValueError: an unknown feature; the message lists the known ones.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        return None
     cases = all_cases(gradients)
-    known = dict.fromkeys(case.feature for case in cases)
-    if unknown := [name for name in names if not any(feature.startswith(name) for feature in known)]:
-        raise ValueError(f"unknown feature {unknown[0]!r}; known: {', '.join(known)}")
-    return [case for case in cases if any(case.feature.startswith(name) for name in names)]
+    names = beginnings(text, (case.feature for case in cases), "feature")
+    return [case for case in cases if case.feature.startswith(names)] if names else None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.host_time import SMALL, host_times
 from flash_helpers.benchmark.implementations import KernelImplementation
 from flash_helpers.benchmark.ladder import ladder_steps
@@ -260,6 +261,7 @@ def main(
         for dtype in DType:
             state.problem(dtype)
         run(state, out, minutes, console)
+    end_with(state.results.file())
     raise typer.Exit(0 if any(row.status == "ok" for row in state.results.rows) else 1)
 
 

@@ -156,6 +156,8 @@ class FlexPeer:
         return Prepared(call)
 
 
+FA3 = PackagePeer("fa3", "fa3_fwd_interface", "fa3-fwd", dtypes=(DType.BF16,))
+FA4 = PackagePeer("fa4", "flash_attn.cute", "flash-attn-4")
 PEERS: dict[str, Implementation] = {
     peer.name: peer
     for peer in (
@@ -163,8 +165,8 @@ PEERS: dict[str, Implementation] = {
         SdpaPeer("cudnn", "CUDNN_ATTENTION"),
         SdpaPeer("efficient", "EFFICIENT_ATTENTION"),
         SdpaPeer("math", "MATH", devices=("cuda", "cpu")),
-        PackagePeer("fa3", "fa3_fwd_interface", "fa3-fwd", dtypes=(DType.BF16,)),
-        PackagePeer("fa4", "flash_attn.cute", "flash-attn-4"),
+        FA3,
+        FA4,
         FlexPeer(),
         SdpaPeer("sdpa-cpu", "FLASH_ATTENTION", devices=("cpu",)),
         SdpaPeer("sdpa", "", devices=("cuda", "cpu")),
