@@ -6,14 +6,19 @@ import contextlib
 import hashlib
 import json
 from datetime import timedelta
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 
+from flash_attention.checks.options import checked_number
+from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.letting_go import let_go
 from flash_attention.errors import PeerLostError, RanksDisagreeError
 
 SIZE = 2048  # bytes of one rank's description
+TIMEOUT = timedelta(seconds=60)  # of a call that says nothing else
+CALL = "the call"  # the entry that says which function
 REFUSED = "refused"  # the entry of a rank that has no call to describe
 
 # Groups of the CPU beside the callers' groups, so that no call of the caller's meets one of ours.
@@ -49,8 +54,21 @@ def agree(
         _agreed.add(key)
 
 
-def refuse(group: dist.ProcessGroup, error: Exception, timeout: timedelta) -> None:
-    """Tells the other ranks that this one has refused its arguments, so that they need not wait for it."""
+def checked_timeout(seconds: object) -> timedelta:
+    """The ``timeout`` of a call."""
+    number = checked_number("timeout", seconds)
+    if not 0 < number < 1e7:
+        raise ValueError(f"timeout is {number}; it must be a number of seconds above 0, up to 1e7")
+    return timedelta(seconds=number)
+
+
+def refuse(group: dist.ProcessGroup | None, error: Exception, timeout: timedelta) -> None:
+    """Tells the other ranks that this one has refused its arguments, so that they need not wait for it.
+
+    None: nothing says who they are.
+    """
+    if group is None:
+        return
     text = json.dumps({REFUSED: f"{type(error).__name__}: {error}"[: SIZE // 2]}).encode()[:SIZE]
     with contextlib.suppress(PeerLostError):  # the error that was found is the one to tell
         _exchanged(group, text, timeout)
@@ -65,13 +83,18 @@ def _exchanged(group: dist.ProcessGroup, text: bytes, timeout: timedelta) -> lis
         with let_go((own, *every)):
             dist.all_gather(every, own, group=control, async_op=True).wait(timeout)
     except (RuntimeError, dist.DistBackendError) as error:
-        raise PeerLostError(
-            f"rank {dist.get_rank(group)} of the context-parallel group had no answer from every other rank "
-            f"within {timeout.total_seconds():g} s: a process has ended, or does not make this call; look at "
-            "the messages of the others first, then start all ranks again (a slow one needs a larger "
-            f"timeout). The transport says: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
+        raise lost(group, timeout, error) from error
     return [bytes(x.tolist()).rstrip(b"\0") for x in every]
+
+
+def lost(group: dist.ProcessGroup, timeout: timedelta, error: Exception) -> PeerLostError:
+    """The error for ranks that did not all answer."""
+    return PeerLostError(
+        f"rank {dist.get_rank(group)} of the context-parallel group had no answer from every other rank "
+        f"within {timeout.total_seconds():g} s: a process has ended, or does not make this call; look at "
+        "the messages of the others first, then start all ranks again (a slow one needs a larger "
+        f"timeout). The transport says: {str(error).splitlines()[0] if str(error) else repr(error)}"
+    )
 
 
 def _control(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
@@ -98,12 +121,20 @@ def _difference(rank: int, own: bytes, other_rank: int, other: bytes) -> str:
             f"computes: {theirs[REFUSED]}"
         )
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if CALL in names:  # nothing else can be compared
+        names = [CALL]
     what = "; ".join(
         f"{name} is {ours.get(name, 'missing')} on rank {rank} and {theirs.get(name, 'missing')} on rank "
         f"{other_rank}"
         for name in names
     )
     return f"the ranks of the context-parallel group disagree: {what}; all must pass the same"
+
+
+@lru_cache(maxsize=256)
+def of_layout(layout: Layout) -> str:
+    """What ranks compare of a layout."""
+    return f"{layout.name} of {layout.total}, number {digest(repr((layout.ranks, layout.documents)))}"
 
 
 def digest(text: str) -> str:

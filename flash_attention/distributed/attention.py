@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,23 +16,24 @@ from flash_attention.checks import calls as checks
 from flash_attention.checks.keywords import parameters, unknown_keyword
 from flash_attention.checks.options import (
     checked_flag,
-    checked_number,
     checked_scale,
     checked_softcap,
     checked_window,
     given,
 )
+from flash_attention.checks.tensors import no_derivative
 from flash_attention.distributed import agreement
 from flash_attention.distributed.cost import MethodChoice, Rates, Sizes
 from flash_attention.distributed.engine import Plan
 from flash_attention.distributed.function import ContextParallel
 from flash_attention.distributed.functions import Function, Functions, check_function
-from flash_attention.distributed.groups import Group, as_dtensor, local_sinks, process_group, spread_of
+from flash_attention.distributed.groups import Group, as_dtensor, group_of, local_sinks, spread_of
 from flash_attention.distributed.layout import Layout
 from flash_attention.distributed.pairs import Arithmetic
 from flash_attention.distributed.schedule import METHODS, Heads, Method, Schedule
 from flash_attention.distributed.transport import Transport, meet
 from flash_attention.layouts import BATCHES
+from flash_attention.torch_private import is_transformed
 from flash_helpers.kernels.problem import UNLIMITED, Window
 
 RESERVED_SMS = 8  # left to messages while tiles are computed
@@ -106,15 +106,13 @@ def attention(
         RanksDisagreeError: the ranks were asked for different things, or one of them refused its arguments.
         PeerLostError: a rank has ended, or did not answer in time.
     """
-    if unknown:
-        raise unknown_keyword("attention", unknown, parameters(attention))
-    seconds = checked_number("timeout", timeout)
-    if not 0 < seconds < 1e7:
-        raise ValueError(f"timeout is {seconds}; it must be a number of seconds above 0, up to 1e7")
-    limit = timedelta(seconds=seconds)
-    spread = spread_of(q, k, v)
-    processes = spread.group if group is None and spread is not None else process_group(group)
+    processes, limit = group_of((q, k, v), group), agreement.TIMEOUT
     try:
+        if unknown:
+            raise unknown_keyword("attention", unknown, parameters(attention))
+        limit = agreement.checked_timeout(timeout)
+        spread = spread_of(q, k, v)
+        assert processes is not None  # DTensors without a group are refused
         if spread is not None:
             if processes is not spread.group:
                 raise ValueError("group is not the one that splits the DTensors' sequence: leave it out")
@@ -134,7 +132,8 @@ def attention(
             (score_mod, mask_mod),
         )  # fmt: skip
         validate = checked_flag("validate", validate)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        entries["validate"] = str(validate)
+    except Exception as error:
         agreement.refuse(processes, error, limit)
         raise
     device = local[0].device
@@ -184,6 +183,14 @@ def explain_method(
     if not isinstance(layout, Layout):
         raise TypeError(f"layout is {given(layout)}; it must be a Layout, e.g. Layout.zigzag(total, world)")
     d_head_v = d_head if d_head_v is None else d_head_v
+    counts = {"n_heads": n_heads, "n_heads_kv": n_heads_kv, "d_head": d_head, "d_head_v": d_head_v}
+    for name, count in {**counts, "batch": batch}.items():
+        if type(count) is not int or count < 0:
+            raise (ValueError if type(count) is int else TypeError)(
+                f"{name} is {given(count)}; it must be an int, at least 0"
+            )
+    if rates is not None and not isinstance(rates, Rates):
+        raise TypeError(f"rates is {given(rates)}; it must be Rates, or None")
     checks.check_head_sizes(d_head, d_head_v)
     checks.check_heads(n_heads, n_heads_kv)
     mask = Mask.of(checked_flag("causal", causal), checked_window(window))
@@ -219,9 +226,8 @@ def _check_layout(layout: Layout | None, group: dist.ProcessGroup) -> Layout:
 
 def _autocast(x: Tensor) -> Tensor:
     """As autocast converts the inputs of ``flash_attention.attention``."""
-    kind = x.device.type
-    if x.is_floating_point() and torch.is_autocast_enabled(kind):
-        return x.to(torch.get_autocast_dtype(kind))
+    if isinstance(x, Tensor) and x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+        return x.to(torch.get_autocast_dtype(x.device.type))
     return x
 
 
@@ -239,6 +245,8 @@ def _checked(
     checks.check_inputs(one_q, one_k, one_v, one_sinks, BATCHES, device_types=("cuda", "cpu"))
     rows = layout.lengths[rank]
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if is_transformed(x):
+            raise no_derivative(f"{name} is one of the tensors of torch.func", "call torch.autograd.grad")
         if x.shape[1] != rows:
             raise ValueError(
                 f"{name} has {x.shape[1]} rows; rank {rank} of this layout ({layout.name}, {layout.total} "
@@ -258,13 +266,19 @@ def _checked(
     choice = _choice(
         layout, mask, heads, sizes, None if method == "auto" else method, positions=recorded is not None
     )
+    wants_gradients = _wants_gradients(q, k, v, sinks)
+    # Now: other ranks have to hear of what it refuses.
+    choice.schedule.forward(rank)
+    if wants_gradients:
+        choice.schedule.backward(rank)
     entries = {
+        agreement.CALL: "attention",
         "the shape of q": f"{q.shape[0]}, rows, {q.shape[2]}, {q.shape[3]}",
         "the shape of k": f"{k.shape[0]}, rows, {k.shape[2]}, {k.shape[3]}",
         "the head size of v": str(v.shape[3]),
         "the type": str(q.dtype),
         "the device type": q.device.type,
-        "layout": f"{layout.name} of {layout.total}, number {_digest(layout)}",
+        "layout": agreement.of_layout(layout),
         "causal": str(bool(causal)),
         "window": f"{mask.left}, {mask.right}",
         "softmax_scale": repr(scale),
@@ -274,15 +288,10 @@ def _checked(
         "return_lse": str(return_lse),
         "method": choice.method,
         "deterministic": str(deterministic),
-        "whether gradients are wanted": str(_wants_gradients(q, k, v, sinks)),
+        "whether gradients are wanted": str(wants_gradients),
     }
     return choice, Arithmetic(scale, cap, deterministic, functions=recorded), entries
 
 
 def _wants_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-@lru_cache(maxsize=256)
-def _digest(layout: Layout) -> str:
-    return agreement.digest(repr((layout.ranks, layout.documents)))

@@ -10,9 +10,11 @@ and gradients of keys three passes, by which they are added up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from functools import cached_property
 
+from flash_attention.checks.options import checked_number
 from flash_attention.distributed.schedule import METHODS, Message, Method, Payload, Schedule, Step
 
 SAMPLED = 16  # of more ranks than twice this, about so many are looked at
@@ -37,6 +39,16 @@ class Rates:
     latency: float = 3e-5
     call: float = 1e-5
     memory: float = 3.5e12
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            rate = checked_number(f"Rates' {f.name}", getattr(self, f.name))
+            least_is_0 = f.name in ("latency", "call")
+            if not (rate > 0 or (least_is_0 and rate == 0)) or math.isinf(rate):
+                raise ValueError(
+                    f"Rates' {f.name} is {rate}; it must be a finite number, "
+                    f"{'at least' if least_is_0 else 'above'} 0"
+                )
 
 
 @dataclass(frozen=True)

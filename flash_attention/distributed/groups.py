@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,24 @@ def process_group(group: Group | None) -> dist.ProcessGroup:
             "the default group"
         )
     return group
+
+
+def group_of(tensors: Iterable[object], group: Group | None) -> dist.ProcessGroup | None:
+    """The group of a call: that which is given, else that of its DTensors, else the default one.
+
+    None: DTensors are there, and none is split along its sequence. ``spread_of`` refuses these.
+
+    Raises:
+        as ``process_group`` does.
+    """
+    spread = [x for x in tensors if isinstance(x, DTensor)] if group is None else []
+    if not spread:
+        return process_group(group)
+    for x in spread:
+        dims = [i for i, p in enumerate(x.placements) if p == Shard(1)]
+        if len(dims) == 1:
+            return x.device_mesh.get_group(dims[0])
+    return None
 
 
 class Spread(NamedTuple):

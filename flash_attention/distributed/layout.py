@@ -12,6 +12,15 @@ import torch
 from torch import Tensor
 
 from flash_attention.checks.options import given
+from flash_attention.distributed.layout_checks import (
+    check_count,
+    check_each_once,
+    check_kinds,
+    check_sizes,
+    checked_documents,
+    checked_numbers,
+    short,
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +45,16 @@ class Layout:
     lengths: tuple[int, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.ranks:
-            raise ValueError("the layout has no rank; give world, the number of ranks, as at least 1")
+        check_count("total", self.total, 0)
+        check_kinds(self.ranks, self.documents)
         object.__setattr__(self, "lengths", tuple(sum(map(len, runs)) for runs in self.ranks))
-        _check_each_once(self.ranks, self.total)
+        check_each_once(self.ranks, self.total)
         ends = self.documents
-        if ends is not None and (ends[0] != 0 or ends[-1] != self.total or list(ends) != sorted(ends)):
+        if ends is not None and (
+            not ends or ends[0] != 0 or ends[-1] != self.total or list(ends) != sorted(ends)
+        ):
             raise ValueError(
-                f"documents is {_short(ends)}; it must begin with 0, never decrease and end with the number "
+                f"documents is {short(ends)}; it must begin with 0, never decrease and end with the number "
                 f"of rows, {self.total}"
             )
 
@@ -65,11 +76,11 @@ class Layout:
 
         With a causal mask the last rank computes most: prefer ``zigzag``.
         """
-        _check_sizes(total, world)
+        check_sizes(total, world)
         size = max(1, -(-total // world))
         cuts = [min(total, size * rank) for rank in range(world + 1)]
         runs = [_runs(range(a, b)) for a, b in itertools.pairwise(cuts)]
-        return cls("contiguous", total, tuple(runs), _documents(documents))
+        return cls("contiguous", total, tuple(runs), checked_documents(documents))
 
     @classmethod
     def zigzag(cls, total: int, world: int, *, documents: Iterable[int] | Tensor | None = None) -> Layout:
@@ -77,24 +88,24 @@ class Layout:
 
         With a causal mask all ranks compute equally much.
         """
-        _check_sizes(total, world)
+        check_sizes(total, world)
         parts = _parts(0, total, 2 * world)
         runs = [_runs(parts[rank], parts[2 * world - 1 - rank]) for rank in range(world)]
-        return cls("zigzag", total, tuple(runs), _documents(documents))
+        return cls("zigzag", total, tuple(runs), checked_documents(documents))
 
     @classmethod
     def striped(
         cls, total: int, world: int, *, block: int = 1, documents: Iterable[int] | Tensor | None = None
     ) -> Layout:
         """Blocks of ``block`` rows are dealt out to the ranks one by one."""
-        _check_sizes(total, world)
-        _check_count("block", block)
+        check_sizes(total, world)
+        check_count("block", block)
         if block == 1:
             runs = [_runs(range(rank, total, world)) for rank in range(world)]
         else:
             starts = [range(rank * block, total, world * block) for rank in range(world)]
             runs = [_runs(*(range(a, min(a + block, total)) for a in of_rank)) for of_rank in starts]
-        return cls("striped", total, tuple(runs), _documents(documents))
+        return cls("striped", total, tuple(runs), checked_documents(documents))
 
     @classmethod
     def per_document(cls, documents: Iterable[int] | Tensor, world: int) -> Layout:
@@ -104,10 +115,10 @@ class Layout:
             documents: 0 and the end of each document, the ``cu_seqlens`` of ``attention_varlen``.
             world: the number of ranks.
         """
-        ends = _documents(documents)
+        ends = checked_documents(documents)
         if not ends:
             raise ValueError("documents is empty; it must be 0 and the end of each document")
-        _check_sizes(ends[-1], world)
+        check_sizes(ends[-1], world)
         runs: list[list[range]] = [[] for _ in range(world)]
         # Short documents have fewer rows than parts. The ranks take turns at being first, so that the rows
         # that are left over do not all go to rank 0.
@@ -130,9 +141,9 @@ class Layout:
             raise TypeError(
                 f"positions is {given(positions)}; it must be a list with positions for each rank"
             )
-        numbers = [_numbers("positions", of_rank) for of_rank in positions]
+        numbers = [checked_numbers("positions", of_rank) for of_rank in positions]
         runs = tuple(_compressed(of_rank) for of_rank in numbers)
-        return cls("explicit", sum(map(len, numbers)), runs, _documents(documents))
+        return cls("explicit", sum(map(len, numbers)), runs, checked_documents(documents))
 
     # ------------------------------------------------------------------ what a rank holds
     @property
@@ -157,13 +168,19 @@ class Layout:
 
         ``flash_attention.distributed.gather`` does it across the ranks of a group.
         """
-        if isinstance(shards, Tensor) or len(shards) != self.world:
-            number = "a tensor" if isinstance(shards, Tensor) else f"{len(shards)} tensors"
+        if isinstance(shards, Tensor) or not isinstance(shards, Sequence) or len(shards) != self.world:
+            is_list = isinstance(shards, Sequence) and not isinstance(shards, Tensor)
+            number = f"{len(shards)} tensors" if is_list else given(shards)
             raise ValueError(
                 f"shards is {number}; it must be {self.world} tensors, one a rank in their order"
             )
         for rank, x in enumerate(shards):
             self._check_rows(f"shards[{rank}]", x, dim, self.lengths[rank])
+            if x.ndim != shards[0].ndim or _beside(x, dim) != _beside(shards[0], dim):
+                raise ValueError(
+                    f"shards[{rank}] has shape {tuple(x.shape)} and shards[0] {tuple(shards[0].shape)}; they "
+                    f"must be equal in all dimensions but {dim}"
+                )
         order = torch.cat([self.positions(rank, shards[0].device) for rank in range(self.world)])
         return torch.cat(list(shards), dim).index_select(dim, order.argsort())
 
@@ -179,14 +196,23 @@ class Layout:
     def _check_rows(self, name: str, x: Tensor, dim: int, rows: int) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is {given(x)}; it must be a tensor")
+        if type(dim) is not int:
+            raise TypeError(f"dim is {given(dim)}; it must be an int, the dimension of the rows")
         if not -x.ndim <= dim < x.ndim or x.shape[dim] != rows:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; dimension {dim} must have {rows} rows: this layout "
-                f"({self.name}) has {self.total} rows on {self.world} ranks, {_short(self.lengths)}"
+                f"({self.name}) has {self.total} rows on {self.world} ranks, {short(self.lengths)}"
             )
 
 
 # ---------------------------------------------------------------------- parts
+def _beside(x: Tensor, dim: int) -> list[int]:
+    """The sizes of the other dimensions."""
+    sizes = list(x.shape)
+    del sizes[dim]
+    return sizes
+
+
 def _parts(first: int, last: int, number: int) -> list[range]:
     """``number`` ranges that are as equal as can be; the longer ones come first."""
     size, longer = divmod(last - first, number)
@@ -223,65 +249,3 @@ def _compressed(numbers: list[int]) -> tuple[range, ...]:
         runs.append(range(numbers[i], numbers[j - 1] + 1, numbers[i + 1] - numbers[i] if j - i > 1 else 1))
         i = j
     return tuple(runs)
-
-
-# ---------------------------------------------------------------------- checks
-def _check_count(name: str, value: int, least: int = 1) -> None:
-    if type(value) is not int or value < least:
-        error = ValueError if type(value) is int else TypeError
-        raise error(f"{name} is {given(value)}; it must be an int, at least {least}")
-
-
-def _check_sizes(total: int, world: int) -> None:
-    _check_count("total", total, 0)
-    _check_count("world", world)
-
-
-def _documents(documents: Iterable[int] | Tensor | None) -> tuple[int, ...] | None:
-    if documents is None:
-        return None
-    numbers = tuple(_numbers("documents", documents))
-    if not numbers:
-        raise ValueError("documents is empty; it must be 0 and the end of each document, or None")
-    return numbers
-
-
-def _numbers(name: str, values: Iterable[int] | Tensor) -> list[int]:
-    if isinstance(values, Tensor):
-        if values.ndim != 1 or values.is_floating_point() or values.dtype is torch.bool:
-            raise TypeError(
-                f"{name} has a tensor {tuple(values.shape)} of {values.dtype}; it must be one row of integers"
-            )
-        return values.tolist()
-    numbers = list(values)
-    wrong = [x for x in numbers if type(x) is not int]
-    if wrong:
-        raise TypeError(f"{name} has {given(wrong[0])}; it must hold integers alone")
-    return numbers
-
-
-def _check_each_once(ranks: tuple[tuple[range, ...], ...], total: int) -> None:
-    runs = sorted((r for of_rank in ranks for r in of_rank), key=lambda r: r.start)
-    if sum(map(len, runs)) == total and all(r.step == 1 for r in runs):
-        ends = [0, *(r.stop for r in runs)]
-        if all(r.start == end for r, end in zip(runs, ends, strict=False)):
-            return
-    seen: set[int] = set()
-    for r in runs:
-        outside = [x for x in (r[0], r[-1]) if not 0 <= x < total]
-        if outside:
-            raise ValueError(f"position {outside[0]} is none of 0 to {total - 1}, of which there are {total}")
-        again = seen.intersection(r)
-        if again:
-            raise ValueError(f"position {min(again)} belongs to two rows; each must belong to one")
-        seen.update(r)
-    if len(seen) != total:
-        missing = next(i for i in range(total) if i not in seen)
-        raise ValueError(
-            f"position {missing} belongs to no rank; each of 0 to {total - 1} must belong to one"
-        )
-
-
-def _short(numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers[:8]))
-    return f"({text}{', …' if len(numbers) > 8 else ''})"

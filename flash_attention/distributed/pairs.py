@@ -169,6 +169,10 @@ def gradients(
     dk, dv = dkv
     if dq is None:
         dq = torch.empty(q.shape, dtype=gradient_type(q, False), device=q.device)
+    if not dout.numel():  # no heads, of which nothing is to be computed
+        for x in (dq, dk, dv):
+            x.zero_()
+        return dq, dk, dv
     if q.dtype not in DTYPES:
         # float32, of which the public function knows nothing: the CPU backend computes it all the same.
         cpu_backward.backward(

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -29,13 +29,20 @@ from flash_attention.distributed import agreement
 from flash_attention.distributed.attention import attention
 from flash_attention.distributed.groups import Group, process_group
 from flash_attention.distributed.layout import Layout
-from flash_attention.distributed.schedule import Method
+from flash_attention.distributed.model_parts import (
+    Rotation,
+    check_loss,
+    check_parts,
+    check_rotations,
+    check_router_loss,
+    rotations_of,
+)
+from flash_attention.distributed.schedule import METHODS, Method
 
 __all__ = ["NAME", "ContextParallel", "context_parallel"]
 
 NAME = "context_parallel_kernels"
 """What a context-parallel model has as its ``attn_implementation``."""
-TIMEOUT = timedelta(seconds=60)
 IGNORED = -100  # the label that the loss leaves out
 _ATTRIBUTE = "context_parallel_meaning"
 
@@ -56,10 +63,14 @@ class ContextParallel:
     Attributes:
         group: the ranks.
         method: as in ``flash_attention.distributed.attention``.
+        model: the model.
+        rotations: those of its rotary embeddings that ranks may not agree on.
     """
 
     group: dist.ProcessGroup
     method: Method | Literal["auto"] = "auto"
+    model: torch.nn.Module | None = field(default=None, repr=False)
+    rotations: frozenset[Rotation] = frozenset()
     layout: Layout | None = field(default=None, repr=False)
 
     @property
@@ -80,15 +91,24 @@ class ContextParallel:
             input_ids: (batch, tokens), all tokens, equal on all ranks.
             labels: likewise, -100 where there is none: each token is to predict the label behind it. The
                 model's loss is then a share: their sum over the group is the mean over all labels.
+
+        Raises:
+            TypeError, ValueError: a bad argument; the message says what is allowed.
+            NotImplementedError: a loss that is no sum over tokens, or rotations that ranks would not share.
         """
         if not isinstance(layout, Layout) or layout.world != self.world:
             raise ValueError(f"layout is {given(layout)}; it must be a Layout of {self.world} ranks")
         for name, x in (("input_ids", input_ids), ("labels", labels)):
+            if x is not None and not isinstance(x, Tensor):
+                raise TypeError(f"{name} is {given(x)}; it must be a tensor")
             if x is not None and (x.ndim != 2 or x.shape != (input_ids.shape[0], layout.total)):
                 raise ValueError(
                     f"{name} has shape {tuple(x.shape)}; it must be (batch, {layout.total}), all tokens of "
                     "the layout on every rank"
                 )
+        check_rotations(self.rotations, layout)
+        if labels is not None and self.model is not None:
+            check_loss(self.model)
         self.layout = layout
         tokens = layout.shard(input_ids, self.rank)
         positions = layout.positions(self.rank, input_ids.device)
@@ -125,7 +145,8 @@ def context_parallel(
 
     Raises:
         TypeError: no model of Transformers.
-        ValueError: a model that supports no flash attention, or drops weights of attention while it trains.
+        ValueError: a model that supports no flash attention, or an unknown method.
+        NotImplementedError: a part of the model beside its attention needs tokens of other ranks.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.modeling_utils import PreTrainedModel
@@ -139,23 +160,33 @@ def context_parallel(
             "context_parallel"
         )
     check_supported(type(model))
-    parallel = ContextParallel(process_group(group), method)
+    if method != "auto" and method not in METHODS:
+        raise ValueError(f"method is {given(method)}; it must be one of auto, {', '.join(METHODS)}")
+    check_parts(model)
+    parallel = ContextParallel(process_group(group), method, model, rotations_of(model))
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, mask_of)
     model.set_attn_implementation(NAME)
+    for handle in _hooks.pop(model, ()):  # of an earlier call
+        handle.remove()
     tokens: list[Any] = []
 
-    def before(*_: Any) -> None:
+    def before(_: Any, __: Any, arguments: dict[str, Any]) -> None:
         tokens.append(_current.set(parallel))
+        with _telling(parallel):
+            check_router_loss(model, arguments)
 
     def behind(*_: Any) -> None:
         _current.reset(tokens.pop())
 
-    model.register_forward_pre_hook(before)
-    model.register_forward_hook(behind, always_call=True)
+    _hooks[model] = (
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(behind, always_call=True),
+    )
     return parallel
 
 
+_hooks: WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
 _current: ContextVar[ContextParallel | None] = ContextVar("context_parallel", default=None)
 
 
@@ -194,8 +225,8 @@ def _telling(parallel: ContextParallel) -> Iterator[None]:
     """Tells the other ranks of a refusal, who else would wait for this one."""
     try:
         yield
-    except NotImplementedError as error:
-        agreement.refuse(parallel.group, error, TIMEOUT)
+    except Exception as error:
+        agreement.refuse(parallel.group, error, agreement.TIMEOUT)
         raise
 
 

@@ -80,6 +80,14 @@ def test_layouts_are_values() -> None:
         (lambda: Layout.zigzag(8, 2, documents=[0, 9]), ValueError, r"^documents is \(0, 9\); it must begin"),
         (lambda: Layout.zigzag(8, 2, documents=[0, 5, 4, 8]), ValueError, r"never decrease"),
         (lambda: Layout.per_document([], 2), ValueError, r"^documents is empty"),
+        (lambda: Layout.zigzag(8, 2, documents=8), TypeError, r"^documents is 8; it must be integers in a"),  # type: ignore[arg-type]
+        (lambda: Layout.explicit([1, 2]), TypeError, r"^positions has 1; it must be integers in a list"),  # type: ignore[list-item]
+        (lambda: Layout("x", 8, ((range(7, -1, -1),),)), ValueError, r"^ranks has range\(7, -1, -1\)"),
+        (lambda: Layout("x", 8, ((range(8), range(0)),)), ValueError, r"^ranks has range\(0, 0\)"),
+        (lambda: Layout("x", 2, (((0, 1),),)), TypeError, r"^ranks has \(0, 1\); it must hold ranges"),  # type: ignore[arg-type]
+        (lambda: Layout("x", 8, [[range(8)]]), TypeError, r"^ranks has .*; it must be a tuple with a tuple"),  # type: ignore[arg-type,list-item]
+        (lambda: Layout("x", 8, ((range(8),),), [0, 8]), TypeError, r"^documents is \[0, 8\]; it must be"),  # type: ignore[arg-type]
+        (lambda: Layout("x", 8, ((range(8),),), ()), ValueError, r"^documents is \(\); it must begin with 0"),
     ],
 )
 def test_what_is_no_layout_is_refused(make: Any, error: type[Exception], message: str) -> None:
@@ -95,3 +103,9 @@ def test_a_tensor_of_another_length_is_refused() -> None:
         layout.shard(torch.zeros(1, 8, 2), 2)
     with pytest.raises(ValueError, match=r"^shards is 1 tensors; it must be 2 tensors"):
         layout.unshard([torch.zeros(1, 4, 2)])
+    with pytest.raises(
+        ValueError, match=r"^shards\[1\] has shape \(2, 4\) and shards\[0\] \(1, 4\); they must be"
+    ):
+        layout.unshard([torch.zeros(1, 4), torch.zeros(2, 4)])
+    with pytest.raises(TypeError, match=r"^dim is 'rows'; it must be an int"):
+        layout.shard(torch.zeros(1, 8), 0, "rows")  # type: ignore[arg-type]

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from ranks import Gone, Raised, Ranks
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from flash_attention import distributed as cp
 from flash_attention.distributed import Layout
-from flash_attention.errors import ModError
+from flash_attention.errors import ModError, PeerLostError
 
 LIMIT = 5.0
 SLACK = 12.0  # what a slow machine may add to a time limit
@@ -53,6 +55,47 @@ def one_refuses() -> object:
     layout = Layout.zigzag(32, 2)
     q, k, v = shards(layout, torch.bfloat16 if dist.get_rank() == 0 else torch.float32)
     return cp.attention(q, k, v, layout=layout, timeout=LIMIT).shape  # type: ignore[union-attr]
+
+
+def one_gives(kind: str) -> object:
+    """Rank 0 gives what is refused before anything of the call is known."""
+    layout = Layout.zigzag(32, 2)
+    q, k, v = shards(layout)
+    given: dict[str, Any] = {"layout": layout, "timeout": LIMIT}
+    if dist.get_rank() == 0:
+        given |= {"keyword": {"dropout_p": 0.1}, "timeout": {"timeout": "long"}}.get(kind, {})
+    if kind == "no tensor":
+        q = q if dist.get_rank() else None  # type: ignore[assignment]
+    if kind == "some DTensors":
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+        q, k, v = (distribute_tensor(x, mesh, [Shard(1)]) for x in (q, k, v))
+        k = k if dist.get_rank() else k.to_local()  # type: ignore[attr-defined]
+        given["layout"] = None
+    begin = time.monotonic()
+    try:
+        cp.attention(q, k, v, **given)
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "returned"
+
+
+def gathers(kind: str) -> object:
+    layout = Layout.zigzag(32, 2)
+    x = shards(layout)[0]
+    if dist.get_rank() == 1:
+        x = {"type": x.float(), "heads": x[:, :, :1], "rows": x[:, :3]}.get(kind, x)
+        if kind == "sleep":
+            time.sleep(LIMIT + 2)
+            return "slept"
+        if kind == "layout":
+            layout = Layout.contiguous(32, 2)
+        if kind == "call":
+            return cp.attention(x, x, x, layout=layout, timeout=LIMIT).shape  # type: ignore[union-attr]
+    begin = time.monotonic()
+    try:
+        return cp.gather(x, layout, timeout=LIMIT).shape
+    except PeerLostError:
+        return time.monotonic() - begin
 
 
 def one_does_not_call(rank: int) -> object:
@@ -147,7 +190,53 @@ def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks: Ranks) -> Non
     assert ranks.run(usual) == [(1, 16, 2, 16)] * 2
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("keyword", "TypeError", "attention has no argument dropout_p"),
+        ("timeout", "TypeError", "timeout is 'long'; it must be a real number"),
+        ("no tensor", "TypeError", "q is a NoneType; it must be a torch.Tensor"),
+        ("some DTensors", "TypeError", "only q, v are DTensors"),
+    ],
+)
+def test_whatever_a_rank_refuses_the_others_hear(ranks: Ranks, kind: str, error: str, message: str) -> None:
+    zero, one = ranks.run(one_gives, kind)
+    assert zero[0] == error
+    assert message in zero[1]
+    assert one[0] == "RanksDisagreeError"
+    assert message in one[1]
+    assert max(zero[2], one[2]) < LIMIT  # nobody has waited for the time limit
+    assert ranks.run(usual) == [(1, 16, 2, 16)] * 2
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("type", "the type is torch.bfloat16 on rank 0 and torch.float32 on rank 1"),
+        ("heads", "the shape of x is 1, rows, 2, 16 on rank 0 and 1, rows, 1, 16 on rank 1"),
+        ("rows", "rank 1 of the context-parallel group refused its arguments"),
+        ("layout", "layout is zigzag of 32, number"),
+        ("call", "disagree: the call is gather on rank 0 and attention on rank 1; all must pass the same"),
+    ],
+)
+def test_ranks_that_gather_different_things_are_told(ranks: Ranks, kind: str, message: str) -> None:
+    """gloo ends a process that gets more than it waits for."""
+    answers = ranks.run(gathers, kind)
+    assert all(isinstance(answer, Raised) for answer in answers), answers
+    assert answers[0].name == "RanksDisagreeError"
+    assert message in answers[0].message
+    assert ranks.run(usual) == [(1, 16, 2, 16)] * 2
+
+
 # ---------------------------------------------------------------------- ranks that are not there
+def test_a_rank_that_does_not_gather_ends_the_others_wait(pair: Ranks) -> None:
+    zero, one = pair.run(gathers, "sleep")
+    assert one == "slept"
+    assert LIMIT <= zero < LIMIT + SLACK
+
+
 @pytest.mark.parametrize("asleep", [0, 1])
 def test_a_rank_that_does_not_call_ends_the_others_wait(pair: Ranks, asleep: int) -> None:
     answers = pair.run(one_does_not_call, asleep)
@@ -218,3 +307,73 @@ def test_a_bad_argument_is_named(error: type[Exception], message: str, options: 
     arguments: dict[str, object] = {"layout": LAYOUT, **options}
     with pytest.raises(error, match=message):
         cp.attention(rows(), rows(), rows(), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("method", ["all_gather", "ring", "ulysses"])
+def test_a_second_derivative_is_refused(method: Any) -> None:
+    q, k, v = (rows().requires_grad_() for _ in range(3))
+    out = cp.attention(q, k, v, layout=LAYOUT, method=method)
+    assert isinstance(out, Tensor)
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    (wanted,) = torch.autograd.grad(cp.attention(q, k, v, layout=LAYOUT, method=method).sum(), q)  # type: ignore[union-attr]
+    assert torch.equal(dq, wanted)
+    with pytest.raises(NotImplementedError, match="a gradient of attention's gradients is wanted"):
+        torch.autograd.grad(dq.square().sum(), (q, k), allow_unused=True)
+
+
+@pytest.mark.usefixtures("alone")
+def test_gradients_of_torch_func_are_refused() -> None:
+    def loss(q: Tensor) -> Tensor:
+        return cp.attention(q, rows(), rows(), layout=LAYOUT).sum()  # type: ignore[union-attr]
+
+    with pytest.raises(NotImplementedError, match=r"^q is one of the tensors of torch.func, and attention"):
+        torch.func.grad(loss)(rows())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("method", ["all_gather", "ring", "ulysses"])
+def test_no_heads_have_empty_gradients(method: Any) -> None:
+    q, k, v = (rows(heads=0).requires_grad_() for _ in range(3))
+    out = cp.attention(q, k, v, layout=LAYOUT, method=method)
+    assert isinstance(out, Tensor)
+    grads = torch.autograd.grad(out.sum(), (q, k, v))
+    assert [tuple(x.shape) for x in grads] == [(1, 8, 0, 16)] * 3
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((rows(), None), TypeError, r"^layout is None; it must be a Layout"),
+        (([1], LAYOUT), TypeError, r"^x is \[1\]; it must be a tensor"),
+        ((rows(), LAYOUT, None, 1.0), TypeError, r"^dim is 1.0; it must be an int"),
+        ((rows(), Layout.zigzag(8, 2)), ValueError, r"^layout has 2 ranks and the group 1"),
+    ],
+)
+def test_what_gather_does_not_take_is_named(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cp.gather(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (ValueError, r"^batch is -1; it must be an int, at least 0", {"batch": -1}),
+        (TypeError, r"^n_heads is '2'; it must be an int", {"n_heads": "2"}),
+        (TypeError, r"^rates is 3; it must be Rates, or None", {"rates": 3}),
+    ],
+)
+def test_what_is_not_explained_is_named(
+    error: type[Exception], message: str, options: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {"layout": LAYOUT, "n_heads": 2, "n_heads_kv": 2, "d_head": 16}
+    with pytest.raises(error, match=message):
+        cp.explain_method(**{**given, **options})
+
+
+def test_rates_are_above_zero() -> None:
+    with pytest.raises(ValueError, match=r"^Rates' flops is 0.0; it must be a finite number, above 0"):
+        cp.Rates(flops=0)
+    with pytest.raises(ValueError, match=r"^Rates' latency is -1.0; it must be a finite number, at least 0"):
+        cp.Rates(latency=-1)
