@@ -150,7 +150,8 @@ def _run(
 
 
 def _method(report: Report, case: Case, which: Pass, name: str, method: Any, reserved: int) -> None:
-    layout = getattr(cp.Layout, name)(case.total, report.world)
+    window = (case.masks["window"][0] or 0,) * (name == "windowed")
+    layout = getattr(cp.Layout, name)(case.total, report.world, *window)
     run, call = _run(report, case, which, layout, method, reserved)
     error = case.error(call(), layout, report.rank)
     rounds, usual = report.options.rounds, reserved == report.options.reserved_sms[0]

@@ -140,7 +140,7 @@ def kernels_of(run: Callable[[], Any]) -> list[dict[str, Any]]:
 class Case:
     """One problem, on the whole sequence and as each rank has it."""
 
-    def __init__(self, options: argparse.Namespace, total: int, window: int | None) -> None:
+    def __init__(self, options: argparse.Namespace, layout: str, total: int, window: int | None) -> None:
         self.options, self.total, self.window = options, total, window
         generator = torch.Generator("cuda").manual_seed(0)
         counts = (options.heads, options.heads_kv, options.heads_kv, options.heads)
@@ -149,7 +149,8 @@ class Case:
             for n in counts
         )
         self.window_pair = (window, 0) if window is not None else (None, None)
-        self.layout = Layout.zigzag(total, options.world)
+        sizes = (total, options.world) if layout != "windowed" else (total, options.world, window or 0)
+        self.layout = getattr(Layout, layout)(*sizes)
 
     @property
     def problem(self) -> dict[str, Any]:
@@ -202,9 +203,10 @@ def measure(options: argparse.Namespace) -> ResultFile:
     }
     for total in options.tokens:
         for window in options.windows:
-            case = Case(options, total, window)
-            for backward, deterministic in ((False, False), (True, False), (True, True)):
-                _measure_one(options, file, details, case, backward, deterministic, rates)
+            for layout in options.layouts:
+                case = Case(options, layout, total, window)
+                for backward, deterministic in ((False, False), (True, False), (True, True)):
+                    _measure_one(options, file, details, case, backward, deterministic, rates)
     return file
 
 
@@ -267,7 +269,7 @@ def _measure_one(
         }  # fmt: skip
         if not backward:
             more["error"] = float(f"{error:.3g}")
-        note(f"zigzag {method}", worst, slowest, **more, **({"kernels": kernels} if kernels else {}))
+        note(f"{case.layout.name} {method}", worst, slowest, **more, **({"kernels": kernels} if kernels else {}))
 
 
 @torch.no_grad()
@@ -291,6 +293,7 @@ def main() -> None:
     parser.add_argument("--heads-kv", type=int, default=8)
     parser.add_argument("--d-head", type=int, default=128)
     parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--layouts", nargs="+", default=["zigzag"], help="names of Layout's constructors")
     parser.add_argument("--methods", nargs="+", default=["all_gather", "ring"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(

@@ -27,8 +27,8 @@ from flash_attention.distributed.layout_checks import (
 class Layout:
     """Which rank holds which positions of a sequence, in which order.
 
-    Make one with ``contiguous``, ``zigzag``, ``striped``, ``per_document`` or ``explicit``. Any length is
-    taken; ranks may hold different numbers of rows, or none.
+    Make one with ``contiguous``, ``zigzag``, ``striped``, ``windowed``, ``per_document`` or ``explicit``.
+    Any length is taken; ranks may hold different numbers of rows, or none.
 
     Attributes:
         name: the constructor that made it.
@@ -106,6 +106,22 @@ class Layout:
             starts = [range(rank * block, total, world * block) for rank in range(world)]
             runs = [_runs(*(range(a, min(a + block, total)) for a in of_rank)) for of_rank in starts]
         return cls("striped", total, tuple(runs), checked_documents(documents))
+
+    @classmethod
+    def windowed(
+        cls, total: int, world: int, window: int, *, documents: Iterable[int] | Tensor | None = None
+    ) -> Layout:
+        """The first ``window`` rows are dealt out as ``zigzag`` does, the others as ``contiguous``.
+
+        With a causal window all ranks compute equally much: rows behind the first ``window`` see equally many
+        keys each. ``zigzag`` gives rank 0 the first rows, which see few.
+        """
+        check_sizes(total, world)
+        check_count("window", window, 0)
+        head = min(window, total)
+        parts, others = _parts(0, head, 2 * world), _parts(head, total, world)
+        runs = [_runs(parts[rank], parts[2 * world - 1 - rank], others[rank]) for rank in range(world)]
+        return cls("windowed", total, tuple(runs), checked_documents(documents))
 
     @classmethod
     def per_document(cls, documents: Iterable[int] | Tensor, world: int) -> Layout:

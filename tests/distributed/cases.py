@@ -52,6 +52,8 @@ class Case:
             cuts[-1 if world == 1 else -2] = self.total
             pieces = [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
             return cp.Layout.explicit(pieces, documents=self.documents)
+        if self.layout == "windowed":
+            return cp.Layout.windowed(self.total, world, self.window[0] or 0, documents=self.documents)
         make: Callable[..., cp.Layout] = getattr(cp.Layout, self.layout)
         return make(self.total, world, documents=self.documents)
 

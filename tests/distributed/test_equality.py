@@ -54,6 +54,7 @@ LAYOUTS = {
     "contiguous": Case(layout="contiguous", window=(20, 0)),
     "striped": Case(layout="striped"),
     "striped window": Case(layout="striped", window=(9, 0), sinks=True),
+    "windowed": Case(layout="windowed", window=(20, 0), sinks=True),
     "per document": Case(layout="per_document", documents=ENDS),
     "uneven": Case(layout="uneven", causal=False, window=(30, 3)),
     "striped documents": Case(layout="striped", documents=ENDS, causal=False),

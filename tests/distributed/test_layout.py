@@ -19,6 +19,7 @@ def every(total: int, world: int) -> list[Layout]:
         Layout.zigzag(total, world),
         Layout.striped(total, world),
         Layout.striped(total, world, block=4),
+        Layout.windowed(total, world, 9),
         Layout.explicit(dealt),
         *([Layout.per_document(ENDS, world)] if total == ENDS[-1] else []),
     ]
@@ -43,6 +44,21 @@ def test_parts_are_as_equal_as_can_be() -> None:
     assert Layout.contiguous(5, 4).lengths == (2, 2, 1, 0)  # as torch.chunk and DTensor cut
     assert Layout.striped(10, 4).lengths == (3, 3, 2, 2)
     assert Layout.zigzag(64, 4).ranks[3] == (range(24, 40),)  # side by side
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_ranks_of_a_window_have_equal_rows_and_work(world: int) -> None:
+    layout = Layout.windowed(16384, world, 4096)
+    rows, work = layout.lengths, []
+    for rank in range(world):
+        places = layout.positions(rank)
+        work.append(int((places.clamp(max=4096) + 1).sum()))
+    assert max(rows) - min(rows) <= 2
+    assert max(work) <= 1.001 * min(work)
+    zigzag = [
+        int((Layout.zigzag(16384, world).positions(rank).clamp(max=4096) + 1).sum()) for rank in range(world)
+    ]
+    assert max(zigzag) > 1.1 * min(zigzag)
 
 
 def test_leftover_rows_of_documents_are_dealt_to_all_ranks() -> None:
@@ -72,6 +88,7 @@ def test_layouts_are_values() -> None:
         (lambda: Layout.zigzag(8, 0), ValueError, r"^world is 0; it must be an int, at least 1"),
         (lambda: Layout.zigzag(-1, 2), ValueError, r"^total is -1; it must be an int, at least 0"),
         (lambda: Layout.zigzag(8.0, 2), TypeError, r"^total is 8.0; it must be an int"),  # type: ignore[arg-type]
+        (lambda: Layout.windowed(8, 2, -1), ValueError, r"^window is -1; it must be an int, at least 0"),
         (lambda: Layout.striped(8, 2, block=0), ValueError, r"^block is 0; it must be an int, at least 1"),
         (lambda: Layout.explicit([[0, 1], [1, 2]]), ValueError, r"^position 1 belongs to two rows"),
         (lambda: Layout.explicit([[0, 1], [3]]), ValueError, r"^position 3 is none of 0 to 2"),

@@ -183,6 +183,7 @@ def layouts(total: int, world: int) -> list[Layout]:
         Layout.zigzag(total, world),
         Layout.striped(total, world),
         Layout.striped(total, world, block=3),
+        Layout.windowed(total, world, 6),
         Layout.zigzag(total, world, documents=half),
         Layout.striped(total, world, documents=half),
         Layout.per_document(half, world),
