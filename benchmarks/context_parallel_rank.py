@@ -269,7 +269,8 @@ def _measure_one(
         }  # fmt: skip
         if not backward:
             more["error"] = float(f"{error:.3g}")
-        note(f"{case.layout.name} {method}", worst, slowest, **more, **({"kernels": kernels} if kernels else {}))
+        name = f"{case.layout.name} {method}"
+        note(name, worst, slowest, **more, **({"kernels": kernels} if kernels else {}))
 
 
 @torch.no_grad()
