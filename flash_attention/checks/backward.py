@@ -38,9 +38,10 @@ def check_backward(
     Raises:
         TypeError, ValueError, NotImplementedError: as the checks of ``forward`` do.
     """
-    inputs = {"dout": dout, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse}
+    required = {"dout": dout, "q": q, "k": k, "v": v, "o": o, "lse": lse}
     check_inputs(q, k, v, None, AXES)
-    given = {name: x for name, x in {**inputs, **outputs}.items() if x is not None}
+    optional = {name: x for name, x in {"dlse": dlse, **outputs}.items() if x is not None}
+    given = {**required, **optional}
     check_tensors(given)
     check_no_gradient(given, "gradients of gradients are not made", "differentiate attention(…) once")
     for name, x in given.items():
