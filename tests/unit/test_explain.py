@@ -16,7 +16,7 @@ from flash_helpers.explain import explain
 from flash_helpers.explain.command import explain_command, explain_problem_command
 from flash_helpers.explain.explanation import Compiled
 from flash_helpers.explain.rejected import nearest_rejected
-from flash_helpers.explain.render import diff_lines, diff_table
+from flash_helpers.explain.render import diff_lines, diff_table, summary_lines
 from flash_helpers.kernel_configs import (
     KNOWN_DEVICES,
     ForwardKernel,
@@ -235,6 +235,44 @@ def test_work_of_two_head_sizes_and_of_shared_keys_by_hand() -> None:
     same = Problem(DType.FP16, 2, 6, 256, 128, causal=True, heads_kv=3, seq_len_k=512)
     assert work(TUNED, seen(same)).flop == same.flop()
     assert work(TUNED, seen(same)).min_bytes == same.min_bytes()
+
+
+HOPPER_BACKWARD = "(BF16, 128, 64, 128): backward+tma+q_2+k_2+"
+AMPERE_BACKWARD = "(BF16, 128, 64, 128, 8): backward+swizzled+stages_2+ds_slots_2+"
+DELTA = 512 + 12  # O and dO; the LSE, delta and the LSE in powers of 2
+SUMS = 512 + 512 + 256  # cleared, read, and dQ written
+
+
+@pytest.mark.parametrize(
+    ("name", "around", "added"),
+    [
+        (f"{HOPPER_BACKWARD}v_1+bulk+late+ping_pong+lse_ahead+float_p+dynamic+reversed", DELTA + SUMS, True),
+        (f"{HOPPER_BACKWARD}v_1+block_sums+late+ping_pong+lse_ahead+dynamic+reversed", DELTA, True),
+        (
+            f"{HOPPER_BACKWARD}v_2+own_dq+ping_pong+lse_ahead+float_p+dynamic+sections+reversed+dq_keys_96",
+            0,
+            False,
+        ),
+        (f"{AMPERE_BACKWARD}dq_all_warps", DELTA + SUMS, True),
+        (f"{AMPERE_BACKWARD}dq_alternate+ordered", DELTA, True),
+    ],
+)
+def test_what_stands_around_a_backward_kernel_and_its_sums_by_hand(
+    name: str, around: int, added: bool
+) -> None:
+    problem = Problem(DType.BF16, 32, 16, 512, 128, direction="backward")
+    found = explain(parse_kernel_name_into_config(name), problem, device_facts("H200"))
+    rows, p = 32 * 16 * 512, found.performance
+    assert found.work is not None
+    assert p is not None
+    assert found.work.around_bytes == rows * around
+    milliseconds = found.to_json()["around_ms"]
+    assert milliseconds == (pytest.approx(1e3 * rows * around / 4.8e12) if around else None)
+    assert any(line[0] == "around the kernel" for line in summary_lines(found)) == bool(around)
+    assert ("global sums" in {bound.name for bound in p.bounds.all}) == added
+    if added:  # of each block of 128 keys
+        assert found.work.added_bytes == 4 * rows * 128 * 4
+        assert p.bounds.of("global sums") == pytest.approx(1e3 * 4 * rows * 512 / 2130 / 1.83e9)
 
 
 def test_every_field_beyond_the_thirteen_has_neighbours() -> None:

@@ -13,7 +13,7 @@ from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
-from flash_helpers.model.bounds import Bounds, bounds, launch_reason
+from flash_helpers.model.bounds import Bound, Bounds, around, bounds, launch_reason
 from flash_helpers.model.of import model_of
 from flash_helpers.model.recorded import CompiledFacts, recorded_facts
 from flash_helpers.model.resources import Occupancy, Waves, occupancy, predict_registers
@@ -47,6 +47,7 @@ class Performance:
         waves, costs, bounds: see their classes.
         expected: the predicted time.
         parts: that the keys are cut into.
+        around: the least time of the kernels before and after it, on top of the bounds; None: there are none.
     """
 
     occupancy: Occupancy
@@ -55,6 +56,7 @@ class Performance:
     bounds: Bounds
     expected: float
     parts: int
+    around: Bound | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Explanation:
             "clocks_per_block": asdict(p.costs) if p else None,
             "bounds_ms": {b.name: b.milliseconds for b in p.bounds.all} if p else None,
             "binding": [b.name for b in p.bounds.binding] if p else None,
+            "around_ms": p.around.milliseconds if p and p.around else None,
             "expected_ms": p.expected if p else None,
             "parts": p.parts if p else None,
             "attainable_tflops": self.attainable_tflops,
@@ -215,6 +218,7 @@ def _performance(
         bounds=bounds(config, done, costs, facts, blocks, parts),
         expected=1e3 * expected_seconds(kernel, problem, facts, blocks, parts, costs),
         parts=parts,
+        around=around(done, facts),
     )
 
 

@@ -56,6 +56,8 @@ def _performance_lines(e: Explanation, p: Performance) -> list[Line]:
     lines += [
         (f"bound: {bound.name}", f"{bound.milliseconds:.4f} ms ({bound.how})") for bound in p.bounds.all
     ]
+    if p.around is not None:
+        lines.append((p.around.name, f"{p.around.milliseconds:.4f} ms more at least ({p.around.how})"))
     assert e.work is not None  # as wherever there is a performance
     rate = e.work.flop / p.expected / 1e9
     lines += [

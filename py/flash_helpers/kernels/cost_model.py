@@ -14,6 +14,7 @@ from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 MAX_REGISTERS = 255  # of a thread
+FLOAT_BYTES = 4
 WAVEFRONT_BYTES = 128  # what shared memory, which is also the L1 cache, moves in a clock
 EXP2_PER_CLOCK = (
     16  # results of one SM; CUDA C++ programming guide, throughput of native arithmetic instructions
@@ -125,6 +126,14 @@ class CostModel(ABC):
         """Bytes of one query and head that pass through memory beside the tensors."""
         return 0
 
+    def added_bytes(self, config: Any) -> int:
+        """Bytes of float32 sums that a step of the main kernel adds to in global memory."""
+        return 0
+
+    def bytes_around(self, config: Any) -> int:
+        """Bytes of one query and head that kernels before and after the main one read and write."""
+        return 0
+
     def takes_whole_heads(self, config: Any) -> bool:
         """Of kernels that own keys: a block takes all keys of a head, one tile after the other."""
         return False
@@ -152,6 +161,18 @@ class CostModel(ABC):
     def static_rounds(self, config: Any) -> bool:
         """Whether blocks take their work in static rounds."""
         return False
+
+
+def backward_bytes_around(config: Any, clears_sums: bool) -> int:
+    """Bytes of one query and head that the kernels of ``common/backward`` before and after the main one move.
+
+    Args:
+        config: a configuration of gradients.
+        clears_sums: sums of dQ are cleared before, and rounded to dQ after.
+    """
+    itemsize = config.dtype.itemsize
+    delta = 2 * itemsize * config.d_head_v + 3 * FLOAT_BYTES  # O, dO, the LSE; delta, the LSE in powers of 2
+    return delta + (2 * FLOAT_BYTES + itemsize) * config.d_head * clears_sums
 
 
 def softmax_instructions(

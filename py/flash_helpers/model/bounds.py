@@ -14,6 +14,10 @@ from flash_helpers.model.work import Work
 L2_BYTES_PER_CLOCK = {(8, 0): 5120, (9, 0): 5120}
 L2_BYTES_PER_SM_CLOCK = 64  # elsewhere: what one SM takes
 
+# Bytes a clock that float32 sums in the L2 cache take from all SMs together. An H200 added 3.9 TB/s
+# (2026-11), whatever instruction did it. Where nobody has measured it there is no such bound.
+ADDED_BYTES_PER_CLOCK = {(9, 0): 2130}
+
 NEAR = 0.05  # bounds this close to the longest one bind as well
 MAX_BLOCKS = 2**31 - 1  # of one launch
 
@@ -103,7 +107,18 @@ def bounds(
             "latency", chain * costs.latency * clock_ms, f"{costs.latency:,.0f} clocks, in a row a K/V block"
         ),
     ]
+    if done.added_bytes and (rate := ADDED_BYTES_PER_CLOCK.get(facts.capability)):
+        milliseconds = done.added_bytes / rate * clock_ms
+        found.append(Bound("global sums", milliseconds, f"{done.added_bytes:,} bytes added to float32"))
     return Bounds(tuple(sorted(found, key=lambda bound: -bound.milliseconds)))
+
+
+def around(done: Work, facts: DeviceFacts) -> Bound | None:
+    """The least time of the kernels before and after the main one, which comes on top of its bounds."""
+    if not done.around_bytes:
+        return None
+    how = f"{done.around_bytes:,} bytes of kernels before and after it"
+    return Bound("around the kernel", 1e3 * done.around_bytes / facts.dram_bandwidth, how)
 
 
 def launch_reason(config: KernelConfig, done: Work) -> str | None:

@@ -20,6 +20,8 @@ class Work:
         exponentials: executed pairs, one exp2 each.
         min_bytes: Q, K, V read once, O written once; of gradients these and theirs, and what sums take.
         l2_bytes: what the thread blocks read and write together: each reads its keys anew, from L2 at best.
+        added_bytes: of them float32 sums of gradients that are added to in global memory.
+        around_bytes: what the kernels before and after the main one read and write.
         blocks: thread blocks of query rows, all heads and batch items; or, of gradients, of keys.
         steps: pairs of a Q tile and a K/V block that all of them visit together.
         longest: those that the busiest one visits.
@@ -33,6 +35,8 @@ class Work:
     blocks: int
     steps: int
     longest: int
+    added_bytes: int = 0
+    around_bytes: int = 0
 
 
 def work(config: KernelConfig, problem: AttentionProblem) -> Work:
@@ -52,15 +56,18 @@ def work(config: KernelConfig, problem: AttentionProblem) -> Work:
         flop = 2 * heads * visible_pairs(seq_q, seq_k, window=limits)
         tiles = -(-seq_k // B_c)
         together = tiles if model.takes_whole_heads(config) else 1
+        added = steps * model.added_bytes(config)
         return Work(
             flop=flop * (3 * problem.d_head + 2 * problem.d_head_v),
             executed_flop=pairs * per_pair,
             exponentials=pairs,
             min_bytes=2 * tensor_bytes + heads * seq_q * sums,
-            l2_bytes=columns * itemsize * (heads_kv * seq_k + steps * B_r) + 4 * steps * B_r * config.d_head,
+            l2_bytes=columns * itemsize * (heads_kv * seq_k + steps * B_r) + added,
             blocks=heads_kv * tiles // together,
             steps=steps,
             longest=-(-seq_q // B_r) * together * (heads // heads_kv if heads_kv else 0),
+            added_bytes=added,
+            around_bytes=heads * seq_q * model.bytes_around(config),
         )
     return Work(
         flop=2 * heads * visible_pairs(seq_q, seq_k, window=limits) * wanted,

@@ -11,7 +11,15 @@ from flash_helpers.kernels.ampere.backward.config import (
 )
 from flash_helpers.kernels.ampere.backward.sets import REGISTER_OVERHEAD
 from flash_helpers.kernels.ampere.rates import BARRIER_CLOCKS, LOAD_CLOCKS, MMA_CLOCKS, MMA_SYNC_SHARE
-from flash_helpers.kernels.cost_model import EXP2_CLOCKS, WAVEFRONT_BYTES, CostModel, Fit, Registers
+from flash_helpers.kernels.cost_model import (
+    EXP2_CLOCKS,
+    FLOAT_BYTES,
+    WAVEFRONT_BYTES,
+    CostModel,
+    Fit,
+    Registers,
+    backward_bytes_around,
+)
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.shared_memory import SharedAccess
 
@@ -58,6 +66,14 @@ class AmpereBackwardModel(CostModel):
     def bytes_of_sums(self, config: FlashBackwardKernelConfig) -> int:
         """Of one query and head, beside the tensors: sums in any order are cleared, and read in the end."""
         return SUM_BYTES * config.d_head if config.dq_sum == DQSum.ATOMIC else 0
+
+    def added_bytes(self, config: FlashBackwardKernelConfig) -> int:
+        """Of dQ, unless it has a kernel."""
+        return 0 if config.has_dq_kernel else FLOAT_BYTES * config.B_r * config.d_head
+
+    def bytes_around(self, config: FlashBackwardKernelConfig) -> int:
+        """Of delta, and of sums in any order; ordered ones are neither cleared nor rounded by others."""
+        return backward_bytes_around(config, config.dq_sum == DQSum.ATOMIC)
 
     def wavefronts(self, config: FlashBackwardKernelConfig) -> float:
         """The operands of all products, P from warp to warp, dS, and the copies; of one tile of queries.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from flash_helpers.kernels.cost_model import (
     EXP2_CLOCKS,
     EXP2_PER_CLOCK,
+    FLOAT_BYTES,
     MAX_REGISTERS,
     WAVEFRONT_BYTES,
     CostModel,
     Fit,
     Registers,
+    backward_bytes_around,
 )
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
@@ -29,7 +31,6 @@ WGMMA_CLOCKS = 64  # what a chain of wgmma takes beside its products (H100)
 OTHER_INSTRUCTIONS = 200  # of a warp and step: addresses, waits, the loop; found by compiling
 PER_SCORE = 6  # multiply-add, exponential, difference, product, two halves of conversions, its share of loads
 SUM_BYTES = 8  # of an element of dQ: its sum is cleared and, in the end, read
-FLOAT_BYTES = 4
 
 
 class HopperBackwardModel(CostModel):
@@ -81,8 +82,15 @@ class HopperBackwardModel(CostModel):
 
     def bytes_of_sums(self, config: HopperBackwardKernelConfig) -> int:
         """Of one query and head, beside the tensors: sums are cleared, and read in the end."""
-        summed = config.sums_dq and config.dq_output != DqOutput.BLOCK_SUMS  # whose sums stay in the L2 cache
-        return SUM_BYTES * config.d_head if summed else 0
+        return SUM_BYTES * config.d_head if _clears_sums(config) else 0
+
+    def added_bytes(self, config: HopperBackwardKernelConfig) -> int:
+        """Of dQ, unless it has a kernel."""
+        return FLOAT_BYTES * config.B_r * config.d_head if config.sums_dq else 0
+
+    def bytes_around(self, config: HopperBackwardKernelConfig) -> int:
+        """None where dQ has a kernel, which computes delta on its way."""
+        return backward_bytes_around(config, _clears_sums(config)) if config.sums_dq else 0
 
     def takes_whole_heads(self, config: HopperBackwardKernelConfig) -> bool:
         """With sums that a block keeps."""
@@ -135,6 +143,11 @@ class HopperBackwardModel(CostModel):
     def static_rounds(self, config: HopperBackwardKernelConfig) -> bool:
         """Without a counter that hands out items."""
         return not config.dynamic_schedule
+
+
+def _clears_sums(config: HopperBackwardKernelConfig) -> bool:
+    """Whether sums are cleared before and rounded after; those that a block keeps stay in the L2 cache."""
+    return config.sums_dq and config.dq_output != DqOutput.BLOCK_SUMS
 
 
 def _dq_kernel_bytes(config: HopperBackwardKernelConfig) -> float:
