@@ -80,6 +80,23 @@ def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
+_will_execute = private("_C._will_engine_execute_node", None)
+
+
+def is_asked_for(node: Any) -> bool:
+    """Whether the backward pass that runs goes on to a node of autograd's graph.
+
+    ``torch.autograd.grad`` and ``backward(inputs=…)`` leave out what leads to none of their inputs. Where
+    torch does not say, it goes on to every node.
+    """
+    if _will_execute is None:
+        return True
+    try:
+        return _will_execute(node)
+    except RuntimeError:  # the node of an input of theirs, or nobody differentiates by the engine
+        return True
+
+
 # ---------------------------------------------------------------------- dispatch
 _DispatchKey = private("_C.DispatchKey", None)
 _DispatchKeySet = private("_C.DispatchKeySet", None)

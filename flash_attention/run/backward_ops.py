@@ -21,6 +21,7 @@ from flash_attention.layouts import NAMES, Layout
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import passes
+from flash_attention.run.asked_for import asked_for
 from flash_attention.run.gradients import Passes, second_derivative
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.operator_schema import LIBRARY, TAGS, SentMod, received, schema, sent
@@ -155,8 +156,9 @@ def _differentiate(layout: type[Layout], end: int) -> Any:
         if lse.ndim == 1:  # of a graph that was recorded when nobody wanted gradients
             with torch.no_grad():
                 lse = getattr(operators, name)(*arguments, True)[1]
-        wanted = [ctx.needs_input_grad[place] for place in places]
-        learnt = [i for i, asked in enumerate(ctx.needs_input_grad[of_captured]) if asked]
+        needs = asked_for(ctx)
+        wanted = [needs[place] for place in places]
+        learnt = [i for i, asked in enumerate(needs[of_captured]) if asked]
         operator = getattr(operators, f"{name}_backward")
         *made, of_tensors = operator(dout, dlse, out, lse, *arguments, *wanted, learnt)
         for place, grad, asked in zip(places, made, wanted, strict=True):

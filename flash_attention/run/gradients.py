@@ -18,6 +18,7 @@ from flash_attention.layouts import Layout, PackedCached
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
+from flash_attention.run.asked_for import asked_for
 from flash_attention.run.launch_cache import Key, Mods
 from flash_attention.run.passes import (
     Gradients,
@@ -210,7 +211,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
-        needs = ctx.needs_input_grad
+        needs = asked_for(ctx)
         n_others = len(needs) - 4  # layout, options, what computes it or the key, what is captured, …
         if dout is None and dlse is None:
             return (None,) * len(needs)

@@ -16,6 +16,7 @@ import flash_attention
 from flash_attention import attention_varlen, merge
 from flash_attention.cached import attention_cached
 from flash_attention.errors import NoKernelError
+from flash_attention.run import launch_cache, passes
 from flash_helpers.test.gradients import check_gradients
 from flash_helpers.test.reference import reference, reference_gradients
 
@@ -368,18 +369,64 @@ def test_c41_parts_that_are_merged(device: str) -> None:
 
 
 # ---------------------------------------------------------------------- C42: what is asked for
+def rooms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the tensors lie for whose gradients a backward pass makes room, from now on."""
+    launch_cache.forget()  # a remembered launch makes its tensors unseen
+    room_for = passes.room_for
+    made: list[int] = []
+
+    def seen_room_for(x: Tensor) -> Tensor:
+        made.append(x.data_ptr())
+        return room_for(x)
+
+    monkeypatch.setattr(passes, "room_for", seen_room_for)
+    return made
+
+
 @pytest.mark.parametrize(
     "wanted", [w for n in (1, 2, 3) for w in itertools.combinations(range(4), n)], ids=str
 )
-def test_c42_only_what_is_asked_for_is_computed(device: str, wanted: tuple[int, ...]) -> None:
-    """Nothing else is made: a gradient of the others is neither returned nor allocated."""
+def test_c42_only_what_is_asked_for_is_computed(
+    device: str, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is made: there is no room for a gradient of the others."""
     inputs = Inputs(device, **CASES["everything"])
     every = inputs.gradients(inputs.dlse, deterministic=True)
     leaves = inputs.leaves()
     results = inputs.results(leaves, return_lse=True, deterministic=True)
+    made = rooms(monkeypatch)
     some = torch.autograd.grad(results, [leaves[i] for i in wanted], (inputs.dout, inputs.dlse))
+    assert made == [leaves[i].data_ptr() for i in wanted]
     for i, grad in zip(wanted, some, strict=True):
         assert torch.equal(grad, every[NAMES[i]])
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+def test_c42_what_a_backward_pass_leaves_out(
+    device: str, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``backward(inputs=…)``, and tensors that are made of others; under autocast by the operator."""
+    inputs = Inputs(device, causal=True)
+    leaves = [x.detach().float().requires_grad_() if autocast else x for x in inputs.leaves()]
+    inner = [2 * x for x in leaves]
+    with torch.autocast(device, dtype=BFLOAT, enabled=autocast):
+        out = inputs.results(inner, deterministic=True)
+    every = torch.autograd.grad(out, inner, inputs.dout, retain_graph=True)
+    made = rooms(monkeypatch)
+    for i, x in enumerate(inner):
+        made.clear()
+        (found,) = torch.autograd.grad(out, x, inputs.dout, retain_graph=True)
+        assert len(made) == 1
+        assert torch.equal(found, every[i])
+    made.clear()
+    out.backward(inputs.dout, inputs=leaves[1:2], retain_graph=True)
+    assert len(made) == 1
+    assert [x.grad is not None for x in leaves] == [False, True, False]
+    assert torch.equal(leaves[1].grad, 2 * every[1])
+    made.clear()
+    out.backward(inputs.dout)
+    assert len(made) == 3
+    assert all(x.grad is not None for x in leaves)
 
 
 # ---------------------------------------------------------------------- C43: exact zeros

@@ -174,12 +174,12 @@ def test_numbers_that_change_are_another_call(tables: dict[Any, Any]) -> None:
 def test_create_graph_finds_the_pass_and_no_second_derivative(tables: dict[Any, Any]) -> None:
     options = biased(torch.rand(HEADS))
     both = know(tables, options)
-    q = leaf()
-    out = attention(q, leaf(), leaf(), **options)
-    (dq,) = torch.autograd.grad(out.float().sum(), q, create_graph=True)
+    leaves = [leaf() for _ in range(3)]
+    out = attention(*leaves, **options)
+    dq, _, _ = torch.autograd.grad(out.float().sum(), leaves, create_graph=True)
     assert len(both.backward) == 1
     with pytest.raises(NotImplementedError, match="a gradient of attention's gradients"):
-        torch.autograd.grad(dq.float().sum(), q)
+        torch.autograd.grad(dq.float().sum(), leaves[0])
 
 
 # ---------------------------------------------------------------------- what the long way tells tables of
