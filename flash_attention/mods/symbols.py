@@ -216,8 +216,13 @@ def gathered(
         )
     length: int | None = None
     for axis, x in zip(axes, given, strict=False):
-        if isinstance(x, slice) and x == slice(None):
-            continue
+        if isinstance(x, slice):
+            if x.start is None and x.stop is None and x.step is None:
+                continue
+            raise refused(
+                "a captured tensor is indexed by a slice and values",
+                "Slice it before the function, or give one index; of several sum the values one by one",
+            )
         place, n = index_of(recording, x)
         if n is not None and length not in (None, 1, n):
             raise refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,14 @@ def trace(
 
 @functools.cache
 def _unwatched() -> Callable[..., Traced]:
-    return torch.compiler.disable(_traced)  # type: ignore[no-any-return]
+    """The same where nothing is compiled: neither the caller, nor what ``torch.compile`` has made."""
+    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+
+    def traced(*given: Any) -> Traced:
+        with nullcontext() if stance is None else stance("force_eager"):
+            return _traced(*given)
+
+    return torch.compiler.disable(traced)  # type: ignore[no-any-return]
 
 
 def _traced(score_mod: Any, mask_mod: Any, device: torch.device | str | None) -> Traced:

@@ -83,6 +83,10 @@ def sliced(s, b, h, q, k):
     return s + MATRIX[h, 1:].sum(-1)  # slice
 
 
+def sliced_by_values(s, b, h, q, k):
+    return s + MATRIX[h, k : k + 2].sum(-1)  # slice
+
+
 def many_indices(s, b, h, q, k):
     return s + TABLE[q, k]  # indices
 
@@ -159,6 +163,7 @@ CASES = {
     open_row: r"shape \(4, 8\)",
     real_index: "no whole number",
     sliced: "slice",
+    sliced_by_values: "slice and values",
     many_indices: "2 indices",
     written: "writes",
     half: "float32",

@@ -50,3 +50,21 @@ def test_random_functions(kind: str) -> None:
         )  # fmt: skip
         sizes.add(len(traced.mod.nodes))
     assert max(sizes) > 40
+
+
+@torch.compile(backend="eager")
+def helper(score):
+    return score * 0.5
+
+
+def test_what_torch_compile_made_is_recorded_as_the_function_itself() -> None:
+    """In the place of a mod, in a closure and as a global."""
+
+    @torch.compile(backend="eager")
+    def half(score, *places):
+        return score * 0.5
+
+    expected = trace(lambda s, b, h, q, k: s * 0.5).mod
+    assert trace(half).mod == expected
+    assert trace(lambda s, b, h, q, k: half(s)).mod == expected
+    assert trace(lambda s, b, h, q, k: helper(s)).mod == expected
