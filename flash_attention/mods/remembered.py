@@ -53,12 +53,13 @@ class Known:
             the captured tensors, and before them the places of those of which it keeps bits; None: they are
             more than it can compare. Shapes, strides and types of the mod's tensors are not looked at: a
             remembered launch compares them, and ``traced`` does.
+        following: a weak reference to the pair that was asked for after this one; None: nobody knows.
         bare: what they compute and the numbers that they captured, without the tensors.
         key: stands for them in the key of a remembered call. It is equal where mod and numbers are, for
             launches compare captured tensors; but not where a launch keeps bits found from some.
     """
 
-    __slots__ = ("_facts", "_tensors", "bare", "key", "match")
+    __slots__ = ("__weakref__", "_facts", "_tensors", "bare", "following", "key", "match")
 
     def __init__(self, guards: tuple[Guard | None, Guard | None], traced: Traced) -> None:
         self.bare = traced.with_tensors(())
@@ -70,6 +71,7 @@ class Known:
         self._tensors = tuple(weakref.ref(x) for x in traced.tensors)
         self._facts = tuple(facts(x) for x in traced.tensors)
         compared = self._tensors if len(self._tensors) <= MAX_TENSORS else None
+        self.following: weakref.ref[Known] | None = None
         self.match = _binding().KnownFunctions(*guards, self.key, contents, compared, self.bare).match
 
     @property
@@ -86,6 +88,10 @@ class Known:
                 return None
             tensors.append(x)
         return self.bare.with_tensors(tuple(tensors))
+
+    def forget(self) -> None:
+        """Matches nothing any more."""
+        self.match = lambda score_mod, mask_mod: None
 
     def is_gone(self) -> bool:
         """Whether a captured tensor is, so that nothing matches any more."""
@@ -140,10 +146,10 @@ class _Known(dict[tuple[Any, Any], _Pairs]):
     """What was recorded, by the functions' code.
 
     Attributes:
-        latest: ``match`` of what was found last; None: nothing was.
+        latest: what was found last; None: nothing was.
     """
 
-    latest: Any = None
+    latest: Known | None = None
 
     def clear(self) -> None:
         self.latest = None
@@ -154,16 +160,29 @@ _known = _Known()
 
 
 def matched(score_mod: Any, mask_mod: Any) -> tuple[Any, Any, Traced] | None:
-    """What ``Known.match`` says of two functions. None: they were not recorded, or are not as they were."""
+    """What ``Known.match`` says of two functions. None: they were not recorded, or are not as they were.
+
+    What was asked for last is asked first, then what came after it the time before: the layers of a model
+    call one after the other, and looking a function up by its code takes longer.
+    """
     latest = _known.latest
     if latest is not None:
-        found = latest(score_mod, mask_mod)
+        found = latest.match(score_mod, mask_mod)
         if found is not None:
             return found  # type: ignore[no-any-return]
+        if latest.following is not None:
+            following = latest.following()
+            if following is not None:
+                found = following.match(score_mod, mask_mod)
+                if found is not None:
+                    _known.latest = following
+                    return found  # type: ignore[no-any-return]
     entry = known(score_mod, mask_mod)
     if entry is None:
         return None
-    _known.latest = entry.match
+    if latest is not None:
+        latest.following = weakref.ref(entry)
+    _known.latest = entry
     return entry.match(score_mod, mask_mod)  # type: ignore[no-any-return]
 
 
@@ -192,7 +211,7 @@ def recorded(score_mod: Any, mask_mod: Any, device: torch.device) -> Traced:
         entries = _known.get((_code(score_mod), _code(mask_mod)))
         if traced is None and entries is not None:
             entries.drop(entry)
-            _known.latest = None
+            entry.forget()
     with _values_unread() as unread:
         traced = trace(score_mod, mask_mod, device)
     if unread.holds and not traced.reads_values:

@@ -339,6 +339,42 @@ def test_what_is_gone_is_forgotten() -> None:
     assert len(entries) == 1
 
 
+def test_what_followed_is_kept_alive_by_nobody_and_may_be_another() -> None:
+    own, others = torch.arange(8.0), [torch.full((8,), float(n)) for n in range(3)]
+    for table in (own, *others):
+        record(of_a_layer(table, 0.5))
+    for table in (own, others[0], own, others[1], own, others[0], others[2]):
+        found = remembered.matched(of_a_layer(table, 0.5), None)
+        assert found is not None
+        assert found[1][0] is table
+    del table, found
+    first = known(of_a_layer(own, 0.5))
+    remembered.matched(of_a_layer(own, 0.5), None)
+    remembered.matched(of_a_layer(others[0], 0.5), None)
+    followed = first.following
+    assert followed() is known(of_a_layer(others[0], 0.5))
+    remembered._known.clear()
+    gc.collect()
+    assert followed() is None
+    assert remembered.matched(of_a_layer(own, 0.5), None) is None
+
+
+def test_what_is_recorded_again_is_found_by_its_new_shape_at_once() -> None:
+    read, asked = torch.arange(8.0), torch.zeros(8)
+    score = lambda s, b, h, q, k: s + read[k]  # noqa: E731
+    record(score)
+    old = remembered.matched(score, None)
+    read.resize_(4)
+    record(lambda s, b, h, q, k: s + asked[k])
+    remembered.matched(score, None)
+    new = record(score)
+    found = remembered.matched(score, None)
+    assert old is not None
+    assert found is not None
+    assert new.tensors[0] is read
+    assert found[2].mod is known(score).mod is not old[2].mod
+
+
 def test_another_thread_may_find_functions_meanwhile() -> None:
     class Shared(remembered._Pairs):
         looks = 0
