@@ -18,9 +18,9 @@ from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.options import checked_scale, given
 from flash_attention.checks.tensors import check_output_kind, records_gradients
 from flash_attention.devices import DEVICE_TYPES, backend, chooser
-from flash_attention.layouts import BATCHES, DENSE
 from flash_attention.mods.tracing import trace
 from flash_attention.options import MaskMod, Options, ScoreMod
+from flash_attention.run.asked_layout import AskedRows, has_gradients
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -138,8 +138,19 @@ def explain_choice(
     backward_config: BackwardConfig | None = None,
     dropout_p: float = 0.0,
     numerics: str | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    n_splits: int | None = None,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
+
+    With ``cu_seqlens_q`` it is about ``attention_varlen``, with ``seqused_k`` alone, which may have a
+    ``block_table``, about ``attention_cached``. No number of their tensors is read.
 
     Where gradients are wanted, because an input requires grad or ``backward_config`` is given, the choice of
     the forward pass has that of the backward pass beside it, as ``gradients``.
@@ -149,7 +160,8 @@ def explain_choice(
         deterministic: of the gradients: equal calls have to give equal bits.
         facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
             results as there; the tensors may be meta tensors then. None: for the device of the tensors.
-        q, k, v and the others: as in ``attention``. The factor of the scores has no influence.
+        q, k, v and the others: as in ``attention``, ``attention_varlen`` and ``attention_cached``. The
+            factor of the scores has no influence.
 
     Raises:
         as ``attention``.
@@ -196,15 +208,26 @@ def explain_choice(
             "q is a meta tensor, which says no GPU: pass facts=, the GPU to choose for, such as "
             "flash_helpers.kernel_configs.device_facts('H100')"
         )
+    longest = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    layout = AskedRows(*longest, seqused_q, seqused_k, block_table, n_splits).layout()
+    if (with_gradients or direction != FORWARD) and not has_gradients(layout):
+        raise NotImplementedError(
+            "gradients are asked about, and keys in pages, and packed queries with counts, have none: pass "
+            f"direction={FORWARD!r}, no backward_config, and tensors that do not require grad"
+        )
+    layout.check_numbers()
     device_types = DEVICE_TYPES if facts is None else (*DEVICE_TYPES, "meta")
-    checks.check_inputs(q, k, v, sinks, BATCHES, device_types=device_types)
-    scale = checked_scale(softmax_scale, q.shape[3])
+    checks.check_inputs(
+        q, k, v, sinks, layout.axes, layout.paged, device_types=device_types, layout_kv=layout.axes_kv
+    )
+    layout.check(q, k)
+    scale = checked_scale(softmax_scale, q.shape[-1])
     if out is not None:
-        check_output_kind("out", out, (*q.shape[:3], v.shape[3]), options.out_dtype or q.dtype, q.device)
+        check_output_kind("out", out, (*q.shape[:-1], v.shape[-1]), options.out_dtype or q.dtype, q.device)
     traced = trace(score_mod, mask_mod) if options.has_mods else None
     mask, scores = mask_and_scores(
-        Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), DENSE,
-        q.shape[1], k.shape[1],
+        Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), layout,
+        *layout.sizes(q, k)[1:],
     )  # fmt: skip
     problem = problem_of(
         q,
@@ -212,6 +235,7 @@ def explain_choice(
         v,
         mask,
         scores,
+        layout,
         lse=options.return_lse or (with_gradients and (facts is not None or q.device.type != "cpu")),
         out_float32=options.out_dtype is torch.float32,
         n_sms=options.n_sms,
