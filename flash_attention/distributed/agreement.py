@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import lru_cache
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from flash_attention.checks.options import checked_number
 from flash_attention.distributed.layout import Layout
@@ -135,6 +137,15 @@ def _difference(rank: int, own: bytes, other_rank: int, other: bytes) -> str:
 def of_layout(layout: Layout) -> str:
     """What ranks compare of a layout."""
     return f"{layout.name} of {layout.total}, number {digest(repr((layout.ranks, layout.documents)))}"
+
+
+def of_values(tensors: Iterable[Tensor]) -> str:
+    """What ranks compare of the values of tensors, which are read for it."""
+    found = hashlib.sha256()
+    for x in tensors:
+        found.update(f"{x.dtype} {tuple(x.shape)}".encode())
+        found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"number {found.hexdigest()[:12]}"
 
 
 def digest(text: str) -> str:

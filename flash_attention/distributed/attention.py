@@ -91,7 +91,8 @@ def attention(
         deterministic: gradients of equal calls on as many ranks have equal bits. False: quicker kernels may
             compute them, as those of ``flash_attention.attention`` are by default.
         validate: on GPUs compare in every call what the ranks were asked for, not only in the first of its
-            kind. On the CPU every call is compared.
+            kind. On the CPU every call is compared. On both also the values of sinks and of what functions
+            capture, which are read for it.
         timeout: seconds within which the other ranks have to make the call. With gloo also for each message;
             NCCL takes that of the process group.
         reserved_sms: streaming multiprocessors that kernels of the forward pass leave to messages which begin
@@ -133,6 +134,11 @@ def attention(
         )  # fmt: skip
         validate = checked_flag("validate", validate)
         entries["validate"] = str(validate)
+        if validate:
+            recorded = arithmetic.functions
+            captured = () if recorded is None else recorded.plain.tensors
+            entries["the values of sinks"] = agreement.of_values(() if sinks is None else (sinks,))
+            entries["the values of captured tensors"] = agreement.of_values(captured)
     except Exception as error:
         agreement.refuse(processes, error, limit)
         raise

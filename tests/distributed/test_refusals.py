@@ -134,6 +134,10 @@ def times(factor: float, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return score * factor
 
 
+def looked_up(table: Tensor, score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score + table[h]
+
+
 def usual() -> object:
     layout = Layout.zigzag(32, 2)
     return tuple(cp.attention(*shards(layout), layout=layout, timeout=LIMIT).shape)  # type: ignore[union-attr]
@@ -158,6 +162,17 @@ def usual() -> object:
             {"score_mod": partial(times, 2.0)},
             {"score_mod": partial(times, 3.0)},
             r"score_mod and mask_mod is mod",
+        ),
+        ({"validate": True}, {}, r"validate is True on rank 0 and False on rank 1"),
+        (
+            {"validate": True, "sinks": torch.tensor([1.0, 2.0])},
+            {"validate": True, "sinks": torch.tensor([1.0, 3.0])},
+            r"disagree: the values of sinks is number \w+ on rank 0 and number \w+ on rank 1; all",
+        ),
+        (
+            {"validate": True, "score_mod": partial(looked_up, torch.tensor([2.0, 1.0]))},
+            {"validate": True, "score_mod": partial(looked_up, torch.tensor([3.0, 1.0]))},
+            r"disagree: the values of captured tensors is number",
         ),
     ],
 )
