@@ -12,6 +12,7 @@ from torch import Tensor
 TOKENS, HIDDEN = 16384, 2048
 BUCKETS, EXACT, LONGEST = 32, 16, 128
 CAP = 20.0
+WIDTH, BLOCK = 64, 96  # of an image, and of block diffusion
 SLICE_BYTES = 2**28  # of scores of the reference at once
 
 Mods = dict[str, Any]
@@ -77,6 +78,39 @@ def _prefix(size: Size, device: torch.device) -> Mods:
     return {"mask_mod": lambda b, h, q, k: (k < length) | (q >= k)}
 
 
+def _dilated(size: Size, device: torch.device) -> Mods:
+    left = size.seq_len // 8
+    return {"mask_mod": lambda b, h, q, k: (torch.abs(q - k) <= left) & (torch.abs(q - k) % 4 == 0)}
+
+
+def _neighbourhood(size: Size, device: torch.device) -> Mods:
+    """Of an image of rows of 64 pixels: those at most 6 rows and columns away."""
+
+    def near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        rows = torch.abs(q_idx // WIDTH - kv_idx // WIDTH) <= 6
+        return rows & (torch.abs(q_idx % WIDTH - kv_idx % WIDTH) <= 6)
+
+    return {"mask_mod": near}
+
+
+def _block_diffusion(size: Size, device: torch.device) -> Mods:
+    """Noisy tokens, then clean ones, in blocks."""
+    half = size.seq_len // 2
+
+    def seen(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        clean_q, clean_k = q_idx >= half, kv_idx >= half
+        block_q, block_k = q_idx % half // BLOCK, kv_idx % half // BLOCK
+        own = (block_q == block_k) & (clean_q == clean_k)
+        before = (block_q > block_k) & clean_k & ~clean_q
+        return own | before | ((block_q >= block_k) & clean_q & clean_k)
+
+    return {"mask_mod": seen}
+
+
+def _tanh(size: Size, device: torch.device) -> Mods:
+    return {"score_mod": lambda s, b, h, q, k: torch.tanh(s)}
+
+
 def _alibi(size: Size, device: torch.device) -> Mods:
     n_heads = size.n_heads
     return {"score_mod": lambda s, b, h, q, k: s + torch.exp2(-((h + 1) * 8.0 / n_heads)) * (k - q)}
@@ -118,6 +152,10 @@ CASES = (
     Case("softcap", _softcap, lambda size: {"softcap": CAP}),
     Case("buckets", _buckets, lengths=(4096,)),
     Case("bias", _bias, lengths=(4096,)),
+    Case("dilated", _dilated, lengths=(4096,)),
+    Case("neighbourhood", _neighbourhood, lengths=(4096,)),
+    Case("block_diffusion", _block_diffusion, lengths=(4096,)),
+    Case("tanh", _tanh, lengths=(4096,)),
 )
 
 

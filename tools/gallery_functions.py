@@ -94,14 +94,14 @@ MASKS = (
     Entry("Window", window, "window"),
     Entry("Prefix-LM", prefix, "prefix"),
     Entry("Documents", document, "document"),
-    Entry("Dilated window", dilated),
-    Entry("Neighbourhood", neighbourhood),
-    Entry("Block diffusion", block_diffusion),
+    Entry("Dilated window", dilated, "dilated"),
+    Entry("Neighbourhood", neighbourhood, "neighbourhood"),
+    Entry("Block diffusion", block_diffusion, "block_diffusion"),
 )
 SCORES = (
     Entry("ALiBi", alibi, "alibi"),
     Entry("T5 buckets", t5_buckets, "buckets"),
     Entry("Soft cap", soft_cap, "softcap"),
-    Entry("tanh", tanh),
+    Entry("tanh", tanh, "tanh"),
     Entry("Dense bias", dense_bias, "bias"),
 )

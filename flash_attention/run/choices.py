@@ -158,8 +158,9 @@ def explain_choice(
     Args:
         direction: ``forward``, or ``backward``: what would compute the gradients, alone.
         deterministic: of the gradients: equal calls have to give equal bits.
-        facts: choose for this GPU, which need not be there, e.g. ``device_facts("H100")``, by the same tuning
-            results as there; the tensors may be meta tensors then. None: for the device of the tensors.
+        facts: choose for this GPU, which need not be there, by the same tuning results as there, e.g.
+            ``flash_helpers.kernel_configs.device_facts("H100")``; the tensors may be meta tensors then. None:
+            for the device of the tensors.
         q, k, v and the others: as in ``attention``, ``attention_varlen`` and ``attention_cached``. The
             factor of the scores has no influence.
 

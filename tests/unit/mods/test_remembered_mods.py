@@ -449,3 +449,13 @@ def test_what_functions_add_to_a_remembered_call() -> None:
     times = [float(line) for line in ran.stdout.split()]
     assert len(times) == 3
     assert max(times) < 2.8
+
+
+def test_without_the_extension_each_call_records_its_functions(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attention_kernels", None)  # importing it raises ImportError
+    score = shifted(2.0, TABLE)
+    assert record(score).tensors[0] is TABLE
+    assert known(score) is None
+    q = torch.randn(1, 8, 2, 16).half()
+    for _ in range(2):
+        assert flash_attention.attention(q, q, q, score_mod=score).shape == q.shape
