@@ -29,7 +29,7 @@ from flash_attention.mods.registry import (
     shown,
     without_rule,
 )
-from flash_attention.mods.symbols import WHERE, Symbol, gathered
+from flash_attention.mods.symbols import WHERE, Symbol, begun_with_a_value, gathered
 from flash_attention.mods.tracing import SIGNATURES, not_callable, trace
 from flash_helpers.mods.encoding import encoded
 from flash_helpers.mods.mod import SMALL_NUMBER
@@ -323,5 +323,7 @@ class _Again:
             elif _takes_symbols(function):
                 values.append((random if function is RANDOM else function)(*given))
             else:
-                values.append(call(function, given, {name: operand(x) for name, x in named}))
+                keywords = {name: operand(x) for name, x in named}
+                given = begun_with_a_value(function, given, keywords, recording)
+                values.append(call(function, given, keywords))
         return operand(self.end)

@@ -241,15 +241,23 @@ def gathered(
     )
 
 
-def begun_with_a_value(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def begun_with_a_value(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recording: Recording | None = None
+) -> tuple[Any, ...]:
     """The arguments of a function of PyTorch. A captured tensor or row that is the first of them becomes a
-    value, which rules compute with as with others. Where it is indexed, it stays."""
+    value, which rules compute with as with others. Where it is indexed, it stays.
+
+    Args:
+        recording: takes it; None: that of the values among the arguments.
+    """
     if not args or not isinstance(args[0], Tensor) or args[0].ndim > 1 or name_of(function) in _INDEXING:
         return args
-    symbol = next((x for x in (*args, *kwargs.values()) if isinstance(x, Symbol)), None)
-    if symbol is None:
-        return args
-    recording, first = symbol._recording, args[0]
+    if recording is None:
+        symbol = next((x for x in (*args, *kwargs.values()) if isinstance(x, Symbol)), None)
+        if symbol is None:
+            return args
+        recording = symbol._recording
+    first = args[0]
     if first.ndim == 1:
         return (gathered(recording, first, slice(None)), *args[1:])
     return (Symbol(recording, recording.scalar_tensor(first)), *args[1:])

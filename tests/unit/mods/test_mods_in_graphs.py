@@ -185,6 +185,20 @@ def test_a_block_mask(in_all_blocks: bool) -> None:
     assert in_all_blocks or not found[:, :, 128:].any()
 
 
+def test_a_captured_tensor_may_be_the_first_argument() -> None:
+    limit = torch.tensor(3.0)
+
+    def score_mod(score, b, h, q, k):
+        most = torch.clamp(limit, score, limit * 2)
+        return torch.fmod(limit, k + 2) + torch.add(most, 1.5, alpha=0.5) + torch.mul(limit, score)
+
+    inputs = qkv(64)
+    same(
+        with_gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, score_mod),
+        with_gradients(call, inputs, score_mod),
+    )
+
+
 def alibi(score, b, h, q, k):
     return score + SLOPES[h] * (k - q)
 
