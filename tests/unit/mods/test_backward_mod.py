@@ -228,3 +228,25 @@ def test_kernels_compile_without_warnings(
     (built,) = build.build_library([kernel], target, cache=KernelCache(tmp_path)).kernels
     assert not built.warnings  # C75xx: products that wait for each other
     assert built.spill_bytes <= MOST_SPILLED[family]
+
+
+@pytest.mark.compile
+def test_kernels_of_one_library_load_and_launch_their_own_gathering(tmp_path: Path) -> None:
+    """What is shared by name would set the attributes of one kernel's stub, and launch another's."""
+    traced = trace(*KINDS["ALiBi"])
+    learnt = tuple(i for i, t in enumerate(traced.tensors) if t.is_floating_point())
+    plain = AttentionProblem(DType.BF16, 2, 4096, 4096, 16, 16, 64, 64, mod=traced.mod)
+    direction = next(d for d in directions(BACKWARD) if d.family.name == "ampere")
+    kernels = []
+    for deterministic in (False, True):
+        problem = plain.backward(deterministic, learnt)
+        defaults = direction.defaults(problem, device_facts("A100"))
+        assert defaults is not None
+        kernels.append(kernel_for(defaults.whole[0], problem))
+    assert kernels[0] != kernels[1]
+    path = build.build_library(kernels, 80, cache=KernelCache(tmp_path)).path
+    shown = subprocess.run(["nm", "-C", str(path)], capture_output=True, text=True, check=True).stdout
+    for name in ("load_captured_gradients<", "launch_captured_gradients<"):
+        assert sum(name in line for line in shown.splitlines()) in (0, len(kernels)), (
+            name
+        )  # 0: a part of its caller

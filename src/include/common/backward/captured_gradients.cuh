@@ -281,8 +281,10 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     terms.finish(scales);
 }
 
+// Of each translation unit its own, as the stubs of kernels are (static): kernels of one library may share a
+// mod, and what is set here has to be set of the stub that is launched below.
 template <typename Kernel>
-cudaError_t load_captured_gradients() {
+static cudaError_t load_captured_gradients() {
     cudaError_t error = cudaFuncSetAttribute(&captured_gradients_kernel<Kernel, false>,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
     if (error != cudaSuccess) return error;
@@ -292,7 +294,7 @@ cudaError_t load_captured_gradients() {
 
 // Behind what makes delta, on the same stream. Sums and scales begin as 0: the caller has cleared them.
 template <typename Kernel>
-cudaError_t launch_captured_gradients(const BackwardProblem &problem, cudaStream_t stream) {
+static cudaError_t launch_captured_gradients(const BackwardProblem &problem, cudaStream_t stream) {
     using Mod = typename Kernel::Mod;
     const int n_q_blocks = ceil_div(problem.seq_len_q, Kernel::kRows);
     const int64_t blocks = int64_t(problem.batch) * problem.n_heads * n_q_blocks;
