@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -14,9 +15,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from flash_attention import attention
 from flash_helpers.test.reference import reference_gradients
 
-MAX_RATIO = 1.1  # of the relative error, to FlashAttention-2's
-N_DRAWS = 8  # of rows near one row dK is off as a few sums are: in one draw 0.7 to 1.2 times as far
-BATCH, SEQ_LEN, HEADS = 1, 700, 4
+MEAN_RATIO = 1.1  # of the error to FlashAttention-2's, over sizes
+# Of one size. Where rows are near one row, or of low rank, errors are those of a few sums: one draw gives 0.7
+# to 1.2 times the peer's, eight draws 0.92 to 1.13.
+MAX_RATIO = 1.2
+N_DRAWS = 8
+GRADIENTS = ("dq", "dk", "dv")
+BATCH, HEADS = 1, 4
+SEQ_LENS = (700, 1500)
 HALF, BFLOAT = torch.float16, torch.bfloat16
 
 
@@ -44,17 +50,14 @@ def _correlated(generator: torch.Generator, *shape: int) -> Tensor:
 KINDS = {"normal": _normal, "outliers": _outliers, "low rank": _low_rank, "correlated": _correlated}
 
 
-Squares = list[float]  # of dq, dk and dv
-
-
-def _squares(found: tuple[Tensor, ...]) -> Squares:
+def _squares(found: tuple[Tensor, ...]) -> list[float]:
     return [float(x.double().square().sum()) for x in found]
 
 
 def _draw(
     made: Callable[..., Tensor], seed: int, shape: tuple[int, ...], dtype: torch.dtype, causal: bool
-) -> tuple[Squares, Squares, Squares]:
-    """Of one draw: of this library's errors, of FlashAttention-2's, and of the exact gradients."""
+) -> tuple[list[float], list[float]]:
+    """Squares of the errors of dq, dk and dv in one draw: this library's, and FlashAttention-2's."""
     generator = torch.Generator("cuda").manual_seed(seed)
     q, k, v = (made(generator, *shape).to(dtype).requires_grad_() for _ in range(3))
     dout = _normal(generator, *shape).to(dtype)
@@ -67,25 +70,26 @@ def _draw(
     off = [
         _squares(tuple(x.double() - y for x, y in zip(found, exact, strict=True))) for found in (mine, peer)
     ]
-    return off[0], off[1], _squares(exact)
+    return off[0], off[1]
 
 
 # At head size 64 dS of FP16 inputs is made of P in FP16, which costs more than a tenth.
-@pytest.mark.parametrize(
-    ("dtype", "d_head"),
-    [(BFLOAT, 64), (BFLOAT, 96), (BFLOAT, 128), (BFLOAT, 192), (BFLOAT, 256), (HALF, 128), (HALF, 256)],
-    ids=str,
-)
+SIZES = ((BFLOAT, 64), (BFLOAT, 96), (BFLOAT, 128), (BFLOAT, 192), (BFLOAT, 256), (HALF, 128), (HALF, 256))
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("seq_len", [SEQ_LEN, 1500])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_as_close_as_those_of_flash_attention_2(
-    kind: str, seq_len: int, causal: bool, dtype: torch.dtype, d_head: int
-) -> None:
-    shape = (BATCH, seq_len, HEADS, d_head)
-    drawn = [_draw(KINDS[kind], seed, shape, dtype, causal) for seed in range(11, 11 + N_DRAWS)]
-    sums = [[sum(of_draw) for of_draw in zip(*some, strict=True)] for some in zip(*drawn, strict=True)]
-    own, other = ([math.sqrt(x / y) for x, y in zip(off, sums[2], strict=True)] for off in sums[:2])
-    print(kind, seq_len, causal, dtype, d_head, [f"{a / b:.3f}" for a, b in zip(own, other, strict=True)])
-    for name, mine, peer in zip(("dq", "dk", "dv"), own, other, strict=True):
-        assert mine <= MAX_RATIO * peer, f"{name}: {mine:.3g}, FlashAttention-2 has {peer:.3g}"
+def test_gradients_are_as_close_as_those_of_flash_attention_2(kind: str, causal: bool) -> None:
+    ratios: dict[str, list[float]] = {name: [] for name in GRADIENTS}
+    for (dtype, d_head), seq_len in itertools.product(SIZES, SEQ_LENS):
+        shape = (BATCH, seq_len, HEADS, d_head)
+        drawn = [_draw(KINDS[kind], seed, shape, dtype, causal) for seed in range(11, 11 + N_DRAWS)]
+        of_mine, of_peer = ([sum(x) for x in zip(*some, strict=True)] for some in zip(*drawn, strict=True))
+        found = [math.sqrt(x / y) for x, y in zip(of_mine, of_peer, strict=True)]
+        print(kind, causal, seq_len, dtype, d_head, [f"{x:.3f}" for x in found])
+        for name, x in zip(GRADIENTS, found, strict=True):
+            ratios[name].append(x)
+    for name, some in ratios.items():
+        mean = math.exp(sum(map(math.log, some)) / len(some))
+        assert mean <= MEAN_RATIO, f"{name}: {mean:.3f} times FlashAttention-2's error"
+        assert max(some) <= MAX_RATIO, f"{name}: {max(some):.3f} times FlashAttention-2's error"

@@ -263,17 +263,26 @@ def test_attention_and_its_gradients() -> None:
 
 @pytest.mark.parametrize("softmax_scale", [0.0, -0.3])
 def test_what_a_mask_hides_stays_hidden_at_every_scale(softmax_scale: float) -> None:
+    """Gradients are off by at most twice what the CPU's are, which rounds where kernels round."""
     document = torch.arange(700) // 130
-    results = []
+    drawn = inputs(700, 700, D, torch.bfloat16)
+    found = {}
     for device in ("cuda", "cpu"):
         there = document.to(device)
-        leaves = [x.to(device).requires_grad_() for x in inputs(700, 700, D, torch.bfloat16)]
+        leaves = [x.to(device).requires_grad_() for x in drawn]
         out = flash_attention.attention(
             *leaves, softmax_scale=softmax_scale, mask_mod=lambda b, h, q, k, d=there: d[q] == d[k]
         )
-        results.append([x.cpu().float() for x in torch.autograd.grad(out, leaves, torch.ones_like(out))])
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        found[device] = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    wide = [x.double().cpu().requires_grad_() for x in drawn]
+    q, k, v = (x.transpose(1, 2) for x in wide)
+    k, v = (x.repeat_interleave(HEADS // HEADS_KV, dim=1) for x in (k, v))
+    hidden = document[:, None] != document[None]
+    scores = (softmax_scale * q @ k.mT).masked_fill(hidden, -math.inf)
+    exact = torch.autograd.grad((scores.softmax(-1) @ v).sum(), wide)
+    for own, other, right in zip(found["cuda"], found["cpu"], exact, strict=True):
+        allowed = 2 * (other.double() - right).abs().max()
+        assert (own.double().cpu() - right).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("layout", ["packed", "cached"])
