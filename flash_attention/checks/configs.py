@@ -93,7 +93,8 @@ def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> N
         value = getattr(config, field_name)
         if type(value) is not wanted:
             raise TypeError(
-                f"{name}.{field_name} is {value!r}, a {type(value).__name__}; it must be a {wanted.__name__}"
+                f"{name}.{field_name} is {value!r}, of type {type(value).__name__}; it must be of type "
+                f"{wanted.__name__}"
                 + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
             )
     if reason := config.malformed_reason():
