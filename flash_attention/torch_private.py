@@ -60,9 +60,17 @@ def _no_wrapper(x: Tensor) -> bool:
     return False
 
 
-is_batched: Callable[[Tensor], bool] = private("_C._functorch.is_batchedtensor", _no_wrapper)
+_is_batched: Callable[[Tensor], bool] = private("_C._functorch.is_batchedtensor", _no_wrapper)
+_is_batched_by_autograd: Callable[[Tensor], bool] = private(
+    "_C._functorch.is_legacy_batchedtensor", _no_wrapper
+)
 is_transformed: Callable[[Tensor], bool] = private("_C._functorch.is_functorch_wrapped_tensor", _no_wrapper)
 is_functional: Callable[[Tensor], bool] = private("_is_functional_tensor", _no_wrapper)
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether x is one of many: of torch.vmap, or of what autograd does by itself (is_grads_batched)."""
+    return _is_batched(x) or _is_batched_by_autograd(x)
 
 
 # Whether a transform of torch.func runs. Where torch does not say, one may.

@@ -94,8 +94,7 @@ def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> N
         if type(value) is not wanted:
             raise TypeError(
                 f"{name}.{field_name} is {value!r}, of type {type(value).__name__}; it must be of type "
-                f"{wanted.__name__}"
-                + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
+                f"{wanted.__name__}" + (f", e.g. DType.from_string({value!r})" if wanted is DType else "")
             )
     if reason := config.malformed_reason():
         raise InfeasibleConfigError(f"{name} {config.short_form()} cannot run on any GPU: {reason}")

@@ -22,7 +22,7 @@ from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import passes
 from flash_attention.run.asked_for import asked_for
-from flash_attention.run.gradients import Passes, second_derivative
+from flash_attention.run.gradients import Passes, check_one_gradient, second_derivative
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.operator_schema import LIBRARY, TAGS, SentMod, received, schema, sent
 from flash_attention.run.operator_schema import NAMES as OPTIONS
@@ -146,6 +146,7 @@ def _differentiate(layout: type[Layout], end: int) -> Any:
     of_captured = end + len(OPTIONS) + SentMod._fields.index("captured")
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        check_one_gradient(dout, dlse)
         out, lse, inputs = _kept(ctx)
         # A list of tensors has a list of gradients, and to PyTorch an empty list is one, too.
         gradients: list[Any] = [[None] * len(x) if _is_tensors(x) or x == [] else None for x in inputs]

@@ -28,7 +28,7 @@ from flash_attention.run.passes import (
     forward_pass,
     is_deterministic,
 )
-from flash_attention.torch_private import is_transforming, plain_apply
+from flash_attention.torch_private import is_batched, is_transforming, plain_apply
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -211,6 +211,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Any:
+        check_one_gradient(dout, dlse)
         needs = asked_for(ctx)
         n_others = len(needs) - 4  # layout, options, what computes it or the key, what is captured, …
         if dout is None and dlse is None:
@@ -362,10 +363,23 @@ def second_derivative() -> NotImplementedError:
     return no_derivative("a gradient of attention's gradients is wanted")
 
 
+def check_one_gradient(dout: Tensor | None, dlse: Tensor | None) -> None:
+    """Refuses gradients of the results that stand for many at once.
+
+    Raises:
+        NotImplementedError: one is a tensor of ``torch.vmap``, or of ``is_grads_batched=True``.
+    """
+    if torch.compiler.is_compiling():
+        return  # operators get tensors whose memory holds their values
+    if (dout is not None and is_batched(dout)) or (dlse is not None and is_batched(dlse)):
+        raise under_vmap()
+
+
 def under_vmap() -> NotImplementedError:
-    """The error for tensors of ``torch.vmap`` below others of ``torch.func``."""
+    """The error for tensors of ``torch.vmap`` below others of ``torch.func``, or of autograd's own vmap."""
     return no_derivative(
-        "a gradient of attention is wanted under torch.vmap",
+        "a gradient of attention is wanted under torch.vmap (torch.func.jacrev, is_grads_batched=True and "
+        "vectorize=True run it, too)",
         "call with all of its tensors in the batch dimension instead",
     )
 

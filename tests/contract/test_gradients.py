@@ -262,6 +262,23 @@ def test_c17_vmap_is_refused(device: str) -> None:
             torch.func.vmap(function)(q, k, v)
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("of", ["out", "lse"])
+def test_c17_many_gradients_at_once_are_refused(device: str, of: str, autocast: bool) -> None:
+    """Autograd's own vmap hands over tensors without memory of their own."""
+    inputs = Inputs(device, seq_len_q=8, seq_len_k=8)
+    leaves = [x.detach().float().requires_grad_() if autocast else x for x in inputs.leaves()]
+    for _ in range(2):  # on a GPU the second call is a remembered one
+        with torch.autocast(device, dtype=BFLOAT, enabled=autocast):
+            out, lse = inputs.results(leaves, return_lse=True)
+        result = out if of == "out" else lse
+        many = torch.ones(3, *result.shape, dtype=result.dtype, device=device)
+        with pytest.raises(NotImplementedError, match=f"vmap.*is_grads_batched.*batch dimension.*{WAY_OUT}"):
+            torch.autograd.grad(result, leaves[0], many, retain_graph=True, is_grads_batched=True)
+        result.backward(many[0])
+    assert leaves[0].grad is not None
+
+
 # ---------------------------------------------------------------------- C40: what is computed
 @pytest.mark.parametrize("with_lse", [False, True], ids=["", "lse"])
 @pytest.mark.parametrize("dtype", [BFLOAT, HALF], ids=["bf16", "fp16"])
