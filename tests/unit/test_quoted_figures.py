@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -15,6 +16,7 @@ from flash_helpers.kernels.hopper.backward.choices import CHOICES, HopperBackwar
 
 DOCS = Path(__file__).parents[2] / "docs"
 BACKWARD = "h200-hopper-backward-variants.json"
+TRAINING = "h200-training.json"
 RATE = re.compile(r"\b\d{3}\b(?! rows)")
 LENGTHS = {"512"}  # keys; other lengths have four digits and more
 ROW = re.compile(r"\| (\d+) \| (none|causal) \| (\d+) \|(.*)\|")
@@ -63,6 +65,25 @@ def test_rates_on_the_page_are_those_of_the_file(measured: dict[tuple[int, bool,
         quoted = set(RATE.findall(cells))
         assert quoted, cell
         assert quoted <= measured[cell], (cell, sorted(quoted - measured[cell]))
+
+
+# ---------------------------------------------------------------------- training
+def test_losses_on_the_page_are_those_of_the_file() -> None:
+    page, facts = (
+        (DOCS / "training.md").read_text(encoding="utf-8"),
+        ResultFile.load(RESULTS / TRAINING).facts,
+    )
+    assert TRAINING in page
+    for task in ("gpt", "encoder"):
+        found, losses = facts[task], facts[task]["losses"]
+        (row,) = re.findall(rf"^\| {task} \|(.*)\|$", page, re.MULTILINE)
+        first = mean(curve[0] for curve in losses["eager"])
+        last = [mean(curve[-1] for curve in losses[name]) for name in ("eager", "pytorch", "attention")]
+        apart = [found["spread_of_eager"], *found["distance_from_eager"].values()]
+        assert list(found["distance_from_eager"]) == ["pytorch", "attention"]
+        repeats = "yes" if found["deterministic_runs_are_equal"] else "no"
+        wanted = [f"{first:.2f}", *(f"{x:.3f}" for x in last), *(f"{x:.4f}" for x in apart), repeats]
+        assert cells(row) == wanted
 
 
 # ---------------------------------------------------------------------- ranks
