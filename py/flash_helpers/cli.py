@@ -222,8 +222,8 @@ def explain(
         for name, value in (("--dtype", dtype), ("--d-head", d_head), ("--direction", direction)):
             if value is not None:
                 raise ValueError(
-                    f"{name} is {value}, and the kernel has its own: leave {name} away, or leave the kernel "
-                    "away to see what a problem gets"
+                    f"{name} is {value}, and the kernel has its own: leave {name} away, or leave the kernel, "
+                    f"{kernel!r}, away to see what a problem gets"
                 )
         explain_command(
             kernel, diff, device, compile_it=compile_it, json_path=json, asked=asked, split=split, ncu=ncu

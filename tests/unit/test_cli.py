@@ -112,6 +112,7 @@ def fake_build(cache: KernelCache, folder: Path, kernels: list[ForwardKernel], t
         (("explain", "--d-head", "7"), "d_head is 7; attention takes the multiples of 8 from 8 to 256"),
         (("explain", SHORT_FORM, "--d-head", "64"), "--d-head is 64, and the kernel has its own"),
         (("explain", SHORT_FORM, "--dtype", "bf16"), "--dtype is bf16, and the kernel has its own"),
+        (("explain", "--direction", "backward", "--softcap", "3"), "or leave the kernel, '3', away"),
         (("explain", f"{SHORT_FORM} | window"), "give it as an option (--window LEFT,RIGHT)"),
         (
             ("explain", f"{SHORT_FORM} | padded_head"),
