@@ -263,7 +263,7 @@ def test_attention_and_its_gradients() -> None:
 
 @pytest.mark.parametrize("softmax_scale", [0.0, -0.3])
 def test_what_a_mask_hides_stays_hidden_at_every_scale(softmax_scale: float) -> None:
-    """Gradients are off by at most twice what the CPU's are, which rounds where kernels round."""
+    """Gradients are off by at most twice what the CPU's are, or by two roundings of the largest."""
     document = torch.arange(700) // 130
     drawn = inputs(700, 700, D, torch.bfloat16)
     found = {}
@@ -281,7 +281,7 @@ def test_what_a_mask_hides_stays_hidden_at_every_scale(softmax_scale: float) -> 
     scores = (softmax_scale * q @ k.mT).masked_fill(hidden, -math.inf)
     exact = torch.autograd.grad((scores.softmax(-1) @ v).sum(), wide)
     for own, other, right in zip(found["cuda"], found["cpu"], exact, strict=True):
-        allowed = 2 * (other.double() - right).abs().max()
+        allowed = 2 * max((other.double() - right).abs().max(), right.abs().max() * 2.0**-9)
         assert (own.double().cpu() - right).abs().max() <= allowed
 
 
