@@ -288,7 +288,8 @@ def attention_forward(
         )
     band, layout = meaning.band, meaning.layout
     with _telling(meaning.parallel):
-        check_keywords(keywords)  # refuses cu_seq_lens_q and its like, too: documents are the layout's
+        # Packed sequences are refused, too: documents are the layout's.
+        check_keywords(keywords, "call the model without context_parallel")
         _check_layer(band, layout, sliding_window, is_causal, dropout if module.training else 0.0)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = attention(

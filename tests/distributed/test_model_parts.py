@@ -166,6 +166,14 @@ def test_the_loss_of_a_router_is_refused() -> None:
     assert torch.isfinite(model(**batch, output_router_logits=False).loss)
 
 
+def test_weights_of_attention_are_refused() -> None:
+    """Eager attention would be no advice: it sees a rank's own tokens."""
+    model = make("LlamaForCausalLM", "Llama", LLAMA)
+    batch = context_parallel(model).batch(Layout.zigzag(TOKENS, 1), tokens())
+    with pytest.raises(NotImplementedError, match=r"the weights: call the model without context_parallel$"):
+        model(**batch, output_attentions=True)
+
+
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^method is 'rings'; it must be one of auto, all_gather"):
         context_parallel(make("LlamaForCausalLM", "Llama", LLAMA), method="rings")  # type: ignore[arg-type]

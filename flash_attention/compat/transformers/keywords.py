@@ -38,14 +38,18 @@ HARMLESS = {
 }
 
 
-def check_keywords(keywords: dict[str, Any]) -> None:
-    """Raises:
-    NotImplementedError: one has a value and may change what attention is.
+def check_keywords(keywords: dict[str, Any], instead: str = 'use attn_implementation="eager"') -> None:
+    """Refuses what may change what attention is.
+
+    Args:
+        instead: what to do where a keyword is wanted.
+
+    Raises:
+        NotImplementedError: one has a value, and is not known to be harmless.
     """
     if keywords.get("output_attentions"):
         raise NotImplementedError(
-            f"output_attentions is {keywords['output_attentions']}; no kernel writes the weights: use "
-            'attn_implementation="eager"'
+            f"output_attentions is {keywords['output_attentions']}; no kernel writes the weights: {instead}"
         )
     for name, value in keywords.items():
         if value is None or name in HARMLESS or name == "output_attentions":
@@ -57,5 +61,5 @@ def check_keywords(keywords: dict[str, Any]) -> None:
         )
         raise NotImplementedError(
             f"{name} is {said}; this library's attention of Transformers has no such argument and leaves "
-            'none out: use attn_implementation="eager", or pass None if the layer can do without it'
+            f"none out: {instead}, or pass None if the layer can do without it"
         )
