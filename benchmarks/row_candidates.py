@@ -3,6 +3,7 @@
     python benchmarks/row_candidates.py --json benchmarks/results/h200-row-candidates.json
     python benchmarks/row_candidates.py --only "few keys,soft cap" --rounds 9 --json few.json
     python benchmarks/row_candidates.py --build-only
+    python benchmarks/row_candidates.py --plan benchmarks/short_sequences.txt --json short.json
 
 The plan, ``row_candidates.txt``, names rows of the grid, one a line, then kernels for them by their short
 forms. ``row …, scores x 8`` is the row with queries eight times as large. Where items differ in length,
@@ -78,7 +79,7 @@ class CandidateRow:
 
     def add(self, config: KernelConfig) -> None:
         """One more candidate."""
-        uneven = self.case.causal or bool(self.case.lengths)
+        uneven = bool(self.case.lengths) or (self.case.causal and self.case.seq_q > config.B_r)
         if uneven and hasattr(config, "dynamic_schedule"):
             config = replace(config, dynamic_schedule=True)
         if config not in self.configs:

@@ -29,6 +29,7 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
     CHOICES,
+    MOD_CHOICES,
     PACKED_CHOICES,
     SPLIT_CHOICES,
     VARLEN_CHOICES,
@@ -133,7 +134,7 @@ HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)
 
 TABLES = {
     "all": CHOICES, "varlen": VARLEN_CHOICES, "split": SPLIT_CHOICES, "packed": PACKED_CHOICES,
-    "capped": CAPPED_CHOICES,
+    "capped": CAPPED_CHOICES, "mod": MOD_CHOICES,
 }  # fmt: skip
 
 
@@ -171,6 +172,9 @@ def test_problems_that_leave_sms_idle_get_small_blocks() -> None:
     assert one_each.direct_store
     assert not one_each.paired_blocks
     assert chosen(9, 2048).kernel.config.paired_blocks
+    for heads, rows in ((8, 64), (16, 128), (17, 256)):  # 64 blocks of 256 queries were half of the SMs
+        choice = chosen(heads, 1024, d=64)
+        assert (choice.kernel.config.B_r, choice.n_splits) == (rows, 1)
 
 
 def test_few_keys_are_one_tile() -> None:
@@ -184,6 +188,39 @@ def test_few_keys_are_one_tile() -> None:
     assert chosen(257) == chosen(4096)
     assert chosen(77, causal=True) == chosen(4096, causal=True)
     assert choose_hopper_kernel(DType.BF16, 64, False, 4096)[0].config == chosen(4096)
+    for queries, rows in ((77, 128), (128, 128), (129, 192), (200, 128), (4096, 192)):
+        few = choose_hopper_kernel(DType.BF16, 64, False, queries, n_keys=77)[0].config
+        assert (few.B_r, few.B_c, few.q_stages) == (rows, 80, 4)
+
+
+ROWS_OF_BLOCKS = {
+    "plain": ({}, {1: 128, 128: 128, 129: 192, 193: 256, 256: 256, 257: 192, 384: 192, 385: 256, 512: 256}),
+    "causal": ({"causal": True}, {128: 128, 256: 256, 300: 192, 512: 256, 640: 128, 1000: 256, 16384: 192}),
+    "capped": ({"softcap": True}, {128: 128, 256: 256, 300: 128, 512: 256}),
+    "packed": ({"varlen": True}, {64: 128, 256: 256, 300: 128, 512: 256}),
+    "packed, causal": ({"varlen": True, "causal": True}, {64: 128, 192: 192, 256: 128, 300: 192, 512: 192}),
+    "mod": ({"mod": True}, {128: 128, 256: 256, 300: 128, 512: 256}),
+}
+
+
+@pytest.mark.parametrize(("wanted", "rows"), ROWS_OF_BLOCKS.values(), ids=ROWS_OF_BLOCKS)
+def test_blocks_are_no_taller_than_sequences_fill(wanted: dict[str, bool], rows: dict[int, int]) -> None:
+    on = ForwardTraits(**{name: value for name, value in wanted.items() if name != "mod"})
+    for seq_len, height in rows.items():
+        kernel, reason = choose_hopper_kernel(
+            DType.BF16, 64, on.causal, seq_len, traits=on, mod=wanted.get("mod", False)
+        )
+        assert isinstance(kernel.config, HopperForwardKernelConfig)
+        assert kernel.config.B_r == height, seq_len
+        assert reason
+
+
+def test_the_reason_names_the_rows_that_would_be_empty() -> None:
+    _, reason = choose_hopper_kernel(DType.BF16, 64, False, 128)
+    assert reason.startswith("blocks of 256 rows would compute 256 for 128 queries, these 128: ")
+    _, reason = choose_hopper_kernel(DType.BF16, 64, False, 300)
+    assert reason.startswith("blocks of 256 rows would compute 512 for 300 queries, these 384: ")
+    assert "would compute" not in choose_hopper_kernel(DType.BF16, 64, False, 512)[1]
 
 
 def test_packed_sequences_get_taller_blocks_where_nothing_else_is_wanted() -> None:

@@ -50,6 +50,24 @@ def test_hopper_kernels_of_a_head_size_are_of_one_class(sizes: tuple[int, int]) 
     assert classes.pop().row_obstacle is None
 
 
+def test_short_sequences_take_shorter_blocks_of_the_class() -> None:
+    def rows(queries: int) -> int:
+        problem = AttentionProblem(DType.BF16, 64, queries, queries, 32, 32, 64, 64, invariant=True)
+        config = select(problem, device_facts("H200"), explained=False).kernel.config
+        assert config.numeric_class == INVARIANT[64, 64].many.numeric_class
+        return config.B_r
+
+    assert [rows(queries) for queries in (64, 65, 128, 129, 192, 200, 384)] == [
+        64,
+        128,
+        128,
+        192,
+        192,
+        128,
+        192,
+    ]
+
+
 @pytest.mark.parametrize("d_head", KEY_TILES)
 def test_ampere_kernels_of_a_head_size_are_of_one_class_on_all_gpus(d_head: int) -> None:
     classes = {

@@ -31,6 +31,15 @@ def test_every_candidate_of_the_plan_can_compute_its_rows():
     assert {row.factor for row in rows} == {1, 8}
 
 
+def test_candidates_of_short_sequences_can_compute_their_rows():
+    rows = read_plan(PLAN.with_name("short_sequences.txt"))
+    assert sum(len(row.kernels()) for row in rows) > 50
+    one_block = next(row for row in rows if row.case.causal and row.case.seq_q == 128)
+    assert {config.dynamic_schedule for config in one_block.configs if config.B_r == 128} == {False, True}
+    two_blocks = next(row for row in rows if row.case.causal and row.case.seq_q == 256)
+    assert all(getattr(config, "dynamic_schedule", True) for config in two_blocks.configs)
+
+
 def test_rows_one_behind_the_other_share_candidates(tmp_path):
     rows = read_plan(plan(tmp_path, f"row {PLAIN}\nrow {CAUSAL}  # both\n{KERNEL}\n{KERNEL}\nrow {PLAIN}\n"))
     assert [len(row.configs) for row in rows] == [1, 1, 0]

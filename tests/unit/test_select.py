@@ -29,6 +29,7 @@ from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfi
 from flash_helpers.kernels.pages import PAGE_ROWS, page_obstacle
 from flash_helpers.kernels.problem import AttentionProblem, visible_limits
 from flash_helpers.kernels.traits import ForwardTraits
+from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
 from flash_helpers.select.prediction import MODEL_ERROR, predict
 from flash_helpers.select.select import ranking, select
@@ -421,6 +422,47 @@ def test_prediction_grows_with_the_work():
     causal = predict(kernel, dataclasses.replace(LARGE, right=0), H100).seconds
     assert base / 2 < causal < 1.06 * base / 2
     assert predict(kernel, LARGE, RTX3090).seconds > 3 * base
+
+
+def test_static_rounds_cost_nothing_where_all_blocks_are_as_long():
+    static = choose_hopper_kernel(DType.BF16, 128, False, 128)[0].config
+    counted = dataclasses.replace(static, dynamic_schedule=True)
+
+    def seconds(config, seq_len):
+        problem = dataclasses.replace(LARGE, batch=128, seq_len_q=seq_len, seq_len_k=seq_len, right=0)
+        return predict(kernel_for(config, problem), problem, H200).seconds
+
+    assert seconds(static, 128) == seconds(counted, 128)  # one block a sequence
+    assert seconds(static, 256) > seconds(counted, 256)
+
+
+@pytest.mark.parametrize("name", ["H100", "H200", "A100"])
+@pytest.mark.parametrize("right", [None, 0])
+def test_sequences_of_up_to_128_get_no_taller_blocks(name, right):
+    features = (
+        {},
+        {"softcap": True},
+        {"varlen": True},
+        {"lse": True},
+        {"invariant": True},
+        {"dropout": True},
+    )
+    for d_head, seq_len, more in itertools.product((64, 96, 128, 192, 256), (1, 64, 77, 128), features):
+        short = AttentionProblem(
+            DType.BF16, 256, seq_len, seq_len, 16, 16, d_head, d_head, right=right, **more
+        ).without_idle_limits()
+        for problem in (short, dataclasses.replace(short, seq_len_k=512)):
+            choice = select(problem, device_facts(name), explained=False)
+            assert choice.kernel.config.B_r <= 128, problem.label()
+
+
+def test_what_led_at_the_length_of_its_bucket_does_not_where_blocks_are_emptier():
+    tall = choose_hopper_kernel(DType.BF16, 64, True, 512)[0].config
+    problem = dataclasses.replace(LARGE, d_head=64, d_head_v=64, seq_len_q=512, seq_len_k=512, right=0)
+    assert select(problem, H200, Database(tall)).kernel.config == tall
+    shorter = dataclasses.replace(problem, seq_len_q=384, seq_len_k=384)
+    assert select(shorter, H200, Database(tall)).kernel.config.B_r == 192
+    assert select(shorter, H200, TuningResults(shipped_only=True)).kernel.config.B_r == 192
 
 
 def test_small_problems_get_small_query_blocks():

@@ -39,11 +39,13 @@ def grid_cases() -> Iterator[Case]:
     for causal in (False, True):
         yield dense("few blocks", 1024, causal, batch=1, heads=8, d_head=64)
         yield dense("few blocks", 1024, causal, batch=1, heads=4, d_head=256)
+    yield dense("few blocks", 1024, batch=1, heads=16, d_head=64)
     yield dense("soft cap", 8192, True, softcap=30.0)
     yield dense("soft cap", 2048, softcap=30.0)
     yield dense("soft cap", 8192, True, softcap=50.0, d_head=64)
     yield dense("soft cap", 2048, softcap=50.0, d_head=64)
-    yield dense("soft cap", 4096, True, softcap=50.0, d_head=256)
+    for causal in (True, False):
+        yield dense("soft cap", 4096, causal, softcap=50.0, d_head=256)
     yield dense("soft cap", 8192, window=4096, softcap=50.0, d_head=256)
     for keys in (77, 1, 16, 256, 512):
         yield dense("few keys", 4096, batch=8, heads=16, d_head=64, seq_k=keys)
@@ -76,7 +78,8 @@ def _lengths() -> Iterator[Case]:
         yield dense("odd length", seq, causal)
     for seq, batch in ((32, 512), (64, 256), (128, 128), (256, 64)):
         yield dense("short sequences", seq, True, batch=batch)
-    yield dense("short sequences", 128, batch=128, d_head=64)
+    for seq, causal in ((128, False), (128, True), (64, False), (300, False)):
+        yield dense("short sequences", seq, causal, d_head=64)
 
 
 def _head_sizes() -> Iterator[Case]:

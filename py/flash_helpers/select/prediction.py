@@ -154,7 +154,7 @@ def expected_seconds(
     steps = done.steps / (done.blocks * parts) if done.blocks else 0.0
     block += max(0.0, model.late_query_clocks(config) - max(0.0, steps - 1) * step)
     average = steps * step + block if done.blocks else 0.0
-    if problem.masked:
+    if done.steps < done.longest * done.blocks:  # blocks of different lengths
         clocks = in_turn * average * (fit.uneven if model.static_rounds(config) else 1.0)
     else:
         clocks = ceil(in_turn) * average

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flash_helpers.kernels.ampere.forward.config import FlashForwardKernelConfig
+from flash_helpers.kernels.defaults import first_filled
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.softmax import SoftmaxReference
@@ -119,6 +120,10 @@ CHOICES = (
         "blocks of 32 keys let two thread blocks of 64 KiB share an SM; short ones balance the triangle",
     ),
     AmpereChoice(
+        (8, 0), 128, None, False, _config(128, 128, 32, 4, 2, tensor_row_sums=True),
+        "blocks of 32 keys let two thread blocks of 64 KiB share an SM",
+    ),
+    AmpereChoice(
         (8, 0), 256, None, None, _config(256, 128, 32, 8, 2, tensor_row_sums=True, paired_warps=True),
         "two stages of 64 rows would take 192 KiB; 32 rows take 128 KiB. Pairs of warps as on the H100",
         otherwise=_UNPAIRED,
@@ -179,11 +184,17 @@ def choose_ampere_kernel(
         raise ValueError(
             f"compute capability {capability[0]}.{capability[1]}: this family needs 8.0 or newer"
         )
-    for choice in CHOICES:
-        fits_length = choice.max_seq_len is None or seq_len <= choice.max_seq_len
-        fits = choice.capability == known[-1] and choice.d_head == d_head and fits_length
-        if fits and choice.causal in (None, causal):
-            return _kernel(choice, dtype, causal, lse, exact), choice.reason
+    fitting = [
+        choice
+        for choice in CHOICES
+        if choice.capability == known[-1]
+        and choice.d_head == d_head
+        and (choice.max_seq_len is None or seq_len <= choice.max_seq_len)
+        and choice.causal in (None, causal)
+    ]
+    if fitting:
+        choice, reason = first_filled(fitting, seq_len)
+        return _kernel(choice, dtype, causal, lse, exact), reason
     heads = ", ".join(map(str, sorted({choice.d_head for choice in CHOICES})))
     raise ValueError(f"no Ampere kernel is chosen for head size {d_head}; there are choices for {heads}")
 

@@ -94,6 +94,8 @@ class HopperChoice:
 # What the choices of a head size have in common; each says what it changes.
 _D64_TALL = _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV)
 _D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1)
+_D64_SHORT = _config(64, 128, 128, 4, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True)
+_D64_TWO_GROUPS = _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV)
 _D128 = _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV)
 _D96 = replace(_D128, d_head=96, d_head_v=96)
 _ONE_Q_SLOT = dict(ping_pong=False, forced_overlap=True, direct_store=True)
@@ -107,6 +109,12 @@ FEW_BLOCKS_CHOICES = (
         64, None, None, _config(64, 64, 128, 4, 1, ping_pong=False, direct_store=True),
         _FEW + "a third of the time of 256 rows, three quarters of that of 128 at 1024 keys (H200)",
         max_keys=2048, few_blocks_of=64,
+    ),
+    HopperChoice(
+        64, None, None, _config(64, 128, 128, 4, 1, direct_store=True),
+        "one block of 128 queries an SM, where taller blocks leave SMs idle; by the model, for want of "
+        "measurements of so many blocks",
+        few_blocks_of=128,
     ),
     HopperChoice(
         96, None, None, _config(96, 64, 128, 3, 1, **_ONE_Q_SLOT),
@@ -146,6 +154,12 @@ FEW_KEYS_CHOICES = (
         max_keys=80,
     ),
     HopperChoice(
+        64, None, False,
+        _config(64, 128, 80, 2, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True),
+        "all keys are one tile, and four Q slots keep memory busy: 7 % behind 192 x 80 at 4096 queries",
+        max_keys=80,
+    ),
+    HopperChoice(
         64, 4096, False,
         replace(_D64_TALL, q_stages=3),
         "a third Q slot, since items are short: +6 % at 256 keys (H200)",
@@ -166,6 +180,12 @@ FEW_KEYS_CHOICES = (
     ),
 )  # fmt: skip
 """For queries over few keys, as of cross-attention."""
+
+_D64_SHORT_BLOCKS = HopperChoice(
+    64, None, None,
+    _D64_SHORT,
+    "items are short, so that four of them are on their way; by the model, for want of measurements",
+)  # fmt: skip
 
 _BY_LENGTH = (
     HopperChoice(
@@ -199,6 +219,7 @@ _BY_LENGTH = (
         "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384; "
         "a quarter of Q from registers: +1 % at 8192, +2 % at 16384",
     ),
+    _D64_SHORT_BLOCKS,
     HopperChoice(
         128, 1024, True,
         replace(_D128, next_item=NextItem.WITH_LAST_PV, direct_store=True),
@@ -340,6 +361,7 @@ CAPPED_CHOICES = (
         64, None, True, replace(_D64_WIDE, q_register_steps=0),
         "as without a soft cap, whose registers a part of Q would take: +11 % at 8192 (H200)",
     ),
+    _D64_SHORT_BLOCKS,
     *(choice for choice in _BY_LENGTH if choice.d_head != 64),
 )  # fmt: skip
 """For soft-capped scores."""
@@ -347,7 +369,7 @@ CAPPED_CHOICES = (
 VARLEN_CHOICES = (
     HopperChoice(
         64, None, None,
-        _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        _D64_TWO_GROUPS,
         "by its resources, for want of measurements: three and four consumers leave the load warp too few "
         "registers to find sequences",
     ),
@@ -366,13 +388,17 @@ MOD_CHOICES = (
         64, None, None, _D64_TALL,
         "by its registers: a tile of 64 columns leaves some to a function of the user's, 192 x 128 spills",
     ),
+    HopperChoice(
+        64, None, None, _D64_TWO_GROUPS,
+        "by its registers, too: as for functions that read rows ahead",
+    ),
     *(choice for choice in VARLEN_CHOICES if choice.d_head != 64),
 )  # fmt: skip
 """For functions of the user's, of sequences of one length."""
 
 STREAM_CHOICES = (
     HopperChoice(
-        64, None, None, _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV),
+        64, None, None, _D64_TWO_GROUPS,
         "by its registers: those of two warpgroups hold what is read of a bias while the product runs",
     ),
     *(choice for choice in MOD_CHOICES if choice.d_head != 64),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flash_helpers.kernels.defaults import Default
+from flash_helpers.kernels.defaults import Default, are_filled
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
 from flash_helpers.kernels.problem import AttentionProblem
@@ -27,7 +27,8 @@ class InvariantConfigs:
         few: for up to ``FEW_ROWS`` rows a head, and where blocks of so many rows all find an SM of their own:
             all shared memory for tiles on their way.
         many: for more.
-        packed: the same for sequences of different lengths and for soft caps, which take registers.
+        packed: the same for sequences of different lengths and for soft caps, which take registers, and where
+            taller blocks would be partly empty.
         reason: why these.
     """
 
@@ -111,8 +112,11 @@ def invariant_choice(problem: AttentionProblem, sizes: tuple[int, int], few_bloc
         few_blocks: blocks of ``FEW_ROWS`` rows all find an SM of their own.
     """
     configs = INVARIANT[sizes]
+    rows = problem.rows_of_sequence
     config = configs.packed if problem.varlen or problem.softcap else configs.many
-    if problem.rows_of_sequence <= FEW_ROWS or few_blocks:
+    if rows <= FEW_ROWS or few_blocks:
         config = configs.few
+    elif not are_filled(rows, config.B_r, (configs.packed.B_r,)):
+        config = configs.packed
     uneven = problem.masked or problem.varlen
     return replace(config, dtype=problem.dtype, dynamic_schedule=uneven), configs.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from flash_helpers.kernels.defaults import first_filled
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
@@ -64,11 +65,12 @@ def choose_hopper_kernel(
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
     choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod, streams)
-    for choice in choices:
-        limited = traits.causal or traits.window or uneven
-        if choice.fits(d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of):
-            config = replace(choice.config, paired_blocks=False) if mod else choice.config
-            return _kernel(config, dtype, traits, exact, uneven), choice.reason
+    limited = traits.causal or traits.window or uneven
+    problem = (d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of)
+    if fitting := [choice for choice in choices if choice.fits(*problem)]:
+        choice, reason = first_filled(fitting, seq_len)
+        config = replace(choice.config, paired_blocks=False) if mod else choice.config
+        return _kernel(config, dtype, traits, exact, uneven), reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
