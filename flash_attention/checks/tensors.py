@@ -29,6 +29,10 @@ ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
 MAX_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 
+# What to do about an output that lies where it must not, with its name.
+OTHER_OUTPUT = "pass an {name} of its own, or {name}=None"
+OUTPUT_ALONE = "pass {name}=None to get a new tensor"
+
 
 def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor | None) -> None:
     """All of ``forward``'s contract. Each violation has one exception type.
@@ -255,7 +259,7 @@ def check_output_apart(
     name: str,
     o: Tensor,
     inputs: dict[str, Tensor],
-    instead: str = "pass an {name} of its own, or {name}=None",
+    instead: str = OTHER_OUTPUT,
 ) -> None:
     """An output in whose memory no input lies.
 
@@ -292,7 +296,7 @@ def check_output_strides(name: str, o: Tensor, has_address: bool = True) -> None
     check_output_places(name, o)
 
 
-def check_output_places(name: str, o: Tensor, instead: str = "pass {name}=None to get a new tensor") -> None:
+def check_output_places(name: str, o: Tensor, instead: str = OUTPUT_ALONE) -> None:
     """No element in another's place."""
     if overlaps_itself(o):
         raise ValueError(

@@ -17,9 +17,7 @@ from flash_attention.checks.layouts import check_packed_cache
 from flash_attention.checks.options import checked_flag, refuse
 from flash_attention.checks.tensors import (
     check_no_gradient,
-    check_output_apart,
     check_output_kind,
-    check_output_places,
     check_tensors,
 )
 from flash_attention.compat.arguments import checked_packing, host_number, options_of, parts_of
@@ -29,6 +27,7 @@ from flash_attention.compat.padding import Result, check_unpadded, cut, padded
 from flash_attention.compat.places import counted, in_batches, in_items, in_packed
 from flash_attention.compat.within_chunks import checked_chunk, within_chunks
 from flash_attention.compat.words import in_words
+from flash_attention.compat.written import check_written
 from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.merge import merge
 
@@ -306,8 +305,7 @@ def flash_attn_combine(
         check_no_gradient({"out": out, **given}, "what is written in place has none", "pass out=None")
         dtype = out_partial.dtype if out_dtype is None else out_dtype
         check_output_kind("out", out, tuple(out_partial.shape[1:]), dtype, out_partial.device)
-        check_output_places("out", out)
-        check_output_apart("out", out, given)
+        check_written("out", out, given)
     parts = list(out_partial.unbind(0)), [lse.transpose(-1, -2) for lse in lse_partial.unbind(0)]
     merged, lse = merge(*parts, out_dtype=out_dtype)
     if out is not None:

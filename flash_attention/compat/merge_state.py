@@ -13,16 +13,17 @@ from torch import Tensor
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.tensors import (
     check_no_gradient,
-    check_output_apart,
-    check_output_places,
     check_tensors,
 )
+from flash_attention.compat.written import check_written
 from flash_attention.merge import merge
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
 LN2 = log(2.0)
 ROWS = "(seq_len, n_heads, d_head)"
+ALONE = "pass {name}.contiguous(), and keep it"
+APART = "pass {name}.clone(), and keep it, or call merge_state"
 
 
 def check_parts(
@@ -135,9 +136,8 @@ def merge_state_in_place(
                 f"of shape ({len(v)},) on {v.device}: whether each row of v is merged"
             )
     for name in ("v", "s"):
-        check_output_places(name, given[name], "pass {name}.contiguous(), and keep it")
         others = {other: x for other, x in given.items() if other != name}
-        check_output_apart(name, given[name], others, "pass {name}.clone(), and keep it, or call merge_state")
+        check_written(name, given[name], others, ALONE, APART)
     out, lse = _merged([v, v_other], [s, s_other])
     if mask is not None:
         out, lse = out.where(mask[:, None, None], v), lse.where(mask[:, None], s)

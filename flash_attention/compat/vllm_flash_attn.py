@@ -16,9 +16,7 @@ from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.layouts import check_packed_cache
 from flash_attention.checks.options import checked_flag, given, refuse
 from flash_attention.checks.tensors import (
-    check_output_apart,
     check_output_kind,
-    check_output_places,
     check_tensors,
     records_gradients,
 )
@@ -28,8 +26,9 @@ from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
 from flash_attention.compat.places import counted, in_items, in_packed, room_for_keys
 from flash_attention.compat.words import in_words
+from flash_attention.compat.written import check_written
 from flash_attention.layouts import BATCHES, PACKED
-from flash_attention.run.tracing import stands_for_another, wants_autocast
+from flash_attention.run.tracing import wants_autocast
 
 __all__ = ["flash_attn_varlen_func", "get_scheduler_metadata"]
 
@@ -193,6 +192,4 @@ def _check_copied_output(out: Tensor, inputs: dict[str, Tensor]) -> None:
     kept = not wants_autocast(q, inputs["k"], v)
     dtype = q.dtype if kept else torch.get_autocast_dtype(q.device.type)
     check_output_kind("out", out, (*q.shape[:-1], v.shape[-1]), dtype, q.device)
-    if not (torch.compiler.is_compiling() or out.is_meta or stands_for_another(out)):
-        check_output_places("out", out)
-        check_output_apart("out", out, inputs)
+    check_written("out", out, inputs)

@@ -417,6 +417,32 @@ def test_merging_in_place_says_what_to_do() -> None:
         flashinfer.merge_state_in_place(wide, s, v, s.clone())
 
 
+def in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor) -> tuple[Tensor, Tensor]:
+    flashinfer.merge_state_in_place(v, s, v_other, s_other)
+    return v, s
+
+
+def combined_into(parts: Tensor, lses: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    return flash_attn_3.flash_attn_combine(parts, lses, out=out)
+
+
+WRITERS: dict[str, Any] = {
+    "merge_state_in_place": (in_place, ((6, HEADS, D), (6, HEADS), (6, HEADS, D), (6, HEADS))),
+    "flash_attn_combine": (combined_into, ((3, 2, 5, HEADS, D), (3, 2, 5, HEADS), (2, 5, HEADS, D))),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_in_place_in_a_compiled_program(name: str) -> None:
+    call, shapes = WRITERS[name]
+    given = [torch.randn(shape) for shape in shapes]
+    expected = call(*(x.clone() for x in given))
+    found = torch.compile(call, backend="eager", fullgraph=True)(*given)
+    assert all(map(torch.equal, found, expected))
+    on_meta = call(*(x.to("meta") for x in given))
+    assert [x.shape for x in on_meta] == [x.shape for x in expected]
+
+
 @pytest.mark.gpu
 def test_chunks_on_a_gpu_are_refused_by_name() -> None:
     q = random(1, 20, HEADS, D).cuda()
