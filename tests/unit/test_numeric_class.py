@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,16 @@ from flash_attention.errors import InfeasibleConfigError
 from flash_attention.run.choices import explain_choice
 from flash_helpers.explain.asked import Asked
 from flash_helpers.explain.command import explain_problem_command
-from flash_helpers.kernel_configs import DType, device_facts
+from flash_helpers.explain.explanation import explain
+from flash_helpers.explain.render import summary_lines
+from flash_helpers.kernel_configs import DType, ForwardKernel, device_facts, get_ladder
 from flash_helpers.kernels.ampere.forward.choices import get_ampere_best_kernels
 from flash_helpers.kernels.ampere.forward.invariant import KEY_TILES, invariant_config
 from flash_helpers.kernels.families import family_of
 from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.problem import Problem
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.part_plan import WORKSPACE_BYTES, PartPlan, part_plan
 from flash_helpers.select.select import select, with_slots
@@ -161,6 +165,52 @@ def test_the_command_names_the_class(capsys: pytest.CaptureFixture[str]) -> None
     }
     with pytest.raises(ValueError, match="numerics is 'exact'; allowed: 'invariant', 'fast'"):
         Asked(numerics="exact")
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel", "words"),
+    [
+        (
+            "H200",
+            ForwardKernel(replace(INVARIANT[128, 128].many, dtype=DType.BF16)),
+            "the one of numerics='invariant' there",
+        ),
+        (
+            "H200",
+            choose_hopper_kernel(DType.BF16, 128, True, 4096)[0],
+            "not invariant: its softmax_reference",
+        ),
+        (
+            "H200",
+            ForwardKernel(invariant_config(DType.BF16, 128, 4096, device_facts("A100"))),
+            "not invariant: its numeric class is: mma.sync, bf16, .*takes: wgmma",
+        ),
+        (
+            "A100",
+            ForwardKernel(invariant_config(DType.BF16, 128, 4096, device_facts("A100"))),
+            "the one of numerics='invariant' there",
+        ),
+    ],
+    ids=["served", "by a warp", "other family", "ampere"],
+)
+def test_the_explanation_of_a_kernel_names_its_class(device: str, kernel: ForwardKernel, words: str) -> None:
+    problem = replace(PROBLEM, n_heads_kv=8, right=None, invariant=False)
+    explanation = explain(kernel.config, problem, device_facts(device))
+    lines = summary_lines(explanation)
+    place = [name for name, _ in lines].index("numeric class")
+    assert lines[place][1] == str(kernel.config.numeric_class)
+    assert re.match(words, lines[place + 1][1])
+    told = explanation.to_json()
+    assert told["numeric_class"] == str(kernel.config.numeric_class)
+    assert (told["invariant_obstacle"] is None) == words.startswith("the one")
+
+
+def test_a_kernel_of_gradients_has_no_class() -> None:
+    config = get_ladder("ampere_backward", DType.BF16, 128, False)[-1].config
+    problem = Problem(DType.BF16, 2, 8, 1024, 128, direction="backward")
+    explanation = explain(config, problem, device_facts("A100"))
+    assert explanation.to_json()["numeric_class"] is None
+    assert "numeric class" not in dict(summary_lines(explanation))
 
 
 def test_a_configuration_of_another_class_is_refused() -> None:

@@ -10,7 +10,8 @@ from flash_helpers.kernels.cost_model import Registers
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
-from flash_helpers.kernels.problem import AttentionProblem
+from flash_helpers.kernels.numeric_class import NumericClass
+from flash_helpers.kernels.problem import FORWARD, AttentionProblem
 from flash_helpers.kernels.shared_memory import SharedAccess
 from flash_helpers.model.bank_conflicts import shared_accesses
 from flash_helpers.model.bounds import Bound, Bounds, around, bounds, launch_reason
@@ -20,9 +21,19 @@ from flash_helpers.model.resources import Occupancy, Waves, occupancy, predict_r
 from flash_helpers.model.step_costs import LoopFacts, StepCosts, step_costs
 from flash_helpers.model.work import Work, work
 from flash_helpers.problem import Problem
-from flash_helpers.select.candidates import is_split, kernel_for, split_variant, unable_reason
+from flash_helpers.select.candidates import (
+    class_reason,
+    is_split,
+    kernel_for,
+    numeric_class_of,
+    row_obstacle,
+    split_variant,
+    unable_reason,
+)
 from flash_helpers.select.choice import attention_problem
+from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.prediction import expected_seconds, parts_of_keys, with_rates
+from flash_helpers.select.select import invariant_class
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,22 @@ class Explanation:
         return self.work.flop / self.performance.bounds.longest / 1e9
 
     @property
+    def numeric_class(self) -> NumericClass | None:
+        """What the bits of a query's results depend on; None: a kernel of gradients has no class."""
+        return numeric_class_of(self.kernel.config) if self.problem.direction == FORWARD else None
+
+    @property
+    def invariant_obstacle(self) -> str | None:
+        """Why ``numerics="invariant"`` takes no kernel of this class for the problem, or None."""
+        own, problem = self.numeric_class, replace(self.problem, invariant=True)
+        if own is None:
+            return "it is about the forward pass"
+        try:
+            return row_obstacle(own, problem) or class_reason(own, invariant_class(problem, self.device))
+        except NoKernelError as error:
+            return str(error)
+
+    @property
     def main_loop(self) -> dict[str, int]:
         """Compiled instructions by class; empty where they are not known."""
         return self.compiled.main_loop if isinstance(self.compiled, Compiled) else {}
@@ -110,6 +137,8 @@ class Explanation:
             "registers_predicted": asdict(self.registers) if self.registers else None,
             "compiled": asdict(self.compiled) if self.compiled else None,
             "smem_bytes": self.smem_bytes,
+            "numeric_class": str(self.numeric_class) if self.numeric_class else None,
+            "invariant_obstacle": self.invariant_obstacle,
             "work": asdict(self.work) if self.work else None,
             "occupancy": p.occupancy.to_json() if p else None,
             "waves": asdict(p.waves) if p else None,

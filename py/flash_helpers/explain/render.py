@@ -20,6 +20,12 @@ def summary_lines(e: Explanation) -> list[Line]:
     """(what, value) of everything but the rejected neighbours, in reading order."""
     lines = [("runs there", "yes" if e.infeasible is None else f"no: {e.infeasible}"), *_register_lines(e)]
     lines.append(("shared memory", f"{e.smem_bytes:,} bytes a block"))
+    if e.numeric_class is not None:
+        lines.append(("numeric class", str(e.numeric_class)))
+        other = e.invariant_obstacle
+        lines.append(
+            ("", "the one of numerics='invariant' there" if other is None else f"not invariant: {other}")
+        )
     if e.work is not None:
         lines += [
             ("FLOP", f"{e.work.flop:.3e}; executed {e.work.executed_flop:.3e}"),

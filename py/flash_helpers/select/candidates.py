@@ -78,7 +78,7 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
         return "kernels take no score_mod and no mask_mod for packed queries over a cache; CPU tensors do"
     if problem.dropout and problem.planned:
         return "kernels drop no weights (dropout_p) for packed queries over a cache; CPU tensors do"
-    if problem.invariant and (reason := _row_obstacle(numeric_class_of(config), problem)):
+    if problem.invariant and (reason := row_obstacle(numeric_class_of(config), problem)):
         return reason
     kernel = kernel_for(config, problem)
     if missing := direction.missing_traits(kernel.traits):
@@ -96,7 +96,7 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
     return None
 
 
-def _row_obstacle(numeric_class: NumericClass, problem: AttentionProblem) -> str | None:
+def row_obstacle(numeric_class: NumericClass, problem: AttentionProblem) -> str | None:
     """Why the bits of a row depend on the rows beside it, or None."""
     if reason := numeric_class.row_obstacle:
         return reason
