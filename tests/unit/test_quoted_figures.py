@@ -17,6 +17,7 @@ from flash_helpers.kernels.hopper.backward.choices import CHOICES, HopperBackwar
 DOCS = Path(__file__).parents[2] / "docs"
 BACKWARD = "h200-hopper-backward-variants.json"
 TRAINING = "h200-training.json"
+CALL_TIME = "h200-call-time.json"
 RATE = re.compile(r"\b\d{3}\b(?! rows)")
 LENGTHS = {"512"}  # keys; other lengths have four digits and more
 ROW = re.compile(r"\| (\d+) \| (none|causal) \| (\d+) \|(.*)\|")
@@ -84,6 +85,27 @@ def test_losses_on_the_page_are_those_of_the_file() -> None:
         repeats = "yes" if found["deterministic_runs_are_equal"] else "no"
         wanted = [f"{first:.2f}", *(f"{x:.3f}" for x in last), *(f"{x:.4f}" for x in apart), repeats]
         assert cells(row) == wanted
+
+
+# ---------------------------------------------------------------------- the host's part of a call
+def test_host_times_on_the_page_are_those_of_the_file() -> None:
+    page = (DOCS / "measurements.md").read_text(encoding="utf-8")
+    assert CALL_TIME in page
+    found: dict[str, dict[str, float]] = {}
+    for row in ResultFile.load(RESULTS / CALL_TIME).rows:
+        if row["milliseconds"]:
+            times = found.setdefault(row["feature"], {})
+            times[row["implementation"]] = 1e3 * row["milliseconds"]["host"]["median"]
+    calls = {
+        "dense": "128 tokens",
+        "decode": "one query over 4096 keys, 32 heads over 8",
+        "gradients": "128 tokens, with gradients, both passes",
+    }
+    for feature, label in calls.items():
+        (quoted,) = re.findall(rf"^\| {label} \|(.*)\|$", page, re.MULTILINE)
+        times = found[feature]
+        wanted = [f"{times[name]:.1f}" for name in ("attention", "fa2", "cudnn")]
+        assert cells(quoted) == [*wanted, f"{times['attention'] / times['fa2']:.2f}"]
 
 
 # ---------------------------------------------------------------------- ranks
