@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 BACKWARD = "h200-hopper-backward-variants.json"
 TRAINING = "h200-training.json"
 CALL_TIME = "h200-call-time.json"
+LOSSES_OF_RANKS = "h200x2-context-parallel-losses.json"
 RATE = re.compile(r"\b\d{3}\b(?! rows)")
 LENGTHS = {"512"}  # keys; other lengths have four digits and more
 ROW = re.compile(r"\| (\d+) \| (none|causal) \| (\d+) \|(.*)\|")
@@ -106,6 +107,21 @@ def test_host_times_on_the_page_are_those_of_the_file() -> None:
         times = found[feature]
         wanted = [f"{times[name]:.1f}" for name in ("attention", "fa2", "cudnn")]
         assert cells(quoted) == [*wanted, f"{times['attention'] / times['fa2']:.2f}"]
+
+
+def test_losses_of_ranks_are_those_of_the_file() -> None:
+    page = (DOCS / "context-parallel.md").read_text(encoding="utf-8")
+    facts = ResultFile.load(RESULTS / LOSSES_OF_RANKS).facts
+    one, *others = facts["losses"].values()
+    apart = [max(abs(a - b) for a, b in zip(one, x, strict=True)) for x in others]
+    assert list(facts["apart"].values()) == pytest.approx(apart, abs=1e-6)
+    assert max(apart) < 1e-3
+    (quoted,) = re.findall(
+        rf"`benchmarks/results/{LOSSES_OF_RANKS}`\) are (\S+) at first and (\S+) at step (\d+)\n"
+        r".* at most (\S+) with two;",
+        page,
+    )
+    assert quoted == (f"{one[0]:.4f}", f"{one[-1]:.4f}", str(len(one)), f"{max(apart):.4f}")
 
 
 # ---------------------------------------------------------------------- ranks
