@@ -42,6 +42,17 @@ def streamed_load(mod: Mod) -> int | None:
     return None
 
 
+def streamed_axis(mod: Mod) -> int | None:
+    """The dimension of the streamed tensor that queries count, where nothing else of its row depends on the
+    query: then rows of neighbouring queries are equally far apart. None: of no other."""
+    place = streamed_load(mod)
+    if place is None:
+        return None
+    of, rows = stages(mod), mod.nodes[place].args[:-1]
+    own = [axis for axis, arg in enumerate(rows) if of[arg] > Stage.HEAD]
+    return own[0] if len(own) == 1 and mod.nodes[rows[own[0]]].op == "q" else None
+
+
 def diagonal_nodes(mod: Mod) -> list[bool]:
     """Which nodes depend on query and key by their distance alone."""
     of, inside = stages(mod), loops(mod)

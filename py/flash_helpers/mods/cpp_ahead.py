@@ -4,6 +4,8 @@ static constexpr bool kStreams, kHasDiagonal;    // whether there are the functi
 static constexpr int kDiagonalCost;              // about how many instructions one of its values takes
 static auto streamed_row(row);                   // a flash::mods::RowOf, whose elements keys count
 static int64_t streamed_stride(captured);
+static constexpr bool kStreamsEvenly;            // rows of neighbouring queries are streamed_step apart
+static int64_t streamed_step(captured);
 static float diagonal(captured, once, head, b, h, distance);         // key - query
 static float score_ahead(captured, once, head, row, column, ahead, score, b, h, q, k);
     // the score; ahead: a flash::mods::Ahead of its place
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flash_helpers.mods.ahead import diagonal_cost, diagonal_value, streamed_load
+from flash_helpers.mods.ahead import diagonal_cost, diagonal_value, streamed_axis, streamed_load
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.stages import Stage
 
@@ -45,6 +47,7 @@ class AheadWriter:
         cost = 0 if self.diagonal is None else round(diagonal_cost(self.mod, self.diagonal))
         return [
             f"    static constexpr bool kStreams = {str(streams).lower()};",
+            f"    static constexpr bool kStreamsEvenly = {str(streamed_axis(self.mod) is not None).lower()};",
             f"    static constexpr bool kHasDiagonal = {str(has_diagonal).lower()};",
             f"    static constexpr int kDiagonalCost = {cost};",
             *self._streamed_row(),
@@ -63,6 +66,17 @@ class AheadWriter:
             "    }",
             "    FLASH_HOST_DEVICE static int64_t streamed_stride(const Captured &captured) {",
             f"        return captured.t{tensor}.stride[{last}];",
+            "    }",
+            *self._streamed_step(tensor),
+        ]
+
+    def _streamed_step(self, tensor: int) -> list[str]:
+        axis = streamed_axis(self.mod)
+        if axis is None:
+            return []
+        return [
+            "    FLASH_HOST_DEVICE static int64_t streamed_step(const Captured &captured) {",
+            f"        return captured.t{tensor}.stride[{axis}];",
             "    }",
         ]
 

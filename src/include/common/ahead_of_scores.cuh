@@ -22,13 +22,14 @@ inline constexpr bool has_diagonal = [] {
 template <typename Mod>
 inline constexpr bool knows_ahead = streams_rows<Mod> || has_diagonal<Mod>;
 
+// A value of the distance of fewer instructions costs less than handing it over.
+inline constexpr int kLeastSharedCost = 4;
+
 // kStreamedSquares: of so many rows are read at a time; less than all where there are no registers for more.
 template <typename Mod, int kSquares, int kStreamedSquares = kSquares>
 struct AheadOfScores {
     static constexpr bool kInGroups = streams_rows<Mod> && kStreamedSquares < kSquares;
     static_assert(kSquares % kStreamedSquares == 0);
-    // A value of fewer instructions costs less than handing it over.
-    static constexpr int kLeastShared = 4;
 
     static constexpr auto streamed_rows() {
         if constexpr (streams_rows<Mod>) {
@@ -40,7 +41,7 @@ struct AheadOfScores {
     }
     static constexpr auto diagonal_values() {
         if constexpr (has_diagonal<Mod>) {
-            return Diagonals<kSquares, (Mod::kDiagonalCost >= kLeastShared)>{};
+            return Diagonals<kSquares, (Mod::kDiagonalCost >= kLeastSharedCost)>{};
         } else {
             return NoDiagonals{};
         }

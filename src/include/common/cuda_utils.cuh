@@ -24,6 +24,7 @@ inline constexpr int kChunkElements = kChunkBytes / kElementBytes;
 
 // For numbers that are not negative; cannot overflow.
 FLASH_HOST_DEVICE constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+FLASH_HOST_DEVICE constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
 FLASH_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
 FLASH_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }

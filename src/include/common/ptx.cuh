@@ -263,6 +263,13 @@ FLASH_DEVICE void ldmatrix_transposed(uint32_t (&reg)[4], uint32_t smem) {
                  : "r"(smem));
 }
 
+// A square of 8 x 8 elements, of which lane l holds row l / 4, columns 2 (l % 4) and + 1, transposed.
+FLASH_DEVICE uint32_t transpose_square(uint32_t word) {
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
+}
+
 // ---------------------------------------------------------------- arithmetic
 
 // c (16 x 8, fp32) += a (16 x 16) * b (16 x 8)

@@ -70,6 +70,46 @@ extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *d
 """
 
 
+AHEAD_OF_COLUMNS = """
+extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *data, const int64_t *strides,
+                        const int *sizes, const float *score, double *out) {{
+    using M = {name};
+    static_assert(flash::knows_columns_ahead<M>);
+    const M::Captured captured{{{captured}}};
+    constexpr int kSquares = {group};
+    for (int b = 0; b < {batch}; ++b) for (int h = 0; h < {heads}; ++h)
+    for (int first = 0; first < {seq}; first += 8 * kSquares) FakeWarp::run(0, [&] {{
+        const int lane = FakeWarp::lane();
+        const auto once = M::once(captured);
+        const auto head = M::head(captured, once, b, h);
+        flash::AheadOfColumns<M, kSquares> known;
+        known.read(captured, b, h, first, 0, lane);
+        known.arrange();
+        for (int n = 0; n < kSquares; ++n) for (int i = 0; i < 4; ++i) {{
+            const auto [k, of_block] = flash::accumulator(lane, 4 * n + i);
+            const int q = first + of_block;
+            if (q >= {seq} || k >= {seq}) continue;
+            const float diagonal = diagonal_of<M>(captured, once, head, b, h, k - q);
+            const auto row = M::row(captured, once, head, b, h, q);
+            const auto column = M::column(captured, once, head, b, h, k);
+            const auto ahead = known.at(i / 2, n, i % 2, diagonal);
+            const int at = ((b * {heads} + h) * {seq} + q) * {seq} + k;
+            out[at] = double(
+                M::score_ahead(captured, once, head, row, column, ahead, score[at], b, h, q, k));
+        }}
+    }});
+}}
+"""
+DIAGONAL = """
+template <typename M, typename... Given>
+float diagonal_of(const Given &...given) {
+    if constexpr (flash::has_diagonal<M>) return M::diagonal(given...);
+    return 0.0f;
+}
+"""
+TEMPLATES = {"score_ahead": AHEAD, "score_ahead of columns": AHEAD_OF_COLUMNS}
+
+
 def captured_initializer(mod: Mod) -> str:
     """The launch arguments of a mod from arrays of numbers, pointers, strides and sizes."""
     parts = [
@@ -87,14 +127,18 @@ def captured_initializer(mod: Mod) -> str:
 
 
 def source(mods: list[tuple[Mod, str]]) -> str:
-    """One unit with a function for each (mod, result); of "score_ahead" that of a warp's scores."""
+    """One unit with a function for each (mod, result); of those in ``TEMPLATES`` that of a warp's scores."""
     parts = [f'#include "{HEADER}"\n']
-    if any(result == "score_ahead" for _, result in mods):
-        parts = ['#include "common/ptx.cuh"\n#include "common/ahead_of_scores.cuh"\n', *parts]
+    if any(result in TEMPLATES for _, result in mods):
+        parts = [
+            '#include "common/ptx.cuh"\n#include "common/backward/ahead_of_columns.cuh"\n',
+            *parts,
+            DIAGONAL,
+        ]
     for i, (mod, result) in enumerate(mods):
         parts.append(cpp_source(mod, f"M{i}"))
         parts.append(
-            (AHEAD if result == "score_ahead" else ONE).format(
+            TEMPLATES.get(result, ONE).format(
                 i=i,
                 name=f"M{i}",
                 captured=captured_initializer(mod),

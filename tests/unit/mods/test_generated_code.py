@@ -20,8 +20,9 @@ from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.build.sources import include_root
-from flash_helpers.mods.ahead import diagonal_value, streamed_load
+from flash_helpers.mods.ahead import diagonal_value, streamed_axis, streamed_load
 from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal
+from flash_helpers.mods.mod import Mod
 
 pytestmark = pytest.mark.compile
 N_RANDOM = 240
@@ -104,6 +105,40 @@ def test_what_is_known_ahead_of_scores(tmp_path: Path) -> None:
         torch.testing.assert_close(
             ahead, one_by_one, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def known_of_columns(mod: Mod) -> bool:
+    streams = streamed_load(mod) is not None
+    return (streams and streamed_axis(mod) is not None) or (not streams and diagonal_value(mod) is not None)
+
+
+def test_what_is_known_ahead_of_columns(tmp_path: Path) -> None:
+    """The same where rows of the scores are keys, as in kernels of gradients."""
+    traced = {name: trace(function, None) for name, function in AHEAD.items()}
+    known = {name: t for name, t in traced.items() if known_of_columns(t.mod)}
+    assert set(traced) - set(known) == {"bias, row after row back", "bias, rows outside"}
+    mods = [(t.mod, r) for t in known.values() for r in ("score", "score_ahead of columns")]
+    library = Library(tmp_path, compiler(), mods)
+    score, *_ = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (name, t) in enumerate(known.items()):
+        one_by_one, ahead = (library.run(2 * i + j, t, score) for j in range(2))
+        torch.testing.assert_close(
+            ahead, one_by_one, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "axis"),
+    [
+        (lambda s, b, h, q, k: s + ROWS[h, q, k], 1),
+        (lambda s, b, h, q, k: s + ROWS.transpose(0, 1)[q, h, k], 0),
+        (lambda s, b, h, q, k: s + ROWS[h, q + 1, k], None),
+        (lambda s, b, h, q, k: s + ROWS[q % 3, q, k], None),
+        (lambda s, b, h, q, k: s + ROWS[h, k, q], None),
+    ],
+)
+def test_rows_of_queries_are_equally_far_apart_where_the_query_is_the_index(function, axis) -> None:
+    assert streamed_axis(trace(function, None).mod) == axis
 
 
 def test_division_by_a_constant_is_exact(tmp_path: Path) -> None:

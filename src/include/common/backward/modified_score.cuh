@@ -42,17 +42,32 @@ struct HeadMod {
         return Mod::visible(captured, once, of_head, row, column, 0.f, batch, head, query, key);
     }
 
-    // `given`: the scaled score. `lse_log2`: of the row, in powers of 2. What is hidden is exactly 0.
-    FLASH_DEVICE Probability probability(const Row &row, const Column &column, float given, int query,
-                                         int key, float lse_log2) const {
+    // `given`: the scaled score. What is hidden is -inf.
+    FLASH_DEVICE float score(const Row &row, const Column &column, float given, int query, int key) const {
         float score = given;
         if constexpr (Mod::kChangesScores) {
             score = Mod::score(captured, once, of_head, row, column, given, batch, head, query, key);
         }
-        if constexpr (Mod::kHidesKeys) {
-            if (!visible(row, column, query, key)) score = -INFINITY;
-        }
-        const float P = exp2_approx(fmaf(score, kLog2e, -lse_log2));
+        return hidden_or(score, row, column, query, key);
+    }
+
+    // The same, with what is known of it.
+    FLASH_DEVICE float score_ahead(const Row &row, const Column &column, const mods::Ahead &known,
+                                   float given, int query, int key) const {
+        const float score =
+            Mod::score_ahead(captured, once, of_head, row, column, known, given, batch, head, query, key);
+        return hidden_or(score, row, column, query, key);
+    }
+
+    // What the mod knows of the distance between key and query.
+    FLASH_DEVICE float diagonal(int distance) const {
+        return Mod::diagonal(captured, once, of_head, batch, head, distance);
+    }
+
+    // `given`: the scaled score. `lse_log2`: of the row, in powers of 2. What is hidden is exactly 0.
+    FLASH_DEVICE Probability probability(const Row &row, const Column &column, float given, int query,
+                                         int key, float lse_log2) const {
+        const float P = exp2_approx(fmaf(score(row, column, given, query, key), kLog2e, -lse_log2));
         float handed_on = P;
         if constexpr (Mod::kScalesGradients) {
             const float slope =
@@ -60,6 +75,15 @@ struct HeadMod {
             handed_on = P == 0.0f ? 0.0f : P * slope;
         }
         return {P, handed_on};
+    }
+
+  private:
+    FLASH_DEVICE float hidden_or(float score, const Row &row, const Column &column, int query,
+                                 int key) const {
+        if constexpr (Mod::kHidesKeys) {
+            if (!visible(row, column, query, key)) return -INFINITY;
+        }
+        return score;
     }
 };
 

@@ -2,6 +2,7 @@
 // and items it has passed, from which slots and phases follow. mainloop.cuh puts its moves in order.
 #pragma once
 
+#include "common/backward/ahead_of_columns.cuh"
 #include "common/backward/element.cuh"
 #include "common/kept_weights.cuh"
 #include "common/softcap.cuh"
@@ -32,8 +33,13 @@ struct BackwardConsumer {
     static constexpr int kPairs = B_r / 8;  // pairs of neighbouring queries, of one key row of a thread
     static constexpr int kDqRegisters = Kernel::dq_part_floats / Kernel::warpgroup_threads;
     static constexpr int kDqTiles = kDqRegisters / 4;  // of 8 columns
+    using Known = AheadOfColumns<typename Kernel::Mod, kPairs>;
+    // Whether P is made as by a kernel without functions, of scores that these have hidden or replaced.
+    static constexpr bool kUsualP =
+        !Kernel::has_mod || Kernel::hides_scores || (Kernel::replaces_scores && !Kernel::drops);
+    // Where functions replace 64 x 128 scores, nothing has registers beside them.
     static constexpr bool kLseAhead =
-        Kernel::cfg.lse_ahead && (!Kernel::has_mod || Kernel::hides_scores);  // want of registers
+        Kernel::cfg.lse_ahead && kUsualP && !(Kernel::replaces_scores && B_r > kWarpgroupRows);
 
     using KeptWeights = std::conditional_t<Kernel::drops, KeptOfKeys<B_r / 16>, AllKept>;
 
@@ -47,6 +53,7 @@ struct BackwardConsumer {
     float rmem_S[B_r / 2];  // (64, B_r): S^T, then P^T; with softcap tanh, then what dS is made of
     float2 rmem_lse[kLseAhead ? kPairs : 1];
     [[no_unique_address]] KeptWeights stays;  // of the block in hand
+    [[no_unique_address]] Known known;        // of the next scores, before they are there
     uint32_t blocks = 0, items = 0;           // passed
     BackwardItem item;
     int q_block;
@@ -141,6 +148,9 @@ struct BackwardConsumer {
 
     // ---------------------------------------------------------------- rows that take no part
     static constexpr bool kMasks = Kernel::traits.causal || Kernel::traits.window;
+    // Whether scores of what is no query, or no key, become -inf. Under a mask P becomes 0, where the LSE of
+    // a query that does not see the key may be NaN.
+    static constexpr bool kMasksScores = Kernel::replaces_scores && !kMasks;
 
     // Of Q and dO of the block in hand, whose scores are there.
     FLASH_DEVICE void clear_unseen_queries() const {
@@ -187,6 +197,8 @@ struct BackwardConsumer {
 
     FLASH_DEVICE bool needs_mask() const {
         const int first_key = first_key_of_warpgroup();
+        // A function may make anything of the score of a query that is none.
+        if (Kernel::replaces_scores && q_block * B_r + B_r > item.seq_len_q) return true;
         return !args.visible<Kernel::traits>(item.seq_len_q, item.seq_len_k)
                     .sees_all(q_block * B_r, q_block * B_r + B_r - 1,
                               {first_key, first_key + kWarpgroupRows});
@@ -203,19 +215,102 @@ struct BackwardConsumer {
     // S -> P, rounded into rmem_P, and with half_p into rmem_half. What stays in rmem_S is P in float32, with
     // softcap times the derivative of the cap, so that dS is the gradient of the score before the cap.
     FLASH_DEVICE void probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
-        if constexpr (Kernel::has_mod && !Kernel::hides_scores) {
-            return modified_probabilities(rmem_P, rmem_half);
-        }
+        if constexpr (!kUsualP) return modified_probabilities(rmem_P, rmem_half);
         if constexpr (Kernel::traits.softcap) cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
-        if (needs_mask()) {
+        if (!kMasksScores && needs_mask()) {
             exponentials<true>(rmem_P, rmem_half);
         } else {
             exponentials<false>(rmem_P, rmem_half);
         }
     }
 
-    // S = +-inf where a mask that is all of the user's functions hides it. No product is in flight: branches
-    // would cost registers that only wait for it.
+    // Of the block whose scores are on their way: what functions of the user's let a warp know of them.
+    FLASH_DEVICE void find_ahead() {
+        if constexpr (Kernel::knows_ahead) {
+            const auto &captured = mod_of<typename Kernel::Mod>(args).captured;
+            const int query = q_block * B_r;
+            known.read(captured, item.batch, query_head, query, first_key_of_warpgroup() + warp * 16, lane);
+            if constexpr (Kernel::shares_diagonals) {
+                const HeadMod<typename Kernel::Mod> mod(captured, item.batch, query_head);
+                const int between = first_key_of_warpgroup() - query;
+                meet_warpgroup();  // those of the block before have been read
+                Kernel::Diagonals::find(smem.diagonals(warpgroup), warp * kWarpSize + lane,
+                                        [&](int distance) { return mod.diagonal(between + distance); });
+            }
+            const int rows = B_r / 4;  // of a warp, so that a warpgroup fetches all
+            Known::prefetch(captured, item.batch, query_head, query + B_r, first_key_of_warpgroup(),
+                            warp * rows, rows, lane);
+        }
+    }
+
+    // The warps of a warpgroup wait for each other.
+    FLASH_DEVICE void meet_warpgroup() const {
+        named_barrier_sync(named_barrier::kWarpgroup + warpgroup, Kernel::warpgroup_threads);
+    }
+
+    // S as functions of the user's leave it, where that is all that they change. No product is in flight:
+    // branches would cost registers that only wait for it.
+    FLASH_DEVICE void modify_scores() {
+        if constexpr (Kernel::hides_scores) hide_scores();
+        if constexpr (Kernel::replaces_scores) replace_scores();
+    }
+
+    // S as functions make it, scaled; -inf where they hide it.
+    FLASH_DEVICE void replace_scores() {
+        using Mod = HeadMod<typename Kernel::Mod>;
+        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, query_head);
+        const int key = first_key();
+        const typename Mod::Column keys[2] = {mod.column(key), mod.column(key + 8)};
+        known.arrange();
+        if constexpr (Kernel::shares_diagonals) meet_warpgroup();
+        float diagonal[2][2] = {};  // of the second row and of the first
+        if constexpr (Kernel::knows_ahead) find_diagonals(mod, -1, diagonal[0]);
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            if constexpr (Kernel::knows_ahead) find_diagonals(mod, j, diagonal[1]);
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int query = q_block * B_r + 8 * j + 2 * (lane & 3) + c;
+                const typename Mod::Row row = mod.row(query);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &score = rmem_S[4 * j + 2 * r + c];
+                    const float given = score * args.score_factor;
+                    if constexpr (Kernel::knows_ahead) {
+                        score = mod.score_ahead(row, keys[r], known.at(r, j, c, diagonal[1 - r][c]), given,
+                                                query, key + 8 * r);
+                    } else {
+                        score = mod.score(row, keys[r], given, query, key + 8 * r);
+                    }
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < 2; ++c) diagonal[0][c] = diagonal[1][c];
+        }
+        if (kMasksScores && needs_mask()) mask_elements(-INFINITY);
+    }
+
+    // What a mod knows of the distances of the thread's first row in square j; its second row, 8 keys
+    // further, has those of the square before.
+    FLASH_DEVICE void find_diagonals(const HeadMod<typename Kernel::Mod> &mod, int j,
+                                     float (&diagonal)[2]) const {
+        if constexpr (has_diagonal<typename Kernel::Mod>) {
+            const int own = warp * 16 + lane / 4 - 2 * (lane & 3);
+            if constexpr (Kernel::shares_diagonals) {
+                const uint32_t address = smem.diagonals(warpgroup) + Kernel::Diagonals::place(own - 8 * j);
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    diagonal[c] = __uint_as_float(load_shared_word(address - c * 4));
+                }
+            } else {
+                const int distance = first_key_of_warpgroup() - q_block * B_r + own - 8 * j;
+#pragma unroll
+                for (int c = 0; c < 2; ++c) diagonal[c] = mod.diagonal(distance - c);
+            }
+        }
+    }
+
+    // S = +-inf where a mask that is all of the user's functions hides it.
     FLASH_DEVICE void hide_scores() {
         if constexpr (Kernel::hides_scores) {
             if (kind == TileKind::FULL) return;
@@ -245,7 +340,8 @@ struct BackwardConsumer {
         }
     }
 
-    // The same with functions of the user's, element by element: dS is made of P times the derivative.
+    // The same with functions of the user's, element by element: dS is made of P times the derivative, or
+    // weights are dropped.
     FLASH_DEVICE void modified_probabilities(uint32_t (&rmem_P)[B_r / 4], uint32_t (&rmem_half)[B_r / 4]) {
         using Mod = HeadMod<typename Kernel::Mod>;
         const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, query_head);
@@ -263,8 +359,14 @@ struct BackwardConsumer {
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const float score = rmem_S[4 * j + 2 * r + c];
-                    Probability P = mod.probability(row, keys[r], score * args.score_factor, query,
-                                                    first_key() + 8 * r, c == 0 ? lse.x : lse.y);
+                    const float row_lse = c == 0 ? lse.x : lse.y;
+                    Probability P;
+                    if constexpr (Kernel::replaces_scores) {
+                        P.value = P.handed_on = exp2_approx(fmaf(score, kLog2e, -row_lse));
+                    } else {
+                        P = mod.probability(row, keys[r], score * args.score_factor, query,
+                                            first_key() + 8 * r, row_lse);
+                    }
                     if (!seeing[r].has(column)) P = {0.f, 0.f};
                     p[2 * r + c] = P.value;
                     handed_on[2 * r + c] = P.handed_on;
@@ -423,7 +525,7 @@ struct BackwardConsumer {
             }
         }
         if constexpr (!kMasked) return;
-        mask_probabilities();
+        mask_elements(0.f);
         if constexpr (Kernel::traits.softcap) {
             mask_packed(rmem_P);
         } else {
@@ -449,11 +551,12 @@ struct BackwardConsumer {
         return {rows.begin - first_row, key < item.seq_len_k ? rows.end - first_row : 0};
     }
 
-    FLASH_DEVICE void mask_probabilities() {
+    // What does not see, or is not seen, becomes `hidden`.
+    FLASH_DEVICE void mask_elements(float hidden) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const Range columns = visible_columns(r);
-            keep_columns<B_r, true>(rmem_S, r, lane, columns.end, columns.begin, 0.f);
+            keep_columns<B_r, true>(rmem_S, r, lane, columns.end, columns.begin, hidden);
         }
     }
 

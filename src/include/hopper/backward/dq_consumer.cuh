@@ -8,6 +8,7 @@
 //     dP(j) | exponentials of S(j) | dS(j) | dQ(j), S(j + 1)
 #pragma once
 
+#include "common/ahead_of_scores.cuh"
 #include "common/backward/element.cuh"
 #include "common/kept_weights.cuh"
 #include "common/quad.cuh"
@@ -161,7 +162,7 @@ struct DqConsumer {
 
     // S -> P; with softcap -> tanh, of which score_gradients makes P.
     FLASH_DEVICE void probabilities() {
-        if constexpr (Kernel::has_mod && !Kernel::hides_scores) {
+        if constexpr (Kernel::has_mod && !Kernel::hides_scores && !Kernel::replaces_scores) {
             modified_probabilities();
         } else if constexpr (Kernel::traits.softcap) {
             cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
@@ -201,6 +202,36 @@ struct DqConsumer {
                     return seen;
                 },
                 args.hidden_score());
+        }
+    }
+
+    // S as functions of the user's make it, scaled, where dS is made of P alone; -inf where they hide it.
+    FLASH_DEVICE void replace_scores() {
+        using OwnMod = typename Kernel::Mod;
+        const auto &captured = mod_of<OwnMod>(args).captured;
+        const HeadMod<OwnMod> mod(captured, item.batch, item.head);
+        const typename OwnMod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
+        const int first_key = tile * B_c;
+        AheadOfScores<OwnMod, B_c / kMmaN> known;
+        known.find(captured, item.batch, item.head, row(0), first_key, lane);
+        known.prefetch(captured, item.batch, item.head, row(0) - lane / 4, first_key + B_c, lane);
+#pragma unroll
+        for (int j = 0; j < B_c / 8; ++j) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int key = first_key + 8 * j + 2 * (lane & 3) + c;
+                const typename OwnMod::Column column = mod.column(key);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &score = rmem_S[4 * j + 2 * r + c];
+                    const float given = score * args.score_factor;
+                    if constexpr (knows_ahead<OwnMod>) {
+                        score = mod.score_ahead(rows[r], column, known.at(r, j, c), given, row(r), key);
+                    } else {
+                        score = mod.score(rows[r], column, given, row(r), key);
+                    }
+                }
+            }
         }
     }
 
@@ -293,7 +324,8 @@ struct DqConsumer {
         const uint32_t v_slot = slot(tiles, Kernel::v_stages);
         const uint32_t word = uniform_word(q_slot | k_slot << 8 | v_slot << 16);
         float rmem_dP[B_c / 2];
-        hide_scores();
+        if constexpr (Kernel::hides_scores) hide_scores();
+        if constexpr (Kernel::replaces_scores) replace_scores();
         mbarrier_wait(smem.v_full(v_slot), phase(tiles, Kernel::v_stages));
         await_turn();
         issue_rows<d_head_v>(rmem_dP, do_word + (word & 255) * descriptor_step(Kernel::do_bytes),

@@ -68,7 +68,7 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     if (!Kernel::sums_dq && last) wg.release(wg.smem.k_empty(wg.slot(wg.items, kK)));
 
     if constexpr (!kHidden && Kernel::signs_dropped) wg.draw();  // while S alone is in registers
-    if constexpr (!kHidden) wg.hide_scores();
+    if constexpr (!kHidden) wg.modify_scores();
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
     wg.clear_unseen_queries();
     wg.await_turn();
@@ -147,6 +147,11 @@ FLASH_DEVICE int backward_step(BackwardConsumer<Kernel> &wg, int i) {
     }
     wg.go_to_next_block();
     wg.read_ahead();
+    if (last) {  // what follows is of another item
+        wg.known.forget();
+    } else {
+        wg.find_ahead();
+    }
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     pin_registers(wg.rmem_dK);
@@ -172,6 +177,7 @@ FLASH_DEVICE void run_backward_consumer(BackwardConsumer<Kernel> &wg) {
         mbarrier_wait(wg.smem.v_full(wg.slot(wg.items, Kernel::v_stages)),
                       wg.phase(wg.items, Kernel::v_stages));
         wg.clear_unseen_keys();
+        wg.find_ahead();
         const int n_steps = wg.item.n_steps;
 #pragma unroll 1
         for (int i = 0; i < n_steps; ++i) {

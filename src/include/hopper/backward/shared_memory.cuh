@@ -58,6 +58,9 @@ struct BackwardSharedMemory {
     FLASH_DEVICE uint32_t delta(uint32_t slot) const {
         return base + Kernel::smem_delta + slot * Kernel::row_bytes;
     }
+    FLASH_DEVICE uint32_t diagonals(int warpgroup) const {
+        return base + Kernel::smem_diagonals + warpgroup * Kernel::Diagonals::kBytes;
+    }
     FLASH_DEVICE uint32_t item(uint32_t slot) const {
         return base + Kernel::smem_control + kItemsOffset + slot * kItemBytes;
     }

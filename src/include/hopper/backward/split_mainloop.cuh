@@ -50,7 +50,7 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     if (last) wg.release(wg.smem.k_empty(wg.slot(wg.items, Kernel::k_stages)));  // all scores are there
     uint32_t rmem_P[Kernel::B_r / 4], none[Kernel::B_r / 4];
     if constexpr (Kernel::signs_dropped) wg.draw();
-    wg.hide_scores();
+    wg.modify_scores();
     wg.probabilities(rmem_P, none);
     send_probabilities(wg);
     mbarrier_wait(wg.smem.do_full(q_slot), wg.phase(wg.blocks, kQ));
@@ -68,6 +68,11 @@ FLASH_DEVICE int split_score_step(BackwardConsumer<Kernel> &wg, int i) {
     pin_registers(wg.rmem_dV);
     wg.release(wg.smem.q_empty(q_slot));
     wg.read_ahead();
+    if (last) {  // what follows is of another item
+        wg.known.forget();
+    } else {
+        wg.find_ahead();
+    }
     wgmma_wait<0>();
     pin_registers(wg.rmem_S);
     return next_steps;
@@ -86,6 +91,7 @@ FLASH_DEVICE void run_split_scores(BackwardConsumer<Kernel> &wg) {
     }
     while (wg.item.n_steps != kEndOfItems) {
         wg.clear_gradients();
+        wg.find_ahead();
         const int n_steps = wg.item.n_steps;
 #pragma unroll 1
         for (int i = 0; i < n_steps; ++i) split_score_step(wg, i);

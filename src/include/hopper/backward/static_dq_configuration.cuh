@@ -19,6 +19,7 @@ struct StaticDqKernelConfig {
     static constexpr bool has_mod = is_mod<MOD>;
     static constexpr bool drops = drops_weights<MOD>;
     static constexpr bool hides_scores = hides_keys<MOD>() && !changes_scores<MOD>() && !drops;
+    static constexpr bool replaces_scores = changes_scores<MOD>() && !scales_gradients<MOD>();
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
     static constexpr DType dtype = CFG.dtype;

@@ -11,10 +11,13 @@
 //     dQ staging  (B_r, d) float32         where bulk reductions take it
 //     P slots     2 x (B_c, B_r)           with split_gradients: from one warpgroup to the other
 //     rows        q_stages x B_r x (LSE, delta) float32
+//     diagonals   of each warpgroup with scores: a function's values of the distance between key and query
 //     control     1 KiB: mbarriers, the work item of each K slot, the kinds of tiles of each Q slot
 #pragma once
 
 #include "backward.cuh"
+#include "common/backward/ahead_of_columns.cuh"
+#include "common/backward/shared_diagonals.cuh"
 #include "common/mod.cuh"
 #include "hopper/layout.cuh"
 
@@ -32,6 +35,10 @@ struct StaticBackwardKernelConfig {
     // A mask is all that functions of the user's change: probabilities are those of a kernel without, and
     // what is left of a tile is told beside it.
     static constexpr bool hides_scores = hides_keys<MOD>() && !mod_changes_scores && !drops;
+    // dS is made of P alone: scores are replaced by what functions make of them, before the products that
+    // follow, and what runs beside these is the code of a kernel without.
+    static constexpr bool replaces_scores = mod_changes_scores && !scales_gradients<MOD>();
+    static constexpr bool knows_ahead = replaces_scores && knows_columns_ahead<MOD>;
     static_assert(!has_mod || !TRAITS.softcap, "with a mod, a soft cap is a part of it");
     static constexpr HopperBackwardKernelConfig cfg = CFG;
     static constexpr BackwardTraits traits = TRAITS;
@@ -102,7 +109,16 @@ struct StaticBackwardKernelConfig {
     static constexpr int smem_p = smem_dq + (stages_dq ? B_r * d_head * 4 : 0);
     static constexpr int smem_lse = smem_p + p_stages * p_bytes;
     static constexpr int smem_delta = smem_lse + q_stages * row_bytes;
-    static constexpr int smem_control = smem_delta + q_stages * row_bytes;
+    static constexpr int smem_diagonals = smem_delta + q_stages * row_bytes;
+    // Of each warpgroup that has scores, where a function's values of the distance between key and query are
+    // costly, and where there is room.
+    using Diagonals = SharedDiagonals<B_r>;
+    static constexpr int wanted_diagonal_bytes =
+        knows_ahead && has_costly_diagonal<MOD> ? (split ? 1 : n_consumers) * Diagonals::kBytes : 0;
+    static constexpr bool shares_diagonals =
+        wanted_diagonal_bytes > 0 &&
+        smem_diagonals + wanted_diagonal_bytes + kBackwardControlBytes <= kBackwardMaxSmemBytes;
+    static constexpr int smem_control = smem_diagonals + (shares_diagonals ? wanted_diagonal_bytes : 0);
     static constexpr int smem_bytes = smem_control + kBackwardControlBytes;
 
     static_assert(B_c == (split ? 1 : 2) * kWarpgroupRows,

@@ -151,6 +151,7 @@ inline int __float_as_int(float x) {
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
 }
+inline uint32_t __float_as_uint(float x) { return uint32_t(__float_as_int(x)); }
 inline float __int_as_float(int bits) {
     float x;
     std::memcpy(&x, &bits, sizeof x);
@@ -183,6 +184,27 @@ void load_words(uint32_t *to, const void *from) {
     if (reinterpret_cast<uintptr_t>(from) % (4 * n) != 0) std::abort();
     std::memcpy(to, from, 4 * n);
 }
+// movmatrix: element j of row i of the square lies in lane 4 i + j / 2, in the half j % 2 of its word.
+inline uint32_t transpose_square(uint32_t word) {
+    const auto &words = FakeWarp::meet(word);
+    const int row = FakeWarp::lane() / 4, column = 2 * (FakeWarp::lane() % 4);
+    const auto element = [&](int i, int j) {
+        return uint32_t(words[4 * i + j / 2]) >> 16 * (j % 2) & 0xffff;
+    };
+    return element(column, row) | element(column + 1, row) << 16;
+}
+
+// Shared memory, one word at a time.
+inline std::vector<uint32_t> fake_shared_words(1 << 14);
+inline void store_shared(uint32_t address, uint32_t value) {
+    if (address % 4 != 0) std::abort();
+    fake_shared_words.at(address / 4) = value;
+}
+inline uint32_t load_shared_word(uint32_t address) {
+    if (address % 4 != 0) std::abort();
+    return fake_shared_words.at(address / 4);
+}
+
 inline int n_prefetched = 0;
 inline void prefetch_L2(const void *) { ++n_prefetched; }
 
