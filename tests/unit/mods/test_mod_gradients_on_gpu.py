@@ -112,6 +112,32 @@ def of_long_mask(name: str, alone: bool = False) -> Case:
     )
 
 
+def of_added(name: str, d: int, sizes: tuple[int, int]) -> Case:
+    """Functions that add to the score what is known before it, of which nothing is learnt."""
+    generator = torch.Generator().manual_seed(6)
+    seq_q, seq_k = sizes
+    bias = torch.randn(HEADS, seq_q, seq_k + 2, generator=generator).to("cuda", torch.bfloat16)
+    table = torch.randn(HEADS, 32, generator=generator).cuda()
+    far = torch.randn(HEADS, seq_q + seq_k, generator=generator).cuda()
+    even, odd, turned = bias[..., :seq_k], bias[..., 1 : seq_k + 1], bias[..., :seq_k].mT.contiguous().mT
+    bucket = lambda q, k: torch.clamp((torch.log(torch.abs(q - k) + 1.0) * 6.3).long(), max=31)  # noqa: E731
+    score = {
+        "bias": lambda s, b, h, q, k: s + even[h, q, k],
+        "bias of odd rows": lambda s, b, h, q, k: s + odd[h, q, k],
+        "bias, transposed": lambda s, b, h, q, k: s + turned[h, q, k],
+        "bias of one row": lambda s, b, h, q, k: s + even[:, :1].expand(-1, seq_q, -1)[h, q, k],
+        "buckets": lambda s, b, h, q, k: s + table[h, bucket(q, k)],
+        "bias and distance": lambda s, b, h, q, k: s + even[h, q, k] + torch.sin(far[h, q - k + seq_k]),
+        "endless behind the end": lambda s, b, h, q, k: s + 1.0 / (seq_q - q) + k * 0.0,
+    }[name]
+    mods = {"score_mod": score}
+    return Case(inputs(*sizes, d, torch.bfloat16), (), mods, (), mods)
+
+
+ADDED = (
+    "bias", "bias of odd rows", "bias, transposed", "bias of one row", "buckets", "bias and distance",
+    "endless behind the end",
+)  # fmt: skip
 LONG = (
     "documents", "causal documents", "documents in disorder", "documents of each head",
     "documents of each item", "the first keys",
@@ -121,6 +147,12 @@ CASES |= {f"{name} of tables, masked": functools.partial(of_tables, name, True) 
 CASES |= {f"{name} of the gallery": functools.partial(of_gallery, name) for name in GALLERY}
 CASES |= {f"{name}, long": functools.partial(of_long_mask, name) for name in LONG}
 CASES |= {f"{name}, long and alone": functools.partial(of_long_mask, name, True) for name in LONG}
+CASES |= {
+    f"{name} added, {d}, {sizes[0]}": functools.partial(of_added, name, d, sizes)
+    for name in ADDED
+    for d in (64, 128)
+    for sizes in ((256, 384), (300, 260))
+}
 CASES |= {f"random {seed}": functools.partial(of_random, seed) for seed in range(N_RANDOM)}
 
 
@@ -203,6 +235,11 @@ DETERMINISTIC = (
     "documents of each head, long",
     "dense bias of tables",
     "nonlinear of tables, masked",
+    "bias added, 64, 256",
+    "bias added, 64, 300",
+    "buckets added, 64, 300",
+    "bias added, 128, 256",
+    "buckets added, 128, 300",
     "random 0",
     "random 3",
 )
@@ -210,8 +247,14 @@ CELLS = [(name, "as chosen") for name in CASES] + [(name, "deterministic") for n
 CELLS += [(f"d {d}", way) for d in (40, 128, 192, 256) for way in SIZES]
 
 
+CELLS += [(f"{name} added, {d}, 300", "causal") for name in ("bias", "buckets") for d in (64, 128)]
+
+
 @functools.cache
 def run_of(name: str, way: str) -> Run:
+    if way == "causal" and "added" in name:  # longer, so that the kernels that add up dQ are chosen
+        kind, d, _ = name.split(", ")
+        return Run(of_added(kind.removesuffix(" added"), int(d), (1100, 1200)), Mask(None, 0))
     if way in SIZES:
         sizes, window, softcap = SIZES[way]
         return Run(of_tables("nonlinear", True, sizes, int(name[2:])), Mask(*window), softcap)
