@@ -212,11 +212,16 @@ struct DqConsumer {
         const HeadMod<OwnMod> mod(captured, item.batch, item.head);
         const typename OwnMod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
         const int first_key = tile * B_c;
-        AheadOfScores<OwnMod, B_c / kMmaN> known;
+        constexpr int kSquares = B_c / kMmaN;
+        constexpr int kStreamedSquares = kSquares % 4 == 0 ? 4 : 2;  // more take registers that are dQ's
+        AheadOfScores<OwnMod, kSquares, kStreamedSquares> known;
         known.find(captured, item.batch, item.head, row(0), first_key, lane);
         known.prefetch(captured, item.batch, item.head, row(0) - lane / 4, first_key + B_c, lane);
 #pragma unroll
-        for (int j = 0; j < B_c / 8; ++j) {
+        for (int j = 0; j < kSquares; ++j) {
+            if (j % kStreamedSquares == 0) {
+                known.find_group(captured, item.batch, item.head, row(0), first_key + j * kMmaN, lane);
+            }
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const int key = first_key + 8 * j + 2 * (lane & 3) + c;
