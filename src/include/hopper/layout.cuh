@@ -13,6 +13,9 @@ namespace flash::hopper {
 inline constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 inline constexpr int kMmaDepth = kMmaK;    // reduction length of one wgmma
 
+// Other head sizes are padded by the caller to one of these.
+constexpr bool is_head_size(int d) { return d == 64 || d == 96 || d == 128 || d == 192 || d == 256; }
+
 // ---------------------------------------------------------------- fragments
 // A warpgroup's accumulator of shape (64, n) holds, in thread `lane` of warp `warp`, at index i, the element
 // `accumulator(lane, i)` of the warp's 16 rows (fragments.cuh): row = 16 warp + accumulator(lane, i).row.
@@ -50,10 +53,11 @@ FLASH_HOST_DEVICE constexpr uint64_t make_descriptor(uint32_t lower_word) {
 // What to add to the lower word to move the address by a multiple of 16 bytes.
 FLASH_HOST_DEVICE constexpr uint32_t descriptor_step(uint32_t bytes) { return bytes >> 4; }
 
-// Q and K: reduction step k (16 columns of d) of a tile of `rows` rows. Inside a panel the address
-// moves by 32 bytes: the swizzle applies to the sum.
-FLASH_HOST_DEVICE constexpr uint32_t column_step(int k, int rows) {
-    return descriptor_step((k / 4) * rows * kPanelRowBytes + (k % 4) * kMmaDepth * 2);
+// Q and K: reduction step k (16 columns of d) of a tile of `rows` rows, whose panels begin every
+// `panel_step` columns. Inside a panel the address moves by 32 bytes: the swizzle applies to the sum.
+FLASH_HOST_DEVICE constexpr uint32_t column_step(int k, int rows, int panel_step = kPanelColumns) {
+    const int column = k * kMmaDepth;
+    return descriptor_step(column / panel_step * rows * kPanelRowBytes + column % panel_step * 2);
 }
 
 // V: reduction step k (16 rows).

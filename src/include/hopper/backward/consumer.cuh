@@ -483,7 +483,7 @@ struct BackwardConsumer {
         named_barrier_arrive(named_barrier::kStaged + warpgroup, Kernel::warpgroup_threads + kWarpSize);
     }
 
-    // A warp holds 16 rows and 64 columns: eight tiles of 8 columns, of which only the tensor's have sums.
+    // A warp holds 16 rows and 48 or 64 columns, in tiles of 8, of which only the tensor's have sums.
     FLASH_DEVICE void send_dq(const float (&rmem_dQ)[kDqRegisters], int tile) const {
         if constexpr (Kernel::stages_dq) {
             await_stage();

@@ -58,8 +58,8 @@ struct BackwardLoadWarp {
         mbarrier_wait(smem.k_empty(k_slot), k_position.phase());  // K and the item before are done with
         write_item(smem.item(k_slot), item);
         mbarrier_arrive_expect(smem.k_full(k_slot), Kernel::k_bytes);
-        loads.template keys<Kernel::d_head>(smem.k(k_slot), maps.k, smem.k_full(k_slot), item, item.head,
-                                            item.tile);
+        loads.template keys<Kernel::d_head, Kernel::k_panel_step>(smem.k(k_slot), maps.k, smem.k_full(k_slot),
+                                                                  item, item.head, item.tile);
         k_position.advance();
         int head = item.head * args.group, q_block = item.first_block;
 #pragma unroll 1

@@ -2,7 +2,8 @@
 //
 //     S^T  (64, B_r) = K Q^T           dV (64, d_v) += P^T dO       P and dS are A operands in registers
 //     dP^T (64, B_r) = V dO^T          dK (64, d)   += dS^T Q
-//     dQ   (64, 64)  = dS K, a part of (B_r, d): dS^T from shared memory, of the keys of all warpgroups
+//     dQ   (64, 64)  = dS K, a part (of 96 columns (64, 48)) of (B_r, d): dS^T from shared memory, of the
+//     keys of all warpgroups
 //
 // Slots are known to be equal in the whole warp (`uniform_word`), so that descriptors are computed in uniform
 // registers; otherwise each wgmma is preceded by moves of its descriptor from vector registers.
@@ -37,8 +38,8 @@ struct BackwardProducts {
               smem.k(0) + (Kernel::dq_parts_are_rows ? 0 : warpgroup * B_c * kPanelRowBytes), kSameTile)) {}
 
     FLASH_DEVICE void issue_scores(float (&rmem_S)[B_r / 2], uint32_t k_slot, uint32_t q_slot) const {
-        issue_rows<d_head>(rmem_S, k + k_slot * descriptor_step(Kernel::k_bytes),
-                           q + q_slot * descriptor_step(Kernel::q_bytes));
+        issue_rows<d_head, Kernel::k_panel_step>(rmem_S, k + k_slot * descriptor_step(Kernel::k_bytes),
+                                                 q + q_slot * descriptor_step(Kernel::q_bytes));
     }
 
     FLASH_DEVICE void issue_dp(float (&rmem_dP)[B_r / 2], uint32_t v_slot, uint32_t q_slot) const {
@@ -76,15 +77,16 @@ struct BackwardProducts {
         return Kernel::split ? 0 : warpgroup * kWarpgroupRows;
     }
 
-    template <int depth>
+    // a_step: the columns at which panels of A begin.
+    template <int depth, int a_step = kPanelColumns>
     static FLASH_DEVICE void issue_rows(float (&rmem)[B_r / 2], uint32_t a_word, uint32_t b_word) {
         const uint64_t a = make_descriptor(a_word), b = make_descriptor(b_word);
         pin_registers(rmem);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < depth / kMmaDepth; ++step) {
-            Product<B_r>::multiply_shared(rmem, a + column_step(step, B_c), b + column_step(step, B_r),
-                                          step > 0);
+            Product<B_r>::multiply_shared(rmem, a + column_step(step, B_c, a_step),
+                                          b + column_step(step, B_r), step > 0);
         }
         wgmma_commit();
     }

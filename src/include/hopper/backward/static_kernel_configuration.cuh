@@ -86,6 +86,9 @@ struct StaticBackwardKernelConfig {
     // dQ of a tile is cut into a part for each consumer warpgroup: 64 of the rows, or 64 of the columns.
     static constexpr bool dq_parts_are_rows = B_r == n_consumers * kWarpgroupRows;
     static constexpr int dq_columns = dq_parts_are_rows ? d_head : d_head / n_consumers;
+    // A part of columns is multiplied by the same columns of K, which begin with a panel: of 96, panels hold
+    // columns 0 to 63 and 48 to 111.
+    static constexpr int k_panel_step = sums_dq && !dq_parts_are_rows ? dq_columns : kPanelColumns;
     static constexpr int dq_part_floats = kWarpgroupRows * dq_columns;
     // What dq_sums is counted in: tiles of 16 rows; sums that a block keeps in query blocks.
     static constexpr int dq_tile_rows = keeps_dq ? B_r : kMmaM;
@@ -124,11 +127,13 @@ struct StaticBackwardKernelConfig {
     static_assert(B_c == (split ? 1 : 2) * kWarpgroupRows,
                   "B_c: 64 keys for each of two consumer warpgroups; with split_gradients for both");
     static_assert(B_r == 64 || B_r == 128, "B_r: 64 or 128");
-    static_assert(d_head % kPanelColumns == 0 && d_head_v % kPanelColumns == 0,
-                  "d_head, d_head_v: multiples of 64; others are padded by the caller");
-    static_assert(!sums_dq || dq_columns == kPanelColumns,
-                  "dQ: each of two consumer warpgroups takes 64 rows and 64 columns, so that B_r * d_head is "
-                  "8192; or choose dq_output OWN_KERNEL");
+    static_assert(is_head_size(d_head) && is_head_size(d_head_v),
+                  "d_head, d_head_v: 64, 96, 128, 192 or 256; others are padded by the caller");
+    static_assert(!sums_dq || dq_columns == 48 || dq_columns == 64,
+                  "dQ: each of two consumer warpgroups takes 64 rows and 48 or 64 columns: (B_r, d_head) of "
+                  "(128, 64), (64, 96) or (64, 128); or choose dq_output OWN_KERNEL");
+    static_assert(!keeps_dq || dq_columns == kPanelColumns,
+                  "dq_output BLOCK_SUMS: dQ leaves by 32 columns, which 48 are no multiple of");
     static_assert(!TRAITS.float_query_gradients || !keeps_dq,
                   "float_query_gradients: with dq_output BLOCK_SUMS this kernel rounds dQ");
     static_assert(!trimmed || sums_dq,

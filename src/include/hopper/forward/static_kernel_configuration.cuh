@@ -49,9 +49,6 @@ constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads, bool 
     }
 }
 
-// Other head sizes are padded by the caller to one of these.
-constexpr bool is_head_size(int d) { return d == 64 || d == 96 || d == 128 || d == 192 || d == 256; }
-
 // Where a member has the name of a configuration's field (direct_store, half_tiles, paired_blocks,
 // prefetch_next), the traits may have overruled the field: kernels read the member.
 template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoMod>

@@ -22,6 +22,7 @@ from flash_helpers.kernels.hopper.backward.resources import (
     WARPGROUP_SIZE,
     DqOutput,
     consumer_registers,
+    dq_columns,
 )
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset
 
@@ -110,7 +111,7 @@ class HopperBackwardModel(CostModel):
         if config.split_gradients:
             moved += 2 * config.B_c * config.B_r * (FLOAT_BYTES if config.float_p else 2)
         if config.sums_dq:
-            ds, part = config.B_c * config.B_r, config.B_c * 2 * WARPGROUP_ROWS
+            ds, part = config.B_c * config.B_r, config.B_c * (WARPGROUP_ROWS + dq_columns(config))
             moved += config.dtype.itemsize * (ds + config.n_consumers * part)
             if config.dq_output.is_staged:
                 moved += 2 * FLOAT_BYTES * config.B_r * config.d_head

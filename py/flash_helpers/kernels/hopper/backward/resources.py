@@ -90,6 +90,11 @@ class Fields(Protocol):
     def sums_dq(self) -> bool: ...
 
 
+def dq_columns(config: Fields) -> int:
+    """Columns of a warpgroup's part of dQ: where a step has 64 rows, half of them."""
+    return config.d_head // (CONSUMERS if config.B_r == WARPGROUP_ROWS else 1)
+
+
 def consumer_registers(config: Fields) -> int:
     """Registers a thread of a consumer warpgroup of the main kernel."""
     return CONSUMER_REGISTERS[config.float_p or not config.sums_dq]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from flash_helpers.kernels.hopper.backward import resources
 from flash_helpers.kernels.traits import BackwardTraits
 
-D_HEADS = (64, 128, 192, 256)
+D_HEADS = (64, 96, 128, 192, 256)
 ROWS = (64, 128)
 DQ_KEYS = (48, 64, 80, 96, 112, 128)
-DQ_TILE = 2 * resources.WARPGROUP_ROWS * resources.PANEL_COLUMNS  # elements of a part of dQ of each warpgroup
+DQ_TILES = ((128, 64), (64, 96), (64, 128))
+"""(B_r, d_head) of a step whose dQ two warpgroups share: 64 rows of each, or half of the columns."""
 
 
 def malformed_reason(config: resources.Fields, traits: BackwardTraits) -> str | None:
@@ -67,10 +68,16 @@ def _dq_reason(config: resources.Fields) -> str | None:
         return _own_dq_reason(config)
     if config.dq_B_c:
         return f"dq_B_c is {config.dq_B_c}; only dq_output OWN_KERNEL has a kernel of dQ: it must be 0"
-    if config.B_r * config.d_head != DQ_TILE:
+    if (config.B_r, config.d_head) not in DQ_TILES:
         return (
-            f"B_r is {config.B_r} and d_head {config.d_head}; each warpgroup takes 64 rows and 64 columns of "
-            f"dQ, so that their product is {DQ_TILE}; or choose dq_output OWN_KERNEL"
+            f"B_r is {config.B_r} and d_head {config.d_head}; each of two warpgroups takes 64 rows and 48 or "
+            "64 columns of dQ: B_r of 128 with d_head 64, of 64 with 96 or 128; or choose dq_output "
+            "OWN_KERNEL"
+        )
+    if config.dq_output == resources.DqOutput.BLOCK_SUMS and config.d_head == 96:
+        return (
+            "dq_output BLOCK_SUMS: the last sum of dQ leaves by 32 columns, and a warpgroup has 48 of 96; "
+            "choose another dq_output"
         )
     if config.late_dq and config.k_stages != 2:
         return "late_dq: K of the item before is in use while the next one begins; choose k_stages of 2"
