@@ -28,6 +28,7 @@ CFG = HopperBackwardKernelConfig(
     DType.BF16, 128, 128, 64, 128, 2, 2, 1, DqOutput.BULK_REDUCTION, True, True, True, True, True, True, True
 )  # fmt: skip
 TWO_KERNELS = replace(CFG, dq_output=DqOutput.OWN_KERNEL, late_dq=False, v_stages=2, dq_B_c=96)
+D96 = replace(CFG, d_head=96, d_head_v=96)
 SPLIT = replace(
     TWO_KERNELS, d_head=256, d_head_v=256, B_c=64, k_stages=1, v_stages=1, ping_pong=False, dq_B_c=64,
     split_gradients=True,
@@ -119,7 +120,7 @@ def test_choices_name_known_head_sizes() -> None:
 @pytest.mark.parametrize(
     ("config", "traits", "reason"),
     [
-        (replace(CFG, d_head=96), BackwardTraits(), "d_head is 96; this family has 64, 128, 192, 256"),
+        (replace(CFG, d_head=80), BackwardTraits(), "d_head is 80; this family has 64, 96, 128, 192, 256"),
         (replace(CFG, B_r=96), BackwardTraits(), "B_r is 96; it must be 64 or 128"),
         (replace(CFG, B_c=64), BackwardTraits(), "B_c is 64; each warpgroup owns 64 keys: it must be 128"),
         (replace(SPLIT, B_c=128), BackwardTraits(), "both warpgroups share 64 keys: it must be 64"),
@@ -127,7 +128,13 @@ def test_choices_name_known_head_sizes() -> None:
         (replace(CFG, k_stages=3), BackwardTraits(), "k_stages is 3; it must be 1 or 2"),
         (replace(CFG, v_stages=2), BackwardTraits(), "bytes of shared memory; there are 232448"),
         (replace(CFG, B_r=128), BackwardTraits(), "the tiles of a block take"),
-        (replace(CFG, d_head=64, d_head_v=64), BackwardTraits(), "their product is 8192"),
+        (replace(CFG, d_head=64, d_head_v=64), BackwardTraits(), "B_r of 128 with d_head 64, of 64 with 96"),
+        (
+            replace(D96, dq_output=DqOutput.BLOCK_SUMS),
+            BackwardTraits(),
+            "dq_output BLOCK_SUMS: the last sum of dQ leaves by 32 columns, and a warpgroup has 48 of 96",
+        ),
+        (replace(D96, v_stages=2), BackwardTraits(), "bytes of shared memory; there are 232448"),
         (replace(CFG, k_stages=1), BackwardTraits(), "late_dq: K of the item before is in use"),
         (replace(CFG, dq_B_c=64), BackwardTraits(), "only dq_output OWN_KERNEL has a kernel of dQ"),
         (replace(TWO_KERNELS, late_dq=True), BackwardTraits(), "late_dq: the main kernel computes no dQ"),
@@ -162,6 +169,7 @@ def test_registers_known_from_compiling() -> None:
     assert replace(d64, float_p=True).malformed_reason() is not None
     assert d64.malformed_reason(BackwardTraits(softcap=True)) is not None
     assert CFG.malformed_reason(BackwardTraits(softcap=True)) is None
+    assert all(D96.malformed_reason(BackwardTraits(softcap=capped)) is None for capped in (False, True))
     own = replace(d64, dq_output=DqOutput.OWN_KERNEL, late_dq=False, dq_B_c=128)
     assert own.malformed_reason() is None
     assert own.malformed_reason(BackwardTraits(softcap=True)) is not None
@@ -170,6 +178,7 @@ def test_registers_known_from_compiling() -> None:
 
 def test_own_kernel_of_dq_takes_the_slots_that_fit() -> None:
     assert resources.dq_stages(TWO_KERNELS) == (2, 2)
+    assert resources.dq_stages(replace(TWO_KERNELS, d_head=96, d_head_v=96)) == (2, 2)
     assert resources.dq_stages(SPLIT) == (1, 1)
     assert SPLIT.smem_bytes() <= resources.MAX_SMEM_BYTES
 

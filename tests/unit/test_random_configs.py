@@ -86,10 +86,10 @@ def draw_ampere_backward(rng: random.Random) -> FlashBackwardKernelConfig:
 def draw_hopper_backward(rng: random.Random) -> HopperBackwardKernelConfig:
     """Fields that often go together."""
     flag, pick = (lambda: rng.random() < 0.5), rng.choice
-    dq_output, d_head, split = pick(list(DqOutput)), pick([64, 128, 192, 256]), flag()
+    dq_output, d_head, split = pick(list(DqOutput)), pick([64, 96, 128, 192, 256]), flag()
     own = dq_output == DqOutput.OWN_KERNEL
     return HopperBackwardKernelConfig(
-        pick(list(DType)), d_head, pick([64, 128, 192, 256]), pick([64, 128]), 64 if split else 128,
+        pick(list(DType)), d_head, pick([64, 96, 128, 192, 256]), pick([64, 128]), 64 if split else 128,
         rng.randint(2, 3), rng.randint(1, 2), rng.randint(1, 2), dq_output, not own and flag(), flag(),
         flag(), flag(), flag(), flag(), flag(), flag(), split, pick(DQ_KEYS) if own else 0,
     )  # fmt: skip

@@ -92,6 +92,42 @@ static void test_q_and_k_descriptors_walk_the_tile() {
     }
 }
 
+// Panels that overlap, as the backward pass has K of 96 columns: of columns 0 to 63 and 48 to 111. Both
+// operands of S walk along all columns, each in its own panels, and every part of dQ has the columns of K
+// that it is multiplied by at the begin of a panel.
+static void test_descriptors_walk_panels_that_overlap() {
+    constexpr int kD = 96, kStep = 48, kRows = 128, kPanelBytes = kRows * 128;
+    const auto address = [](int panel, int row,
+                            int column) {  // where TMA puts a box that begins at kStep * panel
+        return swizzle(panel * kPanelBytes + row * 128 + (column - panel * kStep) * 2);
+    };
+    for (int first_row = 0; first_row < kRows; first_row += kWarpgroupRows) {
+        const uint64_t tile = make_descriptor(descriptor_lower_word(first_row * kPanelRowBytes, 16));
+        for (int step = 0; step < kD / kMmaDepth; ++step) {
+            for (int row = 0; row < kWarpgroupRows; ++row) {
+                for (int k = 0; k < kMmaDepth; ++k) {
+                    const int column = step * kMmaDepth + k;
+                    REQUIRE(k_major_address(tile + column_step(step, kRows, kStep), row, k) ==
+                                address(column / kStep, first_row + row, column),
+                            "step %d, row %d, k %d", step, first_row + row, k);
+                }
+            }
+        }
+    }
+    for (int part = 0; part < 2; ++part) {
+        const uint64_t tile = make_descriptor(descriptor_lower_word(part * kPanelBytes, 16));
+        for (int step = 0; step < kRows / kMmaDepth; ++step) {
+            for (int k = 0; k < kMmaDepth; ++k) {
+                for (int column = 0; column < kStep; ++column) {
+                    REQUIRE(mn_major_address(tile + row_step(step), k, column) ==
+                                address(part, step * kMmaDepth + k, part * kStep + column),
+                            "part %d, step %d, k %d, column %d", part, step, k, column);
+                }
+            }
+        }
+    }
+}
+
 static void test_v_descriptors_walk_the_tile() {
     for (const int d : {64, 96, 128, 192, 256}) {
         for (const int rows : {64, 80, 128, 176}) {
@@ -183,6 +219,7 @@ int main() {
     test_chunks_are_where_tma_puts_them();
     test_eight_rows_of_a_chunk_column_meet_no_bank_twice();
     test_q_and_k_descriptors_walk_the_tile();
+    test_descriptors_walk_panels_that_overlap();
     test_v_descriptors_walk_the_tile();
     test_descriptors_reach_all_of_shared_memory();
     test_accumulators_cover_the_tile_once();
