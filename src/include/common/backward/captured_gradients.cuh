@@ -53,10 +53,13 @@ struct CapturedGradientKernel {
     static constexpr int kKeys = max_of(kDHead, kDHeadV) > 128 ? 32 : 64;
     static constexpr int d_head = kDHead, d_head_v = kDHeadV;
 
-    using QTile = SmemTile<kRows, kDHead, true>;
-    using dOTile = SmemTile<kRows, kDHeadV, true>;
-    using KTile = SmemTile<kKeys, kDHead, true>;
-    using VTile = SmemTile<kKeys, kDHeadV, true>;
+    // Whole panels: what a narrower head lacks of its last one is zeros.
+    static constexpr int columns = panel_count(kDHead) * kPanelColumns;
+    static constexpr int columns_v = panel_count(kDHeadV) * kPanelColumns;
+    using QTile = SmemTile<kRows, columns, true>;
+    using dOTile = SmemTile<kRows, columns_v, true>;
+    using KTile = SmemTile<kKeys, columns, true>;
+    using VTile = SmemTile<kKeys, columns_v, true>;
     // S and dP of a warp, side by side: a row is as long as spreads 16 of them over all banks.
     static constexpr int pair_bytes = 2 * sizeof(float);
     static constexpr int score_row_bytes = (kKeys + 1) * pair_bytes;
