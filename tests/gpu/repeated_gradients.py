@@ -63,7 +63,7 @@ CASES = {
         (700, 1, 0, 600, 65), (700, 90, 33, 600, 65), heads=(8, 2), options={"causal": True}
     ),
 }
-HEAD_SIZES = (64, 128, 192, 256)
+HEAD_SIZES = (64, 96, 128, 192, 256)
 
 
 class Call:

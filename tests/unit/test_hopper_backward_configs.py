@@ -67,10 +67,10 @@ def test_every_problem_has_a_choice_that_can_compute_it() -> None:
 
 
 def test_defaults_take_the_next_head_size_and_say_when_equal_bits_were_wanted() -> None:
-    problem = AttentionProblem(DType.BF16, 2, 4096, 4096, 8, 8, 96, 96).backward()
+    problem = AttentionProblem(DType.BF16, 2, 4096, 4096, 8, 8, 72, 96).backward()
     found = defaults(problem, H100)
     assert found is not None
-    assert found.whole[0].d_head == 128
+    assert found.whole[0].d_head == 96
     assert not found.whole[0].deterministic
     repeated = defaults(replace(problem, deterministic=True), H100)
     assert repeated is not None
@@ -174,6 +174,8 @@ def test_registers_known_from_compiling() -> None:
     assert own.malformed_reason() is None
     assert own.malformed_reason(BackwardTraits(softcap=True)) is not None
     assert replace(own, B_r=64, float_p=True).malformed_reason(BackwardTraits(softcap=True)) is None
+    rows_of_96 = replace(own, d_head=96, d_head_v=96, v_stages=1, dq_B_c=96)
+    assert "the tiles take 224 registers a thread; there are 208" in (rows_of_96.malformed_reason() or "")
 
 
 def test_own_kernel_of_dq_takes_the_slots_that_fit() -> None:

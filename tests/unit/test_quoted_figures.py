@@ -19,6 +19,7 @@ BACKWARD = "h200-hopper-backward-variants.json"
 TRAINING = "h200-training.json"
 CALL_TIME = "h200-call-time.json"
 LOSSES_OF_RANKS = "h200x2-context-parallel-losses.json"
+NARROWER = "h200-hopper-backward-96.json"
 RATE = re.compile(r"\b\d{3}\b(?! rows)")
 LENGTHS = {"512"}  # keys; other lengths have four digits and more
 ROW = re.compile(r"\| (\d+) \| (none|causal) \| (\d+) \|(.*)\|")
@@ -32,9 +33,10 @@ OF_PEERS = re.compile(
 
 @pytest.fixture(scope="module")
 def measured() -> dict[tuple[int, bool, int], set[str]]:
-    """Head size, causal mask and keys to the rates in the file; a causal mask counts as half of the work."""
+    """Head size, causal mask and keys to the rates in the files; a causal mask counts as half of the work."""
     found: dict[tuple[int, bool, int], set[str]] = {}
-    for row in map(Row.from_json, ResultFile.load(RESULTS / BACKWARD).rows):
+    rows = [row for name in (BACKWARD, NARROWER) for row in ResultFile.load(RESULTS / name).rows]
+    for row in map(Row.from_json, rows):
         cell = (row.problem.d_head, row.problem.causal, row.problem.seq_len)
         if row.timings:
             flop = replace(row.problem, causal=False).flop() / (2 if row.problem.causal else 1)
@@ -43,7 +45,7 @@ def measured() -> dict[tuple[int, bool, int], set[str]]:
 
 
 def test_the_reasons_name_the_file() -> None:
-    assert BACKWARD in (HopperBackwardChoice.__doc__ or "")
+    assert all(name in (HopperBackwardChoice.__doc__ or "") for name in (BACKWARD, NARROWER))
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: f"{choice.d_head}, {choice.reason[:24]}")
@@ -57,10 +59,22 @@ def test_reasons_of_backward_choices_quote_measured_rates(
     assert quoted <= known, f"no rate of head size {choice.d_head} in {BACKWARD}: {sorted(quoted - known)}"
 
 
+OF_96 = re.compile(r"^\| (none|causal) \| (\d+) \|((?: \d{3} \|){5})$", re.MULTILINE)
+
+
+def test_rates_of_head_size_96_on_the_page_are_those_of_its_file(
+    measured: dict[tuple[int, bool, int], set[str]],
+) -> None:
+    rows = OF_96.findall((DOCS / "kernels" / "hopper-backward.md").read_text(encoding="utf-8"))
+    assert len(rows) == 6
+    for mask, seq_len, cells in rows:
+        assert set(RATE.findall(cells)) <= measured[96, mask == "causal", int(seq_len)], (mask, seq_len)
+
+
 def test_rates_on_the_page_are_those_of_the_file(measured: dict[tuple[int, bool, int], set[str]]) -> None:
     page = (DOCS / "kernels" / "hopper-backward.md").read_text(encoding="utf-8")
     rows = ROW.findall(page)
-    assert BACKWARD in page
+    assert all(name in page for name in (BACKWARD, NARROWER))
     assert len(rows) > 10
     for d_head, mask, seq_len, cells in rows:
         cell = (int(d_head), mask == "causal", int(seq_len))

@@ -244,7 +244,7 @@ DETERMINISTIC = (
     "random 3",
 )
 CELLS = [(name, "as chosen") for name in CASES] + [(name, "deterministic") for name in DETERMINISTIC]
-CELLS += [(f"d {d}", way) for d in (40, 128, 192, 256) for way in SIZES]
+CELLS += [(f"d {d}", way) for d in (40, 96, 128, 192, 256) for way in SIZES]
 
 
 CELLS += [(f"{name} added, {d}, 300", "causal") for name in ("bias", "buckets") for d in (64, 128)]

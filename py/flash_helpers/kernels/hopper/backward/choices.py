@@ -66,7 +66,7 @@ class HopperBackwardChoice:
         config: in BF16.
         reason: why. Figures are rates of benchmarks/results/h200-hopper-backward-variants.json: one H200
             (2026-11-28), bf16, 16384 tokens, hidden size 2048, everything that a backward call needs, TFLOP/s
-            of five products.
+            of five products; of head size 96 of h200-hopper-backward-96.json (2026-11-29), 21 heads.
         masked: for causal and windowed problems only, for others only, or (None) for both.
         deterministic: equal calls have to give equal bits, or need not, or (None) both.
         softcap: scores are capped, or not, or (None) both.
@@ -108,6 +108,8 @@ _D64_FULL = replace(_D64, head_sections=False)
 _D64_RED = replace(_D64_FULL, dq_output=DqOutput.REGISTER_REDUCTION, v_stages=2, ping_pong=False)
 _D64_OWN = _two_kernels(64, 64, 128, B_r=128, float_p=False)
 _D64_CAPPED = _two_kernels(64, 64, 128)
+_D96 = _summed(96, 64, float_p=True)
+_D96_OWN = _two_kernels(96, 96, 96)
 _D128_BLOCK = _summed(128, 64, dq_output=DqOutput.BLOCK_SUMS, head_sections=False)
 _D128 = _summed(128, 64, float_p=True)
 _D128_OWN = _two_kernels(128, 128, 96)
@@ -173,6 +175,35 @@ CHOICES: tuple[HopperBackwardChoice, ...] = (
         "342, 446, 524 and 583 at 1024, 2048, 4096 and 16384 keys; from registers, without turns, 332, 438, "
         "519 and 571",
         masked=True,
+    ),
+    HopperBackwardChoice(
+        96,
+        96,
+        _D96_OWN,
+        "222 at 512 keys, and equal bits in every run; with dQ summed 220, padded 211",
+        masked=True,
+        max_seq_len=512,
+    ),
+    HopperBackwardChoice(
+        96,
+        96,
+        _D96_OWN,
+        f"{_EQUAL_BITS}: 314, 461 and 452 at 512, 4096 and 16384 keys, causal 408 and 451 from 4096 on; "
+        "padded 269, 397 and 386, causal 352 and 387",
+        deterministic=True,
+    ),
+    HopperBackwardChoice(
+        96,
+        96,
+        replace(_D96, trimmed=True),
+        "495 and 590 at 4096 and 16384 keys; padded 450 and 527",
+        masked=True,
+    ),
+    HopperBackwardChoice(
+        96,
+        96,
+        replace(_D96, head_sections=False),
+        "354, 581 and 613 at 512, 4096 and 16384 keys; padded 333, 513 and 515",
     ),
     HopperBackwardChoice(
         128,

@@ -17,12 +17,12 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
 from flash_helpers.kernels.hopper.backward.resources import (
     DQ_B_R,
-    REGISTER_OVERHEAD,
     WARPGROUP_ROWS,
     WARPGROUP_SIZE,
     DqOutput,
     consumer_registers,
     dq_columns,
+    register_overhead,
 )
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset
 
@@ -48,14 +48,15 @@ class HopperBackwardModel(CostModel):
     def registers(self, config: HopperBackwardKernelConfig) -> Registers:
         """A consumer thread: its budget is fixed, its overhead was found by compiling."""
         budget, resident = consumer_registers(config), config.resident_registers()
+        overhead = register_overhead(config)
         at_launch = SM_REGISTERS // config.n_threads // REGISTER_UNIT * REGISTER_UNIT
         return Registers(
             accumulators=resident,
             held_Q=0,
-            overhead=REGISTER_OVERHEAD,
+            overhead=overhead,
             total=min(at_launch, MAX_REGISTERS),
             budget=budget,
-            predicted_spill=max(0, resident + REGISTER_OVERHEAD - budget),
+            predicted_spill=max(0, resident + overhead - budget),
         )
 
     def register_lines(self, registers: Registers) -> list[tuple[str, str]]:

@@ -23,6 +23,8 @@ CONSUMER_REGISTERS = {False: 232, True: 240}
 """Registers a thread of a consumer warpgroup; the larger number with ``float_p`` or dQ's own kernel."""
 REGISTER_OVERHEAD = 16
 """Registers that a consumer needs beside the tiles: found by compiling, the most that do not spill."""
+REGISTER_OVERHEAD_OF_128_ROWS = 32
+"""The same with B_r of 128: tiles of 192 fit, of 224 with head size 96 more than a kilobyte is spilled."""
 
 
 class DqOutput(IntEnum):
@@ -93,6 +95,11 @@ class Fields(Protocol):
 def dq_columns(config: Fields) -> int:
     """Columns of a warpgroup's part of dQ: where a step has 64 rows, half of them."""
     return config.d_head // (CONSUMERS if config.B_r == WARPGROUP_ROWS else 1)
+
+
+def register_overhead(config: Fields) -> int:
+    """Registers of a consumer thread of the main kernel beside the tiles."""
+    return REGISTER_OVERHEAD if config.B_r == WARPGROUP_ROWS else REGISTER_OVERHEAD_OF_128_ROWS
 
 
 def consumer_registers(config: Fields) -> int:

@@ -116,7 +116,7 @@ def _split_reason(config: resources.Fields) -> str | None:
 
 
 def _registers_reason(config: resources.Fields, traits: BackwardTraits) -> str | None:
-    budget = resources.consumer_registers(config) - resources.REGISTER_OVERHEAD
+    budget = resources.consumer_registers(config) - resources.register_overhead(config)
     registers = resources.resident_registers(config)
     # What dS is made of stays in float32 then.
     if traits.softcap and not config.float_p and not config.split_gradients:
