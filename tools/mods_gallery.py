@@ -4,7 +4,6 @@
 
 A picture has a square for each tile of 128 queries and 128 keys: empty, divided or full, as the pairs say.
 Times are those of ``benchmarks/mods.py``; without its result file the page says that nothing was measured.
-Where a file of ``LATER`` has times of a function, these are said, too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from flash_helpers.mods.tiles import Tile, Tiling, tiles
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs" / "mods-gallery.md", ROOT / "docs" / "mods-figures"
 RESULTS = ROOT / "benchmarks" / "results" / "h200-mods.json"
-LATER = [RESULTS.with_name(f"h200-mods-{part}.json") for part in ("documents", "scores")]
 B, SQUARE = 128, 8
 MEASURED = (4096, 128)  # length and head size of the times on the page
 COLOURS = {Tile.EMPTY: "#e8e8ef", Tile.PARTIAL: "#8da0dc", Tile.FULL: "#3f51b5"}
@@ -57,9 +55,6 @@ full ones dark, and of the others the mask is looked at score by score. Interval
 them without a list; where a mask reads tensors, it tells less.
 
 {times}
-Kernels have changed since: T5 buckets, a dense bias and masks of documents are faster (documents at 1024
-tokens and backward more than here), ALiBi and prefixes are not. What was measured later, in other runs and
-without flex_attention, stands beside with its file; ALiBi read its slopes from a tensor there.
 """
 
 
@@ -125,8 +120,7 @@ def section(entry: Entry, times: dict[tuple[str, str], float]) -> tuple[str, str
     element = cost(traced.mod).instructions[Stage.ELEMENT]
     loads = cost(traced.mod).loads[Stage.ELEMENT]
     reads = f" with {_counted(loads, 'load')}" if loads else ""
-    said = " ".join(filter(None, [speed(entry, times), *(later(entry, path) for path in LATER)]))
-    parts.append(f"About {_counted(element, 'instruction')} a score{reads}. {said}")
+    parts.append(f"About {_counted(element, 'instruction')} a score{reads}. {speed(entry, times)}")
     return "\n\n".join(parts), drawn
 
 
@@ -139,14 +133,6 @@ def speed(entry: Entry, times: dict[tuple[str, str], float]) -> str:
     if (entry.feature, "mod") not in times:
         return "Its speed: not measured yet."
     return f"Its speed: {_beside(entry, times)}."
-
-
-def later(entry: Entry, path: Path) -> str:
-    """What a later file says of a function, in a sentence; nothing where it has none of its times."""
-    times, _ = measured(path)
-    if (entry.feature, "mod") not in times:
-        return ""
-    return f"Later: {_beside(entry, times)} (`{path.relative_to(ROOT)}`)."
 
 
 def _beside(entry: Entry, times: dict[tuple[str, str], float]) -> str:

@@ -59,17 +59,3 @@ def test_speeds_come_from_the_result_file(tmp_path: Path) -> None:
         "compiled flex_attention 2.500 ms."
     )
     assert mods_gallery.speed(tanh, found) == "Its speed: not measured yet."
-
-
-def test_later_times_stand_beside_with_their_file() -> None:
-    *_, scores = mods_gallery.LATER
-    alibi, tanh = mods_gallery.SCORES[0], mods_gallery.SCORES[3]
-    times = {
-        (row["feature"], row["problem"]["d_head"]): row["milliseconds"]["hot"]["median"]
-        for row in ResultFile.load(scores).rows
-    }
-    assert mods_gallery.later(alibi, scores) == (
-        f"Later: {times['alibi', 128]:.3f} ms; neither mask nor score function {times['plain', 128]:.3f} ms "
-        "(`benchmarks/results/h200-mods-scores.json`)."
-    )
-    assert mods_gallery.later(tanh, scores) == ""

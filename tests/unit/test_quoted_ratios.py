@@ -1,9 +1,10 @@
-"""Ratios in tables of docs/mods.md and docs/choosing.md: each follows from a result file."""
+"""Ratios in docs/mods.md, docs/choosing.md and docs/kernels/ampere.md: each follows from a result file."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
@@ -12,21 +13,21 @@ from flash_helpers.explain.measured_cells import RESULTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 ANYWHERE = "h200-mods-documents-anywhere"
-BACKWARD = "h200-mods-backward.json"
-SCORES_BACKWARD = "h200-mods-scores-backward.json"
+FILES = ("h200-mods.json", "h200-mods-backward.json")  # of each direction
+SCORES = (FILES[0], "h200-mods-scores-backward.json")  # later kernels backward
+ODD_ENDS = (f"{ANYWHERE}.json", f"{ANYWHERE}-backward.json")
 TABLE = {  # line of docs/mods.md: the feature, what its rate is a part of, tokens, files forward and backward
-    "ALiBi, of the plain kernel's rate": ("alibi", "plain", 4096, "h200-mods-scores.json", SCORES_BACKWARD),
-    "T5's buckets, of the plain rate": ("buckets", "plain", 4096, "h200-mods-scores.json", SCORES_BACKWARD),
-    "dense bias, of the plain rate": ("bias", "plain", 4096, "h200-mods-scores.json", SCORES_BACKWARD),
-    "documents, of the rate of packed sequences": (
-        "document", "twin", 4096, "h200-mods-documents.json", BACKWARD,
-    ),
-    "the same, 1024 tokens": ("document", "twin", 1024, "h200-mods-documents.json", BACKWARD),
-    "documents that end at no multiple of 64": (
-        "document", "twin", 4096, f"{ANYWHERE}.json", f"{ANYWHERE}-backward.json",
-    ),
-    "those, 1024 tokens": ("document", "twin", 1024, f"{ANYWHERE}.json", f"{ANYWHERE}-backward.json"),
-}  # fmt: skip
+    "ALiBi, of the plain kernel's rate": ("alibi", "plain", 4096, *SCORES),
+    "T5's buckets, of the plain rate": ("buckets", "plain", 4096, *SCORES),
+    "dense bias, of the plain rate": ("bias", "plain", 4096, *SCORES),
+    "documents, of the rate of packed sequences": ("document", "twin", 4096, *FILES),
+    "the same, 1024 tokens": ("document", "twin", 1024, *FILES),
+    "the same, 16384 tokens": ("document", "twin", 16384, *FILES),
+    "documents that end at no multiple of 64": ("document", "twin", 4096, *ODD_ENDS),
+    "those, 1024 tokens": ("document", "twin", 1024, *ODD_ENDS),
+}
+OPTIONS = ("noop", "causal", "window", "softcap")  # functions that become an option of the library
+AMPERE = "ALiBi forward at {} and {} of their plain rate, buckets at {} and {}, a dense bias at {} and {}"
 COSTS = {  # line of docs/choosing.md: the features that it is about
     "prompts, head size 128": r"prompt d 128 .*",
     "causal prompts, head size 64": r"prompt d 64 .*",
@@ -44,13 +45,29 @@ def table_lines(page: str) -> dict[str, list[str]]:
 
 
 def medians(name: str) -> dict[tuple[str, str, int, int], float]:
-    """Feature, variant, tokens and head size to milliseconds."""
+    """Feature, variant, tokens and head size to milliseconds, of rows that have a time."""
     return {
         (row["feature"], row["variant"], row["problem"]["seq_len_k"], row["problem"]["d_head"]): row[
             "milliseconds"
         ]["hot"]["median"]
         for row in ResultFile.load(RESULTS / name).rows
+        if row["milliseconds"]
     }
+
+
+def beside(name: str, variant: str) -> dict[tuple[str, int, int], float]:
+    """Feature, tokens and head size to the time of a variant over that of the function."""
+    found = medians(name)
+    return {
+        (feature, tokens, d_head): found[feature, variant, tokens, d_head] / ms
+        for (feature, of, tokens, d_head), ms in found.items()
+        if of == "mod" and (feature, variant, tokens, d_head) in found
+    }
+
+
+def page_text(page: str) -> str:
+    """A page with single spaces in place of line ends."""
+    return " ".join((DOCS / page).read_text(encoding="utf-8").split())
 
 
 def ratios(name: str, feature: str, beside: str, tokens: int) -> list[str]:
@@ -71,6 +88,73 @@ def test_rates_of_functions_are_those_of_the_files(line: str) -> None:
     assert [re.findall(r"\d\.\d+", cell) for cell in cells] == [
         ratios(name, feature, beside, tokens) for name in files
     ]
+
+
+def test_rates_beside_flex_attention_are_those_of_the_files() -> None:
+    lines = table_lines("mods.md")
+    by_file = [beside(name, "flex") for name in FILES]
+    features = {feature for found in by_file for feature, *_ in found}
+    assert len(features) > 8
+    for feature in features:
+        for cell, found in zip(lines[feature], by_file, strict=True):
+            times = [time for (of, *_), time in found.items() if of == feature]
+            wanted = dict.fromkeys(f"{time:.2f}" for time in (min(times), max(times)))
+            assert re.findall(r"\d\.\d+", cell) == list(wanted), feature
+
+
+def test_how_often_functions_are_faster_than_flex_attention_is_counted_in_the_files() -> None:
+    text, by_file = page_text("mods.md"), [beside(name, "flex") for name in FILES]
+    timed = {sum(of == "mod" for _, of, *_ in medians(name)) for name in FILES}
+    fast = [sum(time >= 1.5 for time in found.values()) for found in by_file]
+    (n,) = timed
+    said = f"the library is at least 1.5 times as fast in {fast[0]} forward and in {fast[1]} backward."
+    assert f"Of {n} cells, {said}" in text
+    assert [n - len(found) for found in by_file] == [1, 1]  # in which flex_attention does not compile
+    slower = {cell: time for found in by_file for cell, time in found.items() if time < 1}
+    assert sorted(slower) == [("bias", 4096, 64), ("bias", 4096, 128)]
+    a, b = slower["bias", 4096, 128], slower["bias", 4096, 64]
+    assert f"a dense bias: at {a:.2f} of its speed at head size 128, at {b:.2f} at 64." in text
+
+
+def test_what_becomes_an_option_runs_at_the_quoted_rates() -> None:
+    ends = []
+    for name in FILES:
+        rates = [rate for (feature, *_), rate in beside(name, "twin").items() if feature in OPTIONS]
+        assert len(rates) == 24
+        ends += [f"{min(rates):.2f} to {max(rates):.2f}"]
+    said = f"runs at {ends[0]} of the option's rate forward, and at {ends[1]} backward."
+    assert said in page_text("mods.md")
+
+
+def test_rates_of_the_ampere_family_are_those_of_the_file() -> None:
+    features = ("alibi", "buckets", "bias")
+    rates = [r for one in features for r in ratios("h200-mods-scores-ampere.json", one, "plain", 4096)]
+    assert AMPERE.format(*rates) in page_text("mods.md")
+
+
+# ---------------------------------------------------------------------- Ampere backward, costs of invariance
+def test_rates_of_the_ampere_backward_pass_are_those_of_the_files() -> None:
+    lines = table_lines("kernels/ampere.md")
+    pairs = {
+        "unordered sums over FlashAttention-2": ("unordered", "fa2"),
+        "ordered sums over FlashAttention-2's deterministic mode": ("ordered", "fa2-deterministic"),
+        "ordered sums over unordered ones": ("ordered", "unordered"),
+    }
+    wanted: dict[str, list[str]] = {line: [] for line in pairs}
+    for dtype in ("bf16", "fp16"):
+        times: dict[str, dict[tuple[int, bool, int], float]] = {}
+        for row in ResultFile.load(RESULTS / f"h200-ampere-backward-cells-{dtype}.json").rows:
+            name, problem = row["implementation"], row["problem"]
+            if row["kind"] == "kernel":
+                name = "ordered" if "+ordered" in name else "unordered"
+            cell = (problem["d_head"], problem["causal"], problem["seq_len_q"])
+            times.setdefault(name, {})[cell] = row["milliseconds"]["hot"]["median"]
+        for line, (ours, other) in pairs.items():
+            assert times[ours].keys() == times[other].keys()
+            found = [times[other][cell] / ms for cell, ms in times[ours].items()]
+            assert len(found) == 36
+            wanted[line] += [f"{x:.3f}" for x in (geometric_mean(found), min(found), max(found))]
+    assert {line: re.findall(r"\d\.\d+", " ".join(lines[line])) for line in pairs} == wanted
 
 
 @pytest.mark.parametrize("line", COSTS)
