@@ -182,7 +182,7 @@ def test_few_keys_are_one_tile() -> None:
         on = ForwardTraits(**traits)
         return choose_hopper_kernel(DType.BF16, 64, on.causal, 4096, traits=on, n_keys=keys)[0].config
 
-    for keys in (1, 77, 80):
+    for keys in (1, 77, 80):  # of 4096 queries
         assert (chosen(keys).B_c, chosen(keys, softcap=True).q_stages) == (80, 4)
     assert (chosen(81).B_c, chosen(256).q_stages) == (64, 3)
     assert chosen(257) == chosen(4096)
@@ -191,6 +191,20 @@ def test_few_keys_are_one_tile() -> None:
     for queries, rows in ((77, 128), (128, 128), (129, 192), (200, 128), (4096, 192)):
         few = choose_hopper_kernel(DType.BF16, 64, False, queries, n_keys=77)[0].config
         assert (few.B_r, few.B_c, few.q_stages) == (rows, 80, 4)
+
+
+def test_sequences_of_up_to_64_are_one_small_tile() -> None:
+    for d_head, kv_stages in ((64, 6), (128, 4)):
+        for causal in (False, True):
+            for length in (1, 32, 64):
+                config = choose_hopper_kernel(DType.BF16, d_head, causal, length, n_keys=length)[0].config
+                assert (config.B_r, config.B_c, config.q_stages) == (64, 64, 4)
+                assert config.kv_stages == kv_stages
+            for queries, keys in ((65, 64), (64, 65)):
+                assert (
+                    choose_hopper_kernel(DType.BF16, d_head, causal, queries, n_keys=keys)[0].config.B_r
+                    == 128
+                )
 
 
 ROWS_OF_BLOCKS = {
@@ -247,7 +261,9 @@ def test_choices_for_traits(d_heads: tuple[int, int]) -> None:
     for seq_len in (1, 512, 4096):
         plain = chosen(seq_len).config
         assert not plain.dynamic_schedule
-        assert chosen(seq_len, softcap=True, sinks=True, padded_head=True).config == plain
+        capped = chosen(seq_len, softcap=True, sinks=True, padded_head=True).config
+        assert replace(capped, paired_blocks=plain.paired_blocks) == plain
+        assert capped.paired_blocks == (plain.paired_blocks and d_heads[0] != 256)
         assert chosen(seq_len, window=True).config.dynamic_schedule
         assert chosen(seq_len, varlen=True).config.dynamic_schedule
         # Finding sequences takes registers that more consumers have not.

@@ -28,6 +28,7 @@ HEAD_SIZES: tuple[Sizes, ...] = ((64, 64), (128, 128), (256, 256))
 HEADS = ((32, 32), (32, 8), (8, 1))  # (n_heads, n_heads_kv): one kv head a query head, groups, one for all
 BATCHES = (1, 8, 128)
 PROMPTS = (128, 256, 512, 1024, 2048, 4096, 8192)
+SHORT = 64  # one tile of the smallest kernels
 KEYS = (256, 1024, 16384, 131072)
 CHUNKS = (2, 64, 256, 1024, 2048, 4096, 8192)
 FULL: Mask = (None, None)
@@ -95,7 +96,9 @@ def _problems(
 
 def _prompts(target: int) -> Iterator[AttentionProblem]:
     able = [direction for direction in directions(FORWARD) if direction.family.runs_on(target)]
-    return _problems(PROMPTS, sizes=sorted({sizes for direction in able for sizes in direction.sizes()}))
+    return _problems(
+        (SHORT, *PROMPTS), sizes=sorted({sizes for direction in able for sizes in direction.sizes()})
+    )
 
 
 def _gradients(target: int) -> Iterator[AttentionProblem]:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+from flash_helpers.kernels.hopper.forward.config import (
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    NextItem,
+)
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 
@@ -46,7 +50,8 @@ class HopperChoice:
         reason: why, with what it was measured on: one H100 80GB HBM3 (2026-11-27 and 28), bf16, 16384 tokens,
             hidden size 2048, cards hot; "(H200)": on one H200,
             h200-head-sizes.json, h200-long.json, and of few blocks, few keys, packed sequences and soft caps
-            benchmarks/results/h200-row-candidates.json and -2, which benchmarks/row_candidates.py makes.
+            benchmarks/results/h200-row-candidates.json and -2, and h200-short-sequences.json, which
+            benchmarks/row_candidates.py makes.
             Figures are those of the files benchmarks/results/h100-hopper-variants-*.json and, about pairs and
             Q in registers, h100-hopper-pairs.json; what steps gain is in the ladder. Where nothing was
             measured it says so.
@@ -94,7 +99,7 @@ class HopperChoice:
 # What the choices of a head size have in common; each says what it changes.
 _D64_TALL = _config(64, 256, 64, 6, 2, next_item=NextItem.WITH_LAST_PV)
 _D64_WIDE = _config(64, 192, 128, 2, 2, next_item=NextItem.WITH_LAST_PV, early_pass=True, q_register_steps=1)
-_D64_SHORT = _config(64, 128, 128, 4, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True)
+_D64_SHORT = _config(64, 128, 128, 2, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True)
 _D64_TWO_GROUPS = _config(64, 128, 128, 2, 2, next_item=NextItem.WITH_LAST_PV)
 _D128 = _config(128, 128, 128, 2, 2, forced_overlap=True, next_item=NextItem.AFTER_LAST_PV)
 _D96 = replace(_D128, d_head=96, d_head_v=96)
@@ -112,8 +117,8 @@ FEW_BLOCKS_CHOICES = (
     ),
     HopperChoice(
         64, None, None, _config(64, 128, 128, 4, 1, direct_store=True),
-        "one block of 128 queries an SM, where taller blocks leave SMs idle; by the model, for want of "
-        "measurements of so many blocks",
+        "one block of 128 queries an SM, where taller blocks leave SMs idle: two thirds of the time of 256 x "
+        "64 at 1024 keys and 16 heads (H200, h200-short-sequences.json)",
         few_blocks_of=128,
     ),
     HopperChoice(
@@ -145,7 +150,26 @@ FEW_BLOCKS_CHOICES = (
 )  # fmt: skip
 """For problems that leave SMs idle."""
 
+ONE_SMALL_TILE_CHOICES = tuple(
+    HopperChoice(
+        d_head, WARPGROUP_ROWS, None,
+        _config(
+            d_head, WARPGROUP_ROWS, 64, kv_stages, 4, ping_pong=False, next_item=NextItem.WITH_LAST_PV,
+            direct_store=True,
+        ),
+        f"queries and keys are one tile of 64, and four of them are on their way: {gain} (H200, "
+        "h200-short-sequences.json)",
+        max_keys=64,
+    )
+    for d_head, kv_stages, gain in (
+        (64, 6, "78 % of the time of 128 x 80, 57 % of that of 256 x 64"),
+        (128, 4, "87 % of the time of 128 x 128 at 64 keys, 47 % at 32, causal"),
+    )
+)  # fmt: skip
+"""For many sequences of up to 64."""
+
 FEW_KEYS_CHOICES = (
+    *ONE_SMALL_TILE_CHOICES,
     HopperChoice(
         64, None, False,
         _config(64, 192, 80, 2, 4, next_item=NextItem.WITH_LAST_PV, direct_store=True),
@@ -181,10 +205,19 @@ FEW_KEYS_CHOICES = (
 )  # fmt: skip
 """For queries over few keys, as of cross-attention."""
 
-_D64_SHORT_BLOCKS = HopperChoice(
-    64, None, None,
-    _D64_SHORT,
-    "items are short, so that four of them are on their way; by the model, for want of measurements",
+_D64_SHORT_BLOCKS = (
+    HopperChoice(
+        64, None, True,
+        replace(_D64_SHORT, kv_stages=4),
+        "items are short, so that four of them are on their way: at 128 queries 56 % of the time of 256 x 64 "
+        "(H200, h200-short-sequences.json)",
+    ),
+    HopperChoice(
+        64, None, False,
+        _D64_SHORT,
+        "items are short, so that four of them are on their way: at 128 queries 80 % of the time of 256 x "
+        "64, 87 % with four stages (H200, h200-short-sequences.json)",
+    ),
 )  # fmt: skip
 
 _BY_LENGTH = (
@@ -219,7 +252,7 @@ _BY_LENGTH = (
         "half way through P V (+2 to +4 % from 8192 on): together +3 % over 256 x 64 at 8192, +4 % at 16384; "
         "a quarter of Q from registers: +1 % at 8192, +2 % at 16384",
     ),
-    _D64_SHORT_BLOCKS,
+    *_D64_SHORT_BLOCKS,
     HopperChoice(
         128, 1024, True,
         replace(_D128, next_item=NextItem.WITH_LAST_PV, direct_store=True),
@@ -350,7 +383,7 @@ CHOICES = FEW_BLOCKS_CHOICES + FEW_KEYS_CHOICES + _BY_LENGTH
 
 CAPPED_CHOICES = (
     *FEW_BLOCKS_CHOICES,
-    *(choice for choice in FEW_KEYS_CHOICES if choice.d_head == 64),
+    *(choice for choice in FEW_KEYS_CHOICES if choice.d_head == 64 and choice not in ONE_SMALL_TILE_CHOICES),
     HopperChoice(
         64, None, False, _D64_TALL,
         "as without a soft cap up to 4096; 192 x 128 has no registers for a cap there, and takes twice the "
@@ -361,8 +394,16 @@ CAPPED_CHOICES = (
         64, None, True, replace(_D64_WIDE, q_register_steps=0),
         "as without a soft cap, whose registers a part of Q would take: +11 % at 8192 (H200)",
     ),
-    _D64_SHORT_BLOCKS,
-    *(choice for choice in _BY_LENGTH if choice.d_head != 64),
+    *_D64_SHORT_BLOCKS,
+    HopperChoice(
+        256, 4096, False, _D256,
+        "as without a soft cap, but not in pairs: +2 % at 4096 (H200, h200-short-sequences.json)",
+    ),
+    *(
+        choice
+        for choice in _BY_LENGTH
+        if choice.d_head != 64 and (choice.d_head, choice.max_seq_len, choice.causal) != (256, 4096, False)
+    ),
 )  # fmt: skip
 """For soft-capped scores."""
 
