@@ -3,27 +3,12 @@
 #pragma once
 
 #include "common/diagonals.cuh"
+#include "common/known_ahead.cuh"
 #include "common/mod.cuh"
 #include "common/mod_values.cuh"
 #include "common/streamed_rows.cuh"
 
 namespace flash {
-
-template <typename Mod>
-inline constexpr bool streams_rows = [] {
-    if constexpr (is_mod<Mod>) return Mod::kStreams;
-    return false;
-}();
-template <typename Mod>
-inline constexpr bool has_diagonal = [] {
-    if constexpr (is_mod<Mod>) return Mod::kHasDiagonal;
-    return false;
-}();
-template <typename Mod>
-inline constexpr bool knows_ahead = streams_rows<Mod> || has_diagonal<Mod>;
-
-// A value of the distance of fewer instructions costs less than handing it over.
-inline constexpr int kLeastSharedCost = 4;
 
 // kStreamedSquares: of so many rows are read at a time; less than all where there are no registers for more.
 template <typename Mod, int kSquares, int kStreamedSquares = kSquares>

@@ -4,25 +4,9 @@
 
 #include "common/ahead_of_scores.cuh"
 #include "common/backward/streamed_columns.cuh"
+#include "common/known_ahead.cuh"
 
 namespace flash {
-
-template <typename Mod>
-inline constexpr bool streams_columns = [] {
-    if constexpr (streams_rows<Mod>) return Mod::kStreamsEvenly;
-    return false;
-}();
-
-// Whether a score is computed of what is known: all that the mod would have so.
-template <typename Mod>
-inline constexpr bool knows_columns_ahead = knows_ahead<Mod> && streams_columns<Mod> == streams_rows<Mod>;
-
-// Whether a value of the distance takes so many instructions that handing it over costs less.
-template <typename Mod>
-inline constexpr bool has_costly_diagonal = [] {
-    if constexpr (has_diagonal<Mod>) return Mod::kDiagonalCost >= kLeastSharedCost;
-    return false;
-}();
 
 template <typename Mod, int kSquares>
 struct AheadOfColumns {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include "common/cuda_utils.cuh"
+#if defined(FLASH_DEVICE)  // host tests read the rest
 #include "common/ptx.cuh"
+#endif
 
 namespace flash {
 
@@ -20,6 +22,7 @@ struct SharedDiagonals {
         return (distance - kLowest) * int(sizeof(float));
     }
 
+#if defined(FLASH_DEVICE)
     // `value(distance)`; all threads, between two barriers.
     template <typename Value>
     static FLASH_DEVICE void find(uint32_t smem, int thread, const Value &value) {
@@ -31,6 +34,7 @@ struct SharedDiagonals {
             }
         }
     }
+#endif
 };
 
 }  // namespace flash

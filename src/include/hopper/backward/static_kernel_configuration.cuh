@@ -16,8 +16,8 @@
 #pragma once
 
 #include "backward.cuh"
-#include "common/backward/ahead_of_columns.cuh"
 #include "common/backward/shared_diagonals.cuh"
+#include "common/known_ahead.cuh"
 #include "common/mod.cuh"
 #include "hopper/layout.cuh"
 

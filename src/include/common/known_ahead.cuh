@@ -1,0 +1,42 @@
+// Whether a mod has something that is known of scores before they are there (flash_helpers/mods/ahead.py).
+// Configurations are made of it, so that a plain C++ compiler builds this.
+#pragma once
+
+#include "common/mod.cuh"
+
+namespace flash {
+
+template <typename Mod>
+inline constexpr bool streams_rows = [] {
+    if constexpr (is_mod<Mod>) return Mod::kStreams;
+    return false;
+}();
+template <typename Mod>
+inline constexpr bool has_diagonal = [] {
+    if constexpr (is_mod<Mod>) return Mod::kHasDiagonal;
+    return false;
+}();
+template <typename Mod>
+inline constexpr bool knows_ahead = streams_rows<Mod> || has_diagonal<Mod>;
+
+// A value of the distance of fewer instructions costs less than handing it over.
+inline constexpr int kLeastSharedCost = 4;
+
+template <typename Mod>
+inline constexpr bool streams_columns = [] {
+    if constexpr (streams_rows<Mod>) return Mod::kStreamsEvenly;
+    return false;
+}();
+
+// Whether a score is computed of what is known: all that the mod would have so.
+template <typename Mod>
+inline constexpr bool knows_columns_ahead = knows_ahead<Mod> && streams_columns<Mod> == streams_rows<Mod>;
+
+// Whether a value of the distance takes so many instructions that handing it over costs less.
+template <typename Mod>
+inline constexpr bool has_costly_diagonal = [] {
+    if constexpr (has_diagonal<Mod>) return Mod::kDiagonalCost >= kLeastSharedCost;
+    return false;
+}();
+
+}  // namespace flash
