@@ -166,7 +166,8 @@ def test_no_reason_is_a_ratio_of_one(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_error_of_predicted_times_is_the_one_that_is_stated() -> None:
     cells, left_out = read_cells(sorted(RESULTS.glob("*.json")))
     assert len(cells) > 2000
-    assert sum(left_out.values()) < 200, left_out
+    # Files grow: the share counts, which was 8.7 % when 200 of 2,307 were the limit.
+    assert sum(left_out.values()) < 0.087 * len(cells), left_out
     assert not any("Error" in reason or "not known" in reason for reason in left_out), left_out
     rows = {row.group: row for row in time_errors(cells)}
     assert rows["all"].count == len(cells)
