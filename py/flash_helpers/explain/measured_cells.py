@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from flash_helpers.kernels.problem import BACKWARD, MAX_DECODE_ROWS, AttentionPr
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 """The files that are committed beside the sources; an installed package has none."""
 
+OF_FUNCTIONS = re.compile(r"\bmod_[0-9a-f]{16}\b")  # in a kernel's name
 MODES = ("hot", "graph")  # the first of these that a row has: launches back to back
 
 
@@ -86,6 +88,8 @@ def _cell(file: str, row: Mapping[str, Any]) -> Cell | None:
     if "stage" in row or row.get("variant") in ("mod", "twin") or row.get("direction") == BOTH:
         return None
     name = row.get("kernel") or (row["implementation"] if row["kind"] == "kernel" else "")
+    if OF_FUNCTIONS.search(name):
+        return None
     times = row["milliseconds"]
     mode = next((mode for mode in MODES if mode in times), None)
     if not name.startswith("(") or mode is None:
