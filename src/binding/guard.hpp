@@ -178,7 +178,8 @@ class Guard {
         const Reference defaults = share(reader.defaults(x));
         if ((defaults == nullptr) != defaults_.empty()) return false;
         if (defaults != nullptr && !defaults_[0].holds(defaults.get())) return false;
-        return keywords_hold(share(reader.keyword_defaults(x)).get()) && cells_hold(reader.closure(x)) && globals_hold();
+        return keywords_hold(share(reader.keyword_defaults(x)).get()) && cells_hold(reader.closure(x)) &&
+               globals_hold();
     }
 
     bool partial_holds(PyObject *x) const {

@@ -266,7 +266,7 @@ FOREIGN: dict[str, Foreign] = {
         {
             "out_partial": (plus(1), CHANGES),
             "lse_partial": (lambda a, n: a[n].flip(0), CHANGES),
-            "out": (torch.zeros(2, 5, HEADS, D), REFUSED),
+            "out": (torch.zeros(2, 5, HEADS, D), WRITTEN),
             "out_dtype": (torch.bfloat16, CHANGES),
         },
     ),
