@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from flash_helpers.content import CONTENT_ERRORS
+from flash_helpers.kernels.defaults import are_filled
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.families import direction_of, kernel_of
 from flash_helpers.kernels.kernel import KernelConfig
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
+from flash_helpers.kernels.problem import FORWARD
 from flash_helpers.messages import say_once
 from flash_helpers.results.bucket import Bucket
 from flash_helpers.results.database import NotATuningDatabaseError, TuningDatabase
@@ -178,7 +180,8 @@ class TuningResults:
         """The measured configurations in the order to take them in, each with its measurement in words.
 
         The rule: the default gives way to what was measured beside it, in the problem's own bucket, to be
-        faster by more than ``NOISE``. Near buckets decide nothing: their leads do not carry over.
+        faster by more than ``NOISE``. Near buckets decide nothing: their leads do not carry over. Nor does a
+        lead at a bucket's own length where the problem's queries would leave more rows of blocks empty.
 
         Args:
             problem: the problem.
@@ -191,9 +194,11 @@ class TuningResults:
             if name is None or name in found.took_part:
                 ahead, rest = _around(name, found.kernels)
                 where = f"on {found.bucket.label()}, {found.source}"
+                configs = [(parse_kernel_name_into_config(one.kernel), one) for one in (*ahead, *rest)]
                 return [
-                    (parse_kernel_name_into_config(kernel.kernel), f"{kernel.tflops:.1f} TFLOP/s {where}")
-                    for kernel in (*ahead, *rest)
+                    (config, f"{one.tflops:.1f} TFLOP/s {where}")
+                    for config, one in configs
+                    if chosen is None or not _emptier(config, chosen, problem, found.bucket)
                 ]
         return []
 
@@ -240,6 +245,15 @@ def _bucket_of(problem: AttentionSizes, facts: DeviceFacts) -> Bucket:
         problem.dtype, problem.d_head, problem.causal, problem.batch * problem.n_heads,
         problem.seq_len_q, problem.seq_len_k, facts.sm_count, problem.direction,
     )  # fmt: skip
+
+
+def _emptier(config: KernelConfig, chosen: KernelConfig, problem: AttentionSizes, bucket: Bucket) -> bool:
+    """Whether the queries leave more rows of blocks empty than they leave of ``chosen``, and those of the
+    bucket's length do not."""
+    if problem.direction != FORWARD:
+        return False
+    own, others = config.B_r, (chosen.B_r,)
+    return are_filled(bucket.queries, own, others) and not are_filled(problem.seq_len_q, own, others)
 
 
 def _around(name: str | None, kernels: Sequence[TunedKernel]) -> tuple[list[TunedKernel], list[TunedKernel]]:

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from flash_helpers.kernels.defaults import are_filled
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.families import direction_of, family_of, kernel_of
 from flash_helpers.kernels.kernel import Kernel, KernelConfig
 from flash_helpers.kernels.numeric_class import NumericClass
-from flash_helpers.kernels.problem import FORWARD, AttentionProblem
+from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.candidates import (
     class_reason,
     default_candidates,
@@ -145,8 +144,7 @@ def _known_best(
     """What is known without the model, the best first: the measured kernels that can run, or the default.
 
     Tuning times kernels without features that take all keys in one go, on all SMs: it is asked about no
-    others, nor where parts of the keys fill the GPU. What led at a bucket's own length does not where blocks
-    would be emptier than the default's.
+    others, nor where parts of the keys fill the GPU.
     """
     usable = next((choice for choice in defaults if choice.obstacle is None), None)
     known: list[Choice] = []
@@ -156,8 +154,6 @@ def _known_best(
     if database is not None and plain and (usable is None or usable.n_splits == 1):
         default = None if usable is None else usable.kernel.config
         for config, basis in database.ranked(problem, facts, default):
-            if default is not None and not _as_filled(config, default, problem):
-                continue
             if _can(config, problem, facts, candidates):
                 text = "measured beside it" if known else "measured to be the quickest"
                 known.append(Choice(kernel_for(config, problem), f"{text}: {basis}"))
@@ -172,11 +168,6 @@ def _known_best(
     for choice in defaults[: defaults.index(usable)]:
         reason += f"; {family_of(choice.kernel).name} kernels cannot: {choice.obstacle}"
     return [Choice(usable.kernel, reason, n_splits=usable.n_splits, numeric_class=_class_of(usable, problem))]
-
-
-def _as_filled(config: KernelConfig, default: KernelConfig, problem: AttentionProblem) -> bool:
-    """Whether the problem's queries fill the blocks of a configuration as well as those of the default."""
-    return problem.direction != FORWARD or are_filled(problem.seq_len_q, config.B_r, (default.B_r,))
 
 
 def _class_of(choice: FamilyChoice, problem: AttentionProblem) -> NumericClass | None:
