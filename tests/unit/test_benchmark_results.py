@@ -22,6 +22,7 @@ from flash_helpers.benchmark.milestone import Milestone
 from flash_helpers.benchmark.milestone import run as run_milestone
 from flash_helpers.benchmark.peers import PEERS, select_peers
 from flash_helpers.benchmark.plan import Plan
+from flash_helpers.benchmark.result_file import shown_command
 from flash_helpers.benchmark.results import (
     DifferentCardsError,
     ResultFileError,
@@ -297,3 +298,9 @@ def test_milestone_runs_every_section_and_survives_a_broken_kernel(
     assert "host time of a call: forward" in summary
     assert any("this kernel is broken" in problem for problem in state.problems)
     assert text.rstrip().endswith("milestone.json")
+
+
+def test_the_command_names_no_folder_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["/somewhere/bench.py", "512,1024", "--json", "/elsewhere/made/out.json", "--only", "a, b"]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert shown_command() == "bench.py 512,1024 --json out.json --only 'a, b'"

@@ -206,9 +206,11 @@ def _check_entries(what: str, values: Any, wanted: dict[str, Kind], more: dict[s
 
 
 def shown_command() -> str:
-    """The command of this process, its program by name."""
+    """The command of this process, its program and absolute paths by name: folders are a machine's."""
     program, *arguments = sys.argv or ["python"]
-    return shlex.join([Path(program).name, *arguments])
+    return shlex.join(
+        [Path(program).name, *(Path(x).name if Path(x).is_absolute() else x for x in arguments)]
+    )
 
 
 def _shared(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
