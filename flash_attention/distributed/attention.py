@@ -29,6 +29,7 @@ from flash_attention.distributed.function import ContextParallel
 from flash_attention.distributed.functions import Function, Functions, check_function
 from flash_attention.distributed.groups import Group, as_dtensor, group_of, local_sinks, spread_of
 from flash_attention.distributed.layout import Layout
+from flash_attention.distributed.layout_checks import check_count
 from flash_attention.distributed.pairs import Arithmetic
 from flash_attention.distributed.schedule import METHODS, Heads, Method, Schedule
 from flash_attention.distributed.transport import Transport, meet
@@ -191,10 +192,7 @@ def explain_method(
     d_head_v = d_head if d_head_v is None else d_head_v
     counts = {"n_heads": n_heads, "n_heads_kv": n_heads_kv, "d_head": d_head, "d_head_v": d_head_v}
     for name, count in {**counts, "batch": batch}.items():
-        if type(count) is not int or count < 0:
-            raise (ValueError if type(count) is int else TypeError)(
-                f"{name} is {given(count)}; it must be an int, at least 0"
-            )
+        check_count(name, count, 0)
     if rates is not None and not isinstance(rates, Rates):
         raise TypeError(f"rates is {given(rates)}; it must be Rates, or None")
     checks.check_head_sizes(d_head, d_head_v)

@@ -1,8 +1,5 @@
 // Every score of a warp finds the element of its row and key, however the rows lie; outside of them 0.
-#include <vector>
-
-#include "check.h"
-#include "common/ptx.cuh"
+#include "streamed.h"
 // behind what stands in for the device
 #include "common/streamed_rows.cuh"
 
@@ -16,12 +13,7 @@ constexpr int kRows = 16;
 template <int kSquares>
 void check(int size, int64_t stride, int64_t row_stride, int shift, int n_rows, int first_key) {
     using Streamed = flash::StreamedRows<Element, kSquares>;
-    static std::vector<Element> memory;
-    memory.assign(kRows * row_stride + size * stride + 64, Element{});
-    for (size_t i = 0; i < memory.size(); ++i) memory[i].bits = uint16_t(i * 7919 % 30000 + 1);
-    auto *start = memory.data();
-    while (reinterpret_cast<uintptr_t>(start) % 16 != 0) ++start;
-    start += shift;
+    const auto *start = different_elements<Element>(kRows * row_stride + size * stride) + shift;
     FakeWarp::run(0, [=] {
         const int lane = FakeWarp::lane();
         const auto row_of = [=](int i) {
@@ -32,16 +24,10 @@ void check(int size, int64_t stride, int64_t row_stride, int shift, int n_rows, 
         Streamed streamed;
         streamed.read(rows, stride, first_key, lane);
         streamed.arrange(lane);
-        for (int n = 0; n < kSquares; ++n) {
-            for (int i = 0; i < 4; ++i) {
-                const auto [row, column] = flash::accumulator(lane, 4 * n + i);
-                const int key = first_key + column;
-                const bool inside = row < n_rows && key < size;
-                const float expected =
-                    inside ? flash::mods::value_of(start[row * row_stride + key * stride]) : 0.0f;
-                CHECK(streamed.value(i / 2, n, i % 2) == expected);
-            }
-        }
+        check_streamed<kSquares>(streamed, lane, [=](int row, int column) {
+            const int key = first_key + column;
+            return row < n_rows && key < size ? &start[row * row_stride + key * stride] : nullptr;
+        });
     });
 }
 

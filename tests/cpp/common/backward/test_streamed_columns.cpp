@@ -1,9 +1,6 @@
 // Every score of a warp whose rows are keys finds the element of its query and key, however the tensor lies;
 // outside of it 0.
-#include <vector>
-
-#include "check.h"
-#include "common/ptx.cuh"
+#include "streamed.h"
 // behind what stands in for the device
 #include "common/backward/streamed_columns.cuh"
 
@@ -17,12 +14,7 @@ constexpr int kKeys = 16;
 // lies at `shift`.
 template <int kSquares>
 void check(int size, int64_t stride, int64_t step, int shift, int n_rows, int first_query, int first_key) {
-    static std::vector<Element> memory;
-    memory.assign((n_rows + 8 * kSquares) * step + size * stride + 64, Element{});
-    for (size_t i = 0; i < memory.size(); ++i) memory[i].bits = uint16_t(i * 7919 % 30000 + 1);
-    auto *start = memory.data();
-    while (reinterpret_cast<uintptr_t>(start) % 16 != 0) ++start;
-    start += shift;
+    const auto *start = different_elements<Element>((n_rows + 8 * kSquares) * step + size * stride) + shift;
     FakeWarp::run(0, [=] {
         const int lane = FakeWarp::lane();
         const auto find_row = [=](int i) {
@@ -32,16 +24,10 @@ void check(int size, int64_t stride, int64_t step, int shift, int n_rows, int fi
         flash::StreamedColumns<Element, kSquares> streamed;
         streamed.read(find_row, stride, step, first_key, lane);
         streamed.arrange();
-        for (int n = 0; n < kSquares; ++n) {
-            for (int i = 0; i < 4; ++i) {
-                const auto [row, column] = flash::accumulator(lane, 4 * n + i);
-                const int key = first_key + row, query = first_query + column;
-                const bool inside = query < n_rows && key < size;
-                const float expected =
-                    inside ? flash::mods::value_of(start[query * step + key * stride]) : 0.0f;
-                CHECK(streamed.value(i / 2, n, i % 2) == expected);
-            }
-        }
+        check_streamed<kSquares>(streamed, lane, [=](int row, int column) {
+            const int key = first_key + row, query = first_query + column;
+            return query < n_rows && key < size ? &start[query * step + key * stride] : nullptr;
+        });
     });
 }
 
