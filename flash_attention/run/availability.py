@@ -22,9 +22,7 @@ from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.select.select import Choice, Rejected
 
 Key = tuple[Kernel, torch.device]
-RELIEFS = (
-    2  # further kernels that are compiled where a mod leaves too few registers, or the compiler refuses it
-)
+RELIEFS = 2  # further kernels that are compiled where a mod leaves too few registers, or one is refused
 TOLERATED_SPILLS = 256  # bytes a thread; the load warp of packed sequences spills half as many, and seldom
 
 # Found out in this generation, so that a problem keeps its kernel whatever is built later.

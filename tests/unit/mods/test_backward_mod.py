@@ -246,6 +246,7 @@ def test_kernels_of_one_library_load_and_launch_their_own_gathering(tmp_path: Pa
     assert kernels[0] != kernels[1]
     path = build.build_library(kernels, 80, cache=KernelCache(tmp_path)).path
     shown = subprocess.run(["nm", "-C", str(path)], capture_output=True, text=True, check=True).stdout
+    assert "flash_attention_kernel_library" in shown  # symbols are there
     for name in ("load_captured_gradients<", "launch_captured_gradients<"):
         assert sum(name in line for line in shown.splitlines()) in (0, len(kernels)), (
             name
