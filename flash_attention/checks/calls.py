@@ -63,6 +63,10 @@ def check_inputs(
             )
     elif not q.ndim == k.ndim == v.ndim == rank:
         other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
+        if rank == 3 and (q.ndim, k.ndim, v.ndim) == (3, 4, 4):
+            other = (
+                "beside a cache, or pages, cu_seqlens_k is None, and seqused_k says how many keys there are"
+            )
         raise ValueError(f"{nq}, {nk} and {nv} must be {layout}; given {shapes_of(inputs)}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"{nk} and {nv} must agree in all but the head size; given {shapes_of(inputs)}")

@@ -39,6 +39,8 @@ MEANINGS = (
     ("mask_mod", "mask_function", "block_mask"),
     ("q_descale", "k_descale", "v_descale", "descale_q", "descale_k", "descale_v"),
     ("pack_gqa", "sm_margin", "scheduler_metadata"),
+    ("n_splits", "num_splits"),
+    ("cache_leftpad", "cache_batch_idx"),
     ("layout", "tensor_layout", "qkv_layout", "input_layout"),
 )
 
@@ -63,7 +65,12 @@ ADVICE = {
     "window": "flash_attention.attention(…, window=…) takes a window",
     "softcap": "flash_attention.attention(…, softcap=…) takes a cap",
     "return_lse": "flash_attention.attention(…, return_lse=True) returns it",
-    "num_splits": "leave it out: the library chooses how many parts the keys are cut into",
+    "n_splits": "leave it out: the library chooses how many parts the keys are cut into",
+    "numerics": "flash_attention.attention and attention_varlen(…, numerics=…) ask for the same bits in each "
+    "call",
+    "attention_chunk": "the functions of flash_attention.integrations.flash_attn_3 take it; else a mask_mod "
+    "hides the keys of other chunks",
+    "cache_leftpad": "flash_attention.integrations.flash_attn_3.flash_attn_with_kvcache takes it",
     "cu_seqlens_q": "flash_attention.attention_varlen takes packed sequences",
     "cu_seqlens_k": "flash_attention.attention_varlen takes packed sequences",
     "seqused_q": "flash_attention.attention_varlen(…, seqused_q=…) takes packed queries",
@@ -73,8 +80,8 @@ ADVICE = {
     "flash_attention.cached.attention_cached for batches",
     "config": "flash_attention.attention(…, config=…) takes a configuration",
     "backward_config": "flash_attention.attention(…, backward_config=…) takes one of the gradients",
-    "sinks": "flash_attention.attention(…, sinks=…) takes sinks",
-    "out": "flash_attention.attention(…, out=…) writes into a tensor",
+    "sinks": "flash_attention.attention and attention_varlen(…, sinks=…) take sinks",
+    "out": "flash_attention.attention and attention_varlen(…, out=…) write into a tensor",
 }
 
 

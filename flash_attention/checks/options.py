@@ -27,11 +27,15 @@ def given(value: object) -> str:
     return reprlib.repr(value)
 
 
-def checked_flag(name: str, value: object) -> bool:
-    """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true."""
+def checked_flag(name: str, value: object, also: str = "") -> bool:
+    """True or False. TypeError: neither, nor 0 or 1, nor numpy's; any text would count as true.
+
+    Args:
+        also: what else the caller takes, for the message.
+    """
     if isinstance(value, bool | np.bool_) or (type(value) is int and value in (0, 1)):
         return bool(value)
-    raise TypeError(f"{name} is {given(value)}; it must be True or False")
+    raise TypeError(f"{name} is {given(value)}; it must be True or False{also}")
 
 
 def checked_scale(softmax_scale: float | None, d_head: int, name: str = "softmax_scale") -> float:

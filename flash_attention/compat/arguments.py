@@ -82,4 +82,4 @@ def parts_of(num_splits: int) -> int | None:
 def checked_packing(name: str, pack_gqa: bool | None) -> None:
     """How the heads of a group are to be laid out, which the library decides: None, or a flag."""
     if pack_gqa is not None:
-        checked_flag(name, pack_gqa)
+        checked_flag(name, pack_gqa, ", or None: it changes no result")

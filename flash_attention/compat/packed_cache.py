@@ -138,7 +138,7 @@ def attend_packed_cache(
         counts = before + cu_seqlens_k_new.diff()
         check_room(counts, capacity)
     checks.check_pages_of(block_table, counts, k_cache, items, cache_leftpad)
-    if k is not None and v is not None:
+    if k is not None and v is not None and batch:  # else all rows of q, k and v are padding
         if cos is not None and sin is not None:
             ordered = bool(options["causal"] or options["window"] != (None, None) or attention_chunk)
             begins = from_the_start(before if positions is None else positions)
@@ -183,7 +183,7 @@ def _append(
     """Writes packed rows behind the keys that are there. Rows behind the last offset write what the first
     row writes, or, where there is none, what is there."""
     n = len(new.place)
-    if not n:
+    if not n or (not caches[0].shape[0] and is_readable(new.ends)):  # rows without a page were refused
         return
     source = torch.where(new.exists, torch.arange(n, device=before.device), 0)
     place = from_the_start(before)[new.sequence] + new.place

@@ -260,8 +260,8 @@ def test_head_sizes_are_compared_before_they_are_padded(function: str, compiled:
         ("query", "its name here is q"),
         ("attn_mask", "flash_attention.mods.dense_mask"),
         ("return_lse", "its name here is return_"),
-        ("out", "writes into a tensor"),
-        ("s_aux", "attention(…, sinks=…)"),
+        ("out", "write into a tensor"),
+        ("s_aux", "attention_varlen(…, sinks=…) take sinks"),
     ],
 )
 def test_unknown_keywords_are_named(function: str, name: str, advice: str) -> None:

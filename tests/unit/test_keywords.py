@@ -50,7 +50,6 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ("return_attn_probs", "its name here is return_lse"),
         ("alibi_slopes", "functions by flash-attn's names take them"),
         ("enable_gqa", "heads are shared without asking"),
-        ("num_splits", "the library chooses"),
         ("s_aux", "its name here is sinks"),
         ("kernel_cfg", "its name here is config"),
         ("causel", "did you mean causal? It takes q, k, v, "),
@@ -87,6 +86,8 @@ def test_every_public_function_names_what_it_takes(name: str) -> None:
         ("attention_cached", "cache_seqlens", "seqused_k"),
         ("attention_cached", "page_table", "block_table"),
         ("attention_varlen", "max_seqlen", "max_seqlen_q"),
+        ("attention_varlen", "num_splits", "n_splits"),
+        ("explain_choice", "num_splits", "n_splits"),
     ],
 )
 def test_the_name_here(name: str, keyword: str, ours: str) -> None:

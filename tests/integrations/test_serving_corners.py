@@ -1,0 +1,90 @@
+"""Corners of the calls by servers' names: batches without a sequence, and what is said of a wrong call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attention import attention_varlen
+from flash_attention.integrations import flash_attn_3, vllm
+
+BF, INT = torch.bfloat16, torch.int32
+HEADS, HEADS_KV, D, PAGE = 4, 2, 32, 16
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(BF)
+
+
+def ints(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=INT)
+
+
+@pytest.mark.parametrize("rotary", [False, True], ids=["", "rotary"])
+@pytest.mark.parametrize("pages", [0, 3])
+def test_rows_behind_no_sequence_are_padding(pages: int, rotary: bool) -> None:
+    """A batch of no sequence: all rows of q, k and v are behind the last end, and nothing is appended."""
+    caches = random(pages, PAGE, HEADS_KV, D), random(pages, PAGE, HEADS_KV, D)
+    before = [x.clone() for x in caches]
+    angles = {"rotary_cos": random(40, 8), "rotary_sin": random(40, 8)} if rotary else {}
+    out, lse = flash_attn_3.flash_attn_with_kvcache(
+        random(3, HEADS, D), *caches, random(2, HEADS_KV, D), random(2, HEADS_KV, D), cache_seqlens=ints(),
+        page_table=torch.zeros(0, 4, dtype=INT), cu_seqlens_q=ints(0), cu_seqlens_k_new=ints(0),
+        max_seqlen_q=0, causal=True, return_softmax_lse=True, **angles,
+    )  # fmt: skip
+    assert torch.equal(out, torch.zeros(3, HEADS, D, dtype=BF))
+    assert torch.equal(lse, torch.full((HEADS, 3), -math.inf))
+    assert all(map(torch.equal, caches, before))
+
+
+def test_rows_behind_sequences_without_a_page_are_padding() -> None:
+    none = random(0, PAGE, HEADS_KV, D)
+    out = flash_attn_3.flash_attn_with_kvcache(
+        random(2, HEADS, D), none, none.clone(), random(2, HEADS_KV, D), random(2, HEADS_KV, D),
+        cache_seqlens=ints(0, 0), page_table=torch.full((2, 4), -1, dtype=INT), cu_seqlens_q=ints(0, 1, 2),
+        cu_seqlens_k_new=ints(0, 0, 0), max_seqlen_q=1,
+    )  # fmt: skip
+    assert torch.equal(out, torch.zeros(2, HEADS, D, dtype=BF))
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["cache", "pages"])
+def test_offsets_of_keys_beside_a_cache_are_what_is_wrong(paged: bool) -> None:
+    ends, keys = ints(0, 2, 3), random(2, 32, HEADS_KV, D)
+    table = torch.zeros(2, 1, dtype=INT) if paged else None
+    with pytest.raises(
+        ValueError, match=r"given q .*; beside a cache, or pages, cu_seqlens_k is None, and se"
+    ):
+        attention_varlen(
+            random(3, HEADS, D), keys, keys, ends, ends, 2, 32, seqused_k=ints(5, 9), block_table=table
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "keyword", "advice"),
+    [
+        (flash_attn_3.flash_attn_varlen_func, "n_splits", "its name here is num_splits"),
+        (flash_attn_3.flash_attn_with_kvcache, "numerics", "flash_attention.attention and attention_varlen("),
+        (vllm.flash_attn_varlen_func, "numerics", "flash_attention.attention and attention_varlen("),
+        (flash_attn_3.flash_attn_with_kvcache, "s_aux", "attention_varlen(…, sinks=…) take sinks"),
+        (flash_attn_3.flash_attn_varlen_func, "out", "attention_varlen(…, out=…) write into a tensor"),
+        (vllm.flash_attn_varlen_func, "attention_chunk", "integrations.flash_attn_3 take it"),
+        (vllm.flash_attn_varlen_func, "cache_batch_idx", "flash_attn_3.flash_attn_with_kvcache takes it"),
+    ],
+)
+def test_a_keyword_of_another_function_is_named(call: Any, keyword: str, advice: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        call(**{keyword: None})
+    assert f"has no argument {keyword}: " in str(raised.value)
+    assert advice in str(raised.value)
+
+
+def test_heads_of_a_group_are_packed_by_none_too() -> None:
+    x = random(1, 4, HEADS, D)
+    with pytest.raises(
+        TypeError, match="pack_gqa is 'yes'; it must be True or False, or None: it changes no"
+    ):
+        flash_attn_3.flash_attn_func(x, x, x, pack_gqa="yes")  # type: ignore[arg-type]
