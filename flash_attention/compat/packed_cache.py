@@ -162,7 +162,7 @@ def attend_packed_cache(
         if alibi_slopes is not None:
             options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
     caches = k_cache, v_cache
-    if cache_leftpad is not None:
+    if cache_leftpad is not None and capacity:
         caches, table = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
     out = attention_varlen(
         padded(rows), padded(caches[0]), padded(caches[1]), cu_seqlens_q, None, longest, capacity,
@@ -183,7 +183,7 @@ def _append(
     """Writes packed rows behind the keys that are there. Rows behind the last offset write what the first
     row writes, or, where there is none, what is there."""
     n = len(new.place)
-    if not n or (not caches[0].shape[0] and is_readable(new.ends)):  # rows without a page were refused
+    if not n or (not caches[0].numel() and is_readable(new.ends)):  # rows without a place were refused
         return
     source = torch.where(new.exists, torch.arange(n, device=before.device), 0)
     place = from_the_start(before)[new.sequence] + new.place

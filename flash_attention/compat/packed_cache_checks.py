@@ -84,7 +84,7 @@ def _check_cache(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
         check_counts("cache_leftpad", leftpad, "rows")
     for name in ("k_cache", "v_cache"):
         cache = tensors[name]
-        if cache.stride(0) != cache.shape[1] * cache.stride(1):
+        if min(cache.shape[:2]) > 1 and cache.stride(0) != cache.shape[1] * cache.stride(1):
             raise ValueError(
                 f"{name} has strides {cache.stride()}; with cache_leftpad its rows must follow each other "
                 "from one item or page to the next: pass a contiguous one"

@@ -41,14 +41,32 @@ def test_rows_behind_no_sequence_are_padding(pages: int, rotary: bool) -> None:
     assert all(map(torch.equal, caches, before))
 
 
-def test_rows_behind_sequences_without_a_page_are_padding() -> None:
-    none = random(0, PAGE, HEADS_KV, D)
+@pytest.mark.parametrize("leftpad", [False, True], ids=["", "leftpad"])
+@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
+def test_caches_without_a_row_take_padding_rows(paged: bool, leftpad: bool) -> None:
+    cache = random(*((0, PAGE) if paged else (2, 0)), HEADS_KV, D)
     out = flash_attn_3.flash_attn_with_kvcache(
-        random(2, HEADS, D), none, none.clone(), random(2, HEADS_KV, D), random(2, HEADS_KV, D),
-        cache_seqlens=ints(0, 0), page_table=torch.full((2, 4), -1, dtype=INT), cu_seqlens_q=ints(0, 1, 2),
-        cu_seqlens_k_new=ints(0, 0, 0), max_seqlen_q=1,
+        random(2, HEADS, D), cache, cache.clone(), random(2, HEADS_KV, D), random(2, HEADS_KV, D),
+        cache_seqlens=ints(0, 0), page_table=torch.full((2, 4), -1, dtype=INT) if paged else None,
+        cache_leftpad=ints(0, 0) if leftpad else None, cu_seqlens_q=ints(0, 1, 2),
+        cu_seqlens_k_new=ints(0, 0, 0), max_seqlen_q=1, causal=True,
     )  # fmt: skip
     assert torch.equal(out, torch.zeros(2, HEADS, D, dtype=BF))
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["item", "row"])
+def test_one_item_or_row_has_any_stride_beside_padding_on_the_left(axis: int) -> None:
+    """Of one entry, an axis' stride says nothing of where rows lie."""
+    size = [3, 8]
+    size[axis] = 1
+    cache = random(*size, HEADS_KV, D)
+    strides = list(cache.stride())
+    strides[axis] += 5 * D
+    odd = torch.as_strided(cache, cache.shape, strides)
+    queries, n = random(size[0], 1, HEADS, D), size[1]
+    options = {"cache_seqlens": n, "cache_leftpad": ints(*[min(2, n - 1)] * size[0])}
+    expected = flash_attn_3.flash_attn_with_kvcache(queries, cache, cache, **options)
+    assert torch.equal(flash_attn_3.flash_attn_with_kvcache(queries, odd, odd, **options), expected)
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["cache", "pages"])
