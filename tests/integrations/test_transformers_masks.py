@@ -306,3 +306,23 @@ def test_offsets_come_together_or_not_at_all() -> None:
         ValueError, match=r"^cu_seq_lens_q came without cu_seq_lens_k, max_length_q, max_length_k"
     ):
         kernels.attention_forward(Layer(True), q, q, q, None, cu_seq_lens_q=torch.tensor([0, 4, 9]))
+
+
+@pytest.mark.parametrize("kind", ["bools", "numbers", "causal"])
+def test_a_mask_of_inference_mode(kind: str) -> None:
+    """It has no version: what was found out of it before counts no more."""
+    with torch.inference_mode():
+        q, k, v = (torch.randn(2, N_HEADS, N_TOKENS, D_HEAD, dtype=torch.bfloat16) for _ in range(3))
+        seen = torch.rand(2, 1, N_TOKENS, N_TOKENS) > 0.4
+        seen |= torch.eye(N_TOKENS, dtype=torch.bool)
+        mask = seen.clone() if kind == "bools" else torch.zeros(2, 1, N_TOKENS, N_TOKENS)
+        if kind == "causal":
+            seen = torch.ones_like(seen).tril()
+        if kind != "bools":
+            mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        for _ in range(2):
+            expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            found, _ = kernels.attention_forward(Layer(True), q, k, v, mask)
+            torch.testing.assert_close(found.transpose(1, 2), expected, rtol=0.02, atol=0.02)
+            mask[..., 1:6] = False if kind == "bools" else torch.finfo(mask.dtype).min
+            mask[..., 0] = True if kind == "bools" else 0.0

@@ -37,7 +37,8 @@ def meaning_of_tensor(mask: Tensor, q: Tensor, k: Tensor) -> Meaning:
             'or of numbers that are added: use attn_implementation="sdpa" or "eager" for other masks'
         )
     known = getattr(mask, _ATTRIBUTE, None)
-    key = (sizes, mask._version)
+    # A tensor of inference mode does not tell whether it was changed: each layer looks at it.
+    key = None if mask.is_inference() else (sizes, mask._version)
     if known is not None and known[0] == key:
         return known[1]  # type: ignore[no-any-return]
     band = None if torch.compiler.is_compiling() else _band_of(mask, *sizes[2:])
@@ -47,7 +48,8 @@ def meaning_of_tensor(mask: Tensor, q: Tensor, k: Tensor) -> Meaning:
             meaning.mask_mod = dense_mask(mask)
         else:
             meaning.score_mod = dense_bias(mask.float() if mask.dtype is torch.float64 else mask)
-    setattr(mask, _ATTRIBUTE, (key, meaning))
+    if key is not None:
+        setattr(mask, _ATTRIBUTE, (key, meaning))
     return meaning
 
 
