@@ -146,8 +146,15 @@ def _opened_all(values: Any, origin: Any, seen: dict[int, Any]) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _writes_cells(code: types.CodeType) -> bool:
-    """Whether a function assigns to a variable of the function around it, which a copy would not."""
-    free = set(code.co_freevars)
-    return any(
-        i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in free for i in dis.get_instructions(code)
-    )
+    """Whether a function, or one within it, assigns to a variable of the function around it, which a copy
+    would not."""
+    return not _written_cells(code).isdisjoint(code.co_freevars)
+
+
+def _written_cells(code: types.CodeType) -> set[str]:
+    """Variables that code shares with other functions and assigns to."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found |= _written_cells(inner) & set(inner.co_freevars)
+    return found

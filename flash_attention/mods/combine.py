@@ -56,5 +56,6 @@ def _check(name: str, mask_mods: tuple[object, ...]) -> None:
         if not callable(mask_mod):
             raise TypeError(
                 f"{name} was given a {type(mask_mod).__name__}; pass functions "
-                "mask_mod(b, h, q_idx, kv_idx): dense_mask(mask) makes one of a tensor of bools"
+                "mask_mod(b, h, q_idx, kv_idx): dense_mask(mask) makes one of a tensor of bools, "
+                "mask_of_blocks(block_mask) of a BlockMask"
             )

@@ -94,7 +94,7 @@ class Recording:
 
     def number(self, value: int | float, origin: Any) -> int:
         """A captured number as a node."""
-        key = (origin, type(value))
+        key = (origin, type(value), repr(value))  # a tensor may hold another one by now; 0.0 is no -0.0
         slot = self._number_slots.get(key)
         if slot is None:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from flash_attention.errors import ModError
+from flash_helpers import mods
 
-_OURS = str(Path(__file__).parent)
+_OURS = (str(Path(__file__).parent), str(Path(mods.__file__).parent))
 _CALLER = str(Path(__file__).with_name("tracing.py"))
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -69,7 +70,7 @@ def mod_error(message: str, *quoted: str) -> ModError:
 
 
 def _inside(file: str) -> bool:
-    return file.startswith((_OURS, _TORCH))
+    return file.startswith((*_OURS, _TORCH))
 
 
 def _line(file: str, number: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import numbers
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,7 +147,7 @@ def _result(recording: Recording, name: str, function: Any, returned: Any, kind:
         text = f"returns {given}{f', at {line}' if line else ''}; it must return {wanted}"
         return _refused(name, function, text + (f": {remedy}" if remedy else ""), line)
 
-    if not isinstance(returned, Symbol | Tensor | bool | int | float):
+    if not isinstance(returned, Symbol | Tensor | np.bool_ | numbers.Real):
         raise wrong(f"a {type(returned).__name__}")
     if isinstance(returned, Tensor) and returned.ndim:
         raise wrong(f"a whole tensor of shape {tuple(returned.shape)}", f"index it, e.g. {_INDEXED[name]}")

@@ -362,6 +362,38 @@ def test_a_function_that_counts_its_calls_is_called_once() -> None:
     assert calls == 1
 
 
+def test_a_function_within_counts_for_the_one_around_it() -> None:
+    n = 0
+
+    def function(score, b, h, q, k):
+        def count():
+            nonlocal n
+            n += 1
+
+        count()
+        return score
+
+    trace(function)
+    assert n == 1
+
+
+def test_a_number_that_changes_while_it_is_recorded() -> None:
+    number = torch.tensor(2.0)
+
+    def function(score, b, h, q, k):
+        first = score * number
+        return first + number.add_(1) * k
+
+    traced = trace(function)
+    assert traced.numbers == (2.0, 3.0)
+    zero = 0.0
+
+    def signed(score, b, h, q, k):
+        return torch.maximum(score / (zero * 1.0), score / (zero * -1.0))
+
+    assert [str(x) for x in trace(signed).numbers] == ["0.0", "-0.0"]
+
+
 def test_equal_parts_stand_once_and_unused_ones_not_at_all() -> None:
     def mod(s, b, h, q, k):
         torch.exp(s)
