@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flash_attention.mods.operands import applied, converted
+from flash_attention.mods.operands import applied, converted, kind_of
 from flash_attention.mods.refusal import refused
 from flash_attention.mods.registry import RULES, rule
 from flash_attention.mods.symbols import Symbol
@@ -24,17 +24,17 @@ def _clamp(input: Any, min: Any, max: Any) -> Any:
 
 @rule("hardtanh")
 def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Symbol:
-    return _clamp(input, min_val, max_val)
+    return _where(input <= min_val, min_val, _where(input >= max_val, max_val, input))
 
 
 @rule("relu6")
 def _relu6(input: Any, inplace: bool = False) -> Symbol:
-    return _clamp(input, 0, 6)
+    return _hardtanh(input, 0, 6)
 
 
 @rule("relu")
 def _relu(input: Any, inplace: bool = False) -> Symbol:
-    return applied("maximum", input, 0)
+    return _where(input <= 0, 0, input) if kind_of(input) is Kind.FLOAT else applied("maximum", input, 0)
 
 
 @rule("gelu")
@@ -56,7 +56,8 @@ def _silu(input: Any, inplace: bool = False) -> Symbol:
 @rule("softplus")
 def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Symbol:
     scaled = input * beta
-    return _where(scaled > threshold, input, applied("log1p", applied("exp", scaled)) / beta)
+    is_large = scaled > threshold
+    return _where(is_large, input, applied("log1p", applied("exp", _where(is_large, 0.0, scaled))) / beta)
 
 
 @rule("leaky_relu")
@@ -66,7 +67,12 @@ def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False)
 
 @rule("elu")
 def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Symbol:
-    return _where(input > 0, input, applied("expm1", input) * alpha)
+    return _where(input > 0, input, applied("expm1", _negative_part(input)) * alpha)
+
+
+def _negative_part(x: Any) -> Any:
+    """x where it is not above 0. Where another value is taken, an infinite derivative would make it NaN."""
+    return _where(x > 0, 0.0, x)
 
 
 @rule("logsigmoid", "log_sigmoid")
@@ -76,7 +82,7 @@ def _logsigmoid(input: Any) -> Symbol:
 
 @rule("celu")
 def _celu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Symbol:
-    return _where(input > 0, input, applied("expm1", input / alpha) * alpha)
+    return _where(input > 0, input, applied("expm1", _negative_part(input) / alpha) * alpha)
 
 
 @rule("selu")
@@ -91,7 +97,7 @@ def _mish(input: Any, inplace: bool = False) -> Symbol:
 
 @rule("hardsigmoid")
 def _hardsigmoid(input: Any, inplace: bool = False) -> Any:
-    return _clamp(input + 3.0, 0.0, 6.0) / 6.0
+    return _hardtanh(input + 3.0, 0.0, 6.0) / 6.0
 
 
 @rule("hardswish")
@@ -116,9 +122,9 @@ def _softshrink(input: Any, lambd: float = 0.5) -> Symbol:
 
 @rule("hardshrink")
 def _hardshrink(input: Any, lambd: float = 0.5) -> Symbol:
-    return _where(applied("abs", input) > lambd, input, 0.0)
+    return _where(applied("abs", input) <= lambd, 0.0, input)
 
 
 @rule("threshold", "_threshold")
 def _threshold(input: Any, threshold: float, value: float, inplace: bool = False) -> Symbol:
-    return _where(input > threshold, input, value)
+    return _where(input <= threshold, value, input)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from flash_attention.mods.operands import applied, converted, joined, operand, recording_of
+from flash_attention.mods.operands import applied, converted, joined, kind_of, operand, recording_of
 from flash_attention.mods.refusal import refused
 from flash_attention.mods.registry import RULES, rule
 from flash_attention.mods.symbols import Symbol
@@ -28,6 +29,11 @@ def _where(condition: Any, input: Any, other: Any) -> Symbol:
     return Symbol(recording, recording.where(*(p for p, _ in operands)), joined(*(n for _, n in operands)))
 
 
+@rule("_where_as_a_method")
+def _where_as_a_method(input: Any, condition: Any, other: Any) -> Symbol:
+    return _where(condition, input, other)
+
+
 @rule("masked_fill")
 def _masked_fill(input: Any, mask: Any, value: Any) -> Symbol:
     return _where(mask, value, input)
@@ -35,8 +41,20 @@ def _masked_fill(input: Any, mask: Any, value: Any) -> Symbol:
 
 @rule("clamp", "clip")
 def _clamp(input: Any, min: Any = None, max: Any = None) -> Symbol:
-    found = input if min is None else applied("maximum", input, min)
-    return found if max is None else applied("minimum", found, max)
+    found = input if min is None else _limited(input, min, "maximum")
+    return found if max is None else _limited(found, max, "minimum")
+
+
+def _limited(x: Any, limit: Any, op: str) -> Any:
+    """The maximum or minimum, of which the derivative at the limit is 1, and not one half."""
+    if FLOAT not in (kind_of(x), kind_of(limit)):
+        return applied(op, x, limit)
+    if isinstance(limit, Tensor):
+        recording = recording_of(x)
+        limit = Symbol(recording, *operand(recording, limit))
+    is_nan = applied("ne", limit, limit) if isinstance(limit, Symbol) else bool(limit != limit)
+    is_beyond = applied("lt", x, limit) if op == "maximum" else applied("lt", limit, x)
+    return _where(is_beyond | is_nan, limit, x)
 
 
 RULES["clamp_min"] = lambda input, min: _clamp(input, min)
@@ -50,8 +68,9 @@ def _tan(input: Any) -> Symbol:
 
 @rule("sinh")
 def _sinh(input: Any) -> Symbol:
-    grown = applied("expm1", input)
-    return _where(applied("abs", input) < 1.0, grown + grown / (grown + 1.0), _both_ways(input, -1.0)) * 0.5
+    is_small = applied("abs", input) < 1.0
+    grown = applied("expm1", _where(is_small, input, 0.0))
+    return _where(is_small, grown + grown / (grown + 1.0), _both_ways(input, -1.0)) * 0.5
 
 
 @rule("cosh")
@@ -85,16 +104,16 @@ def _hypot(input: Any, other: Any) -> Symbol:
 
 @rule("logaddexp")
 def _logaddexp(input: Any, other: Any) -> Symbol:
-    apart = applied("log1p", applied("exp", -applied("abs", input - other)))
-    apart = apart + applied("maximum", input, other)
-    return _where(input == other, input + math.log(2), apart)  # two infinities are not subtracted
+    apart = _where(input == other, 0.0, input - other)  # two infinities are not subtracted
+    return applied("log1p", applied("exp", -applied("abs", apart))) + applied("maximum", input, other)
 
 
 @rule("xlogy", "special_xlogy")
 def _xlogy(input: Any, other: Any) -> Symbol:
     if not isinstance(other, Symbol):
         other = RULES["full_like"](converted(input, FLOAT), other)
-    return _where(input == 0, 0.0, input * applied("log", other))
+    is_zero = (input == 0) & ((other <= 0) | (other == math.inf))
+    return input * applied("log", _where(is_zero, 1.0, other))
 
 
 @rule("frac")
@@ -134,7 +153,8 @@ def _reciprocal(input: Any) -> Symbol:
 
 @rule("sign", "sgn")
 def _sign(input: Any) -> Symbol:
-    return _where(input > 0, 1, _where(input < 0, -1, input))
+    zero: Any = 0.0 if kind_of(input) is FLOAT else 0
+    return _where(input > 0, 1, _where(input < 0, -1, zero))
 
 
 @rule("isnan")

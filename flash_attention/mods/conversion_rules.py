@@ -55,7 +55,7 @@ for _name, _dtype in {
     "bfloat16": torch.bfloat16,
     "double": torch.float64,
 }.items():
-    RULES[_name] = lambda input, _dtype=_dtype: _as(input, _dtype)
+    RULES[_name] = lambda input, *, _dtype=_dtype: _as(input, _dtype)
 
 
 def _filled(input: Symbol, value: Any, dtype: Any) -> Symbol:

@@ -13,6 +13,8 @@ from flash_attention.torch_private import OPERATOR, OVERLOAD
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
+# Methods that take their arguments in another order than the function of their name, and the rule of each.
+METHODS = {"where": "_where_as_a_method"}
 NOTHING_WRITTEN = "A mod writes nothing: it returns a new value"
 _NO_RULE = "has no rule by which it could be recorded"
 
@@ -65,6 +67,8 @@ def name_of(function: Any) -> str | None:
         if module.partition(".")[0] != "torch":
             return None
         name = getattr(function, "__name__", None)
+        if name in METHODS and function is getattr(torch.Tensor, name):
+            name = METHODS[name]
     return name if not isinstance(name, str) or name.startswith("__") else name.rstrip("_")
 
 

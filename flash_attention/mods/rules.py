@@ -98,8 +98,12 @@ def _div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Symbol:
 @rule("fmod")
 def _fmod(input: Any, other: Any) -> Symbol:
     """The remainder of the absolute values, with the sign of the first."""
-    rest = call_named("remainder", (_absolute(input), _absolute(other)), {})
-    return call_named("where", (applied("lt", input, 0), -rest, rest), {})
+    is_negative = applied("lt", input, 0)
+    size = _absolute(input)
+    if kind_of(input) is FLOAT:  # of which the derivative at 0 is 1, unlike that of the absolute value
+        size = call_named("where", (is_negative, -input, input), {})
+    rest = call_named("remainder", (size, _absolute(other)), {})
+    return call_named("where", (is_negative, -rest, rest), {})
 
 
 @rule("pow", "float_power")
@@ -181,9 +185,18 @@ def _bitwise_not(input: Any) -> Symbol:
     return applied("not", input)
 
 
-for _name in ("floor", "ceil", "trunc", "round"):
-    RULES[_name] = lambda input, _op=_name: applied(_op, input) if kind_of(input) is FLOAT else input
+for _name in ("floor", "ceil", "trunc"):
+    RULES[_name] = lambda input, *, _op=_name: applied(_op, input) if kind_of(input) is FLOAT else input
 RULES["fix"] = RULES["trunc"]
+
+
+@rule("round")
+def _round(input: Any, *, decimals: int = 0) -> Any:
+    if kind_of(input) is not FLOAT:
+        return input
+    if decimals < 0:
+        return applied("round", input / 10.0**-decimals) * 10.0**-decimals
+    return applied("round", input * 10.0**decimals) / 10.0**decimals if decimals else applied("round", input)
 
 
 def swapped(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from flash_attention.mods.recording import Recording
 from flash_attention.mods.refusal import refused
 from flash_attention.mods.registry import (
+    METHODS,
     NOTHING_WRITTEN,
     RULES,
     call,
@@ -157,7 +158,7 @@ class Symbol:
             raise AttributeError(name)
         if name not in RULES:
             raise in_place(name) if name.endswith("_") else unknown(f"the method .{name}")
-        return lambda *args, **kwargs: call_named(name, (self, *args), kwargs)
+        return lambda *args, **kwargs: call_named(METHODS.get(name, name), (self, *args), kwargs)
 
 
 class Gathered(Symbol):

@@ -139,7 +139,7 @@ class _Rules:
 def _power(r: _Rules, a: int, b: int) -> list[int | None]:
     lower = r.of("pow", a, r.of("sub", b, r.number(1)))
     by_base = r.builder.where(r.of("eq", b, r.number(0)), r.number(0), r.times(b, lower))
-    zero = r.of("eq", r.value, r.number(0))
+    zero = r.of("and", r.of("eq", a, r.number(0)), r.of("le", r.number(0), b))
     by_exponent = r.builder.where(zero, r.number(0), r.times(r.value, r.of("log", a)))
     return [by_base, by_exponent]
 

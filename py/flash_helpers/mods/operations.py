@@ -66,7 +66,9 @@ def _floor_divide(a: Any, b: Any) -> Any:
 
 def _remainder(a: Any, b: Any) -> Any:
     if isinstance(a, float):
-        return math.fmod(a, b) if math.isinf(b) and (a < 0) == (b < 0) else a % b if b else math.nan
+        if math.isinf(a) or not b:
+            return math.nan
+        return math.fmod(a, b) if math.isinf(b) and (a < 0) == (b < 0) else a % b
     return a % b if b else 0
 
 
@@ -127,12 +129,16 @@ def _log(value: Callable[[float], float]) -> Callable[[float], float]:
 def _pow(a: float, b: float) -> float:
     if a == 0 and b < 0:
         return math.copysign(math.inf, a) if b % 2 == 1 else math.inf
-    found = a**b
-    return math.nan if isinstance(found, complex) else found
+    if math.isfinite(a) and a < 0 and b % 1 != 0 and math.isfinite(b):
+        return math.nan
+    try:
+        return a**b
+    except OverflowError:
+        return -math.inf if a < 0 and b % 2 == 1 else math.inf
 
 
 def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+    return 0.0 if x <= -700 else 1 / (1 + math.exp(-x))
 
 
 _NUMBERS, _WHOLE, _LOGIC, _REAL = (INT, FLOAT), (INT,), (BOOL, INT), (FLOAT,)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from random_functions import function, grid, tables
+from torch.nn import functional
 
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced, trace
@@ -118,3 +121,45 @@ def test_gradients_of_captured_tensors(name: str) -> None:
 def test_a_mask_has_no_derivative() -> None:
     with pytest.raises(ValueError, match="nothing to differentiate"):
         derivative(trace(None, lambda b, h, q, k: q >= k).mod)
+
+
+CAP = 0.5
+OF_TORCH_NN = {
+    name: lambda s, b, h, q, k, name=name: getattr(functional, name)(s)
+    for name in (
+        *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "silu", "mish", "softplus", "softsign"),
+        *("hardtanh", "hardsigmoid", "hardswish", "hardshrink", "softshrink", "tanhshrink", "logsigmoid"),
+    )
+}
+AT_EDGES = {
+    **OF_TORCH_NN,
+    "clamp": lambda s, b, h, q, k: torch.clamp(s, -0.5, 0.5) + s.clamp(min=0.0) + s.clamp_max(1.0),
+    "clamp by values": lambda s, b, h, q, k: torch.clamp(s * 2.0, s, s * 0.0 + CAP),
+    "clamp between nothing": lambda s, b, h, q, k: torch.clamp(s, 1.0, -1.0),
+    "threshold": lambda s, b, h, q, k: functional.threshold(s, CAP, 2.0),
+    "softplus with a threshold": lambda s, b, h, q, k: functional.softplus(s, 2.0, 3.0),
+    "sign": lambda s, b, h, q, k: torch.sign(s) + s,
+    "fmod": lambda s, b, h, q, k: torch.fmod(s, 0.7),
+    "logaddexp": lambda s, b, h, q, k: torch.logaddexp(s, s * 0.0 + CAP) + torch.logaddexp(s, s * 1.0),
+    "sinh": lambda s, b, h, q, k: torch.sinh(s * 0.25),
+    "xlogy": lambda s, b, h, q, k: torch.xlogy(s, 2.5),
+    "power": lambda s, b, h, q, k: 0.0 ** s.abs() + torch.abs(s) ** 1.5,
+    "round": lambda s, b, h, q, k: torch.round(s, decimals=1) * s,
+}
+
+
+@pytest.mark.parametrize("name", AT_EDGES)
+def test_where_a_function_has_a_corner_or_is_large(name: str) -> None:
+    """In float32, as kernels compute: no branch that is not taken makes a derivative NaN."""
+    made: Any = AT_EDGES[name]
+    far = (80.0, -80.0) if name == "sinh" else (100.0, -100.0, 1000.0, -1000.0)
+    score = torch.tensor([0.0, -0.0, 0.25, 0.5, -0.5, 1.0, -1.0, 1.5, 3.0, -3.0, 6.0, 20.0, -20.0, *far])
+    given, nowhere = score.clone().requires_grad_(), torch.tensor(0)
+    value = made(given, nowhere, nowhere, nowhere, nowhere)
+    (expected,) = torch.autograd.grad(value.sum(), given)
+    traced = trace(made)
+    indices = [nowhere] * 4
+    torch.testing.assert_close(evaluate(traced, "score", score, *indices), value.detach())
+    found = Traced(derivative(traced.mod).mod, traced.numbers, traced.tensors)
+    slopes = evaluate(found, "d_score", score, *indices).expand(score.shape)
+    torch.testing.assert_close(slopes, expected, rtol=1e-5, atol=1e-6)

@@ -203,6 +203,17 @@ def alibi(score, b, h, q, k):
     return score + SLOPES[h] * (k - q)
 
 
+def test_a_method_takes_its_own_order_of_arguments() -> None:
+    def score_mod(score, b, h, q, k):
+        return score.where(q > k, (k > 2).where(h == 0, False) * 1.5)
+
+    inputs = qkv(64)
+    same(
+        with_gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, score_mod),
+        with_gradients(call, inputs, score_mod),
+    )
+
+
 def test_other_layouts() -> None:
     q, k, v = qkv(50, requires_grad=False)
     offsets, used = torch.tensor([0, 20, 50]).int(), torch.tensor([20, 50]).int()

@@ -77,6 +77,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "shrinks": lambda s, b, h, q, k: (
         functional.softshrink(s) + functional.hardshrink(s, 0.3) + functional.tanhshrink(s)
     ),
+    "where, as a method": lambda s, b, h, q, k: (
+        s.where(q > k, -1.5)
+        + (q > k).where(k > 2, False)
+        + THREE.where(q > 1, s)
+        + s.where(condition=k > q, other=h)
+    ),
+    "NaN": lambda s, b, h, q, k: (
+        torch.nan_to_num(torch.sign(s / 0 * 0), 7.0)
+        + torch.nan_to_num(functional.hardshrink(s / 0 * 0), 8.0)
+        + torch.nan_to_num(functional.threshold(s / 0 * 0, 0.5, 1.0), 9.0)
+        + torch.nan_to_num(torch.xlogy(s * 0, s / 0 * 0), 5.0)
+        + torch.nan_to_num(torch.clamp(s, min=math.nan), 4.0)
+        + torch.nan_to_num(torch.clamp(s / 0 * 0, -1.0, 1.0), 3.0)
+    ),
+    "decimals": lambda s, b, h, q, k: (
+        torch.round(s, decimals=1) + torch.round(s * 300, decimals=-2) + q.round()
+    ),
+    "signs": lambda s, b, h, q, k: torch.sign(s) + torch.sign(q - k) + torch.sgn(s * 0),
     "numbers of NumPy": lambda s, b, h, q, k: s ** np.int64(2) + (q + 1) ** TWO + (q - k) // TWO,
 }
 
@@ -143,6 +161,27 @@ def test_what_would_be_written_is_refused(name: str) -> None:
     with pytest.raises(ModError, match=r"(writes to .*|inplace=True), at .*A mod writes nothing") as caught:
         trace(WRITES[name])
     assert "test_rules.py" in str(caught.value)
+
+
+def test_arguments_that_a_function_does_not_have() -> None:
+    for function in (lambda s, b, h, q, k: s.floor(1), lambda s, b, h, q, k: s.round(2)):
+        with pytest.raises(ModError, match=r"is called in a way that is not recorded.*test_rules\.py"):
+            trace(function)
+
+
+def test_numbers_of_numpy_are_results() -> None:
+    assert trace(lambda s, b, h, q, k: TWO).mod == trace(lambda s, b, h, q, k: 2.5).mod
+    assert trace(None, lambda b, h, q, k: np.bool_(True)).mod == trace(None, lambda b, h, q, k: True).mod
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -math.inf, -1e30])
+def test_constants_are_computed_where_python_raises(value: float) -> None:
+    function = lambda s, b, h, q, k: (  # noqa: E731
+        torch.sigmoid(torch.full_like(s, value)) + torch.remainder(torch.full_like(s, math.inf), value)
+    )
+    one = torch.ones(())
+    found = evaluate(trace(function), "score", one, *[one.long()] * 4, dtype=torch.float64)
+    torch.testing.assert_close(found.float(), function(one, *[one.long()] * 4), equal_nan=True)
 
 
 def test_numpy_is_told_what_to_take() -> None:
