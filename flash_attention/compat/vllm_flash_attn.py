@@ -68,6 +68,13 @@ def flash_attn_varlen_func(
     cp_world_size: int = 1,
     cp_rank: int = 0,
     cp_tot_seqused_k: Tensor | None = None,
+    *,
+    output_scale: Tensor | None = None,
+    mask_mod: None = None,
+    block_sparse_tensors: None = None,
+    aux_tensors: None = None,
+    aux_tensor_leading_dims: None = None,
+    dynamic_causal: Tensor | None = None,
 ) -> Result:
     """Attention within packed sequences, over packed keys or pages: prompts, chunks, decoding and drafts.
 
@@ -93,8 +100,11 @@ def flash_attn_varlen_func(
         deterministic: of no influence: there is no gradient.
         alibi_slopes: (n_heads,) or (batch, n_heads) float32: query i and key j get
             -slope * |i + seq_len_k - seq_len_q - j| to their score. On a GPU of packed keys alone.
-        q_v, dropout_p, scheduler_metadata, q_descale, k_descale, v_descale,
-            cp_tot_seqused_k: None, or 0.0.
+        q_descale, k_descale, v_descale: (batch, n_heads_kv) float32, the scales of 8-bit types. vLLM passes
+            them with 16-bit ones too, where they are checked and say nothing, as there.
+        q_v, dropout_p, scheduler_metadata, cp_tot_seqused_k: None, or 0.0.
+        output_scale, mask_mod, block_sparse_tensors, aux_tensors, aux_tensor_leading_dims, dynamic_causal:
+            None. By name alone: their places differ from one vLLM to the next.
         cp_world_size: 1.
         cp_rank: 0.
 
@@ -103,14 +113,18 @@ def flash_attn_varlen_func(
         float32).
 
     Raises:
-        NotImplementedError: what is to be None, 0.0, 1 or 0 and is not.
+        NotImplementedError: what is to be None, 0.0, 1 or 0 and is not; scales of 8-bit q, k or v.
         and what ``flash_attention.attention_varlen`` raises.
     """
     refuse(
-        q_v=q_v, dropout_p=dropout_p, scheduler_metadata=scheduler_metadata,
-        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, cp_rank=cp_rank,
-        cp_tot_seqused_k=cp_tot_seqused_k,
+        q_v=q_v, dropout_p=dropout_p, scheduler_metadata=scheduler_metadata, cp_rank=cp_rank,
+        cp_tot_seqused_k=cp_tot_seqused_k, output_scale=output_scale, mask_mod=mask_mod,
+        block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors,
+        aux_tensor_leading_dims=aux_tensor_leading_dims, dynamic_causal=dynamic_causal,
     )  # fmt: skip
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    if any(isinstance(x, Tensor) and x.dtype.itemsize == 1 for x in (q, k, v)):
+        refuse(**scales)
     if records_gradients(q, k, v, s_aux):
         raise NotImplementedError(
             "q, k, v or s_aux requires grad, and this function, as vLLM's, has no gradient: call it under "
@@ -139,6 +153,8 @@ def flash_attn_varlen_func(
         options["block_table"] = block_table
     _check_keys(cu_seqlens_k, seqused_k, block_table)
     check_unpadded(q, k, v, PACKED, None if cu_seqlens_k is not None else BATCHES)
+    if any(scale is not None for scale in scales.values()):
+        _check_idle_scales(scales, cu_seqlens_q, k)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors |= {"seqused_k": seqused_k, "block_table": block_table, "s_aux": s_aux}
@@ -183,6 +199,22 @@ def _check_keys(cu_seqlens_k: Tensor | None, seqused_k: Tensor | None, block_tab
             "cu_seqlens_k is None, and so is seqused_k; nothing says how many keys a sequence has: pass "
             "seqused_k (batch,) for pages or a cache, or cu_seqlens_k (batch + 1,) for packed keys"
         )
+
+
+def _check_idle_scales(scales: dict[str, Tensor | None], cu_seqlens_q: Tensor, k: Tensor) -> None:
+    """Scales of 8-bit types beside tensors of 16 bits, where nobody reads them."""
+    check_tensors({"cu_seqlens_q": cu_seqlens_q})
+    shape = cu_seqlens_q.numel() - 1, k.shape[-2]
+    for name, scale in scales.items():
+        if scale is None:
+            continue
+        check_tensors({name: scale})
+        if scale.dtype is not torch.float32 or tuple(scale.shape) != shape or scale.device != k.device:
+            raise ValueError(
+                f"{name} is {scale.dtype} of shape {tuple(scale.shape)} on {scale.device}; beside k "
+                f"{tuple(k.shape)} on {k.device} and cu_seqlens_q {tuple(cu_seqlens_q.shape)} it must be "
+                f"torch.float32 of shape {shape}, (batch, n_heads_kv), there, or None"
+            )
 
 
 def _check_copied_output(out: Tensor, inputs: dict[str, Tensor]) -> None:

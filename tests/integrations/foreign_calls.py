@@ -100,7 +100,14 @@ def packed_cache() -> Arguments:
 
 
 def vllm_packed() -> Arguments:
-    return {**packed(), "causal": True, "s_aux": random(HEADS), "out": torch.zeros(8, HEADS, D).bfloat16()}
+    scales = dict.fromkeys(("q_descale", "k_descale", "v_descale"), torch.ones(1).expand(2, HEADS_KV))
+    return {
+        **packed(),
+        **scales,
+        "causal": True,
+        "s_aux": random(HEADS),
+        "out": torch.zeros(8, HEADS, D).bfloat16(),
+    }
 
 
 def vllm_pages() -> Arguments:
@@ -165,12 +172,18 @@ OF_A_CACHE: dict[str, tuple[Any, str]] = {
     "rotary_interleaved": (False, CHANGES), "return_softmax_lse": (True, CHANGES),
 }  # fmt: skip
 PAGES_OF_THE_CACHE = torch.tensor([[1], [2]], dtype=torch.int32)
+IDLE_SCALES = dict.fromkeys(
+    ("q_descale", "k_descale", "v_descale"), (torch.full((2, HEADS_KV), 0.5), NO_WEIGHT)
+)
 OF_VLLM = {
-    **COMMON, **ROWS, **SCALES_REFUSED, **LSE, "q_v": (SCALES, REFUSED), "dropout_p": (0.5, REFUSED),
+    **COMMON, **ROWS, **IDLE_SCALES, **LSE, "q_v": (SCALES, REFUSED), "dropout_p": (0.5, REFUSED),
     "alibi_slopes": (torch.ones(HEADS), CHANGES), "deterministic": (True, NO_WEIGHT),
     "return_softmax_lse": (True, CHANGES), "scheduler_metadata": (SCALES, REFUSED),
     "num_splits": (300, REFUSED), "fa_version": (3, NO_WEIGHT), "s_aux": (plus(3), CHANGES),
     "cp_world_size": (2, REFUSED), "cp_rank": (1, REFUSED), "cp_tot_seqused_k": (SCALES, REFUSED),
+    "output_scale": (SCALES, REFUSED), "mask_mod": (lambda *places: True, REFUSED),
+    "block_sparse_tensors": ((SCALES,), REFUSED), "aux_tensors": ([SCALES], REFUSED),
+    "aux_tensor_leading_dims": ([0], REFUSED), "dynamic_causal": (ints(1, 0), REFUSED),
 }  # fmt: skip
 OF_PYTORCH = dict.fromkeys(("query", "key", "value"), (plus(1), CHANGES)) | {
     "scale": (0.7, CHANGES), "enable_gqa": (True, NO_WEIGHT),

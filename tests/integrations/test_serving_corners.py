@@ -106,3 +106,14 @@ def test_heads_of_a_group_are_packed_by_none_too() -> None:
         TypeError, match="pack_gqa is 'yes'; it must be True or False, or None: it changes no"
     ):
         flash_attn_3.flash_attn_func(x, x, x, pack_gqa="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["q", "k", "v"])
+def test_scales_of_8_bit_types_are_refused_with_such_tensors(given: str) -> None:
+    """Beside 16 bits they say nothing (``foreign_calls.IDLE_SCALES``): vLLM passes them in every call."""
+    rows = {"q": random(3, HEADS, D), "k": random(3, HEADS_KV, D), "v": random(3, HEADS_KV, D)}
+    rows[given] = rows[given].to(torch.float8_e4m3fn)
+    scales = torch.ones(1).expand(2, HEADS_KV)
+    ends = {"cu_seqlens_q": ints(0, 2, 3), "cu_seqlens_k": ints(0, 2, 3)}
+    with pytest.raises(NotImplementedError, match=r"k_descale is .*has no such feature"):
+        vllm.flash_attn_varlen_func(**rows, **ends, max_seqlen_q=2, max_seqlen_k=2, k_descale=scales)

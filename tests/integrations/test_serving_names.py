@@ -363,7 +363,7 @@ def test_vllm_over_packed_keys() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("q_v", torch.ones(1)), ("dropout_p", 0.1), ("cp_rank", 1),
-     ("scheduler_metadata", torch.ones(1)), ("k_descale", torch.ones(1)), ("cp_world_size", 2)],
+     ("scheduler_metadata", torch.ones(1)), ("output_scale", torch.ones(1)), ("cp_world_size", 2)],
 )  # fmt: skip
 def test_what_vllm_is_refused_is_named(name: str, value: object) -> None:
     q, k = random(9, HEADS, D), random(30, HEADS_KV, D)
