@@ -17,7 +17,12 @@ from flash_attention.attention import attention_varlen
 from flash_attention.compat import kv_cache_checks as checks
 from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.kv_cache import counts_of, from_the_start, rotated
-from flash_attention.compat.packed_cache_checks import check_packed_call, check_padding, check_room
+from flash_attention.compat.packed_cache_checks import (
+    check_nothing_new,
+    check_packed_call,
+    check_padding,
+    check_room,
+)
 from flash_attention.compat.padding import Result, cut, padded
 from flash_attention.compat.places import counted, in_items
 from flash_attention.compat.within_chunks import within_chunks
@@ -183,7 +188,10 @@ def _append(
     """Writes packed rows behind the keys that are there. Rows behind the last offset write what the first
     row writes, or, where there is none, what is there."""
     n = len(new.place)
-    if not n or (not caches[0].numel() and is_readable(new.ends)):  # rows without a place were refused
+    if not n:
+        return
+    if not caches[0].numel():
+        check_nothing_new(new.ends)
         return
     source = torch.where(new.exists, torch.arange(n, device=before.device), 0)
     place = from_the_start(before)[new.sequence] + new.place

@@ -21,6 +21,7 @@ from flash_attention.compat import kv_cache_checks
 from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.options import Options
 from flash_attention.run.tracing import is_readable, wants_autocast
+from flash_attention.torch_private import assert_async
 
 
 def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options: dict[str, Any]) -> None:
@@ -155,4 +156,12 @@ def check_room(counts: Tensor, capacity: int) -> None:
         raise ValueError(
             f"cache_seqlens and the rows of k and v make {int(counts.max())} keys of an item: the cache "
             f"holds {capacity} an item; make it larger, or pass a block_table with more pages"
+        )
+
+
+def check_nothing_new(ends: Tensor) -> None:
+    """Packed rows for a cache that holds none: all are padding. Where that can be read, it was (above)."""
+    if not is_readable(ends):
+        assert_async(
+            ends[-1] == 0, "k and v append rows, and k_cache and v_cache hold none: make them larger"
         )

@@ -99,7 +99,8 @@ def flash_attn_varlen_func(
         s_aux: (n_heads,) one more logit a head, which has no value.
         deterministic: of no influence: there is no gradient.
         alibi_slopes: (n_heads,) or (batch, n_heads) float32: query i and key j get
-            -slope * |i + seq_len_k - seq_len_q - j| to their score. On a GPU of packed keys alone.
+            -slope * |i + seq_len_k - seq_len_q - j| to their score. On a GPU of packed keys alone, with no
+            seqused_k and num_splits 0.
         q_descale, k_descale, v_descale: (batch, n_heads_kv) float32, the scales of 8-bit types. vLLM passes
             them with 16-bit ones too, where they are checked and say nothing, as there.
         q_v, dropout_p, scheduler_metadata, cp_tot_seqused_k: None, or 0.0.

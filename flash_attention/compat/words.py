@@ -29,7 +29,7 @@ def in_words(**theirs: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         theirs: the names that the caller knows, by those of this library.
     """
     known = re.compile(rf"(?<![\w.])(?<!its )({'|'.join(theirs)})(?![\w(])")
-    twice = re.compile(rf"\b({'|'.join(set(theirs.values()))})(?: and| or|,) \1\b")
+    twice = re.compile(rf"\b({'|'.join(set(theirs.values()))})(?: and| or|,)(?: no)? \1\b")
 
     def renamed(text: str, quoted: tuple[str, ...]) -> str:
         pieces = re.split("|".join((*map(re.escape, quoted), CALLS, QUOTES)).join("()"), text)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_varlen
+from flash_attention.compat.words import in_words
 from flash_attention.integrations import flash_attn_3, vllm
 
 BF, INT = torch.bfloat16, torch.int32
@@ -117,3 +118,14 @@ def test_scales_of_8_bit_types_are_refused_with_such_tensors(given: str) -> None
     ends = {"cu_seqlens_q": ints(0, 2, 3), "cu_seqlens_k": ints(0, 2, 3)}
     with pytest.raises(NotImplementedError, match=r"k_descale is .*has no such feature"):
         vllm.flash_attn_varlen_func(**rows, **ends, max_seqlen_q=2, max_seqlen_k=2, k_descale=scales)
+
+
+@in_words(score_mod="attention_chunk", mask_mod="attention_chunk")
+def refusing(text: str) -> None:
+    raise NotImplementedError(text)
+
+
+@pytest.mark.parametrize("words", ["no score_mod and no mask_mod", "no score_mod or mask_mod"])
+def test_one_argument_is_named_once(words: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"^kernels take no attention_chunk for packed queries$"):
+        refusing(f"kernels take {words} for packed queries")

@@ -59,6 +59,9 @@ def split_variant(kernel: Kernel) -> Kernel | None:
     return None if split.malformed_reason() else split
 
 
+PLANNED = "packed queries over a cache, with counts of rows or with a number of parts"  # ``problem.planned``
+
+
 def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> str | None:
     """Why a configuration cannot compute a problem on any GPU, or None.
 
@@ -75,9 +78,9 @@ def unable_reason(config: Any, problem: AttentionProblem, configs: Sequence[Kern
     if problem.has_mod and (reason := direction.mod_obstacle(config)):
         return reason
     if problem.mod is not None and problem.planned:
-        return "kernels take no score_mod and no mask_mod for packed queries over a cache; CPU tensors do"
+        return f"kernels take no score_mod and no mask_mod for {PLANNED}; CPU tensors do"
     if problem.dropout and problem.planned:
-        return "kernels drop no weights (dropout_p) for packed queries over a cache; CPU tensors do"
+        return f"kernels drop no weights (dropout_p) for {PLANNED}; CPU tensors do"
     if problem.invariant and (reason := row_obstacle(numeric_class_of(config), problem)):
         return reason
     kernel = kernel_for(config, problem)
