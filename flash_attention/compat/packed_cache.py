@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_attention.attention import attention_varlen
 from flash_attention.compat import kv_cache_checks as checks
 from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
-from flash_attention.compat.kv_cache import counts_of, from_the_start, rotated
+from flash_attention.compat.kv_cache import MAX_INT32, counts_of, from_the_start, rotated
 from flash_attention.compat.packed_cache_checks import (
     check_nothing_new,
     check_packed_call,
@@ -119,14 +119,14 @@ def attend_packed_cache(
     else:
         batch, rows = cu_seqlens_q.numel() - 1, q
         longest = int(max_seqlen_q or 0)
-    items = cache_batch_idx
+    items = None if cache_batch_idx is None else from_the_start(cache_batch_idx)
     table = block_table
-    if table is None:  # the cache of an item is one page
-        if items is None:
-            items = torch.arange(batch, dtype=torch.int32, device=q.device)
-        table, items = items.int()[:, None], None
-    if items is not None:
-        table = table[items.long()]
+    if table is not None:
+        table = table if items is None else table[items]
+    elif items is None:  # the cache of an item is one page
+        table = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
+    else:
+        table, items = items.clamp(max=MAX_INT32).int()[:, None], None
     page_size = k_cache.shape[1]
     capacity = page_size * table.shape[1]
     before = counts_of(cache_seqlens, capacity, batch, q.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_varlen
+from flash_attention.compat import kv_cache_checks, packed_cache, packed_cache_checks
 from flash_attention.compat.words import in_words
 from flash_attention.integrations import flash_attn_3, vllm
 
@@ -118,6 +119,28 @@ def test_scales_of_8_bit_types_are_refused_with_such_tensors(given: str) -> None
     ends = {"cu_seqlens_q": ints(0, 2, 3), "cu_seqlens_k": ints(0, 2, 3)}
     with pytest.raises(NotImplementedError, match=r"k_descale is .*has no such feature"):
         vllm.flash_attn_varlen_func(**rows, **ends, max_seqlen_q=2, max_seqlen_k=2, k_descale=scales)
+
+
+@pytest.mark.parametrize("appended", [False, True], ids=["", "appended"])
+@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
+@pytest.mark.parametrize(("wrong", "dtype"), [(-1, INT), (-1, torch.int64), (2**32, torch.int64), (3, INT)])
+@pytest.mark.only_on("cpu")  # on a GPU it is an error of the device
+def test_an_item_that_is_not_there_is_no_other_one(
+    wrong: int, dtype: torch.dtype, paged: bool, appended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody reads the items before the launch, as on a GPU."""
+    for module in (kv_cache_checks, packed_cache, packed_cache_checks):
+        monkeypatch.setattr(module, "is_readable", lambda x: False)
+    caches = random(3, PAGE, HEADS_KV, D), random(3, PAGE, HEADS_KV, D)
+    before = [x.clone() for x in caches]
+    new = [random(2, 1, HEADS_KV, D)] * 2 if appended else []
+    with pytest.raises((IndexError, ValueError)):
+        flash_attn_3.flash_attn_with_kvcache(
+            random(2, 1, HEADS, D), *caches, *new, cache_seqlens=ints(3, 4),
+            cache_batch_idx=torch.tensor([1, wrong], dtype=dtype),
+            page_table=torch.arange(3, dtype=INT)[:, None] if paged else None,
+        )  # fmt: skip
+    assert all(map(torch.equal, caches, before))
 
 
 @in_words(score_mod="attention_chunk", mask_mod="attention_chunk")
