@@ -62,15 +62,21 @@ def _window(size: Size, device: torch.device) -> Mods:
     return {"mask_mod": lambda b, h, q, k: (q >= k) & (q - k <= left)}
 
 
-def _document(size: Size, device: torch.device) -> Mods:
-    document = torch.repeat_interleave(torch.arange(8), document_ends(size).diff()).to(device)
+def _documents(ends: Tensor, device: torch.device) -> Mods:
+    document = torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff()).to(device)
     return {"mask_mod": lambda b, h, q, k: document[q] == document[k]}
 
 
 def document_ends(size: Size) -> Tensor:
-    """0, then the ends of eight documents of different lengths."""
+    """0, then the ends of eight documents of different lengths: multiples of 64."""
     shares = torch.tensor([0.0, 1, 3, 4, 6, 11, 13, 15, 16]) / 16
     return (shares * size.seq_len).long()
+
+
+def odd_ends(size: Size) -> Tensor:
+    """The same, at no multiples of 64."""
+    moved = torch.tensor([0, 13, -27, 22, 9, -31, 17, -5, 0]) * size.seq_len // 1024
+    return document_ends(size) + moved
 
 
 def _prefix(size: Size, device: torch.device) -> Mods:
@@ -146,7 +152,16 @@ CASES = (
     Case("noop", lambda size, device: {"score_mod": _same_score}, lambda size: {}),
     Case("causal", lambda size, device: {"mask_mod": causal}, lambda size: {"causal": True}),
     Case("window", _window, lambda size: {"window": (size.seq_len // 8, 0)}),
-    Case("document", _document, lambda size: {"documents": document_ends(size)}),
+    Case(
+        "document",
+        lambda size, device: _documents(document_ends(size), device),
+        lambda size: {"documents": document_ends(size)},
+    ),
+    Case(
+        "odd_document",
+        lambda size, device: _documents(odd_ends(size), device),
+        lambda size: {"documents": odd_ends(size)},
+    ),
     Case("prefix", _prefix),
     Case("alibi", _alibi),
     Case("softcap", _softcap, lambda size: {"softcap": CAP}),

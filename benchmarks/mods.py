@@ -1,11 +1,13 @@
 """Times masks and score functions of the user's beside their built-in twins and compiled ``flex_attention``.
 
     python benchmarks/mods.py --json FILE [--direction backward] [--lengths 1024,4096] [--masks causal,alibi]
+        [--family ampere]
 
 Contestants of a cell: ``mod``, this library with the function; ``twin``, this library with what says the same
 without one, such as ``causal=True``; ``plain``, neither mask nor score; ``flex``, PyTorch's, compiled
 for these lengths. All kernels are built first, in parallel, and other processes compile PyTorch's into its
-cache meanwhile. Who is wrong is not timed. A cell begins only within ``--seconds``.
+cache meanwhile. Who is wrong is not timed. A cell begins only within ``--seconds``. With ``--family`` this
+library's kernels are those that a family has by default.
 """
 
 from __future__ import annotations
@@ -21,13 +23,10 @@ from typing import Annotated, Any
 import torch
 import typer
 from mod_cases import CASES, Case, Inputs, Mods, Size, expected, inputs
+from mod_kernels import Cell, build, insisted, row_offsets
 from torch import Tensor
 
 import flash_attention
-from flash_attention.call import Mask, Scores, problem_of
-from flash_attention.layouts import DENSE, Packed
-from flash_attention.mods import trace
-from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers.benchmark.ending import end_with
 from flash_helpers.benchmark.environment import environment, gpu_state
 from flash_helpers.benchmark.implementations import Prepared, UnavailableError, last_kernel_name
@@ -38,27 +37,27 @@ from flash_helpers.benchmark.timers import timer_for
 from flash_helpers.console.alone import run_alone
 from flash_helpers.console.errors import shown_errors
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.problem import BACKWARD, FORWARD, AttentionProblem
+from flash_helpers.kernels.families import FAMILIES
+from flash_helpers.kernels.problem import BACKWARD, FORWARD
 
 LENGTHS, HEAD_SIZES = (1024, 4096, 16384), (64, 128)
 WHAT = "masks and score functions, their built-in twins, and flex_attention of torch"
-Cell = tuple[Case, Size]
 
 
 # ---------------------------------------------------------------------- who takes part
 def ours(x: Inputs, options: Mods, backward: bool) -> Prepared:
     """This library, with keywords of ``attention`` or with ends of documents."""
-    ends = options.get("documents")
+    options = dict(options)
+    ends = options.pop("documents", None)
     if ends is None:
         return _prepared(partial(flash_attention.attention, **options), x, backward)
     batch, seq_len = x.q.shape[:2]
-    starts = seq_len * torch.arange(batch)[:, None] + ends[:-1]
-    offsets = torch.cat((starts.flatten(), torch.tensor([batch * seq_len]))).int().to(x.q.device)
-    longest = int(ends.diff().max())
+    offsets, longest = row_offsets(ends, batch, seq_len, x.q.device)
+    attend = partial(flash_attention.attention_varlen, **options)
 
     def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows = (t.flatten(0, 1) for t in (q, k, v))
-        out = flash_attention.attention_varlen(*rows, offsets, offsets, longest, longest)
+        out: Tensor = attend(*rows, offsets, offsets, longest, longest)
         return out.view(q.shape)
 
     return _prepared(packed, x, backward)
@@ -97,52 +96,26 @@ def _prepared(forward: Callable[..., Tensor], x: Inputs, backward: bool, named: 
     return Prepared(lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True))
 
 
-def contestants(cell: Cell, x: Inputs, mods: Mods, backward: bool, peers: bool) -> dict[str, Any]:
+def contestants(
+    cell: Cell, x: Inputs, mods: Mods, backward: bool, peers: bool, family: str
+) -> dict[str, Any]:
     """Who is measured on a cell, by name."""
     case, size = cell
-    found: dict[str, Any] = {"mod": partial(ours, x, mods, backward)}
+    options: dict[str, Mods] = {"mod": mods}
     if case.twin is not None:
-        found["twin"] = partial(ours, x, case.twin(size), backward)
+        options["twin"] = case.twin(size)
     if case.name != "noop":  # whose twin it is
-        found["plain"] = partial(ours, x, {}, backward)
+        options["plain"] = {}
+    named = insisted(cell, x.q.device, backward, family)
+    found: dict[str, Any] = {
+        name: partial(ours, x, {**own, **named.get(name, {})}, backward) for name, own in options.items()
+    }
     if peers:
         found["flex"] = partial(flex, x, mods, backward)
     return found
 
 
-# ---------------------------------------------------------------------- what is built first
-def problems(cell: Cell, device: torch.device, backward: bool) -> list[AttentionProblem]:
-    """Of this library's contestants, as calls ask for them."""
-    case, size = cell
-    shape = (size.batch, size.seq_len, size.n_heads, size.d_head)
-    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    made = trace(**case.mods(size, device), device=device)
-    said = mask_and_scores(Mask(), Scores(1.0, traced=made), DENSE, size.seq_len, size.seq_len)
-    found = [problem_of(x, x, x, *said, lse=backward)]
-    twin = {} if case.twin is None else dict(case.twin(size))
-    if (ends := twin.pop("documents", None)) is not None:
-        rows, n = x.flatten(0, 1), size.batch * (len(ends) - 1) + 1
-        offsets, longest = torch.empty(n, dtype=torch.int32, device="meta"), int(ends.diff().max())
-        found.append(
-            problem_of(rows, rows, rows, layout=Packed(offsets, offsets, longest, longest), lse=backward)
-        )
-    else:
-        mask = Mask.of(twin.pop("causal", False), twin.pop("window", (None, None)))
-        found.append(problem_of(x, x, x, mask, Scores(1.0, **twin), lse=backward))
-    found.append(problem_of(x, x, x, lse=backward))
-    return [*found, *(problem.backward() for problem in found)] if backward else found
-
-
-def build(cells: list[Cell], device: torch.device, backward: bool) -> str:
-    """Builds what all cells need, in parallel; what cannot be had is said, and shows in the rows."""
-    wanted = list(dict.fromkeys(p for cell in cells for p in problems(cell, device, backward)))
-    try:
-        flash_attention.prepare(wanted, device)
-    except Exception as error:  # one of many; the calls build the others, and say their own
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return ""
-
-
+# ---------------------------------------------------------------------- the peer, ahead of time
 def compile_peers(cells: list[Cell], device: torch.device, backward: bool) -> None:
     """Compiles PyTorch's kernels into its cache: one process of several."""
     for case, size in cells:
@@ -166,11 +139,15 @@ def main(
     seconds: Annotated[float, typer.Option(help="no cell starts after this")] = 190.0,
     processes: Annotated[int, typer.Option(help="that compile PyTorch's kernels; 0: none, no peer")] = 6,
     share: Annotated[int, typer.Option(help="of these processes, which one this is", hidden=True)] = -1,
+    family: Annotated[str, typer.Option(help="whose default kernels run; empty: attention chooses")] = "",
     device_name: Annotated[str, typer.Option("--device", help="cuda or cpu")] = "cuda",
 ) -> None:
     """Times masks and score functions beside their built-in twins and compiled flex_attention."""
     start = time.monotonic()
     device, backward, names = torch.device(device_name), direction == BACKWARD, masks.split(",")
+    if family not in ("", *(f.name for f in FAMILIES)):
+        known = ", ".join(f.name for f in FAMILIES)
+        raise typer.BadParameter(f"{family!r} is no family; allowed: {known}, or none", param_hint="--family")
     cells = [
         (case, Size(int(n), int(d)))
         for n in lengths.split(",")
@@ -184,7 +161,7 @@ def main(
         return
     own = [sys.executable, *sys.argv]
     others = [subprocess.Popen([*own, "--share", str(i)]) for i in range(processes)]
-    trouble = build(cells, device, backward)
+    trouble = build(cells, device, backward, family)
     built = time.monotonic() - start
     for other in others:
         other.wait()
@@ -201,13 +178,14 @@ def main(
             file.facts["skipped"] = [f"{case.name} {size}" for case, size in cells[number:]]
             print(f"time is over; left out: {len(cells) - number} cells")
             break
-        file.rows += measure(cell, device, backward, Plan(rounds, tuple(modes.split(","))), processes > 0)
+        plan = Plan(rounds, tuple(modes.split(",")))
+        file.rows += measure(cell, device, backward, plan, processes > 0, family)
         file.save(json)
     end_with(file)
 
 
 def measure(
-    cell: Cell, device: torch.device, backward: bool, plan: Plan, peers: bool
+    cell: Cell, device: torch.device, backward: bool, plan: Plan, peers: bool, family: str
 ) -> list[dict[str, Any]]:
     """The rows of one cell."""
     case, size = cell
@@ -215,7 +193,7 @@ def measure(
     label = f"{case.name} s{size.seq_len} d{size.d_head}"
     with torch.enable_grad() if backward else torch.no_grad():
         found = measure_checked(
-            contestants(cell, x, mods, backward, peers),
+            contestants(cell, x, mods, backward, peers, family),
             lambda: references(cell, x, mods, backward),
             DType.BF16,
             device,
