@@ -35,4 +35,7 @@ inline constexpr const char *kCapsule = "dlpack_exchange_api";
 inline constexpr uint32_t kMajor = 1;
 inline constexpr int32_t kCuda = 2;  // type of a device
 
+// Whether elements are whole numbers or truth values: codes of signed, unsigned and bool.
+constexpr bool is_whole(DataType type) { return type.code == 0 || type.code == 1 || type.code == 6; }
+
 }  // namespace flash::binding::dlpack

@@ -110,10 +110,12 @@ struct GivenCall {
     }
 
   private:
+    static constexpr uintptr_t kLastDefaultStream = 1;
+
     bool read_captured(PyObject *object) {
         TensorFacts facts;
         if (n_captured == kMaxCaptured || !tensor_reader().read_captured(object, facts)) return false;
-        if (tensor_reader().is_negated(object)) return false;
+        if (!facts.is_whole && tensor_reader().is_negated(object)) return false;
         layout.add(facts);
         spans[n_captured] = facts.span_bytes();
         objects_[n_captured] = object;
@@ -126,10 +128,12 @@ struct GivenCall {
     // that may have changed.
     bool read_contents(PyObject *places) {
         const TensorReader &reader = tensor_reader();
-        if (reader.is_capturing()) return false;
         const TensorFacts &q = tensors[Pass::kQ];
         const long device = q.on_cuda ? static_cast<long>(static_cast<int32_t>(q.device)) : -1;
-        layout.add(reinterpret_cast<uintptr_t>(reader.current_stream(device)));
+        const auto stream = reinterpret_cast<uintptr_t>(reader.current_stream(device));
+        // CUDA refuses to capture the default stream: 0, or 1 (cudaStreamLegacy).
+        if (stream > kLastDefaultStream && reader.is_capturing()) return false;
+        layout.add(stream);
         const Py_ssize_t n = PyTuple_Size(places);
         if (n > kMaxCaptured) return false;
         for (Py_ssize_t i = 0; i < n; ++i) {

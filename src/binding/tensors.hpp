@@ -27,6 +27,7 @@ struct TensorFacts {
     uint64_t dtype;   // equal for equal element types
     uint64_t device;  // equal for equal devices
     bool on_cuda;
+    bool is_whole;  // known to hold whole numbers, or truth values
     int rank, element_bytes;
     std::array<int64_t, kMaxRank> shape, strides;  // strides in elements
 
@@ -93,7 +94,8 @@ class TensorReader {
     }
 
     // Whether what lies in a tensor's memory is the negative of its values, as of the imaginary part of a
-    // conjugate view; true also where the question fails. Only tensors of real numbers ever are.
+    // conjugate view; true also where the question fails. Only tensors of real numbers ever are, whole ones
+    // never.
     bool is_negated(PyObject *object) const {
         const Reference negated = asked_->is_neg.of(object);
         if (negated == nullptr) PyErr_Clear();
@@ -103,7 +105,7 @@ class TensorReader {
     // How often a tensor's memory has been written to. False, without a Python error, where it is not
     // counted.
     bool read_version(PyObject *object, uint64_t &version) const {
-        const Reference counted(PyObject_GetAttr(object, asked_->version.get()));
+        const Reference counted = asked_->version.of(object);
         if (counted == nullptr) {
             PyErr_Clear();
             return false;
@@ -193,11 +195,12 @@ class TensorReader {
               is_cuda(type, "is_cuda"),
               dtype(type, "dtype"),
               shape(type, "shape"),
-              requires_grad(type, "requires_grad") {}
+              requires_grad(type, "requires_grad"),
+              version(type, "_version") {}
 
         Method data_ptr, get_device, stride, is_neg;
-        Attribute is_cuda, dtype, shape, requires_grad;
-        Reference itemsize = interned("itemsize"), version = interned("_version");
+        Attribute is_cuda, dtype, shape, requires_grad, version;
+        Reference itemsize = interned("itemsize");
     };
 
     static bool is_of(const Reference &type, PyObject *object) {
@@ -232,6 +235,7 @@ class TensorReader {
         facts.device = uint64_t(static_cast<uint32_t>(tensor.device.type)) << 32 |
                        static_cast<uint32_t>(tensor.device.index);
         facts.on_cuda = tensor.device.type == dlpack::kCuda;
+        facts.is_whole = dlpack::is_whole(tensor.dtype);
         facts.rank = tensor.rank;
         facts.element_bytes = tensor.dtype.bits * tensor.dtype.lanes / 8;
         for (int i = 0; i < tensor.rank; ++i) {
@@ -250,6 +254,7 @@ class TensorReader {
         if (rank > kMaxRank || PyTuple_Size(strides.get()) != rank) return false;
         facts.data = static_cast<char *>(to_pointer(get(asked_->data_ptr).get()));
         facts.dtype = reinterpret_cast<uintptr_t>(dtype.get());  // one object for each type
+        facts.is_whole = false;                                  // nobody knows
         facts.on_cuda = get(asked_->is_cuda).get() == Py_True;
         facts.device =
             uint64_t(facts.on_cuda) << 32 | static_cast<uint32_t>(to_int64(get(asked_->get_device).get()));

@@ -48,8 +48,8 @@ assert "object of type NoneType" in str(error_of(lambda: binding.find(None, PLAI
 class Tensor:
     """As much of a torch.Tensor as a table of calls asks for."""
 
-    shape, dtype, is_cuda, requires_grad = (
-        property(lambda self, value=value: value) for value in ((1, 8, 2, 64), DType.FP16, False, False)
+    shape, dtype, is_cuda, requires_grad, _version = (
+        property(lambda self, value=value: value) for value in ((1, 8, 2, 64), DType.FP16, False, False, 0)
     )
 
     def __init__(self):

@@ -171,6 +171,17 @@ def test_what_was_found_is_of_one_stream_and_of_no_graph(devices, kernel, monkey
     assert call(table, own, ()) is None
 
 
+@pytest.mark.parametrize(("stream", "asked"), [(0, 0), (1, 0), (2, 1), (77, 1)])
+def test_the_default_stream_is_in_no_graph(devices, kernel, monkeypatch, stream, asked) -> None:
+    """CUDA captures no work of it, and the question takes half a microsecond."""
+    monkeypatch.setattr(type(devices), "stream", lambda self, index: stream)
+    devices.read_tensors(None)
+    own = captured()
+    table, devices.questions = remembered(kernel, own, ()), 0
+    assert call(table, own, ()) is not None
+    assert devices.questions == asked
+
+
 def test_a_tensor_without_a_version_is_not_remembered(devices, kernel) -> None:
     with torch.inference_mode():
         own = captured()
