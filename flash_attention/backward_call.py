@@ -79,6 +79,11 @@ class BackwardCall:
         object.__setattr__(self, "problem", problem)
 
     @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Mask, Scores, Layout]:
+        """Inputs, mask, scores and layout."""
+        return self.q, self.k, self.v, self.mask, self.scores, self.layout
+
+    @property
     def float_gradients(self) -> tuple[bool, bool]:
         """Whether the gradients of keys and values are float32, and whether that of queries is."""
         return _float32(self.dk) or _float32(self.dv), _float32(self.dq)

@@ -141,6 +141,11 @@ class Call:
         )
         object.__setattr__(self, "problem", problem)
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Mask, Scores, Layout]:
+        """Inputs, mask, scores and layout."""
+        return self.q, self.k, self.v, self.mask, self.scores, self.layout
+
 
 def problem_of(
     q: Tensor,

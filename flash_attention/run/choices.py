@@ -21,6 +21,7 @@ from flash_attention.devices import DEVICE_TYPES, backend, chooser
 from flash_attention.mods.tracing import trace
 from flash_attention.options import MaskMod, Options, ScoreMod
 from flash_attention.run.asked_layout import AskedRows, has_gradients
+from flash_attention.run.documents import is_packable, packed_form
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -230,6 +231,10 @@ def explain_choice(
         Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), layout,
         *layout.sizes(q, k)[1:],
     )  # fmt: skip
+    if facts is None and is_packable(q, out, options):
+        gradients_follow = with_gradients or direction != FORWARD
+        form = packed_form(q, k, v, mask, scores, layout, with_gradients=gradients_follow)
+        q, k, v, mask, scores, layout = form or (q, k, v, mask, scores, layout)
     problem = problem_of(
         q,
         k,

@@ -29,6 +29,7 @@ from flash_attention.mods.tracing import Traced
 from flash_attention.options import MaskMod, Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
+from flash_attention.run.documents import as_packed, contents_of, gradients_as_packed
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import generation
@@ -45,20 +46,24 @@ def forward_pass(
     key: Key | None = None,
     keep_lse: bool = False,
     traced: Traced | None = None,
+    at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The output of a call, and its LSE where the caller wants it.
 
     Args:
         key: by which the call is to be remembered (``launch_cache``); None: it is not.
-        keep_lse: the LSE is wanted for a backward pass, too.
+        keep_lse: the LSE is wanted for a backward pass, too. Its strides may be any.
         traced: what the user's functions do (``traced_functions``); None: there are none.
+        at_once: an eager call, which may wait to read what functions captured.
     """
     options = options.checked(q)
     call = _checked(q, k, v, layout, options, keep_lse, traced)
-    problem = call.problem
+    packed = as_packed(call, options, with_gradients=keep_lse) if at_once and traced is not None else None
+    call, launched, kept = packed or (call, call, None)
+    problem = launched.problem
     if not (problem.batch and problem.seq_len_q and problem.n_heads):
         fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
-    elif not isinstance(layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
+    elif not isinstance(launched.layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
         if keep_lse:
@@ -82,7 +87,9 @@ def forward_pass(
             choice = choose(problem, q.device, options.config)
             if keep_lse:
                 _check_backward_config(problem, q.device, options)
-        ran = backend("cuda" if q.is_cuda else "cpu").run(call, choice)
+        ran = backend("cuda" if q.is_cuda else "cpu").run(launched, choice)
+        if kept is not None:
+            ran = ran._replace(kept=kept)
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
 
@@ -237,6 +244,7 @@ def backward_pass(
     dout: Tensor | None,
     dlse: Tensor | None,
     key: Key | None = None,
+    at_once: bool = False,
 ) -> Gradients:
     """The gradients that are wanted of q, k, v, the sinks and captured tensors; the others are None.
 
@@ -249,12 +257,14 @@ def backward_pass(
         dlse: gradient of the LSE; None: likewise.
         key: by which the pass is to be remembered (``launch_cache``); None: it is not, as none is that
             gathers gradients of captured tensors, for which it makes more tensors.
+        at_once: as of ``forward_pass``.
     """
     q, k, v, sinks, out, lse, traced = saved
     likes = out if dout is None else dout
     check_saved(q, k, v, sinks, out, lse, likes)
     captured = () if traced is None else traced.tensors
-    given = (q, k, v, out, lse, dout, dlse, *launch_cache.behind(layout.slots(), captured))
+    behind = launch_cache.behind(layout.slots(), (*contents_of(traced), *captured))
+    given = (q, k, v, out, lse, dout, dlse, *behind)
     dq = room_for(q) if wanted.q else None
     dk = room_for(k) if wanted.k else None
     dv = room_for(v) if wanted.v else None
@@ -289,13 +299,15 @@ def backward_pass(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options),
         dcaptured, dropout_of(options),
     )  # fmt: skip
+    packed = gradients_as_packed(call, options) if at_once and traced is not None else None
+    call, kept = packed or (call, None)
     chosen_in = generation.number()
     choice = choose(call.problem, q.device, options.backward_config)
     launched = backend(backward_backend(q.device.type)).run_backward(call, choice)
     if key is not None and launched is not None:
         fresh = (dq, dk, dv, launched.workspace)
         held = options.config, options.backward_config
-        launch_cache.remember(key, given, held, choice.kernel, launched, fresh, chosen_in, BACKWARD)
+        launch_cache.remember(key, given, held, choice.kernel, launched, fresh, chosen_in, BACKWARD, kept)
     return made
 
 

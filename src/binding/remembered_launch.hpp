@@ -11,7 +11,7 @@
 
 namespace flash::binding {
 
-inline constexpr int64_t kNoPointer = INT64_MIN;
+inline constexpr int64_t kNoPointer = INT64_MIN, kKeptPointer = kNoPointer + 1;
 
 template <typename Pass>
 struct RememberedLaunch {
@@ -25,8 +25,8 @@ struct RememberedLaunch {
     CapturedValues captured;            // of a kernel with a mod; addresses of tensors do not count
     Reference kept;                     // what else the launch reads, such as bits of tiles; or nullptr
     int64_t tiles_offset = kNoPointer;  // of bits that each launch finds, from its workspace
-    std::array<int64_t, kPointers<Pass>>
-        offsets;                           // bytes of each pointer from its tensor; kNoPointer: there is none
+    // Bytes of each pointer from its tensor; kNoPointer: there is none; kKeptPointer: it is the problem's.
+    std::array<int64_t, kPointers<Pass>> offsets;
     std::array<Reference, kSlots> makers;  // functions that make tensors which the caller does not give
     Reference label;
 
@@ -39,13 +39,16 @@ struct RememberedLaunch {
     }
 
     // Takes the pointers of `problem` as offsets from the tensors of their slots. False where one points
-    // elsewhere: into a copy that the long way has made, and would have to make again.
+    // elsewhere: into a copy that the long way has made, and would have to make again. Offsets of sequences
+    // that the caller has not given are what is kept.
     bool take_offsets(const std::array<TensorFacts, kSlots> &tensors, const std::array<bool, kSlots> &there) {
         bool inside = true;
         auto offset = offsets.begin();
         Pass::for_each_pointer(problem, [&](auto *pointer, Slot slot) {
             *offset = kNoPointer;
-            if (pointer != nullptr) {
+            if (pointer != nullptr && !there[slot] && kept != nullptr && Pass::is_offsets(slot)) {
+                *offset = kKeptPointer;
+            } else if (pointer != nullptr) {
                 if (there[slot]) {
                     *offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) -
                                                    reinterpret_cast<uintptr_t>(tensors[slot].data));
@@ -73,7 +76,11 @@ struct RememberedLaunch {
         Problem result = problem;
         auto offset = offsets.begin();
         Pass::for_each_pointer(result, [&]<typename T>(T *&pointer, Slot slot) {
-            pointer = *offset == kNoPointer ? nullptr : reinterpret_cast<T *>(addresses[slot] + *offset);
+            if (*offset == kNoPointer) {
+                pointer = nullptr;
+            } else if (*offset != kKeptPointer) {
+                pointer = reinterpret_cast<T *>(addresses[slot] + *offset);
+            }
             ++offset;
         });
         return result;

@@ -44,6 +44,9 @@ struct SharedSlots {
     // Whether a tensor holds numbers of which the memory may hold the negative.
     static constexpr bool may_be_negated(Slot slot) { return slot < kFirstOfLayout; }
 
+    // Whether a tensor says where packed sequences begin.
+    static constexpr bool is_offsets(Slot slot) { return slot == kCuSeqlensQ || slot == kCuSeqlensK; }
+
     // f(pointer, slot) for each of these pointers of a problem and the tensor that it points into.
     template <typename Problem, typename F>
     static constexpr void for_each_shared_pointer(Problem &problem, F f) {

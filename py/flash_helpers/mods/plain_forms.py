@@ -51,7 +51,7 @@ def plain_form(
         bands: whether a band may be said with an option.
         softcap: whether a soft cap may.
     """
-    reader = _Reader(mod, numbers)
+    reader = Reader(mod, numbers)
     results = dict(mod.results)
     band, cap = Band(), 0.0
     if (visible := results.get("visible")) is not None:
@@ -83,7 +83,14 @@ class _Linear(NamedTuple):
     offset: int
 
 
-class _Reader:
+class Reader:
+    """Reads what parts of a mod say.
+
+    Args:
+        mod: whose nodes are read.
+        numbers: what it captured.
+    """
+
     def __init__(self, mod: Mod, numbers: Sequence[int | float]) -> None:
         self.nodes, self.numbers = mod.nodes, numbers
 

@@ -104,6 +104,24 @@ def test_every_pointer_comes_from_its_tensor(devices, backward_echo, packed: boo
     assert table.last == "kernel"
 
 
+def test_offsets_that_nobody_gives_are_kept(devices, backward_echo) -> None:
+    """They were found from a captured tensor, which the kernel does not read."""
+    document, ends = torch.arange(QUERIES) // 3, torch.zeros(3, dtype=torch.int32)
+    tensors, made = given(), made_for(given(), (True, True, True))
+    changes = {"cu_seqlens_q": ends.data_ptr(), "cu_seqlens_k": ends.data_ptr()}
+    launch = launch_arguments(tensors, made, **changes)
+    called = (*tensors, *(None,) * 5, (0,), document)
+    table = binding.BackwardCallTable()
+    told = called, made, makers(made), backward_echo.launch_backward, launch, 0, "kernel"
+    assert not table.remember(*told)
+    assert table.remember(*told, ends)
+    again = (*given(), *called[7:])
+    problem = seen(table(*again)[0])
+    assert (problem.cu_seqlens_q, problem.cu_seqlens_k) == (ends.data_ptr(),) * 2
+    document[1] = 7
+    assert table(*again) is None
+
+
 def test_only_what_is_wanted_is_made(devices, backward_echo) -> None:
     table = remembered(backward_echo, given(), (True, False, True))
     dq, dk, dv, _ = table(*given())

@@ -74,6 +74,26 @@ def test_every_pointer_comes_from_its_tensor(devices, echo):
         assert table(*other) is None
 
 
+def test_offsets_that_nobody_gives_are_kept(devices, echo):
+    """They were found from a captured tensor, which the kernel does not read."""
+    document, ends = torch.arange(8) // 3, torch.tensor([0, 3, 6, 8], dtype=torch.int32)
+    given = [*inputs(), *(None,) * 7, (0,), document]
+    offsets = {"cu_seqlens_q": ends.data_ptr(), "cu_seqlens_k": ends.data_ptr(), "total_q": 8, "total_k": 8}
+    o = torch.empty(SHAPE, dtype=torch.float16)
+    told = given, o
+    with pytest.raises(AssertionError):  # nobody keeps them
+        remembered(echo, *told, **offsets)
+    with pytest.raises(AssertionError):  # a key count is no such thing
+        remembered(echo, *told, kept=ends, seqused_k=ends.data_ptr())
+    table = remembered(echo, *told, kept=ends, **offsets)
+    again = [*inputs(), *given[3:]]
+    problem = seen(table(*again))
+    assert (problem.cu_seqlens_q, problem.cu_seqlens_k) == (ends.data_ptr(),) * 2
+    assert (problem.q, problem.total_q) == (again[0].data_ptr(), 8)
+    document[1] = 7
+    assert table(*again) is None
+
+
 def test_given_output_is_written_and_returned(devices, echo):
     given = [*inputs(), torch.empty(SHAPE, dtype=torch.float16)]
     table = remembered(echo, given, given[3])

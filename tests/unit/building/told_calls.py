@@ -54,14 +54,17 @@ def arguments(q, k, v, o, lse=None, **features):
     return (*given, *rest, *((cuda.Features(64, **features),) if features else ()))
 
 
-def remembered(echo, given, o, label="kernel", lse=None, workspace=None, views=None, device=0, **features):
+def remembered(
+    echo, given, o, label="kernel", lse=None, workspace=None, views=None, device=0, kept=None, **features
+):
     """A table that was told of one call."""
     table = binding.CallTable()
     made = (None if len(given) > 3 and given[3] is not None else o, lse, workspace)
     makers = tuple(None if x is None else maker(x.shape, x.dtype) for x in made)
     q, k, v = views or given[:3]
     launch = arguments(q, k, v, o, lse, **features)
-    assert table.remember(tuple(given), made, makers, echo.launch, launch, device, label)
+    rest = () if kept is None else (kept,)
+    assert table.remember(tuple(given), made, makers, echo.launch, launch, device, label, *rest)
     return table
 
 

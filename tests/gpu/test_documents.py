@@ -1,0 +1,183 @@
+"""Masks of documents on a GPU: they run as packed sequences where they can, and give what the mask says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attention import attention, explain_choice, last_kernel
+from flash_attention.mods import and_masks
+from flash_attention.run import launch_cache
+
+SEQ, HEADS, D = 900, 4, 64
+NUMBERS = torch.repeat_interleave(torch.arange(4), torch.tensor([333, 1, 210, 356]))
+Mask = Callable[..., Any]
+
+
+def inputs(batch: int) -> list[Tensor]:
+    """q, k, v and a gradient of the output, on the CPU."""
+    generator = torch.Generator("cpu").manual_seed(batch)
+    shape = (batch, SEQ, HEADS, D)
+    return [torch.randn(shape, generator=generator, device="cpu").half() for _ in range(4)]
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def of_all(document: Tensor) -> Mask:
+    return lambda b, h, q, k: document[q] == document[k]
+
+
+def of_items(document: Tensor) -> Mask:
+    return lambda b, h, q, k: document[b, q] == document[b, k]
+
+
+def windowed(document: Tensor) -> Mask:
+    return lambda b, h, q, k: (document[q] == document[k]) & (q - k <= 70) & (k - q <= 9)
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    """Output and LSE, in float64."""
+    place = torch.arange(SEQ, device="cpu")
+    item = torch.arange(len(q), device="cpu")[:, None, None, None]
+    seen = mask(item, 0, place[:, None], place)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / math.sqrt(D)
+    scores = scores.masked_fill(~seen, -math.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double()), scores.logsumexp(-1)
+
+
+def check(mask: Callable[[Tensor], Mask], numbers: Tensor, batch: int, **options: Any) -> None:
+    """Output and gradients of calls that were made before, too."""
+    *own, dout = inputs(batch)
+    wide = [x.double().requires_grad_() for x in own]
+    expected = right(*wide, mask(numbers))[0]
+    exact = torch.autograd.grad(expected, wide, dout.double())
+    there = mask(numbers.cuda())
+    for _ in range(3):
+        leaves = [x.cuda().requires_grad_() for x in own]
+        with torch.no_grad():
+            found = attention(*leaves, mask_mod=there, **options)
+        out = attention(*leaves, mask_mod=there, **options)
+        for x in (found, out):
+            assert (x.detach().cpu().double() - expected.detach()).abs().max() < 4e-3
+        for x, y in zip(torch.autograd.grad(out, leaves, dout.cuda()), exact, strict=True):
+            assert (x.cpu().double() - y).abs().max() < 1e-2 * y.abs().max() + 4e-3
+
+
+def is_packed() -> bool:
+    return last_kernel().traits.varlen and last_kernel().mod is None
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Mask], Tensor, int]] = {
+    "one item": (of_all, NUMBERS, 1),
+    "two items": (of_all, NUMBERS, 2),
+    "of each item": (of_items, torch.stack([NUMBERS, NUMBERS.flip(0).div(2).int()]), 2),
+    "causal": (lambda document: and_masks(causal, of_all(document)), NUMBERS, 2),
+    "window": (windowed, NUMBERS.int(), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_runs_are_packed_sequences(name: str) -> None:
+    mask, numbers, batch = CASES[name]
+    check(mask, numbers, batch)
+    assert is_packed()
+    q, k, v = (x.cuda() for x in inputs(batch)[:3])
+    with torch.no_grad():
+        attention(q, k, v, mask_mod=mask(numbers.cuda()))
+        assert explain_choice(q, k, v, mask_mod=mask(numbers.cuda())).kernel == last_kernel()
+
+
+def test_numbers_that_stand_twice_are_a_mask() -> None:
+    check(of_all, NUMBERS % 2, 2)
+    assert not is_packed()
+
+
+def test_short_documents_are_a_mask() -> None:
+    check(of_all, torch.arange(SEQ, device="cpu") // 16, 1)
+    assert not is_packed()
+
+
+def test_what_is_written_is_read_again() -> None:
+    q, k, v = inputs(1)[:3]
+    there = NUMBERS.cuda()
+    for change in (lambda: None, lambda: there[100:200].fill_(9), lambda: there.copy_(there.flip(0))):
+        change()
+        expected = right(q, k, v, of_all(there.cpu()))[0]
+        for _ in range(3):
+            found = attention(q.cuda(), k.cuda(), v.cuda(), mask_mod=of_all(there))
+            assert (found.cpu().double() - expected).abs().max() < 4e-3
+
+
+def test_a_graph_reads_the_mask_in_each_replay() -> None:
+    q, k, v = inputs(1)[:3]
+    there = NUMBERS.cuda()
+    on_device = [x.cuda() for x in (q, k, v)]
+    mask = of_all(there)
+    attention(*on_device, mask_mod=mask)
+    assert is_packed()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attention(*on_device, mask_mod=mask)
+    for change in (lambda: None, lambda: there.copy_(there.flip(0) // 2)):
+        change()
+        graph.replay()
+        expected = right(q, k, v, of_all(there.cpu()))[0]
+        assert (found.cpu().double() - expected).abs().max() < 4e-3
+
+
+def test_items_that_are_no_rows_of_one_tensor() -> None:
+    """(batch, heads, seq, d) turned: rows of the second item do not follow those of the first."""
+    q, k, v = inputs(2)[:3]
+    turned = [x.transpose(1, 2).contiguous().cuda().transpose(1, 2) for x in (q, k, v)]
+    found = attention(*turned, mask_mod=of_all(NUMBERS.cuda()))
+    assert not is_packed()
+    assert (found.cpu().double() - right(q, k, v, of_all(NUMBERS))[0]).abs().max() < 4e-3
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_lse_is_as_of_batch_items(batch: int) -> None:
+    q, k, v = inputs(batch)[:3]
+    expected = right(q, k, v, of_all(NUMBERS))
+    mask = of_all(NUMBERS.cuda())
+    for _ in range(3):
+        out, lse = attention(q.cuda(), k.cuda(), v.cuda(), mask_mod=mask, return_lse=True)
+        assert lse.is_contiguous()
+        for x, y in zip((out, lse), expected, strict=True):
+            assert (x.cpu().double() - y).abs().max() < 4e-3
+
+
+def test_an_output_of_the_callers_is_written() -> None:
+    q, k, v = (x.cuda() for x in inputs(2)[:3])
+    mask, out = of_all(NUMBERS.cuda()), torch.empty_like(q)
+    expected = attention(q, k, v, mask_mod=mask)
+    for _ in range(3):
+        out.fill_(torch.nan)
+        assert attention(q, k, v, mask_mod=mask, out=out) is out
+        assert torch.equal(out, expected)
+        assert is_packed()
+
+
+def test_calls_made_before_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flash_attention.run import gradients, passes
+
+    launch_cache.forget()
+    mask = of_all(NUMBERS.cuda())
+    *own, dout = (x.cuda() for x in inputs(2))
+    leaves = [x.requires_grad_() for x in own]
+
+    def call() -> list[Tensor]:
+        out = attention(*leaves, mask_mod=mask, deterministic=True)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+    expected, *_ = (call() for _ in range(3))
+    for module, name in ((passes, "choose"), (passes, "choose_with_gradients"), (gradients, "backward_pass")):
+        monkeypatch.setattr(module, name, lambda *a, **kw: pytest.fail("the long way"))
+    for x, y in zip(call(), expected, strict=True):
+        assert torch.equal(x, y)

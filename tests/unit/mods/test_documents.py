@@ -1,0 +1,118 @@
+"""Masks of documents: which ones are read as such, and the runs of places that a tensor says."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flash_attention.mods import and_masks, trace
+from flash_attention.run import documents
+from flash_helpers.mods.documents import DocumentForm, document_form
+from flash_helpers.mods.plain_forms import Band
+
+ONE, BY_ITEM, OTHER = torch.arange(40) // 7, torch.arange(80).view(2, 40) // 7, torch.zeros(40).long()
+SEQ = 1000
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def same(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return ONE[q] == ONE[k]
+
+
+READ: dict[str, tuple[Callable[..., Any], DocumentForm]] = {
+    "one tensor": (same, DocumentForm(0, False, Band())),
+    "the other way": (lambda b, h, q, k: ONE[k] == ONE[q], DocumentForm(0, False, Band())),
+    "by item": (lambda b, h, q, k: BY_ITEM[b, q] == BY_ITEM[b, k], DocumentForm(0, True, Band())),
+    "row of an item": (lambda b, h, q, k: BY_ITEM[b][q] == BY_ITEM[b][k], DocumentForm(0, True, Band())),
+    "causal": (and_masks(causal, same), DocumentForm(0, False, Band(high=0))),
+    "window": (
+        lambda b, h, q, k: (q - k <= 9) & same(b, h, q, k) & (k - q <= 3) & same(b, h, q, k),
+        DocumentForm(0, False, Band(-9, 3)),
+    ),
+}
+OTHERS: dict[str, Callable[..., Any]] = {
+    "two tensors": lambda b, h, q, k: ONE[q] == OTHER[k],
+    "both of two": lambda b, h, q, k: (ONE[q] == ONE[k]) & (OTHER[q] == OTHER[k]),
+    "by head": lambda b, h, q, k: BY_ITEM[h, q] == BY_ITEM[h, k],
+    "another place": lambda b, h, q, k: ONE[q] == ONE[k + 1],
+    "another item": lambda b, h, q, k: BY_ITEM[b, q] == BY_ITEM[0, k],
+    "before": lambda b, h, q, k: ONE[q] >= ONE[k],
+    "or causal": lambda b, h, q, k: (ONE[q] == ONE[k]) | (q >= k),
+    "not these": lambda b, h, q, k: ONE[q] != ONE[k],
+    "and padding": lambda b, h, q, k: (ONE[q] == ONE[k]) & (ONE[k] > 0),
+    "real numbers": lambda b, h, q, k: ONE.float()[q] == ONE.float()[k],
+    "a band": causal,
+    "columns": lambda b, h, q, k: BY_ITEM[q, b] == BY_ITEM[k, b],
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_masks_of_documents(name: str) -> None:
+    mask, expected = READ[name]
+    made = trace(mask_mod=mask)
+    assert document_form(made.mod, made.numbers) == expected
+    assert documents.contents_of(made) == ((0,),)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_masks(name: str) -> None:
+    made = trace(mask_mod=OTHERS[name])
+    assert document_form(made.mod, made.numbers) is None
+    assert documents.contents_of(made) == ()
+
+
+def test_a_score_beside_the_mask_counts_places_of_the_item() -> None:
+    made = trace(lambda s, b, h, q, k: s + (k - q), same)
+    assert document_form(made.mod, made.numbers) is None
+
+
+# ---------------------------------------------------------------------- runs of places
+def read(numbers: Tensor, batch: int) -> tuple[list[int], int]:
+    found = documents._read(numbers, batch, numbers)
+    assert found.offsets.dtype is torch.int32
+    assert found.offsets.tolist() == found.ends.tolist()
+    assert isinstance(found.owner, weakref.ref)
+    return found.ends.tolist(), found.longest
+
+
+def test_runs_of_each_item() -> None:
+    assert read(torch.tensor([[3, 3, -1, 0, 0, 0]]), 1) == ([0, 2, 3, 6], 3)
+    assert read(torch.tensor([[3, 3, -1, 0, 0, 0]]), 2) == ([0, 2, 3, 6, 8, 9, 12], 3)
+    assert read(torch.tensor([[1, 1, 2], [2, 3, 3]]), 2) == ([0, 2, 3, 4, 6], 2)  # items share no document
+    assert read(torch.tensor([[True, False, False]]), 1) == ([0, 1, 3], 2)
+
+
+def test_a_number_that_stands_twice_is_no_run() -> None:
+    assert read(torch.tensor([[1, 2, 1]]), 1)[1] == 0
+    assert read(torch.tensor([[1, 1, 2], [3, 2, 3]]), 2)[1] == 0
+
+
+# ---------------------------------------------------------------------- which way is quicker
+def of_lengths(*lengths: int) -> documents._Documents:
+    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return documents._read(numbers[None], 1, numbers)
+
+
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_time_of_a_mask_beside_packed_sequences(d_head: int) -> None:
+    """The first are documents of 4096 tokens in benchmarks/results/h200-mods-documents-anywhere.json."""
+    long = of_lengths(308, 352, 452, 460, 1120, 704, 424, 276)
+    assert documents._time_of_mask(long, 4096, d_head) > 1.1
+    short = of_lengths(*[16] * 256)
+    assert documents._time_of_mask(short, 4096, d_head) < documents.LEAST_WITH_GRADIENTS
+    one = of_lengths(4096)
+    assert documents._time_of_mask(one, 4096, d_head) == pytest.approx(1.0)
+
+
+def test_time_counts_places_within_an_item() -> None:
+    of_one, of_two = of_lengths(300, 212), documents._read(torch.arange(512)[None] // 300, 2, ONE)
+    alike = documents._time_of_mask(of_one, 512, 128), documents._time_of_mask(of_two, 512, 128)
+    assert alike[0] == pytest.approx(alike[1])
