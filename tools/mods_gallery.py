@@ -1,15 +1,17 @@
 """Writes docs/mods-gallery.md and its pictures: masks by their tiles, formulas, costs, and measured times.
 
-    python tools/mods_gallery.py [--results benchmarks/results/h200-mods.json]
+    python tools/mods_gallery.py [--results benchmarks/results/h200-mods.json …]
 
 A picture has a square for each tile of 128 queries and 128 keys: empty, divided or full, as the pairs say.
-Times are those of ``benchmarks/mods.py``; without its result file the page says that nothing was measured.
+Times are those of ``benchmarks/mods.py``, of a function those of the last file that has it; without result
+files the page says that nothing was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from flash_helpers.mods.tiles import Tile, Tiling, tiles
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs" / "mods-gallery.md", ROOT / "docs" / "mods-figures"
-RESULTS = ROOT / "benchmarks" / "results" / "h200-mods.json"
+FOLDER = ROOT / "benchmarks" / "results"
+RESULTS = [FOLDER / f"h200-mods{name}.json" for name in ("", "-gallery", "-documents")]
 B, SQUARE = 128, 8
 MEASURED = (4096, 128)  # length and head size of the times on the page
 COLOURS = {Tile.EMPTY: "#e8e8ef", Tile.PARTIAL: "#8da0dc", Tile.FULL: "#3f51b5"}
@@ -145,28 +148,34 @@ def _beside(entry: Entry, times: dict[tuple[str, str], float]) -> str:
     return "; ".join([f"{times[entry.feature, 'mod']:.3f} ms", *said])
 
 
-def measured(path: Path) -> tuple[dict[tuple[str, str], float], str]:
+def measured(paths: Sequence[Path]) -> tuple[dict[tuple[str, str], float], str]:
     """Milliseconds by feature and variant, and what they were measured on."""
-    if not path.exists():
+    paths = [path for path in paths if path.exists()]
+    if not paths:
         return {}, "Speeds were not measured yet: `python benchmarks/mods.py --json FILE` does."
-    rows: list[dict[str, Any]] = [
-        row
-        for row in ResultFile.load(path).rows
-        if (row["problem"]["seq_len_q"], row["problem"]["d_head"]) == MEASURED and row["milliseconds"]
-    ]
-    if not rows:
-        raise SystemExit(f"{path} has no times of {MEASURED[0]} tokens and head size {MEASURED[1]}")
-    found = {(row["feature"], row["variant"]): row["milliseconds"]["hot"]["median"] for row in rows}
+    found: dict[tuple[str, str], float] = {}
+    for path in paths:
+        rows: list[dict[str, Any]] = [
+            row
+            for row in ResultFile.load(path).rows
+            if (row["problem"]["seq_len_q"], row["problem"]["d_head"]) == MEASURED and row["milliseconds"]
+        ]
+        if not rows:
+            raise SystemExit(f"{path} has no times of {MEASURED[0]} tokens and head size {MEASURED[1]}")
+        again = {row["feature"] for row in rows}
+        found = {name: ms for name, ms in found.items() if name[0] not in again}
+        found |= {(row["feature"], row["variant"]): row["milliseconds"]["hot"]["median"] for row in rows}
     facts, problem = rows[0]["environment"], rows[0]["problem"]
+    files = ", ".join(f"`{path.relative_to(ROOT) if ROOT in path.parents else path.name}`" for path in paths)
     text = (
         f"Speeds are of the forward pass on an {facts['gpu'].removeprefix('NVIDIA ')} in bfloat16: "
         f"{problem['batch']} items of {MEASURED[0]} tokens, {problem['n_heads']} heads of {MEASURED[1]}, "
-        f"torch {facts['torch']} (`{RESULTS.relative_to(ROOT)}`)."
+        f"torch {facts['torch']} ({files})."
     )
     return found, text
 
 
-def written(results: Path) -> dict[Path, str]:
+def written(results: Sequence[Path]) -> dict[Path, str]:
     """The page and its pictures, by path."""
     times, said = measured(results)
     made: dict[Path, str] = {}
@@ -183,7 +192,7 @@ def written(results: Path) -> dict[Path, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=RESULTS, help="result file of benchmarks/mods.py")
+    parser.add_argument("--results", type=Path, nargs="+", default=RESULTS, help="of benchmarks/mods.py")
     for path, text in written(parser.parse_args().results).items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

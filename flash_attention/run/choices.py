@@ -151,7 +151,8 @@ def explain_choice(
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
     With ``cu_seqlens_q`` it is about ``attention_varlen``, with ``seqused_k`` alone, which may have a
-    ``block_table``, about ``attention_cached``. No number of their tensors is read.
+    ``block_table``, about ``attention_cached``. No number of their tensors is read. What a mask of documents
+    captured on a GPU is read, as by ``attention``.
 
     Where gradients are wanted, because an input requires grad or ``backward_config`` is given, the choice of
     the forward pass has that of the backward pass beside it, as ``gradients``.

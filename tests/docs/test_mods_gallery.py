@@ -48,10 +48,13 @@ def test_speeds_come_from_the_result_file(tmp_path: Path) -> None:
         }
         for variant, median in times.items()
     ]  # fmt: skip
-    path = tmp_path / "mods.json"
-    ResultFile("mods", "some", rows=rows).save(path)
-    found, said = mods_gallery.measured(path)
+    path, later = tmp_path / "mods.json", tmp_path / "later.json"
+    ResultFile("mods", "some", rows=[*rows, rows[0] | {"feature": "window"}]).save(path)
+    ResultFile("mods", "some", rows=[rows[1] | {"feature": "window"}]).save(later)
+    found, said = mods_gallery.measured([path, later, tmp_path / "none.json"])
     assert found["causal", "flex"] == 2.5
+    assert {variant for feature, variant in found if feature == "window"} == {"twin"}
+    assert "(`mods.json`, `later.json`)" in said
     assert "on an H200 in bfloat16: 4 items of 4096 tokens, 16 heads of 128" in said
     causal, tanh = mods_gallery.MASKS[0], mods_gallery.SCORES[3]
     assert mods_gallery.speed(causal, found) == (

@@ -109,16 +109,28 @@ def test_packed_sequences_keep_their_places(tables: dict[Any, Any]) -> None:
     assert backward[14].data_ptr() == table.data_ptr()
 
 
+def backward_of_a_mask(tables: dict[Any, Any], document: Tensor, mask_mod: Any) -> tuple[Any, ...]:
+    """What a backward pass is asked with behind its own tensors; the forward pass compares contents."""
+    both = know(tables, {"mask_mod": mask_mod})
+    attention(leaf(), leaf(), leaf(), mask_mod=mask_mod).float().sum().backward()
+    assert both.forward[0][10:] == ((0,), document)
+    *before, captured = both.backward[0][12:]
+    assert captured.data_ptr() == document.data_ptr()
+    return tuple(before)
+
+
 def test_bits_of_tiles_are_of_the_forward_pass_alone(tables: dict[Any, Any]) -> None:
     """A backward pass finds its own in every launch."""
     document = torch.arange(SEQ) // 3
+    assert backward_of_a_mask(tables, document, lambda b, h, q, k: document[q] >= document[k]) == ()
+
+
+def test_documents_are_of_both_passes(tables: dict[Any, Any]) -> None:
+    """Where packed sequences begin is found once, from what is in a tensor."""
+    document = torch.arange(SEQ) // 3
     causal = lambda b, h, q, k: q >= k  # noqa: E731
-    options = {"mask_mod": and_masks(causal, lambda b, h, q, k: document[q] == document[k])}
-    both = know(tables, options)
-    q = leaf()
-    attention(q, leaf(), leaf(), **options).float().sum().backward()
-    assert both.forward[0][10:] == ((0,), document)
-    assert [x.data_ptr() for x in both.backward[0][12:]] == [document.data_ptr()]
+    mask_mod = and_masks(causal, lambda b, h, q, k: document[q] == document[k])
+    assert backward_of_a_mask(tables, document, mask_mod) == ((0,),)
 
 
 def test_what_is_wanted_tells_passes_apart(tables: dict[Any, Any]) -> None:
