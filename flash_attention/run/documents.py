@@ -110,9 +110,9 @@ def is_packable(q: Tensor, out: Tensor | None, options: Options) -> bool:
         return False
     if options.config is not None or options.backward_config is not None:  # of kernels with the mask
         return False
-    if (
-        options.out_dtype not in (None, q.dtype) or options.return_lse and q.shape[0] > 1
-    ):  # whose rows lie as those of batch items
+    if options.out_dtype not in (None, q.dtype):
+        return False
+    if options.return_lse and q.shape[0] > 1:  # its rows lie as those of batch items
         return False
     return out is None or _rows(out) is not None
 

@@ -12,19 +12,19 @@ from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.explain.measured_cells import RESULTS
 
 DOCS = Path(__file__).parents[2] / "docs"
-ANYWHERE = "h200-mods-documents-anywhere"
 FILES = ("h200-mods.json", "h200-mods-backward.json")  # of each direction
 SCORES = (FILES[0], "h200-mods-scores-backward.json")  # later kernels backward
-ODD_ENDS = (f"{ANYWHERE}.json", f"{ANYWHERE}-backward.json")
+DOCUMENTS = ("h200-mods-documents.json", "h200-mods-documents-backward.json")
 TABLE = {  # line of docs/mods.md: the feature, what its rate is a part of, tokens, files forward and backward
     "ALiBi, of the plain kernel's rate": ("alibi", "plain", 4096, *SCORES),
     "T5's buckets, of the plain rate": ("buckets", "plain", 4096, *SCORES),
     "dense bias, of the plain rate": ("bias", "plain", 4096, *SCORES),
-    "documents, of the rate of packed sequences": ("document", "twin", 4096, *FILES),
-    "the same, 1024 tokens": ("document", "twin", 1024, *FILES),
-    "the same, 16384 tokens": ("document", "twin", 16384, *FILES),
-    "documents that end at no multiple of 64": ("document", "twin", 4096, *ODD_ENDS),
-    "those, 1024 tokens": ("document", "twin", 1024, *ODD_ENDS),
+    "documents, of the rate of packed sequences": ("document", "twin", 4096, *DOCUMENTS),
+    "the same, 1024 tokens": ("document", "twin", 1024, *DOCUMENTS),
+    "the same, 16384 tokens": ("document", "twin", 16384, *DOCUMENTS),
+    "documents that end at no multiple of 64": ("odd_document", "twin", 4096, *DOCUMENTS),
+    "those, 1024 tokens": ("odd_document", "twin", 1024, *DOCUMENTS),
+    "those, 16384 tokens": ("odd_document", "twin", 16384, *DOCUMENTS),
 }
 OPTIONS = ("noop", "causal", "window", "softcap")  # functions that become an option of the library
 AMPERE = "ALiBi forward at {} and {} of their plain rate, buckets at {} and {}, a dense bias at {} and {}"
@@ -124,6 +124,16 @@ def test_what_becomes_an_option_runs_at_the_quoted_rates() -> None:
         ends += [f"{min(rates):.2f} to {max(rates):.2f}"]
     said = f"runs at {ends[0]} of the option's rate forward, and at {ends[1]} backward."
     assert said in page_text("mods.md")
+
+
+def test_rates_of_kernels_with_the_mask_of_documents_are_those_of_the_files() -> None:
+    ends = []
+    for name in DOCUMENTS:
+        found = medians(name)
+        rates = [found[of, "twin", n, d] / ms for (of, who, n, d), ms in found.items() if who == "masked"]
+        assert len(rates) == 12
+        ends += [f"{min(rates):.2f} to {max(rates):.2f}"]
+    assert f"at {ends[0]} of the packed rate forward, and at {ends[1]} backward" in page_text("mods.md")
 
 
 def test_rates_of_the_ampere_family_are_those_of_the_file() -> None:

@@ -103,7 +103,7 @@ def of_lengths(*lengths: int) -> documents._Documents:
 
 @pytest.mark.parametrize("d_head", [64, 128])
 def test_time_of_a_mask_beside_packed_sequences(d_head: int) -> None:
-    """The first are documents of 4096 tokens in benchmarks/results/h200-mods-documents-anywhere.json."""
+    """The first are those of 4096 tokens in benchmarks/results/h200-mods-documents.json."""
     long = of_lengths(308, 352, 452, 460, 1120, 704, 424, 276)
     assert documents._time_of_mask(long, 4096, d_head) > 1.1
     short = of_lengths(*[16] * 256)
