@@ -38,6 +38,10 @@ from flash_helpers.mods.mod import SMALL_NUMBER
 VALUE, TENSOR, NUMBER, CONSTANT, SEVERAL = range(5)
 _WRITES = f"the function writes to a captured tensor. {NOTHING_WRITTEN}"
 _OPERATORS = operator.add.__module__
+# What a value says of itself; ``len`` asks for a size.
+_FACTS = (
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, torch.numel, torch.is_floating_point
+)  # fmt: skip
 _GET_ITEM = (Tensor.__getitem__, operator.getitem)
 _LARGE = 2**40  # stands for a whole number of 64 bits while a mod is made
 
@@ -121,6 +125,8 @@ class _Notes(TorchFunctionMode):
             "__repr__",
         ):  # an attribute, such as a type; PyTorch's own messages
             return function(*args)
+        if function in _FACTS:
+            return function(*args, **kwargs)
         if function in _GET_ITEM:
             return self._index(args[0], args[1])
         if is_in_place(function) and not self._is_noted(args[:1]):

@@ -72,6 +72,12 @@ class Symbol:
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
     @property
     def device(self) -> torch.device:
         if self._recording.device is None:
@@ -147,6 +153,8 @@ class Symbol:
 
     def __getitem__(self, index: Any) -> Any:
         place, length = self.value()
+        if isinstance(index, tuple) and len(index) == 1:
+            (index,) = index
         if index is None and length is None:
             return Symbol(self._recording, place, 1)
         if index is Ellipsis or index == ():

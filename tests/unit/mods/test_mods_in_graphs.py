@@ -19,7 +19,7 @@ from flash_attention import attention, attention_varlen, sdpa
 from flash_attention.cached import attention_cached
 from flash_attention.errors import ModError
 from flash_attention.flex_attention import flex_attention
-from flash_attention.mods import and_masks, random
+from flash_attention.mods import and_masks, random, trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCH, HEADS, D_HEAD = 2, 4, 64
@@ -201,6 +201,23 @@ def test_a_captured_tensor_may_be_the_first_argument() -> None:
 
 def alibi(score, b, h, q, k):
     return score + SLOPES[h] * (k - q)
+
+
+def test_what_a_value_says_of_itself() -> None:
+    table = torch.randn(64, 3)
+
+    def score_mod(score, b, h, q, k):
+        row = table[q]
+        assert score.is_floating_point()
+        assert not q.is_floating_point()
+        return score * len(row) + row.size(-1) * row.numel() * row.dim() * score[None].sum()
+
+    inputs = qkv(64)
+    same(
+        with_gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), inputs, score_mod),
+        with_gradients(call, inputs, score_mod),
+    )
+    assert str(trace(score_mod).mod) == str(trace(lambda s, b, h, q, k: s * 3 + 9 * s[None].sum()).mod)
 
 
 def test_a_method_takes_its_own_order_of_arguments() -> None:
