@@ -395,6 +395,8 @@ def _constant(node: Node) -> str:
 def _integer(value: int) -> str:
     if value == -(2**63):
         return "INT64_MIN"
+    if value == -(2**31):  # 2147483648 alone is no int
+        return "(-2147483647 - 1)"
     if not -(2**31) < value < 2**31:
         return f"int64_t({value})"
     return f"({value})" if value < 0 else str(value)

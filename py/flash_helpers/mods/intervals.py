@@ -100,6 +100,8 @@ def _of_node(
         return args[0]
     if any(mod.nodes[arg].kind is Kind.FLOAT for arg in node.args):
         return wide
+    if node.op == "not":
+        return _opposite(*args) if node.kind is Kind.BOOL else _complement(*args)
     if node.op in _RULES:
         return _RULES[node.op](*args)
     if node.op not in _ARITHMETIC:
@@ -244,9 +246,14 @@ def _where(condition: Interval, a: Interval, b: Interval) -> Interval:
     return Interval(low, high)
 
 
-def _not(a: Interval) -> Interval:
-    is_bool = (a.low >= 0) & (a.high <= 1)
-    return Interval(np.where(is_bool, 1 - a.high, ~a.high), np.where(is_bool, 1 - a.low, ~a.low))
+def _opposite(a: Interval) -> Interval:
+    """Of a truth."""
+    return Interval(1 - a.high, 1 - a.low)
+
+
+def _complement(a: Interval) -> Interval:
+    """The other bits of a whole number: -1 - a, without an end where a has none."""
+    return Interval(np.where(a.high >= FAR, -FAR, ~a.high), np.where(a.low <= -FAR, FAR, ~a.low))
 
 
 _ARITHMETIC: dict[str, Callable[..., Interval]] = {
@@ -256,7 +263,6 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "floor_divide": _floor_divide,
     "neg": lambda a: Interval(-a.high, -a.low),
     "abs": _abs,
-    "not": _not,
     "shift_left": _shift_left,
     "shift_right": _shift_right,
 }

@@ -91,6 +91,7 @@ class Writer:
             lambda: f"torch.abs({self.value_int(depth - 1)})",
             lambda: f"(-{self.value_int(depth - 1)})",
             lambda: f"(~{self.value_int(depth - 1)})",
+            lambda: f"(~{self.value_int(depth - 1)})",
             lambda: f"torch.clamp({self.value_int(depth - 1)}, {-n}, {n})",
             lambda: f"torch.minimum({self.value_int(depth - 1)}, {self.value_int(depth - 1)})",
             lambda: f"torch.maximum({self.value_int(depth - 1)}, {self.value_int(depth - 1)})",

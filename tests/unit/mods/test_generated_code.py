@@ -60,6 +60,26 @@ def test_random_functions_on_the_host(tmp_path: Path) -> None:
         )
 
 
+SMALLEST = -(2**31)
+
+
+def test_numbers_at_the_ends_of_their_range(tmp_path: Path) -> None:
+    functions = [
+        lambda s, b, h, q, k: s + (torch.clamp(q - k, SMALLEST + 0, 2**31 - 1) % 7),
+        lambda s, b, h, q, k: s + torch.maximum(k - q, torch.where(q > k, -2147483648, 2)) % 7,
+        lambda s, b, h, q, k: s + ((q - k) // -2147483648 + (k * 0 - 2147483648) % 1000),
+        lambda s, b, h, q, k: s + torch.minimum(q - k, q * 0 + -(2**63)) % 1000,
+        lambda s, b, h, q, k: s + WORDS["distance"][h, ~(q % 2)] + ~(k // 8),
+    ]
+    traced = [trace(f) for f in functions]
+    library = Library(tmp_path, compiler(), [(t.mod, "score") for t in traced])
+    score, *indices = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (t, f) in enumerate(zip(traced, functions, strict=True)):
+        expected = torch.broadcast_to(f(score, *indices), score.shape)
+        torch.testing.assert_close(evaluate(t, "score", score, *indices), expected)
+        torch.testing.assert_close(library.run(i, t, score).float(), expected)
+
+
 WORDS = tables(torch.Generator().manual_seed(2))
 ROWS = torch.randn(HEADS, SEQ, 16, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
 AHEAD = {

@@ -109,6 +109,16 @@ def test_tiles_of_other_masks_are_never_wrong() -> None:
     assert told > 500
 
 
+def test_the_complement_of_a_whole_number_is_no_truth() -> None:
+    """Also where the number is known to be 0 or 1."""
+    traced = trace(None, lambda b, h, q, k: ~(q % 2) < 0)
+    assert (tiles(traced.mod, Tiling(8, 8, 4, 4), ()) == Tile.FULL).all()
+    complement = next(i for i, node in enumerate(traced.mod.nodes) if node.op == "not")
+    assert [int(x) for x in intervals(traced.mod)[complement]] == [-2, -1]
+    of_a_truth = trace(None, lambda b, h, q, k: ~(q > k))
+    assert [int(x) for x in intervals(of_a_truth.mod)[-1]] == [0, 1]
+
+
 def test_a_mask_of_one_head_differs_from_that_of_all() -> None:
     traced = trace(None, lambda b, h, q, k: (h == 0) | (q >= k))
     tiling = Tiling(4, 4, 2, 2)
