@@ -24,8 +24,6 @@ BY_PLACE = {"module", "query", "key", "value", "query_states", "key_states", "va
 # Keywords that have a meaning, and a model that passes each: what a Transformers without it does not pass.
 PASSED_BY = {
     "sinks": "inkling2",
-    "indices": "deepseek_v32",
-    "block_indices": "minimax_m3_vl",
 }
 MODELS = Path(transformers.__file__).parent / "models"
 
@@ -82,7 +80,7 @@ def test_each_keyword_of_a_model_is_taken_or_refused_by_its_name(keywords: list[
     ("name", "value"),
     [
         ("sinks", torch.zeros(2, device="cpu")),
-        ("indices", torch.zeros(1, 9, 4, dtype=torch.int64, device="cpu")),
+        ("indices_of_pages", torch.zeros(1, 9, 4, dtype=torch.int64, device="cpu")),
         ("head_mask", torch.ones(2, device="cpu")),
         ("block_table", torch.zeros(1, 4, dtype=torch.int32, device="cpu")),
         ("k_cache", torch.zeros(4, 16, 2, 16, device="cpu")),

@@ -14,6 +14,7 @@ from flash_attention.compat.transformers.band import EVERYTHING, Band
 from flash_attention.compat.transformers.keywords import check_keywords
 from flash_attention.compat.transformers.masks import Meaning, meaning_of
 from flash_attention.compat.transformers.mods import meaning_of_tensor, with_mods
+from flash_attention.compat.transformers.selection import masks_of_selections
 from flash_attention.torch_private import assert_async
 
 
@@ -36,6 +37,8 @@ def attention_forward(
     max_length_k: int | Tensor | None = None,
     deterministic: bool | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer.
@@ -55,6 +58,8 @@ def attention_forward(
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences.
         deterministic: equal calls give equal gradients; None: no, unless PyTorch's own switch says so.
         position_bias: what broadcasts to (batch, n_heads, seq_len_q, seq_len_k), added to the scaled scores.
+        indices: (batch, seq_len_q, any number) of keys: a query sees these alone.
+        block_indices: (batch, heads of the indexer, seq_len_q, any number) of blocks of keys; -1: none.
         keywords: refused if they may mean anything.
 
     Returns:
@@ -85,14 +90,16 @@ def attention_forward(
         "deterministic": deterministic is not None and deterministic,
         "sinks": s_aux if s_aux is None or s_aux.dtype is q.dtype else s_aux.float(),
     }
-    if position_bias is not None or meaning.has_mods:
+    selected = masks_of_selections(module, indices, block_indices, q, k)
+    if position_bias is not None or selected or meaning.has_mods:
         if meaning.counts is not None or cu_seq_lens_q is not None:
             what = "a mask that is no band" if position_bias is None else "position_bias"
+            what = f"a selection of keys ({'block_' * (indices is None)}indices)" if selected else what
             raise NotImplementedError(
                 f"{what} came with packed sequences (cu_seq_lens_q), or in a trace with a static cache; they "
                 'are not computed together: use attn_implementation="sdpa" or "eager"'
             )
-        return with_mods(q, k, v, meaning, position_bias, options), None
+        return with_mods(q, k, v, meaning, position_bias, selected, options), None
     given = packing.given_packing(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, q, k)
     if meaning.tokens is not None:
         if given is not None:

@@ -32,6 +32,7 @@ HARMLESS = {
     "rotary_pos_emb": _ROTARY,
     "cos": _ROTARY,
     "sin": _ROTARY,
+    "input_ids": "of the embedding, which the model has looked up already",
     "layer_idx": "the place of the layer",
     "seq_idx": "of state space layers; attention layers are given position_ids or cu_seq_lens_q",
     "synced_gpus": "of generate()",

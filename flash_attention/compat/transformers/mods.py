@@ -73,7 +73,13 @@ def _band_of(mask: Tensor, seq_len_q: int, seq_len_k: int) -> Band | None:
 
 
 def with_mods(
-    q: Tensor, k: Tensor, v: Tensor, meaning: Meaning, position_bias: Tensor | None, options: dict[str, Any]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    meaning: Meaning,
+    position_bias: Tensor | None,
+    selected: list[Callable[..., Any]],
+    options: dict[str, Any],
 ) -> Tensor:
     """Attention under a mask that is no band, or with a bias of positions that is added to the scores.
 
@@ -81,9 +87,10 @@ def with_mods(
         q, k, v: (batch, seq, heads, d).
         meaning: what the mask says.
         position_bias: what broadcasts to (batch, n_heads, seq_len_q, seq_len_k); None: nothing.
+        selected: further masks (``selection``).
         options: keywords of ``attention``, which say the band.
     """
-    masks = [] if meaning.mask_mod is None else [meaning.mask_mod]
+    masks = [*selected] if meaning.mask_mod is None else [*selected, meaning.mask_mod]
     if meaning.tokens is not None:
         masks.append(of_tokens(meaning.tokens))
     if meaning.starts is not None:
