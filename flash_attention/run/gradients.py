@@ -53,16 +53,16 @@ def check_differentiable(layout: Layout, options: Options) -> None:
     Raises:
         NotImplementedError: keys in pages, an output that is given, a limit of SMs.
     """
+    if isinstance(layout, PackedCached):
+        raise NotImplementedError(
+            "a gradient is wanted, and packed queries with seqused_q, seqused_k, a cache (block_table) or a "
+            "number of parts have none: call under torch.no_grad(), or pack the queries and keys that "
+            "count, with cu_seqlens_q and cu_seqlens_k alone"
+        )
     if layout.paged:
         raise NotImplementedError(
             "a gradient is wanted, and keys in pages (block_table) have none: call under torch.no_grad(), "
             "or pass the keys in one piece, without block_table"
-        )
-    if isinstance(layout, PackedCached):
-        raise NotImplementedError(
-            "a gradient is wanted, and packed queries with seqused_q, seqused_k or keys in a cache have "
-            "none: call under torch.no_grad(), or pack the queries and keys that count, with cu_seqlens_q "
-            "and cu_seqlens_k alone"
         )
     if options.n_sms is not None:
         raise NotImplementedError(

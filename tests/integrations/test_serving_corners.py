@@ -143,6 +143,18 @@ def test_an_item_that_is_not_there_is_no_other_one(
     assert all(map(torch.equal, caches, before))
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["cache", "pages"])
+def test_a_refused_gradient_says_what_has_one(paged: bool) -> None:
+    q, ends = random(3, HEADS, D).requires_grad_(), ints(0, 2, 3)
+    keys, counts = random(2, PAGE, HEADS_KV, D), [5, 9]
+    table = ints(0, 1)[:, None] if paged else None
+    with pytest.raises(NotImplementedError, match=r"with cu_seqlens_q and cu_seqlens_k alone$"):
+        attention_varlen(q, keys, keys, ends, None, 2, PAGE, seqused_k=ints(*counts), block_table=table)
+    packed = torch.cat([keys[i, :n] for i, n in enumerate(counts)])
+    attention_varlen(q, packed, packed, ends, ints(0, 5, 14), 2, PAGE).float().sum().backward()
+    assert q.grad is not None
+
+
 @in_words(score_mod="attention_chunk", mask_mod="attention_chunk")
 def refusing(text: str) -> None:
     raise NotImplementedError(text)
