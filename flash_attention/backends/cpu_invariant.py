@@ -3,7 +3,8 @@
 The same steps as ``cpu.attention``, with tensors that always have the same shapes: 64 rows of one head,
 filled up with zeros, and whole tiles of keys, counted from key 0. A matrix product of another shape may add
 up in another order. Of one shape it treats all rows alike, wherever they stand, as far as its library does:
-that is tried, once for each shape.
+that is tried, once for each shape. Columns of V are filled up, too: MKL adds up those behind the last whole
+panel in another order, and how many these are depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.select.errors import NoKernelError
 
 ROWS = 64  # that one step takes
+PANEL = 16  # columns of V, whatever shares them
 
 
 def attention(
@@ -43,9 +45,10 @@ def attention(
     """
     batch, seq_len_q, n_heads, d_head = q.shape
     group, d_head_v = n_heads // max(k.shape[2], 1), v.shape[3]
+    columns_v = -(-d_head_v // PANEL) * PANEL
     visibility = Visibility(left, right, k.shape[1] - seq_len_q)
     threads = torch.get_num_threads()
-    for length, columns in ((d_head, config.B_c), (config.B_c, d_head_v)):
+    for length, columns in ((d_head, config.B_c), (config.B_c, columns_v)):
         if not _treats_rows_alike(length, columns, threads):
             raise NoKernelError(
                 f"numerics='invariant' on the CPU: products of {ROWS} x {length} by {length} x {columns} of "
@@ -61,13 +64,13 @@ def attention(
                 past = min(first + ROWS, seq_len_q)
                 rows = torch.zeros(1, ROWS, 1, d_head, dtype=q.dtype, device="cpu")
                 rows[0, : past - first, 0] = q[item, first:past, head]
-                chunk = Chunk(config, rows, d_head_v, 1, softmax_scale, softcap)
+                chunk = Chunk(config, rows, columns_v, 1, softmax_scale, softcap)
                 with full_precision:
                     _attend(chunk, keys, values, visibility, first, past)
-                made = torch.empty(1, ROWS, 1, d_head_v, dtype=o.dtype, device="cpu")
+                made = torch.empty(1, ROWS, 1, columns_v, dtype=o.dtype, device="cpu")
                 sums = torch.empty(1, 1, ROWS, **FLOAT32)
                 chunk.finish(made, sums, own_sinks)
-                o[item, first:past, head] = made[0, : past - first, 0]
+                o[item, first:past, head] = made[0, : past - first, 0, :d_head_v]
                 if lse is not None:
                     lse[item, head, first:past] = sums[0, 0, : past - first]
 
@@ -80,8 +83,8 @@ def _attend(chunk: Chunk, k: Tensor, v: Tensor, visibility: Visibility, first: i
     for block in reversed(range(begin // tile * tile, end, tile)):
         seen = slice(max(block, begin), min(block + tile, end))  # nothing else is read: it may hold NaN
         chunk.step(
-            _tile_of(k, seen, block, tile),
-            _tile_of(v, seen, block, tile),
+            _tile_of(k, seen, block, tile, k.shape[3]),
+            _tile_of(v, seen, block, tile, chunk.o.shape[-1]),
             slice(0, ROWS),
             visibility,
             first,
@@ -90,10 +93,10 @@ def _attend(chunk: Chunk, k: Tensor, v: Tensor, visibility: Visibility, first: i
         )
 
 
-def _tile_of(x: Tensor, seen: slice, block: int, tile: int) -> Tensor:
-    """Rows of (1, keys, 1, d) in their places of a tile, (1, tile, d) in float32; the others are 0."""
-    made = torch.zeros(1, tile, x.shape[3], **FLOAT32)
-    made[0, seen.start - block : seen.stop - block] = x[0, seen, 0]
+def _tile_of(x: Tensor, seen: slice, block: int, tile: int, columns: int) -> Tensor:
+    """Rows of (1, keys, 1, d) in their places of a tile, (1, tile, columns) in float32; the others are 0."""
+    made = torch.zeros(1, tile, columns, **FLOAT32)
+    made[0, seen.start - block : seen.stop - block, : x.shape[3]] = x[0, seen, 0]
     return made
 
 

@@ -62,6 +62,23 @@ def test_c74_the_result_is_right() -> None:
     assert (lse - fast[1]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("d", [8, 24, 40, 72, 88, 104])
+def test_c74_numbers_of_threads_change_no_bit(d: int) -> None:
+    """MKL divides the columns of a product among threads, and adds up odd ones in another order."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 300, 1, d).half() for _ in range(3))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4, 8, 24):
+            torch.set_num_threads(threads)
+            results.append(attention(q, k, v, causal=True, return_lse=True, numerics="invariant"))
+    finally:
+        torch.set_num_threads(before)
+    for out, lse in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+
+
 def test_c74_gradients_go_with_it() -> None:
     torch.manual_seed(2)
     q, k, v = (torch.randn(1, 40, 2, 64).bfloat16() for _ in range(3))
