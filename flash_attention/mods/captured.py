@@ -16,15 +16,22 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 
 class _Captured:
     """What both kinds have.
 
     Attributes:
         origin: where the number comes from, equal for the same number only.
+        of_numpy: what it was, if that was a number of NumPy's.
     """
 
     origin: Any
+    of_numpy: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_plain(self) if self.of_numpy is None else self.of_numpy, name)  # such as ``dtype``
 
 
 class CapturedInt(int, _Captured):
@@ -41,6 +48,9 @@ def captured(value: Any, origin: Any) -> Any:
         value = CapturedInt(value)
     elif type(value) is float:
         value = CapturedFloat(value)
+    elif isinstance(value, np.integer | np.floating):
+        of_numpy, value = value, (CapturedInt if isinstance(value, np.integer) else CapturedFloat)(value)
+        value.of_numpy = of_numpy
     else:
         return value
     value.origin = origin

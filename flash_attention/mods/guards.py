@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,6 +103,8 @@ def _value(value: Any, seen: _Seen) -> Guard:
     if type(value) is float:
         return ("bits", value)
     if isinstance(value, _VALUES) and type(value) in _VALUES:
+        return ("equals", value)
+    if isinstance(value, np.integer | np.floating) and value and value == value:  # no zero, which has a sign
         return ("equals", value)
     if isinstance(value, types.ModuleType):
         if value not in _MODULES and not _is_fixed(value.__name__):

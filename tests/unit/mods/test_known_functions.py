@@ -10,11 +10,12 @@ import sys
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flash_attention_kernels import KnownFunctions
 
-from flash_attention.mods.guards import guards_of
+from flash_attention.mods.guards import UnguardedError, guards_of
 
 
 def holds(guard: Any, value: Any) -> bool:
@@ -62,6 +63,19 @@ def test_a_tensor_with_attributes_of_its_own_is_not_as_it_was() -> None:
 
 def of(function: Any) -> Any:
     return guards_of((function,), (), asks_where=False)[0]
+
+
+def test_numbers_of_numpy() -> None:
+    def made(n: Any) -> Any:
+        return lambda b, h, q, k: q - k < n
+
+    guard = of(made(np.int64(3)))
+    assert holds(guard, made(np.int64(3)))
+    assert not any(holds(guard, made(n)) for n in (np.int64(4), np.int32(3), 3, np.float64(3), None))
+    assert holds(of(made(np.float32(0.5))), made(np.float32(0.5)))
+    for n in (np.float64(0.0), np.float32(math.nan), np.array(3)):
+        with pytest.raises(UnguardedError):
+            of(made(n))
 
 
 def test_partial() -> None:

@@ -305,6 +305,22 @@ def test_numbers_of_closures_are_arguments() -> None:
     assert mod_of(window(5.5), False).mod != narrow.mod
 
 
+def test_numbers_of_numpy_in_closures_are_arguments_too() -> None:
+    found = mod_of(window(np.int64(5)), False)
+    assert found.mod == mod_of(window(900), False).mod
+    assert found.numbers == (5,)
+    assert type(found.numbers[0]) is int
+
+    def scaled(n):
+        return lambda s, b, h, q, k: s * n * n.dtype.itemsize
+
+    traced = mod_of(scaled(np.float32(0.5)))
+    assert traced.numbers == (0.5,)
+    assert str(traced.mod) == "score = (score * n0) * 4.0"
+    with pytest.raises(ModError, match="'int' object has no attribute 'dtype'"):
+        mod_of(scaled(3))
+
+
 def test_what_is_computed_of_numbers_is_one_number() -> None:
     def made(a, c):
         stop = a + c
