@@ -210,7 +210,10 @@ def _only_reads(code: CodeType) -> bool:
 
 
 def _asks_for_state(name: str) -> bool:
-    """Whether a function of PyTorch of this name tells of a switch, such as ``torch.is_grad_enabled``."""
+    """Whether a function of PyTorch of this name tells of a switch, such as ``torch.is_grad_enabled``, or is
+    refused by one."""
+    if name in ("no_grad", "inference_mode", "enable_grad"):
+        return True
     return name.endswith("_enabled") or name.startswith(("get_", "are_", "current_"))
 
 

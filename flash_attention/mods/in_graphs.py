@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from flash_attention.errors import ModError
 from flash_attention.mods.randomness import OPERATOR as RANDOM
 from flash_attention.mods.randomness import random
+from flash_attention.mods.recording import UNDER_NO_GRAD
 from flash_attention.mods.registry import (
     NOTHING_WRITTEN,
     RULES,
@@ -37,6 +38,7 @@ from flash_helpers.mods.mod import SMALL_NUMBER
 # What an operand is: a result of a step, a captured tensor, an open number, a constant, or several operands.
 VALUE, TENSOR, NUMBER, CONSTANT, SEVERAL = range(5)
 _WRITES = f"the function writes to a captured tensor. {NOTHING_WRITTEN}"
+_STOPPED = ". ".join(UNDER_NO_GRAD)
 _OPERATORS = operator.add.__module__
 # What a value says of itself; ``len`` asks for a size.
 _FACTS = (
@@ -92,7 +94,7 @@ class _Notes(TorchFunctionMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.is_differentiated = device, torch.is_grad_enabled()
         self.steps: list[Any] = []
         self.tensors: list[Tensor] = []
         self.numbers: list[int] = []
@@ -139,7 +141,11 @@ class _Notes(TorchFunctionMode):
             return self._note(torch.empty((), dtype=torch.float32, device="meta"), step)
         args = tuple([self._stand_in(x) for x in args])
         kwargs = {name: self._stand_in(x) for name, x in kwargs.items()}
-        return self._note(function(*args, **kwargs), step)
+        made = function(*args, **kwargs)
+        is_stopped = self.is_differentiated and not torch.is_grad_enabled()
+        if is_stopped and isinstance(made, Tensor) and made.is_floating_point():
+            raise ModError(_STOPPED)
+        return self._note(made, step)
 
     def _leaf(self, name: str) -> Tensor:
         kind = torch.float32 if name == "score" else torch.int64

@@ -23,6 +23,11 @@ ELEMENTS = {
     torch.bfloat16: Element.BF16, torch.float32: Element.FP32,
 }  # fmt: skip
 MAX_SIZE = 2**31 - 1
+UNDER_NO_GRAD = (
+    "a value that has a gradient takes part in an operation under torch.no_grad",
+    "A function is differentiated as a whole: take no_grad away, and capture tensor.detach() of a tensor "
+    "that is to get no gradient",
+)
 
 
 def is_on(device: torch.device, wanted: torch.device) -> bool:
@@ -39,6 +44,7 @@ class Recording:
         self.numbers: list[int | float] = []
         self.tensors: list[Tensor] = []
         self.reads_values = False  # that of a tensor became a number
+        self._is_differentiated = torch.is_grad_enabled()
         self._kept: list[Tensor] = []
         self._number_slots: dict[Any, int] = {}
         self._tensor_slots: dict[Any, int] = {}
@@ -46,6 +52,7 @@ class Recording:
     # ------------------------------------------------------------------ operations
     def apply(self, op: str, *args: int) -> int:
         """An operation of the builder; what it refuses is refused with the user's line."""
+        self._check_gradient(args)
         try:
             return self.builder.apply(op, *args)
         except TooLargeError:
@@ -54,6 +61,7 @@ class Recording:
             raise refused(str(error), "Convert one of them, e.g. with .float() or .long()") from None
 
     def where(self, condition: int, a: int, b: int) -> int:
+        self._check_gradient((a, b))
         try:
             return self.builder.where(condition, a, b)
         except TooLargeError:
@@ -72,10 +80,25 @@ class Recording:
             raise self._too_large() from None
 
     def reduce(self, op: str, length: int, body: int) -> int:
+        self._check_gradient((body,))
         try:
             return self.builder.reduce(op, length, body)
         except TooLargeError:
             raise self._too_large() from None
+
+    def _check_gradient(self, args: tuple[int, ...]) -> None:
+        """Refuses what PyTorch would take for a constant where a function is differentiated."""
+        if not self._is_differentiated or torch.is_grad_enabled():
+            return
+        nodes, waiting, seen = self.builder.nodes, list(args), set(args)
+        while waiting:
+            node = nodes[waiting.pop()]
+            learnt = node.op == "load" and self.tensors[node.data].requires_grad
+            if node.op == "score" or learnt:
+                raise refused(*UNDER_NO_GRAD)
+            if node.kind is Kind.FLOAT:
+                waiting += [arg for arg in node.args if arg not in seen]
+                seen.update(node.args)
 
     def _too_large(self) -> Exception:
         return refused(

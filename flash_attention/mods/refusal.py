@@ -16,6 +16,7 @@ from flash_attention.errors import ModError
 from flash_helpers import mods
 
 _OURS = (str(Path(__file__).parent), str(Path(mods.__file__).parent))
+_LONGEST_LINE = 160
 _CALLER = str(Path(__file__).with_name("tracing.py"))
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -75,4 +76,9 @@ def _inside(file: str) -> bool:
 
 def _line(file: str, number: int) -> str:
     text = linecache.getline(file, number).strip()
-    return f"{file}:{number}" + (f": {text}" if text else "")
+    return f"{file}:{number}" + (f": {_shortened(text)}" if text else "")
+
+
+def _shortened(line: str) -> str:
+    """A line of code, without the end of a very long one."""
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …"

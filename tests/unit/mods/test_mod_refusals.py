@@ -354,6 +354,27 @@ class Scaled:
         return s + self.factor
 
 
+def test_no_gradient_within_a_function_is_refused() -> None:
+    table, learnt = torch.ones(4), torch.ones(4, requires_grad=True)
+
+    def scaled(score, b, h, q, k, by=table):
+        with torch.no_grad():
+            factor = by[h] * 2.0 + torch.exp2(-(k - q) * 1.0)
+        return score * factor
+
+    def stopped(score, b, h, q, k):
+        with torch.no_grad():
+            factor = score.abs()
+        return score * factor
+
+    trace(scaled)
+    for function in (stopped, functools.partial(scaled, by=learnt)):
+        with pytest.raises(ModError, match=r"under torch\.no_grad, at .*test_mod_refusals.*\.detach\(\)"):
+            trace(function)
+        with torch.no_grad():
+            trace(function)
+
+
 def test_functions_of_every_form() -> None:
     assert mod_of(functools.partial(penalty, weight=0.5)).numbers == (4, 0.5)
     assert mod_of(nested(6), False).numbers == (6,)

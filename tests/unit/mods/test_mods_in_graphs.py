@@ -203,6 +203,21 @@ def alibi(score, b, h, q, k):
     return score + SLOPES[h] * (k - q)
 
 
+def test_no_gradient_within_a_function_is_refused() -> None:
+    def score_mod(score, b, h, q, k):
+        with torch.no_grad():
+            factor = score.abs()
+        return score * factor
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"under torch\.no_grad\. A function is differentiated as a whole"):
+        compiled(*qkv(64), score_mod)
+    with torch.no_grad():
+        assert torch.equal(compiled(*qkv(64), score_mod), call(*qkv(64), score_mod))
+    with pytest.raises(ModError, match=r"under torch\.no_grad"):  # what was recorded before is not taken
+        call(*qkv(64), score_mod)
+
+
 def test_what_a_value_says_of_itself() -> None:
     table = torch.randn(64, 3)
 
