@@ -76,7 +76,9 @@ def packed_form(
         with_gradients: it has a backward pass, or is one.
     """
     traced = scores.traced
-    if traced is None or scores.sinks is not None or not isinstance(layout, Dense) or not q.is_cuda:
+    if traced is None or scores.sinks is not None or not isinstance(layout, Dense):
+        return None
+    if not (q.is_cuda and q.numel()):
         return None
     form = document_form(traced.mod, traced.numbers)
     if form is None or q.shape[1] != k.shape[1] or (rows := _rows(q, k, v)) is None:

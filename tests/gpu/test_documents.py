@@ -132,6 +132,15 @@ def test_a_graph_reads_the_mask_in_each_replay() -> None:
         assert (found.cpu().double() - expected).abs().max() < 4e-3
 
 
+@pytest.mark.parametrize("shape", [(0, SEQ, HEADS, D), (2, 0, HEADS, D), (2, SEQ, 0, D)])
+def test_without_a_query_nothing_is_read(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, dtype=torch.float16, device="cuda", requires_grad=True)
+    out = attention(x, x, x, mask_mod=of_all(NUMBERS.cuda()))
+    assert out.shape == shape
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert gradient.shape == shape
+
+
 def test_items_that_are_no_rows_of_one_tensor() -> None:
     """(batch, heads, seq, d) turned: rows of the second item do not follow those of the first."""
     q, k, v = inputs(2)[:3]
