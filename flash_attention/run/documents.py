@@ -144,9 +144,8 @@ def as_packed(call: Call, options: Options, *, with_gradients: bool) -> tuple[Ca
 def gradients_as_packed(call: BackwardCall, options: Options) -> tuple[BackwardCall, Tensor] | None:
     """The call on packed sequences, and what it keeps; None: it stays as it is, as where the forward pass
     did."""
-    lse, dlse = (None if x is None else _lse_rows(x) for x in (call.lse, call.dlse))
     written = call.dq, call.dk, call.dv
-    if not is_packable(call.q, None, options) or lse is None or (call.dlse is not None and dlse is None):
+    if not is_packable(call.q, None, options):
         return None
     if _rows(call.out, *(x for x in written if x is not None)) is None:
         return None
@@ -154,6 +153,8 @@ def gradients_as_packed(call: BackwardCall, options: Options) -> tuple[BackwardC
     if form is None:
         return None
     out, dout = call.out.flatten(0, 1), call.dout.flatten(0, 1)
+    lse = _lse_rows(call.lse)
+    dlse = None if call.dlse is None else _lse_rows(call.dlse)
     dq, dk, dv = (None if x is None else x.flatten(0, 1) for x in written)
     said = form.mask, form.scores, form.layout, call.deterministic
     packed = BackwardCall(form.q, form.k, form.v, out, lse, dout, dlse, dq, dk, dv, None, *said)
@@ -174,10 +175,9 @@ def _rows(*tensors: Tensor) -> list[Tensor] | None:
     return None
 
 
-def _lse_rows(x: Tensor) -> Tensor | None:
-    """(batch, heads, seq) as contiguous (heads, rows), in the same memory; None: it lies otherwise."""
-    rows = x.transpose(0, 1)
-    return rows.flatten(1) if rows.is_contiguous() else None
+def _lse_rows(x: Tensor) -> Tensor:
+    """(batch, heads, seq) as contiguous (heads, rows): the same memory where a packed call has written it."""
+    return x.transpose(0, 1).flatten(1).contiguous()
 
 
 # ---------------------------------------------------------------------- documents

@@ -74,5 +74,5 @@ def _with_mods(
         return None
     if records_gradients(q, k, v, options.sinks, *captured):
         return gradients.record(q, k, v, layout, options, key, traced, () if mods is None else mods[1])
-    out, lse = forward_pass(q, k, v, layout, options, key, traced=traced, at_once=True)
+    out, lse = forward_pass(q, k, v, layout, options, key, traced=traced)
     return out if lse is None else (out, lse)

@@ -93,7 +93,7 @@ def _forward_at_once(
         result = launch_cache.repeat(key, q, k, v, None, sinks, *behind)
         if result is not None:
             return result
-    out, lse = forward_pass(q, k, v, layout, options, key, keep_lse=True, traced=traced, at_once=True)
+    out, lse = forward_pass(q, k, v, layout, options, key, keep_lse=True, traced=traced)
     assert lse is not None  # it is kept
     return out, lse
 
@@ -108,14 +108,14 @@ def _backward_at_once(
     key: Key | None = None,
 ) -> Gradients:
     if key is None or wanted.captured:
-        return backward_pass(saved, layout, options, wanted, dout, dlse, at_once=True)
+        return backward_pass(saved, layout, options, wanted, dout, dlse)
     q, k, v, sinks, out, lse, traced = saved
     key = launch_cache.of_gradients(key, *wanted[:3], is_deterministic(options))
     captured = () if traced is None else traced.tensors
     behind = launch_cache.behind(layout.slots(), (*contents_of(traced), *captured))
     found = launch_cache.repeat_gradients(key, q, k, v, out, lse, dout, dlse, *behind)
     if found is None:
-        return backward_pass(saved, layout, options, wanted, dout, dlse, key, at_once=True)
+        return backward_pass(saved, layout, options, wanted, dout, dlse, key)
     dq, dk, dv, workspace = found
     dsinks = None
     if wanted.sinks and sinks is not None:

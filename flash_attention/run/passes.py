@@ -46,7 +46,6 @@ def forward_pass(
     key: Key | None = None,
     keep_lse: bool = False,
     traced: Traced | None = None,
-    at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The output of a call, and its LSE where the caller wants it.
 
@@ -54,11 +53,10 @@ def forward_pass(
         key: by which the call is to be remembered (``launch_cache``); None: it is not.
         keep_lse: the LSE is wanted for a backward pass, too. Its strides may be any.
         traced: what the user's functions do (``traced_functions``); None: there are none.
-        at_once: an eager call, which may wait to read what functions captured.
     """
     options = options.checked(q)
     call = _checked(q, k, v, layout, options, keep_lse, traced)
-    packed = as_packed(call, options, with_gradients=keep_lse) if at_once and traced is not None else None
+    packed = None if traced is None else as_packed(call, options, with_gradients=keep_lse)
     call, launched, kept = packed or (call, call, None)
     problem = launched.problem
     if not (problem.batch and problem.seq_len_q and problem.n_heads):
@@ -244,7 +242,6 @@ def backward_pass(
     dout: Tensor | None,
     dlse: Tensor | None,
     key: Key | None = None,
-    at_once: bool = False,
 ) -> Gradients:
     """The gradients that are wanted of q, k, v, the sinks and captured tensors; the others are None.
 
@@ -257,7 +254,6 @@ def backward_pass(
         dlse: gradient of the LSE; None: likewise.
         key: by which the pass is to be remembered (``launch_cache``); None: it is not, as none is that
             gathers gradients of captured tensors, for which it makes more tensors.
-        at_once: as of ``forward_pass``.
     """
     q, k, v, sinks, out, lse, traced = saved
     likes = out if dout is None else dout
@@ -299,7 +295,7 @@ def backward_pass(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options),
         dcaptured, dropout_of(options),
     )  # fmt: skip
-    packed = gradients_as_packed(call, options) if at_once and traced is not None else None
+    packed = None if traced is None else gradients_as_packed(call, options)
     call, kept = packed or (call, None)
     chosen_in = generation.number()
     choice = choose(call.problem, q.device, options.backward_config)

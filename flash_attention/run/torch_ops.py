@@ -215,7 +215,7 @@ def _run(
     check_captured(traced, q)
     with without_functionalize():
         out, lse = forward_pass(q, k, v, kind(*own), given, keep_lse=keep_lse, traced=traced)
-    return out, (_no_lse(q) if lse is None else lse)
+    return out, (_no_lse(q) if lse is None else lse.contiguous())  # as the fake one
 
 
 def _fake(

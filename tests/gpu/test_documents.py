@@ -132,6 +132,26 @@ def test_a_graph_reads_the_mask_in_each_replay() -> None:
         assert (found.cpu().double() - expected).abs().max() < 4e-3
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_compiled_program_gives_the_same_bits(batch: int) -> None:
+    torch._dynamo.reset()
+    there = NUMBERS.cuda()
+    *own, dout = (x.cuda() for x in inputs(batch))
+    leaves = [x.requires_grad_() for x in own]
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, mask_mod=lambda b, h, i, j: there[i] == there[j], deterministic=True)
+
+    results = []
+    for program in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        out = program(*leaves)
+        assert is_packed()
+        results.append((out, *torch.autograd.grad(out, leaves, dout)))
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("shape", [(0, SEQ, HEADS, D), (2, 0, HEADS, D), (2, SEQ, 0, D)])
 def test_without_a_query_nothing_is_read(shape: tuple[int, ...]) -> None:
     x = torch.zeros(shape, dtype=torch.float16, device="cuda", requires_grad=True)
