@@ -213,7 +213,7 @@ def _read(numbers: Tensor, batch: int, owner: Tensor) -> _Documents:
     first = [row[begin] for row, begin in zip(host, begins, strict=True)]
     are_runs = all(len(x) == len(x.unique()) for x in first)
     begins = begins.expand(batch, -1).flatten()
-    ends = torch.cat((begins.nonzero().flatten(), torch.tensor([len(begins)])))
+    ends = torch.cat((begins.nonzero().flatten(), torch.tensor([len(begins)], device="cpu")))
     longest = int(ends.diff().max()) if are_runs else 0
     return _Documents(ends.int().to(numbers.device), ends, longest, weakref.ref(owner))
 
@@ -225,11 +225,10 @@ def _time_of_mask(documents: _Documents, seq_len: int, d_head: int) -> float:
     lengths = ends - begins
     packed = _up(lengths, rows) * (rows // GROUP) * (_up(lengths, columns) + ITEM)
     # Of each group of queries the first and the last document, with the keys of both and those between.
-    places = torch.arange(int(ends[-1]))
-    first = places[places % seq_len % GROUP == 0]
-    last = torch.minimum(first + GROUP - 1, first // seq_len * seq_len + seq_len - 1)
+    item = torch.arange(0, int(ends[-1]), seq_len, device="cpu")[:, None]
+    first = item + torch.arange(0, seq_len, GROUP, device="cpu")
+    last = torch.minimum(first + GROUP, item + seq_len) - 1
     of_first, of_last = (torch.searchsorted(ends, at, right=True) for at in (first, last))
-    item = first // seq_len * seq_len
     begin, end = begins[of_first] - item, ends[of_last] - item
     visited = _up(end, columns) - begin // columns
     full = torch.clamp(end // columns - _up(begin, columns), min=0) * (of_first == of_last)

@@ -90,6 +90,14 @@ def test_runs_of_each_item() -> None:
     assert read(torch.tensor([[True, False, False]]), 1) == ([0, 1, 3], 2)
 
 
+def test_a_default_device_changes_nothing() -> None:
+    numbers = torch.tensor([[1, 1, 2]])
+    with torch.device("meta"):
+        found = documents._read(numbers, 2, numbers)
+        assert documents._time_of_mask(found, 3, 64) > 0
+    assert found.ends.tolist() == [0, 2, 3, 5, 6]
+
+
 def test_a_number_that_stands_twice_is_no_run() -> None:
     assert read(torch.tensor([[1, 2, 1]]), 1)[1] == 0
     assert read(torch.tensor([[1, 1, 2], [3, 2, 3]]), 2)[1] == 0
