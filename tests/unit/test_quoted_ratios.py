@@ -26,6 +26,22 @@ TABLE = {  # line of docs/mods.md: the feature, what its rate is a part of, toke
     "those, 1024 tokens": ("odd_document", "twin", 1024, *DOCUMENTS),
     "those, 16384 tokens": ("odd_document", "twin", 16384, *DOCUMENTS),
 }
+MORE, OF_AMPERE = "h200-mods-gallery.json", "h200-mods-ampere.json"
+BESIDE_FLEX = {  # line of docs/mods.md: the feature, and the file
+    "dilated windows": ("dilated", MORE),
+    "neighbourhoods": ("neighbourhood", MORE),
+    "block diffusion": ("block_diffusion", MORE),
+    "tanh of the score": ("tanh", MORE),
+    "documents, as packed sequences": ("document", MORE),
+    "documents that end at no multiple of 64, likewise": ("odd_document", MORE),
+    "Ampere family: noop": ("noop", OF_AMPERE),
+    "Ampere family: causal": ("causal", OF_AMPERE),
+    "Ampere family: window": ("window", OF_AMPERE),
+    "Ampere family: document, by the kernel with the mask": ("document", OF_AMPERE),
+    "Ampere family: prefix": ("prefix", OF_AMPERE),
+    "Ampere family: ALiBi": ("alibi", OF_AMPERE),
+    "Ampere family: soft cap": ("softcap", OF_AMPERE),
+}
 OPTIONS = ("noop", "causal", "window", "softcap")  # functions that become an option of the library
 AMPERE = "ALiBi forward at {} and {} of their plain rate, buckets at {} and {}, a dense bias at {} and {}"
 COSTS = {  # line of docs/choosing.md: the features that it is about
@@ -100,6 +116,13 @@ def test_rates_beside_flex_attention_are_those_of_the_files() -> None:
             times = [time for (of, *_), time in found.items() if of == feature]
             wanted = dict.fromkeys(f"{time:.2f}" for time in (min(times), max(times)))
             assert re.findall(r"\d\.\d+", cell) == list(wanted), feature
+
+
+@pytest.mark.parametrize("line", BESIDE_FLEX)
+def test_more_rates_beside_flex_attention_are_those_of_the_files(line: str) -> None:
+    feature, name = BESIDE_FLEX[line]
+    (cell,) = table_lines("mods.md")[line]
+    assert re.findall(r"\d\.\d+", cell) == ratios(name, feature, "flex", 4096)
 
 
 def test_how_often_functions_are_faster_than_flex_attention_is_counted_in_the_files() -> None:
