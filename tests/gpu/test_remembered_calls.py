@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -310,6 +311,7 @@ def test_remembered_gradients_take_no_more_memory() -> None:
 
     def peak() -> int:
         torch.cuda.synchronize()
+        time.sleep(0.05)  # autograd's thread lets go of a call's gradients a little after they are returned
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         out = attention(q, k, v)
