@@ -32,6 +32,7 @@ from flash_helpers.kernels.hopper.forward.choices import (
     MOD_CHOICES,
     PACKED_CHOICES,
     SPLIT_CHOICES,
+    STEP_CHOICES,
     VARLEN_CHOICES,
     HopperChoice,
 )
@@ -134,7 +135,7 @@ HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)
 
 TABLES = {
     "all": CHOICES, "varlen": VARLEN_CHOICES, "split": SPLIT_CHOICES, "packed": PACKED_CHOICES,
-    "capped": CAPPED_CHOICES, "mod": MOD_CHOICES,
+    "capped": CAPPED_CHOICES, "mod": MOD_CHOICES, "steps": STEP_CHOICES,
 }  # fmt: skip
 
 

@@ -9,12 +9,16 @@ static int64_t streamed_step(captured);
 static float diagonal(captured, once, head, b, h, distance);         // key - query
 static float score_ahead(captured, once, head, row, column, ahead, score, b, h, q, k);
     // the score; ahead: a flash::mods::Ahead of its place
+static constexpr bool kAddsOfDistance;           // whether a score is the given one and `added`, no more
+static constexpr bool kAddsEvenly;               // … which grows by the same number with each distance
+static float added(captured, once, head, b, h, distance);
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from flash_helpers.mods.added import Term, added_terms, adds_evenly
 from flash_helpers.mods.ahead import diagonal_cost, diagonal_value, streamed_axis, streamed_load
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.stages import Stage
@@ -53,6 +57,15 @@ class AheadWriter:
             *self._streamed_row(),
             *self._diagonal_function(),
             *self._score_function(),
+            *self._added(),
+        ]
+
+    def _added(self) -> list[str]:
+        terms = added_terms(self.mod)
+        return [
+            f"    static constexpr bool kAddsOfDistance = {str(bool(terms)).lower()};",
+            f"    static constexpr bool kAddsEvenly = {str(adds_evenly(self.mod)).lower()};",
+            *(self._function_of_distance("added", terms) if terms else []),
         ]
 
     def _streamed_row(self) -> list[str]:
@@ -83,6 +96,10 @@ class AheadWriter:
     def _diagonal_function(self) -> list[str]:
         if self.diagonal is None:
             return []
+        return self._function_of_distance("diagonal", ((1, self.diagonal),))
+
+    def _function_of_distance(self, name: str, terms: tuple[Term, ...]) -> list[str]:
+        """A sum of values of the distance, as a function of it."""
         writer = self.writer
         own = writer.stages
         # What else is of a row or a column is computed here, of any query and key at this distance.
@@ -94,16 +111,17 @@ class AheadWriter:
         }
         writer.divides_shortly = True
         lines = []
-        for place in self._made_of(self.diagonal, known):
+        for place in sorted({made for _, term in terms for made in self._made_of(term, known)}):
             text = known.get(place)
             if text is None:
                 lines += writer._statement(place, Stage.ELEMENT, "        ")
             else:
                 lines.append(f"        const {writer._type(place)} v{place} = {text};")
-        value = writer._value(self.diagonal, Stage.ELEMENT)
+        values = [(sign, writer._value(place, Stage.ELEMENT)) for sign, place in terms]
+        value = " ".join(f"{'+' if sign > 0 else '-'} {text}" for sign, text in values).removeprefix("+ ")
         writer.stages, writer.divides_shortly = own, False
         return [
-            "    FLASH_HOST_DEVICE static float diagonal(const Captured &captured, const Once &once, "
+            f"    FLASH_HOST_DEVICE static float {name}(const Captured &captured, const Once &once, "
             "const Head &head, int b_index, int h_index, int distance) {",
             "        [[maybe_unused]] const int q_index = distance < 0 ? -distance : 0;",
             "        [[maybe_unused]] const int k_index = distance < 0 ? 0 : distance;",

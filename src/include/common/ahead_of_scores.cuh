@@ -99,4 +99,12 @@ struct AheadOfScores {
     }
 };
 
+// Of scores for which nothing is found ahead.
+struct NothingAhead {
+    template <typename... Where>
+    FLASH_DEVICE void prefetch(const Where &...) const {}
+    template <typename... Where>
+    FLASH_DEVICE void find(const Where &...) const {}
+};
+
 }  // namespace flash

@@ -32,6 +32,19 @@ inline constexpr bool streams_columns = [] {
 template <typename Mod>
 inline constexpr bool knows_columns_ahead = knows_ahead<Mod> && streams_columns<Mod> == streams_rows<Mod>;
 
+// Whether a score is the given one and something of the distance, which can be there before it.
+template <typename Mod>
+inline constexpr bool adds_of_distance = [] {
+    if constexpr (is_mod<Mod>) return Mod::kAddsOfDistance;
+    return false;
+}();
+// Whether that grows by the same number from each distance to the next.
+template <typename Mod>
+inline constexpr bool adds_evenly = [] {
+    if constexpr (is_mod<Mod>) return Mod::kAddsEvenly;
+    return false;
+}();
+
 // Whether a value of the distance takes so many instructions that handing it over costs less.
 template <typename Mod>
 inline constexpr bool has_costly_diagonal = [] {

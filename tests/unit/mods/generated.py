@@ -107,7 +107,25 @@ float diagonal_of(const Given &...given) {
     return 0.0f;
 }
 """
-TEMPLATES = {"score_ahead": AHEAD, "score_ahead of columns": AHEAD_OF_COLUMNS}
+ADDED = """
+extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *data, const int64_t *strides,
+                        const int *sizes, const float *score, double *out) {{
+    using M = {name};
+    static_assert(M::kAddsOfDistance);
+    const M::Captured captured{{{captured}}};
+    const auto once = M::once(captured);
+    for (int b = 0; b < {batch}; ++b) for (int h = 0; h < {heads}; ++h) {{
+        const auto head = M::head(captured, once, b, h);
+        const auto added = [&](int distance) {{ return M::added(captured, once, head, b, h, distance); }};
+        const float step = (added(1 << 14) - added(-(1 << 14))) * (0.5f / (1 << 14));
+        for (int q = 0; q < {seq}; ++q) for (int k = 0; k < {seq}; ++k) {{
+            const int at = ((b * {heads} + h) * {seq} + q) * {seq} + k;
+            out[at] = score[at] + (M::kAddsEvenly ? added(0) + double(step) * (k - q) : added(k - q));
+        }}
+    }}
+}}
+"""
+TEMPLATES = {"score_ahead": AHEAD, "score_ahead of columns": AHEAD_OF_COLUMNS, "added": ADDED}
 
 
 def captured_initializer(mod: Mod) -> str:

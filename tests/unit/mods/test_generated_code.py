@@ -14,12 +14,14 @@ import pytest
 import torch
 from generated import Library
 from random_functions import HEADS, SEQ, function, grid, tables
+from test_added_terms import EVENLY, OTHERWISE
 
 from flash_attention.mods import random
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.build.sources import include_root
+from flash_helpers.mods.added import added_terms
 from flash_helpers.mods.ahead import diagonal_value, streamed_axis, streamed_load
 from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal
 from flash_helpers.mods.mod import Mod
@@ -124,6 +126,22 @@ def test_what_is_known_ahead_of_scores(tmp_path: Path) -> None:
         one_by_one, ahead = (library.run(2 * i + j, t, score) for j in range(2))
         torch.testing.assert_close(
             ahead, one_by_one, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_what_is_added_of_the_distance(tmp_path: Path) -> None:
+    """A score and what is added to it, evenly or not, are what is computed of each place."""
+    functions = AHEAD | {f"{name}, evenly": f for name, f in EVENLY.items()} | OTHERWISE
+    traced = {name: trace(function, None) for name, function in functions.items()}
+    known = {name: t for name, t in traced.items() if added_terms(t.mod)}
+    assert len(known) > len(EVENLY) + len(OTHERWISE)
+    mods = [(t.mod, r) for t in known.values() for r in ("score", "added")]
+    library = Library(tmp_path, compiler(), mods)
+    score, *_ = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (name, t) in enumerate(known.items()):
+        one_by_one, added = (library.run(2 * i + j, t, score) for j in range(2))
+        torch.testing.assert_close(
+            added, one_by_one, rtol=1e-6, atol=2e-6, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 

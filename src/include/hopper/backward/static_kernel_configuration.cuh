@@ -16,9 +16,9 @@
 #pragma once
 
 #include "backward.cuh"
-#include "common/backward/shared_diagonals.cuh"
 #include "common/known_ahead.cuh"
 #include "common/mod.cuh"
+#include "common/shared_diagonals.cuh"
 #include "hopper/layout.cuh"
 
 namespace flash::hopper {
@@ -115,7 +115,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int smem_diagonals = smem_delta + q_stages * row_bytes;
     // Of each warpgroup that has scores, where a function's values of the distance between key and query are
     // costly, and where there is room.
-    using Diagonals = SharedDiagonals<B_r>;
+    using Diagonals = SharedDiagonals<kWarpgroupRows, B_r>;
     static constexpr int wanted_diagonal_bytes =
         knows_ahead && has_costly_diagonal<MOD> ? (split ? 1 : n_consumers) * Diagonals::kBytes : 0;
     static constexpr bool shares_diagonals =

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/chunks.cuh"
+#include "hopper/forward/begun_scores.cuh"
 #include "hopper/forward/capped_softmax.cuh"
 #include "hopper/forward/chunk_sums.cuh"
 #include "hopper/forward/epilogue.cuh"
@@ -41,7 +42,9 @@ struct ChunkState<Kernel> {
 };
 
 template <typename Kernel>
-struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Kernel>> {
+struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
+                  Turns<Kernel, Consumer<Kernel>>,
+                  BegunScores<Kernel, Consumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
     static constexpr bool kByRow = Kernel::by_row;
     static constexpr bool kLagged = kByRow || Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
@@ -86,7 +89,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         cap_scores();
         if constexpr (Kernel::has_mod) apply_mod<true>(true);
         if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
-        softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
+        softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest, this->score_start());
     }
 
     // capped_steps.cuh has that of lagged, capped scores.
@@ -97,9 +100,10 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         if constexpr (Kernel::has_mod) apply_mod<false>(true);
         if (kMasked) mask_tile();
         if (kLagged && !kMasked && !(Kernel::mod_hides_keys && needs_exact_step)) {
-            softmax.lagged_step(rmem_S, args.exponent_factor);
+            softmax.lagged_step(rmem_S, args.exponent_factor, this->score_start());
         } else {
-            softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
+            softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest,
+                                               this->score_start());
         }
     }
 
@@ -152,11 +156,13 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
             if (!softmax.warp_outgrew(kToleratedGrowth)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 undo_lagged_step();
+                this->begin_scores();
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
                 if constexpr (Kernel::has_mod) apply_mod<true>(false);
-                softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest);
+                softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest,
+                                                   this->score_start());
             } else {
                 softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
             }
@@ -178,6 +184,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 softmax.sum[0] = chunks.sum_before[0];
                 softmax.sum[1] = chunks.sum_before[1];
+                this->begin_scores();
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
@@ -348,6 +355,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
         if constexpr (Kernel::mod_hides_keys) {
             tile_words = read_tile(smem, kv.k_slot(), warpgroup);
         }
+        if constexpr (Kernel::begins_scores) this->begin_scores();
     }
 
     // To the tile behind the one in hand.
@@ -406,6 +414,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>, Turns<Kernel, Consumer<Ke
             item.seq_len_q = __shfl_sync(kAllLanes, item.seq_len_q, 0);
             item.seq_len_k = __shfl_sync(kAllLanes, item.seq_len_k, 0);
         }
+        this->find_steps();
         load_query_registers();
     }
 

@@ -57,7 +57,8 @@ FLASH_DEVICE void run_block(const TensorMaps &maps, const KernelArgs<typename Ke
             LoadThread<Kernel>{smem, maps, args}.run();
         } else if (!Kernel::direct_store && threadIdx.x == 32) {
             run_store_thread<Kernel>(smem, maps, args);
-        } else if (warp >= 2) {  // these have nothing else to do
+        } else if (warp >= 2) {  // these have little to do
+            if constexpr (Kernel::begins_scores) run_diagonal_warps<Kernel>(smem, args, threadIdx.x - 64);
             if constexpr (!Kernel::warp_loads) {
                 fill_rows_without_keys<Kernel>(args, threadIdx.x - 64, 64);
             } else if constexpr (traits.varlen && !traits.split) {

@@ -30,8 +30,8 @@ struct ForwardKernelArgs {
     // What belongs to a trait is read only by kernels that have it, and stands last: the others do not change
     // with it.
     int window_left, window_right;
-    float score_factor;                                  // softcap: scores become tanh(score_factor S)
-    const float *sinks;                                  // (n_heads)
+    float score_factor;  // softcap: scores become tanh(score_factor S); begun scores: 1 / softmax_scale
+    const float *sinks;  // (n_heads)
     const int *cu_seqlens_q, *cu_seqlens_k, *seqused_k;  // varlen
     int64_t total_q;         // varlen: rows of q, o and lse where cu_seqlens_q is given
     int batch;               // varlen, split

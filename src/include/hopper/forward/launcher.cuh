@@ -108,10 +108,11 @@ cudaError_t make_arguments(const ForwardProblem &problem, KernelArgs<typename Ke
     const SoftmaxScale scale =
         Kernel::traits.softcap
             ? make_capped_softmax_scale(problem.softmax_scale, problem.softcap, kLeastExponentFactor)
-            : make_softmax_scale(problem.softmax_scale, !Kernel::mod_changes_scores, kLeastExponentFactor);
-    args.score_factor = scale.score_factor;
+            : make_softmax_scale(problem.softmax_scale, Kernel::counts_unscaled, kLeastExponentFactor);
     args.exponent_factor = scale.exponent_factor;
     args.inv_exponent_factor = 1.f / scale.exponent_factor;
+    args.score_factor =
+        Kernel::has_mod && Kernel::counts_unscaled ? kLog2e / scale.exponent_factor : scale.score_factor;
     args.lowest = scale.lowest;
     if constexpr (Kernel::traits.softcap) {
         args.short_cap_series = tanh_series_of<3>(scale.score_factor, scale.exponent_factor);

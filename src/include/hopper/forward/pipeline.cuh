@@ -29,6 +29,9 @@ struct SharedMemory {
     static constexpr int kTileArrivals =
         kWarpArrivals * (Kernel::paired_blocks ? 2 : 1);  // both blocks read a tile
     static constexpr int kFirstMail = kFirstV + 2 * Kernel::v_stages;
+    // Of the warps that leave what scores begin at beside a K tile.
+    static constexpr int kDiagonalArrivals =
+        Kernel::begins_scores ? Kernel::kDiagonalWarps * kArrivalsOfWarp : 0;
     // Planned items on their way from the warp that finds them to the load thread.
     static constexpr int kFoundSlots = Kernel::traits.planned ? 4 : 0;
     static constexpr int kFoundBytes = 64;
@@ -49,6 +52,10 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t q(uint32_t slot) const { return base + Kernel::smem_q + slot * Kernel::q_bytes; }
     FLASH_DEVICE uint32_t k(uint32_t slot) const { return base + Kernel::smem_k + slot * Kernel::k_bytes; }
     FLASH_DEVICE uint32_t v(uint32_t slot) const { return base + Kernel::smem_v + slot * Kernel::v_bytes; }
+
+    FLASH_DEVICE uint32_t diagonals(uint32_t k_slot) const {
+        return base + Kernel::smem_diagonals + k_slot * Kernel::Diagonals::kBytes;
+    }
 
     FLASH_DEVICE uint32_t q_full(uint32_t slot) const { return barrier(0, slot); }
     FLASH_DEVICE uint32_t q_empty(uint32_t slot) const { return barrier(Kernel::q_stages, slot); }
@@ -90,7 +97,7 @@ struct SharedMemory {
                 mbarrier_init(o_staged(slot), kWarpArrivals);
             }
             for (int slot = 0; slot < Kernel::k_stages; ++slot) {
-                mbarrier_init(k_full(slot), 1);
+                mbarrier_init(k_full(slot), 1 + kDiagonalArrivals);
                 mbarrier_init(k_empty(slot), kTileArrivals);
             }
             for (int slot = 0; slot < Kernel::v_stages; ++slot) {

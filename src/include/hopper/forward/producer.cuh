@@ -1,5 +1,6 @@
-// The producer warpgroup: one thread loads Q, K and V by TMA, one stores O, and the last two warps fill the
-// rows that see no key. It gives most of its registers to the consumers.
+// The producer warpgroup: one thread loads Q, K and V by TMA, one stores O, and the last two warps find what
+// scores begin at (begun_scores.cuh) and fill the rows that see no key. It gives most of its registers to the
+// consumers.
 #pragma once
 
 #include "hopper/forward/epilogue.cuh"

@@ -45,24 +45,25 @@ struct Products {
                 make_descriptor(v_lower_word + slots.v * descriptor_step(Kernel::v_bytes))};
     }
 
-    // The scores of the tile's first n_columns; the others stay as they are.
+    // The scores of the tile's first n_columns; the others stay as they are. What scores begin at is there.
     template <int n_columns = Kernel::B_c>
     FLASH_DEVICE void issue_qk(float (&rmem_S)[Kernel::B_c / 2], const Descriptors &tiles,
                                const uint32_t (&rmem_Q)[Kernel::q_registers]) const {
         using QKWgmma = Wgmma<Kernel::dtype, n_columns>;
+        constexpr int kFirst = Kernel::begins_scores ? -1 : 0;  // the step that takes nothing before it
         float (&scores)[n_columns / 2] = reinterpret_cast<float (&)[n_columns / 2]>(rmem_S);
         pin_registers(rmem_S);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Kernel::q_shared_steps; ++step) {
             QKWgmma::multiply_shared(scores, tiles.q + column_step(step, Kernel::B_r),
-                                     tiles.k + column_step(step, Kernel::B_c), step > 0);
+                                     tiles.k + column_step(step, Kernel::B_c), step > kFirst);
         }
 #pragma unroll
         for (int i = 0; i < Kernel::cfg.q_register_steps; ++i) {
             const int step = Kernel::q_shared_steps + i;
-            QKWgmma::template multiply_registers<false>(scores, rmem_Q + 4 * i,
-                                                        tiles.k + column_step(step, Kernel::B_c), step > 0);
+            QKWgmma::template multiply_registers<false>(
+                scores, rmem_Q + 4 * i, tiles.k + column_step(step, Kernel::B_c), step > kFirst);
         }
         wgmma_commit();
     }

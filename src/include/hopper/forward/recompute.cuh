@@ -9,11 +9,10 @@
 namespace flash::hopper {
 
 // smem_Q (B_r, d), smem_K (B_c, d): addresses of the tiles. first_row: of the warp's rows, in the Q tile.
+// rmem_S: what scores begin at.
 template <typename Kernel>
 FLASH_DEVICE void recompute_scores(float (&rmem_S)[Kernel::B_c / 2], uint32_t smem_Q, uint32_t smem_K,
                                    uint32_t first_row, uint32_t lane) {
-#pragma unroll
-    for (int i = 0; i < Kernel::B_c / 2; ++i) rmem_S[i] = 0.f;
     auto *const squares =
         reinterpret_cast<float (*)[4]>(rmem_S);          // 8 keys each, in wgmma's order as in mma's
     const uint32_t matrix = lane >> 3, row8 = lane & 7;  // this lane addresses row `row8` of matrix `matrix`

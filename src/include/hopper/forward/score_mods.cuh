@@ -33,10 +33,12 @@ struct ScoreMods {
     // branches of a row that does not lie well would keep products from running beside anything.
     static constexpr bool kSeveralForms = Kernel::masks_diagonal || Kernel::warp_loads;
     static constexpr int kSpareRegisters = Kernel::n_consumers > 2 || kSeveralForms ? 0 : 36;
+    static constexpr bool kBegun =
+        Kernel::adds_steps || Kernel::begins_scores;  // they are what the function makes of them
     static constexpr bool kFoundEarly =
-        knows_ahead<Mod> && AheadOfScores<Mod, kSquares>::kRegisters <= kSpareRegisters;
+        !kBegun && knows_ahead<Mod> && AheadOfScores<Mod, kSquares>::kRegisters <= kSpareRegisters;
     static constexpr int kStreamedSquares = kFoundEarly ? kSquares : kSquares % 4 == 0 ? 4 : 2;
-    using Known = AheadOfScores<Mod, kSquares, kStreamedSquares>;
+    using Known = std::conditional_t<kBegun, NothingAhead, AheadOfScores<Mod, kSquares, kStreamedSquares>>;
     static constexpr bool kDivided = Mod::kLoadsElements && !kFoundEarly && !Kernel::masks_diagonal &&
                                      !Kernel::warp_loads && Kernel::d_head_v <= 128;
 
@@ -51,7 +53,7 @@ struct ScoreMods {
                             int lane, TileKind kind) const {
         const auto once = Mod::once(captured);
         const auto of_head = Mod::head(captured, once, batch, head);
-        if constexpr (Mod::kChangesScores) {
+        if constexpr (Mod::kChangesScores && !kBegun) {
             const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
                                                Mod::row(captured, once, of_head, batch, head, row + 8)};
             for_each_column(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {

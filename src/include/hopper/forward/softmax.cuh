@@ -43,6 +43,28 @@ inline constexpr float kToleratedGrowth = 8.0f;  // log2; P <= 2^8
 inline constexpr float kToleratedGrowthByRow = 3.0f;
 inline constexpr float kRescalableGrowth = 100.0f;  // log2; P <= 2^100 and its sum stay finite
 
+// From where a thread's scores of a tile are counted. References are counted from 0.
+struct FromZero {
+    FLASH_DEVICE float absolute(int, float score) const { return score; }
+    FLASH_DEVICE float relative(int, float score) const { return score; }
+    FLASH_DEVICE float with_step(int, float score) const { return score; }
+    FLASH_DEVICE float exponent_with_step(int, float x) const { return x; }
+};
+
+// From a number of each row in the thread's first column, and from key to key by a step more. Rounded up, as
+// exponent_of is.
+struct FromRowStart {
+    float start[2];
+    float step, exponent_step;
+
+    FLASH_DEVICE float absolute(int r, float score) const { return __fadd_ru(score, start[r]); }
+    FLASH_DEVICE float relative(int r, float score) const { return __fadd_ru(score, -start[r]); }
+    FLASH_DEVICE float with_step(int i, float score) const { return fmaf(step, column(i), score); }
+    FLASH_DEVICE float exponent_with_step(int i, float x) const { return fmaf(exponent_step, column(i), x); }
+
+    static FLASH_DEVICE float column(int i) { return float(8 * (i / 4) + i % 2); }
+};
+
 // kAnyScores: scores may be of any size, as functions of the user's make them.
 template <int B_c, bool kAnyScores = false>
 struct OnlineSoftmax {
@@ -52,14 +74,17 @@ struct OnlineSoftmax {
     int growth[2] = {0, 0};  // lagged: bits of the largest log2 growth of the last step
 
     // S -> P in place, with the exact maximum. kFirst: there is no tile before.
-    template <bool kFirst>
-    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float exponent_factor, float lowest) {
+    template <bool kFirst, typename From = FromZero>
+    FLASH_DEVICE void exact_step(float (&rmem_S)[B_c / 2], float exponent_factor, float lowest,
+                                 const From &from = {}) {
+#pragma unroll
+        for (int i = 0; i < B_c / 2; ++i) rmem_S[i] = from.with_step(i, rmem_S[i]);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float maximum = fmaxf(kFirst ? lowest : reference[r], row_maximum(rmem_S, r));
+            const float maximum = fmaxf(kFirst ? lowest : reference[r], row_maximum(rmem_S, r, from));
             rescale[r] = kFirst ? 1.f : exp2_approx((reference[r] - maximum) * exponent_factor);
             reference[r] = maximum;
-            const float offset = exponent_of(maximum, exponent_factor);
+            const float offset = exponent_of(from.relative(r, maximum), exponent_factor);
             float even = 0.f, odd = 0.f;  // two chains of additions
 #pragma unroll
             for (int i = 2 * r; i < B_c / 2; i += 4) {
@@ -75,17 +100,18 @@ struct OnlineSoftmax {
     }
 
     // S -> P in place, with the reference of the tile before; sets `growth`.
-    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor) {
-        const float offset0 = exponent_of(reference[0], exponent_factor);
-        const float offset1 = exponent_of(reference[1], exponent_factor);
+    template <typename From = FromZero>
+    FLASH_DEVICE void lagged_step(float (&rmem_S)[B_c / 2], float exponent_factor, const From &from = {}) {
+        const float offset0 = exponent_of(from.relative(0, reference[0]), exponent_factor);
+        const float offset1 = exponent_of(from.relative(1, reference[1]), exponent_factor);
         float even0 = 0.f, odd0 = 0.f, even1 = 0.f, odd1 = 0.f;
         growth[0] = growth[1] = 0;
 #pragma unroll
         for (int i = 0; i < B_c / 2; i += 4) {
-            const float x0 = fmaf(rmem_S[i], exponent_factor, -offset0);
-            const float x1 = fmaf(rmem_S[i + 1], exponent_factor, -offset0);
-            const float y0 = fmaf(rmem_S[i + 2], exponent_factor, -offset1);
-            const float y1 = fmaf(rmem_S[i + 3], exponent_factor, -offset1);
+            const float x0 = from.exponent_with_step(i, fmaf(rmem_S[i], exponent_factor, -offset0));
+            const float x1 = from.exponent_with_step(i + 1, fmaf(rmem_S[i + 1], exponent_factor, -offset0));
+            const float y0 = from.exponent_with_step(i + 2, fmaf(rmem_S[i + 2], exponent_factor, -offset1));
+            const float y1 = from.exponent_with_step(i + 3, fmaf(rmem_S[i + 3], exponent_factor, -offset1));
             growth[0] = __vimax3_s32(growth[0], __float_as_int(x0), __float_as_int(x1));
             growth[1] = __vimax3_s32(growth[1], __float_as_int(y0), __float_as_int(y1));
             rmem_S[i] = exp2_approx(x0);
@@ -195,14 +221,15 @@ struct OnlineSoftmax {
     static FLASH_DEVICE float exponent_of(float score, float exponent_factor) {
         return kAnyScores ? __fmul_ru(score, exponent_factor) : score * exponent_factor;
     }
-    FLASH_DEVICE float row_maximum(const float (&rmem_S)[B_c / 2], int r) const {
+    template <typename From = FromZero>
+    FLASH_DEVICE float row_maximum(const float (&rmem_S)[B_c / 2], int r, const From &from = {}) const {
         float even = rmem_S[2 * r], odd = rmem_S[2 * r + 1];  // two chains
 #pragma unroll
         for (int i = 4 + 2 * r; i < B_c / 2; i += 4) {
             even = fmaxf(even, rmem_S[i]);
             odd = fmaxf(odd, rmem_S[i + 1]);
         }
-        return quad_maximum(fmaxf(even, odd));
+        return quad_maximum(from.absolute(r, fmaxf(even, odd)));
     }
 };
 

@@ -6,10 +6,13 @@
 //     Q slots     q_stages  x (B_r, d)     O is staged in its item's Q slot unless it is stored directly
 //     K ring      kv_stages + extra_k_stages  x (B_c, d)
 //     V ring      kv_stages x (B_c, d_v)
+//     diagonals   of each K slot: what scores begin at (begun_scores.cuh), where they do
 //     control     1 KiB: mbarriers, the work item of each Q slot
 #pragma once
 
+#include "common/known_ahead.cuh"
 #include "common/mod.cuh"
+#include "common/shared_diagonals.cuh"
 #include "flash_attention.cuh"
 #include "hopper/layout.cuh"
 
@@ -85,7 +88,21 @@ struct StaticForwardKernelConfig {
     static constexpr int smem_q = 0;
     static constexpr int smem_k = smem_q + q_stages * q_bytes;
     static constexpr int smem_v = smem_k + k_stages * k_bytes;
-    static constexpr int smem_control = smem_v + v_stages * v_bytes;
+    static constexpr int smem_diagonals = smem_v + v_stages * v_bytes;
+    // A function adds to scores what grows evenly with the distance between key and query.
+    static constexpr bool adds_steps = adds_evenly<MOD>;
+    // Scores begin at what it adds, where that follows from the distance otherwise, and where there is room:
+    // with a mod that hides no keys, of sequences of one length, and where Q of the next item has a slot, so
+    // that it is known ahead.
+    using Diagonals = SharedDiagonals<B_c, B_r>;
+    static constexpr int wanted_diagonal_bytes = k_stages * Diagonals::kBytes;
+    static constexpr bool begins_scores =
+        adds_of_distance<MOD> && !adds_steps && !mod_hides_keys && !TRAITS.varlen && !TRAITS.split &&
+        q_stages > 1 && smem_diagonals + wanted_diagonal_bytes + kControlBytes <= kMaxSmemBytes;
+    // Scores are softmax_scale times what they are counted in.
+    static constexpr bool counts_unscaled = !mod_changes_scores || adds_steps || begins_scores;
+    static constexpr int kDiagonalWarps = 2;  // of the producer, which find what scores begin at
+    static constexpr int smem_control = smem_diagonals + (begins_scores ? wanted_diagonal_bytes : 0);
     static constexpr int smem_bytes = smem_control + kControlBytes;
 
     // O's parts are float32, for which a Q slot has no room; planned work has parts among its items.

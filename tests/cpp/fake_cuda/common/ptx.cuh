@@ -45,6 +45,10 @@ inline float __fmul_ru(float a, float b) {
     const float nearest = float(exact);
     return nearest < exact ? std::nextafter(nearest, INFINITY) : nearest;
 }
+inline float __fadd_ru(float a, float b) {
+    const float sum = a + b;
+    return double(sum) < double(a) + double(b) ? std::nextafter(sum, INFINITY) : sum;
+}
 inline float __fmul_rd(float a, float b) { return -__fmul_ru(-a, b); }
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
@@ -157,6 +161,7 @@ inline float __int_as_float(int bits) {
     std::memcpy(&x, &bits, sizeof x);
     return x;
 }
+inline float __uint_as_float(uint32_t x) { return __int_as_float(int(x)); }
 inline int __vimax3_s32(int a, int b, int c) { return a > b ? (a > c ? a : c) : b > c ? b : c; }
 inline void __syncwarp() { FakeWarp::meet(0); }
 inline void __syncthreads() {}  // of one warp at a time

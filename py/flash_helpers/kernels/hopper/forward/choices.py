@@ -437,6 +437,20 @@ MOD_CHOICES = (
 )  # fmt: skip
 """For functions of the user's, of sequences of one length."""
 
+STEP_CHOICES = (
+    HopperChoice(
+        64, 1024, None, _D64_TALL,
+        "as for other functions: +4 % over 192 x 128 (H200)",
+    ),
+    HopperChoice(
+        64, None, None, replace(_D64_WIDE, q_register_steps=0),
+        "wide tiles, as without functions: what grows evenly takes no registers; over 256 x 64 +1 to +2 % at "
+        "2048 and 4096, +14 % at 16384, under a causal mask +2 and +4 % at 2048 and 4096 (H200)",
+    ),
+    *MOD_CHOICES,
+)  # fmt: skip
+"""For functions that add to a score what grows evenly with the distance (``flash_helpers.mods.added``)."""
+
 STREAM_CHOICES = (
     HopperChoice(
         64, None, None, _D64_TWO_GROUPS,

@@ -14,6 +14,7 @@ from flash_helpers.kernels.hopper.forward.choices import (
     PACKED_CHOICES,
     PLANNED_CHOICES,
     SPLIT_CHOICES,
+    STEP_CHOICES,
     STREAM_CHOICES,
     VARLEN_CHOICES,
     HopperChoice,
@@ -39,6 +40,7 @@ def choose_hopper_kernel(
     mod: bool = False,
     dropout: bool = False,
     streams: bool = False,
+    steps: bool = False,
     uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
@@ -57,6 +59,7 @@ def choose_hopper_kernel(
         mod: whether functions of the user's change its scores or hide keys, or weights are dropped.
         dropout: whether weights are dropped, which leaves four consumers no registers.
         streams: whether functions of the user's read rows of a captured tensor ahead.
+        steps: whether they add to a score what grows evenly with the distance, and do no more.
         uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
@@ -64,7 +67,7 @@ def choose_hopper_kernel(
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod, streams)
+    choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod, streams, steps)
     limited = traits.causal or traits.window or uneven
     problem = (d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of)
     if fitting := [choice for choice in choices if choice.fits(*problem)]:
@@ -76,14 +79,14 @@ def choose_hopper_kernel(
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
 
 
-def _choices_for(traits: ForwardTraits, mod: bool, streams: bool) -> tuple[HopperChoice, ...]:
+def _choices_for(traits: ForwardTraits, mod: bool, streams: bool, steps: bool) -> tuple[HopperChoice, ...]:
     """The table for kernels with some traits."""
     if traits.planned:
         return PLANNED_CHOICES
     if traits.split:
         return SPLIT_CHOICES
     if mod and not traits.varlen:
-        return STREAM_CHOICES if streams else MOD_CHOICES
+        return STREAM_CHOICES if streams else STEP_CHOICES if steps else MOD_CHOICES
     if traits.varlen and (mod or traits != ForwardTraits(causal=traits.causal, varlen=True)):
         return VARLEN_CHOICES
     if traits.varlen:
