@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -53,13 +54,13 @@ class _Documents(NamedTuple):
         offsets: int32, on the device.
         ends: the same, on the host.
         longest: rows of the longest document.
-        owner: whose memory the tensor is that they were read from.
+        owners: whose memory the tensors are that they were read from.
     """
 
     offsets: Tensor
     ends: Tensor
     longest: int
-    owner: weakref.ref[Tensor]
+    owners: tuple[weakref.ref[Tensor], ...]
 
 
 _kept: OrderedDict[Any, _Documents | None] = OrderedDict()
@@ -83,7 +84,7 @@ def packed_form(
     form = document_form(traced.mod, traced.numbers)
     if form is None or q.shape[1] != k.shape[1] or (rows := _rows(q, k, v)) is None:
         return None
-    found = _documents(traced.tensors[form.tensor], form, q)
+    found = _documents(traced, form, q)
     if found is None:
         return None
     least = LEAST_WITH_GRADIENTS if with_gradients else LEAST
@@ -162,10 +163,10 @@ def gradients_as_packed(call: BackwardCall, options: Options) -> tuple[BackwardC
 
 
 def contents_of(traced: Traced | None) -> tuple[Any, ...]:
-    """What a remembered backward call compares before what functions captured: a tuple with the place of the
-    tensor whose documents it may keep, or nothing."""
+    """What a remembered backward call compares before what functions captured: a tuple with the places of the
+    tensors that documents are read from, which it may keep, or nothing."""
     form = None if traced is None else document_form(traced.mod, traced.numbers)
-    return () if form is None else ((form.tensor,),)
+    return () if form is None else ((form.tensor, *form.small),)
 
 
 def _rows(*tensors: Tensor) -> list[Tensor] | None:
@@ -186,26 +187,40 @@ def forget() -> None:
     _kept.clear()
 
 
-def _documents(tensor: Tensor, form: DocumentForm, q: Tensor) -> _Documents | None:
+def _documents(traced: Traced, form: DocumentForm, q: Tensor) -> _Documents | None:
     """The documents of a call; None: they are no runs of places, or nobody can tell whether they change."""
+    tensor, *small = (traced.tensors[i] for i in (form.tensor, *form.small))
     batch, seq_len = q.shape[:2]
-    if tensor.is_inference() or tensor.shape[-1] < seq_len or (form.by_item and len(tensor) < batch):
+    if tensor.shape[-1] < seq_len or (form.by_item and len(tensor) < batch):
+        return None
+    if any(x.is_inference() for x in (tensor, *small)):
         return None
     if torch.cuda.is_current_stream_capturing():  # the graph is run again with others
         return None
-    owner = tensor if tensor._base is None else tensor._base
-    where = (id(owner), tensor._version, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-    key = (*where, tensor.dtype, form.by_item, batch, seq_len, current_stream(q.get_device()))
+    owners = [x if x._base is None else x._base for x in (tensor, *small)]
+    where = [
+        (id(owner), x._version, x.data_ptr(), tuple(x.shape), x.stride(), x.dtype)
+        for owner, x in zip(owners, (tensor, *small), strict=True)
+    ]
+    key = (*where, form.by_item, batch, seq_len, current_stream(q.get_device()))
     known = _kept.pop(key, None)
-    if known is None or known.owner() is not owner:
-        known = _read(tensor[:batch, :seq_len] if form.by_item else tensor[None, :seq_len], batch, owner)
+    if known is None or any(ref() is not owner for ref, owner in zip(known.owners, owners, strict=True)):
+        numbers = tensor[:batch, :seq_len] if form.by_item else tensor[None, :seq_len]
+        known = _read(numbers, batch, owners)
+        if not all(_is_small(x) for x in small):
+            known = known._replace(longest=0)
     _kept[key] = known
     if len(_kept) > KEPT:
         _kept.popitem(last=False)
     return known if known.longest else None
 
 
-def _read(numbers: Tensor, batch: int, owner: Tensor) -> _Documents:
+def _is_small(x: Tensor) -> bool:
+    """Whether whole numbers of 32 bits hold all elements."""
+    return x.numel() == 0 or bool((x.min() >= -(2**31)) & (x.max() < 2**31))
+
+
+def _read(numbers: Tensor, batch: int, owners: Sequence[Tensor]) -> _Documents:
     """The documents by their numbers, (batch | 1, seq); of length 0 where a number stands in several runs."""
     host = numbers.cpu()
     begins = torch.ones_like(host, dtype=torch.bool)
@@ -215,7 +230,7 @@ def _read(numbers: Tensor, batch: int, owner: Tensor) -> _Documents:
     begins = begins.expand(batch, -1).flatten()
     ends = torch.cat((begins.nonzero().flatten(), torch.tensor([len(begins)], device="cpu")))
     longest = int(ends.diff().max()) if are_runs else 0
-    return _Documents(ends.int().to(numbers.device), ends, longest, weakref.ref(owner))
+    return _Documents(ends.int().to(numbers.device), ends, longest, tuple(map(weakref.ref, owners)))
 
 
 def _time_of_mask(documents: _Documents, seq_len: int, d_head: int) -> float:

@@ -42,6 +42,17 @@ def windowed(document: Tensor) -> Mask:
     return lambda b, h, q, k: (document[q] == document[k]) & (q - k <= 70) & (k - q <= 9)
 
 
+def within(document: Tensor) -> Mask:
+    """Places that are counted from where the document begins, as attention-gym's are."""
+    begins = torch.tensor([0, 333, 334, 544], device=document.device)
+
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        i, j = q - begins[document[q]], k - begins[document[k]]
+        return (document[q] == document[k]) & (i >= j) & (i - j <= 200)
+
+    return mask
+
+
 def right(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """Output and LSE, in float64."""
     place = torch.arange(SEQ, device="cpu")
@@ -80,6 +91,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Mask], Tensor, int]] = {
     "of each item": (of_items, torch.stack([NUMBERS, NUMBERS.flip(0).div(2).int()]), 2),
     "causal": (lambda document: and_masks(causal, of_all(document)), NUMBERS, 2),
     "window": (windowed, NUMBERS.int(), 2),
+    "places within": (within, NUMBERS, 2),
 }
 
 

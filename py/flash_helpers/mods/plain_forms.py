@@ -75,7 +75,7 @@ def plain_form(
     return PlainForm(band, cap, rest)
 
 
-class _Linear(NamedTuple):
+class Linear(NamedTuple):
     """``q * q_idx + k * kv_idx + offset``."""
 
     q: int
@@ -93,6 +93,7 @@ class Reader:
 
     def __init__(self, mod: Mod, numbers: Sequence[int | float]) -> None:
         self.nodes, self.numbers = mod.nodes, numbers
+        self.sums: dict[int, Linear | None] = {}  # of nodes that were read: one may be a part of many
 
     # ------------------------------------------------------------------ masks
     def band(self, place: int) -> Band | None:
@@ -111,16 +112,16 @@ class Reader:
             inner = self.linear(self.nodes[less].args[0])
             if inner is None or (limit.q, limit.k) != (0, 0):
                 return None
-            below = self._at_most(_Linear(inner.q, inner.k, inner.offset - limit.offset + strict))
-            above = self._at_most(_Linear(-inner.q, -inner.k, -inner.offset - limit.offset + strict))
+            below = self._at_most(Linear(inner.q, inner.k, inner.offset - limit.offset + strict))
+            above = self._at_most(Linear(-inner.q, -inner.k, -inner.offset - limit.offset + strict))
             return None if below is None or above is None else below.within(above)
         a, b = self.linear(less), self.linear(more)
         if a is None or b is None:
             return None
-        return self._at_most(_Linear(a.q - b.q, a.k - b.k, a.offset - b.offset + strict))
+        return self._at_most(Linear(a.q - b.q, a.k - b.k, a.offset - b.offset + strict))
 
     @staticmethod
-    def _at_most(x: _Linear) -> Band | None:
+    def _at_most(x: Linear) -> Band | None:
         """The band of ``x <= 0``."""
         if abs(x.offset) > SMALL_NUMBER:
             return None
@@ -130,25 +131,30 @@ class Reader:
             return Band(low=x.offset)
         return Band() if (x.q, x.k) == (0, 0) and x.offset <= 0 else None
 
-    def linear(self, place: int) -> _Linear | None:
+    def linear(self, place: int) -> Linear | None:
         """A whole number as a sum of indices and a number; None: it is something else."""
+        if place not in self.sums:
+            self.sums[place] = self._sum(place)
+        return self.sums[place]
+
+    def _sum(self, place: int) -> Linear | None:
         node = self.nodes[place]
         if node.op in ("q", "k"):
-            return _Linear(int(node.op == "q"), int(node.op == "k"), 0)
+            return Linear(int(node.op == "q"), int(node.op == "k"), 0)
         if node.op in ("constant", "number") and node.kind is Kind.INT:
             value = node.data if node.op == "constant" else self.numbers[node.data]
-            return _Linear(0, 0, int(value)) if abs(value) <= SMALL_NUMBER else None
+            return Linear(0, 0, int(value)) if abs(value) <= SMALL_NUMBER else None
         if node.op not in ("add", "sub", "neg") or node.kind is not Kind.INT:
             return None
         parts = [self.linear(arg) for arg in node.args]
         if any(part is None for part in parts):
             return None
-        first = parts[0] if node.op != "neg" else _Linear(0, 0, 0)
+        first = parts[0] if node.op != "neg" else Linear(0, 0, 0)
         second = parts[-1]
         assert first is not None
         assert second is not None
         sign = 1 if node.op == "add" else -1
-        found = _Linear(*(a + sign * b for a, b in zip(first, second, strict=True)))
+        found = Linear(*(a + sign * b for a, b in zip(first, second, strict=True)))
         return found if max(map(abs, found)) <= SMALL_NUMBER else None
 
     # ------------------------------------------------------------------ scores

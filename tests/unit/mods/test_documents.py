@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from flash_helpers.mods.documents import DocumentForm, document_form
 from flash_helpers.mods.plain_forms import Band
 
 ONE, BY_ITEM, OTHER = torch.arange(40) // 7, torch.arange(80).view(2, 40) // 7, torch.zeros(40).long()
-SEQ = 1000
+BEGINS = torch.tensor([0, 7, 14, 21, 28, 35], dtype=torch.int32)
 
 
 def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -25,6 +24,20 @@ def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 def same(b: Any, h: Any, q: Any, k: Any) -> Any:
     return ONE[q] == ONE[k]
+
+
+def within(b: Any, h: Any, q: Any, k: Any) -> Any:
+    """Places that are counted from where the document begins, as attention-gym's are."""
+    q, k = q - BEGINS[ONE[q]], k - BEGINS[ONE[k]]
+    return (q >= k) & (q - k <= 5)
+
+
+def doubled(b: Any, h: Any, q: Any, k: Any) -> Any:
+    """Of which sums wrap around."""
+    i, j = BEGINS[ONE[q]], BEGINS[ONE[k]]
+    for _ in range(40):
+        i, j = i + i, j + j
+    return (ONE[q] == ONE[k]) & (q - i >= k - j)
 
 
 READ: dict[str, tuple[Callable[..., Any], DocumentForm]] = {
@@ -37,6 +50,16 @@ READ: dict[str, tuple[Callable[..., Any], DocumentForm]] = {
         lambda b, h, q, k: (q - k <= 9) & same(b, h, q, k) & (k - q <= 3) & same(b, h, q, k),
         DocumentForm(0, False, Band(-9, 3)),
     ),
+    "places within": (and_masks(same, within), DocumentForm(0, False, Band(-5, 0))),
+    "distance within": (
+        lambda b, h, q, k: same(b, h, q, k) & (torch.abs((q - BEGINS[ONE[q]]) - (k - BEGINS[ONE[k]])) <= 4),
+        DocumentForm(0, False, Band(-4, 4)),
+    ),
+    "places within, in 64 bits": (
+        lambda b, h, q, k: (ONE[q] == ONE[k]) & (q - OTHER[ONE[q]] >= k - OTHER[ONE[k]]),
+        DocumentForm(0, False, Band(high=0), (1,)),
+    ),
+    "places within, the other way": (and_masks(within, same), DocumentForm(0, False, Band(-5, 0))),
 }
 OTHERS: dict[str, Callable[..., Any]] = {
     "two tensors": lambda b, h, q, k: ONE[q] == OTHER[k],
@@ -50,6 +73,15 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "and padding": lambda b, h, q, k: (ONE[q] == ONE[k]) & (ONE[k] > 0),
     "real numbers": lambda b, h, q, k: ONE.float()[q] == ONE.float()[k],
     "a band": causal,
+    "one place within": lambda b, h, q, k: (ONE[q] == ONE[k]) & (q - BEGINS[ONE[q]] >= k),
+    "twice within": lambda b, h, q, k: (ONE[q] == ONE[k]) & (q - 2 * BEGINS[ONE[q]] >= k - BEGINS[ONE[k]]),
+    "places within others": within,
+    "within another": lambda b, h, q, k: (ONE[q] == ONE[k]) & (q - BEGINS[ONE[q]] >= k - BEGINS[ONE[k] - 1]),
+    "within, by place": lambda b, h, q, k: (ONE[q] == ONE[k]) & (q - BEGINS[q] >= k - BEGINS[k]),
+    "a part of the document": lambda b, h, q, k: (ONE[q] == ONE[k]) & (BEGINS[ONE[q]] <= 9),
+    "another part": lambda b, h, q, k: (ONE[q] == ONE[k]) & (torch.abs(BEGINS[ONE[k]]) <= 9),
+    "a distance of it": lambda b, h, q, k: (ONE[q] == ONE[k]) & (torch.abs(q - k) <= BEGINS[ONE[k]]),
+    "within, too often": doubled,
     "columns": lambda b, h, q, k: BY_ITEM[q, b] == BY_ITEM[k, b],
 }
 
@@ -58,8 +90,12 @@ OTHERS: dict[str, Callable[..., Any]] = {
 def test_masks_of_documents(name: str) -> None:
     mask, expected = READ[name]
     made = trace(mask_mod=mask)
-    assert document_form(made.mod, made.numbers) == expected
-    assert documents.contents_of(made) == ((0,),)
+    form = document_form(made.mod, made.numbers)
+    assert form is not None
+    assert form._replace(tensor=0) == expected
+    assert made.tensors[form.tensor] is (BY_ITEM if form.by_item else ONE)
+    assert all(made.tensors[place] is OTHER for place in form.small)
+    assert documents.contents_of(made) == ((form.tensor, *form.small),)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -76,10 +112,11 @@ def test_a_score_beside_the_mask_counts_places_of_the_item() -> None:
 
 # ---------------------------------------------------------------------- runs of places
 def read(numbers: Tensor, batch: int) -> tuple[list[int], int]:
-    found = documents._read(numbers, batch, numbers)
+    found = documents._read(numbers, batch, [numbers])
     assert found.offsets.dtype is torch.int32
     assert found.offsets.tolist() == found.ends.tolist()
-    assert isinstance(found.owner, weakref.ref)
+    (owner,) = found.owners
+    assert owner() is numbers
     return found.ends.tolist(), found.longest
 
 
@@ -90,10 +127,17 @@ def test_runs_of_each_item() -> None:
     assert read(torch.tensor([[True, False, False]]), 1) == ([0, 1, 3], 2)
 
 
+def test_small_numbers() -> None:
+    assert documents._is_small(torch.tensor([2**31 - 1, -(2**31)]))
+    assert documents._is_small(torch.zeros(0).long())
+    assert not documents._is_small(torch.tensor([0, 2**31]))
+    assert not documents._is_small(torch.tensor([0, -(2**31) - 1]))
+
+
 def test_a_default_device_changes_nothing() -> None:
     numbers = torch.tensor([[1, 1, 2]])
     with torch.device("meta"):
-        found = documents._read(numbers, 2, numbers)
+        found = documents._read(numbers, 2, [numbers])
         assert documents._time_of_mask(found, 3, 64) > 0
     assert found.ends.tolist() == [0, 2, 3, 5, 6]
 
@@ -106,7 +150,7 @@ def test_a_number_that_stands_twice_is_no_run() -> None:
 # ---------------------------------------------------------------------- which way is quicker
 def of_lengths(*lengths: int) -> documents._Documents:
     numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return documents._read(numbers[None], 1, numbers)
+    return documents._read(numbers[None], 1, [numbers])
 
 
 @pytest.mark.parametrize("d_head", [64, 128])
@@ -121,6 +165,6 @@ def test_time_of_a_mask_beside_packed_sequences(d_head: int) -> None:
 
 
 def test_time_counts_places_within_an_item() -> None:
-    of_one, of_two = of_lengths(300, 212), documents._read(torch.arange(512)[None] // 300, 2, ONE)
+    of_one, of_two = of_lengths(300, 212), documents._read(torch.arange(512)[None] // 300, 2, [ONE])
     alike = documents._time_of_mask(of_one, 512, 128), documents._time_of_mask(of_two, 512, 128)
     assert alike[0] == pytest.approx(alike[1])

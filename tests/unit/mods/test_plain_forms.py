@@ -26,10 +26,19 @@ BANDS: dict[str, tuple[Callable[..., Any], Band]] = {
     "a number first": (lambda b, h, q, k: k - q >= 7, Band(low=7)),
     "everything": (lambda b, h, q, k: q >= q, Band()),
 }
+
+
+def doubled_often(b: Any, h: Any, q: Any, k: Any) -> Any:
+    for _ in range(60):
+        q = q + q
+    return q >= k
+
+
 NO_BANDS: dict[str, Callable[..., Any]] = {
     "prefix": lambda b, h, q, k: (k < 20) | (q >= k),
     "a limit of keys": lambda b, h, q, k: (k < 20) & (q >= k),
     "by head": lambda b, h, q, k: q - k <= 8 * h,
+    "doubled often": doubled_often,
     "doubled": lambda b, h, q, k: 2 * q >= k,
     "the sum": lambda b, h, q, k: q + k >= 50,
     "nothing": lambda b, h, q, k: q < q,
