@@ -32,6 +32,7 @@ class ServingCall:
         batched: one query and one new key a sequence, as a batch; else packed rows.
         leftpad: keys begin behind padding.
         rotary: queries and new keys are turned.
+        in_order: the first items are read, without ``cache_batch_idx``.
         options: further arguments.
     """
 
@@ -46,6 +47,7 @@ class ServingCall:
         batched: bool = False,
         leftpad: bool = False,
         rotary: bool = False,
+        in_order: bool = False,
         **options: Any,
     ) -> None:
         self.name, self.page_size, self.d, self.batched, self.options = name, page_size, d, batched, options
@@ -68,7 +70,7 @@ class ServingCall:
         self.table = ints(ITEMS if self.appends else SEQUENCES, self.pages) if page_size else None
         self.items, self.counts, self.pad = ints(SEQUENCES), ints(SEQUENCES), ints(SEQUENCES)
         self.ends_q, self.ends_new = ints(SEQUENCES + 1), ints(SEQUENCES + 1)
-        self.has_pad = leftpad
+        self.has_pad, self.in_order = leftpad, in_order
         angles = torch.arange(self.capacity + LONGEST)[:, None] * 10.0 ** -torch.arange(d // 4)
         self.rotary = [x.to(device) for x in (angles.cos(), angles.sin())] if rotary else None
         self.sinks = torch.linspace(-1, 1, HEADS, device=device)
@@ -87,7 +89,9 @@ class ServingCall:
             make.choice((0, 1, 17, make.randint(0, self.capacity - n), self.capacity - n)) for n in self.new
         ]
         self.padding = [make.choice((0, n // 3, n)) if self.has_pad else 0 for n in self.before]
-        self.item = make.sample(range(ITEMS), SEQUENCES) if self.appends else list(range(SEQUENCES))
+        self.item = list(range(SEQUENCES))
+        if self.appends and not self.in_order:
+            self.item = make.sample(range(ITEMS), SEQUENCES)
         if self.table is not None:
             order = make.sample(range(len(self.caches[0])), self.table.numel())
             self.table.copy_(torch.tensor(order).view(self.table.shape))
@@ -127,9 +131,9 @@ class ServingCall:
         cos, sin = self.rotary or (None, None)
         return flash_attn_3.flash_attn_with_kvcache(
             self.q, *self.caches, self.k, self.v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=self.counts,
-            cache_batch_idx=self.items, page_table=self.table, causal=True, return_softmax_lse=True,
-            cache_leftpad=self.pad if self.has_pad else None, **({} if self.batched else packed),
-            **self.options,
+            cache_batch_idx=None if self.in_order else self.items, page_table=self.table, causal=True,
+            return_softmax_lse=True, cache_leftpad=self.pad if self.has_pad else None,
+            **({} if self.batched else packed), **self.options,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ what is expected
@@ -195,6 +199,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "flash-attn 3, pages": {"page_size": 16},
     "flash-attn 3, pages of 5": {"page_size": 5},
     "flash-attn 3, one piece": {"page_size": 0},
+    "flash-attn 3, one piece in order": {"page_size": 0, "capacity": 1210, "in_order": True},
+    "flash-attn 3, decoding in order": {"page_size": 0, "capacity": 1210, "batched": True, "in_order": True},
     "flash-attn 3, padding on the left": {"page_size": 16, "leftpad": True, "capacity": 400},
     "flash-attn 3, turned": {"page_size": 16, "rotary": True},
     "flash-attn 3, two parts": {"page_size": 16, "num_splits": 2},

@@ -2,8 +2,8 @@
 
 Queries, and what is appended, are packed, or batches that become packed ones by their shape alone. A cache
 whose keys begin behind padding, or that is read through ``cache_batch_idx``, becomes pages: pages of one row
-where keys are padded on the left. Everything is computed on the device, so that a CUDA graph of a call
-serves all lengths. What is written was checked before, as the caller gave it.
+where keys are padded on the left. Another in one piece stays so. Everything is computed on the device, so
+that a CUDA graph of a call serves all lengths. What is written was checked before, as the caller gave it.
 """
 
 from __future__ import annotations
@@ -167,11 +167,14 @@ def attend_packed_cache(
         if alibi_slopes is not None:
             options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
     caches = k_cache, v_cache
+    pages: Tensor | None = table
     if cache_leftpad is not None and capacity:
-        caches, table = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
+        caches, pages = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
+    elif block_table is cache_batch_idx is None:  # as it is, since kernels may not take pages of its capacity
+        caches, pages = (k_cache[:batch], v_cache[:batch]), None
     out = attention_varlen(
         padded(rows), padded(caches[0]), padded(caches[1]), cu_seqlens_q, None, longest, capacity,
-        seqused_k=kept, block_table=table, n_splits=n_splits, **options,
+        seqused_k=kept, block_table=pages, n_splits=n_splits, **options,
     )  # fmt: skip
     out = cut(out, v_cache)
     return _in_batches(out, batch, q.shape[1]) if batched else out

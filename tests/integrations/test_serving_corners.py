@@ -13,6 +13,7 @@ from flash_attention import attention_varlen
 from flash_attention.compat import kv_cache_checks, packed_cache, packed_cache_checks
 from flash_attention.compat.words import in_words
 from flash_attention.integrations import flash_attn_3, vllm
+from flash_helpers.test.reference import reference
 
 BF, INT = torch.bfloat16, torch.int32
 HEADS, HEADS_KV, D, PAGE = 4, 2, 32, 16
@@ -153,6 +154,31 @@ def test_a_refused_gradient_says_what_has_one(paged: bool) -> None:
     packed = torch.cat([keys[i, :n] for i, n in enumerate(counts)])
     attention_varlen(q, packed, packed, ends, ints(0, 5, 14), 2, PAGE).float().sum().backward()
     assert q.grad is not None
+
+
+@pytest.mark.parametrize("items", [None, (0, 1)], ids=["in order", "by items"])
+def test_a_cache_in_one_piece_stays_so(
+    items: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of the Hopper family take it with any capacity, and pages with a multiple of 16 rows alone."""
+    tables = []
+
+    def attend(*args: Any, **options: Any) -> Any:
+        tables.append(options["block_table"])
+        return attention_varlen(*args, **options)
+
+    monkeypatch.setattr(packed_cache, "attention_varlen", attend)
+    cache, queries = random(3, 37, HEADS_KV, D), random(2, 1, HEADS, D)
+    out = flash_attn_3.flash_attn_with_kvcache(
+        queries,
+        cache,
+        cache,
+        cache_seqlens=ints(37, 20),
+        cache_batch_idx=None if items is None else ints(*items),
+    )
+    assert [table is None for table in tables] == [items is None]
+    expected, _ = reference(queries[1:], cache[1:2, :20], cache[1:2, :20])
+    torch.testing.assert_close(out[1:].double(), expected, atol=2e-2, rtol=2e-2)
 
 
 @in_words(score_mod="attention_chunk", mask_mod="attention_chunk")
