@@ -1,8 +1,9 @@
 """Random pairs of calls on a GPU whose bits must be equal, by one family: run as a script, which prints JSON.
 
-    python tests/gpu/invariant_pairs.py FAMILY PAIRS [SECONDS]
+    python tests/gpu/invariant_pairs.py FAMILY PAIRS [SECONDS [PROCESSES]]
 
 The kernels that the pairs need are named first, by the same draws without a computation, and built together.
+Then PROCESSES share the pairs, since a call of a few rows takes the host longer than the GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 from unittest import mock
 
@@ -30,6 +33,7 @@ from flash_helpers.test.invariance import Limits, Pair, pairs_of
 
 CAUSAL, FULL, WINDOW = (True, (None, None)), (False, (None, None)), (True, (300, None))
 D128, D64, D256 = ((128, 128),), ((64, 64),), ((256, 256),)
+PER_TURN = 8
 FEATURES = Limits(D128, 2000, (CAUSAL,), (20.0,), (True,), (torch.float16,))
 DRAWS = {  # family: what scenes are drawn from, with the share of the pairs
     "hopper": (
@@ -59,6 +63,9 @@ def only(family: str) -> Iterator[None]:
         yield
 
 
+PLACES = 1000  # seeds of one process are so far from the next one's; at most so many kinds of scenes
+
+
 class _Nothing:
     """A backend that computes nothing."""
 
@@ -66,14 +73,18 @@ class _Nothing:
         return Ran(None)
 
 
-def draws(family: str, n: int) -> Iterator[tuple[int, Limits, int]]:
-    """(seed, limits, pairs) of each kind of scene."""
-    for seed, (limits, share) in enumerate(DRAWS[family]):
-        yield seed, limits, round(n * share)
+def draws(family: str, n: int, place: int = 0) -> Iterator[tuple[int, Limits, int]]:
+    """(seed, limits, pairs) of each kind of scene, for the process at a place."""
+    for kind, (limits, share) in enumerate(DRAWS[family]):
+        yield kind + PLACES * place, limits, round(n * share)
 
 
-def kernels_of(family: str, n: int) -> list[Kernel]:
-    """The kernels that the pairs need, the most wanted first."""
+def _empty(*shape: int, generator: Any, device: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(*shape, device=device, dtype=dtype)
+
+
+def kernels_of(family: str, n: int, processes: int = 1) -> list[Kernel]:
+    """The kernels that the pairs need, the most wanted first. Nobody reads the tensors' numbers."""
     facts, found, known = device_facts_of(), {}, {}
 
     def choose(problem: Any, device: Any, config: Any) -> None:
@@ -85,35 +96,57 @@ def kernels_of(family: str, n: int) -> list[Kernel]:
         mock.patch.object(passes, "choose", choose),
         mock.patch.object(passes, "backend", return_value=_Nothing()),
         mock.patch.object(invariance, "differing_rows", return_value=0),
+        mock.patch.object(torch, "randn", _empty),
     ):
-        for seed, limits, pairs in draws(family, n):
-            for _ in itertools.islice(pairs_of(seed, "cpu", limits), pairs):
-                pass
+        for place in range(processes):
+            for seed, limits, pairs in draws(family, n // processes, place):
+                for _ in itertools.islice(pairs_of(seed, "cpu", limits), pairs):
+                    pass
     return sorted(found, key=lambda kernel: -found[kernel])
 
 
-def pairs(family: str, n: int) -> Iterator[Pair]:
-    """The pairs, computed on the GPU."""
-    for seed, limits, count in draws(family, n):
-        yield from itertools.islice(pairs_of(seed, "cuda", limits), count)
+def pairs(family: str, n: int, place: int) -> Iterator[Pair]:
+    """The pairs of one process, computed on the GPU: some of each kind in turn, should time be short."""
+    kinds = [
+        itertools.islice(pairs_of(seed, "cuda", limits), count)
+        for seed, limits, count in draws(family, n, place)
+    ]
+    while kinds:
+        for kind in list(kinds):
+            some = list(itertools.islice(kind, PER_TURN))
+            yield from some
+            if not some:
+                kinds.remove(kind)
 
 
-def main(family: str, n: int, seconds: float) -> None:
-    """Prints what came of ``n`` pairs, or of as many as ``seconds`` allow."""
+def compared(family: str, n: int, seconds: float, place: int) -> dict[str, Any]:
+    """What came of the ``n`` pairs of one process, or of as many as ``seconds`` allow."""
+    done, rows, differing = 0, 0, []
+    begin = time.perf_counter()
     with only(family):
-        kernels = kernels_of(family, n)
-        build.build_kernels(kernels, [device_facts_of().target])
-        begin, done, rows, differing = time.perf_counter(), 0, 0, []
-        for pair in pairs(family, n):
+        for pair in pairs(family, n, place):
             done, rows = done + 1, rows + pair.rows
             if pair.differing:
                 differing.append(f"{pair.differing} rows of {pair.text}")
             if time.perf_counter() - begin > seconds:
                 break
-        took = time.perf_counter() - begin
-    told = {"family": family, "pairs": done, "rows": rows, "kernels": len(kernels), "seconds": took}
+    return {"pairs": done, "rows": rows, "differing": differing, "seconds": time.perf_counter() - begin}
+
+
+def main(family: str, n: int, seconds: float = 1e9, processes: int = 1) -> None:
+    """Prints what came of ``n`` pairs, or of as many as ``seconds`` allow."""
+    with only(family):
+        kernels = kernels_of(family, n, processes)
+        build.build_kernels(kernels, [device_facts_of().target])
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        shares = [pool.submit(compared, family, n // processes, seconds, place) for place in range(processes)]
+        found = [share.result() for share in shares]
+    told: dict[str, Any] = {"family": family, "kernels": len(kernels), "processes": processes}
+    told |= {name: sum(share[name] for share in found) for name in ("pairs", "rows")}
+    told["seconds"] = max(share["seconds"] for share in found)
+    differing = [text for share in found for text in share["differing"]]
     print(json.dumps({**told, "differing": len(differing), "first": differing[:20]}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 1e9)
+    main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:4]), *map(int, sys.argv[4:5]))

@@ -15,6 +15,7 @@ from flash_attention.backends.cuda import device_facts_of
 from flash_helpers.kernels.families import FAMILIES
 
 PAIRS, TIME_LIMIT_S = 10_000, 900
+PROCESSES = 5  # that share the pairs
 NAMES = {family.name: family for family in FAMILIES}
 
 
@@ -24,7 +25,7 @@ def test_random_pairs_have_equal_bits(family: str) -> None:
         pytest.skip(f"kernels of the {family} family do not run here")
     script = Path(__file__).with_name("invariant_pairs.py")
     done = subprocess.run(
-        [sys.executable, str(script), family, str(PAIRS)],
+        [sys.executable, str(script), family, str(PAIRS), str(TIME_LIMIT_S), str(PROCESSES)],
         capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
