@@ -162,6 +162,9 @@ def flash_attn_varlen_func(
     if alibi_slopes is not None:
         check_packed_cache(q, k, cu_seqlens_q, cu_seqlens_k, None, seqused_k, block_table, *longest)
         slopes = checked_slopes(alibi_slopes, q, cu_seqlens_q.numel() - 1)
+        if out is not None:
+            check_tensors({"out": out})
+            check_written("out", out, {"alibi_slopes": alibi_slopes})
         if seqused_k is not None:
             room = room_for_keys(k, cu_seqlens_k, block_table)
             place = in_items(counted(seqused_k, room), cu_seqlens_q.diff())

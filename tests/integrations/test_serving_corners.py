@@ -111,6 +111,16 @@ def test_heads_of_a_group_are_packed_by_none_too() -> None:
         flash_attn_3.flash_attn_func(x, x, x, pack_gqa="yes")  # type: ignore[arg-type]
 
 
+@pytest.mark.only_on("cpu")
+@pytest.mark.parametrize("d", [D, 59])
+def test_an_output_in_the_place_of_slopes_is_refused(d: int) -> None:
+    rows, ends = [random(3, heads, d) for heads in (HEADS, HEADS_KV, HEADS_KV)], ints(0, 2, 3)
+    slopes = torch.zeros(3 * HEADS * d)[:HEADS]
+    out = torch.as_strided(slopes.view(BF), (3, HEADS, d), (HEADS * d, d, 1))
+    with pytest.raises(ValueError, match=r"^out overlaps alibi_slopes in memory"):
+        vllm.flash_attn_varlen_func(*rows, 2, ends, 2, ends, alibi_slopes=slopes, out=out)
+
+
 @pytest.mark.parametrize("given", ["q", "k", "v"])
 def test_scales_of_8_bit_types_are_refused_with_such_tensors(given: str) -> None:
     """Beside 16 bits they say nothing (``foreign_calls.IDLE_SCALES``): vLLM passes them in every call."""
