@@ -141,7 +141,7 @@ def test_lengths_are_smaller_on_the_cpu(scale: int, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("name", ["invariant_cost", "mixed_batch"])
+@pytest.mark.parametrize("name", ["invariant_cost", "mixed_batch", "trace_decode"])
 def test_what_needs_a_gpu_says_so(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

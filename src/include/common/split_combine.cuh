@@ -27,6 +27,7 @@
 #include "common/ptx.cuh"
 #include "common/rows_of_none.cuh"
 #include "common/sequence_rows.cuh"
+#include "common/trace.cuh"
 #include "flash_attention.cuh"
 
 namespace flash {
@@ -110,6 +111,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     __shared__ float smem_weights[kCombineThreads / kWarpSize][kMaxSplits];  // of each warp
     __shared__ float4 smem_sums[part_lanes][groups];
 
+    stamp(TracedKernel::COMBINE, TraceEvent::BEGIN);
     launch_dependents();
     const unsigned row_index = blockIdx.x;  // in (batch, n_heads, seq_len_q)
     const int row = static_cast<int>(row_index % args.seq_len_q);
@@ -122,6 +124,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const float *part = args.partial_o + int64_t{row_index} * args.d_head_v + column;
     const int64_t part_size = args.total_rows * args.d_head_v;
     wait_for_prerequisites();
+    stamp(TracedKernel::COMBINE, TraceEvent::MAY_READ);
     if constexpr (kVarlen) {
         clear_rows_of_none(args, args.O, args.O_strides, args.batch, args.n_heads,
                            args.d_head_v / kChunkElements, thread, kCombineThreads);
@@ -141,6 +144,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     float *weights = smem_weights[thread / kWarpSize];
     const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
     const float lse = weigh_parts(args, row_index, sink, weights);
+    stamp(TracedKernel::COMBINE, TraceEvent::FIRST_TILE);
     if (thread == 0 && args.lse != nullptr) {
         args.lse[lse_begin(cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q, args.total_q) +
                  row] = lse;
@@ -182,6 +186,7 @@ __global__ void __launch_bounds__(kCombineThreads)
                                        (int64_t(rows.first_row) + row) * args.O_strides.seq + column) *
                                           kElementBytes;
     *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
+    stamp(TracedKernel::COMBINE, TraceEvent::STORED);
 }
 
 inline constexpr int kCombineRows = 32;  // that a block has in hand, one a warp

@@ -28,6 +28,7 @@
 #include "ampere/warp_pair.cuh"
 #include "common/mask.cuh"
 #include "common/rows_of_none.cuh"
+#include "common/trace.cuh"
 
 namespace flash::ampere {
 
@@ -79,11 +80,13 @@ struct ForwardWarp {
         BlockScores<Kernel> block_S;  // (warp_rows, B_c)
 
         pipeline.template before_scores<kGeneral>(valid_keys);
+        if (kv_block == last_block) stamp(TracedKernel::PARTS, TraceEvent::FIRST_TILE);
         if (sees_block) {
             score_product(block_S, Q, pipeline.offset(), mask.seq_len_q);
             if constexpr (Kernel::paired_warps) pair.send_scores(block_S);
         }
         pipeline.template after_scores<kGeneral>(valid_keys);
+        stamp(TracedKernel::PARTS, TraceEvent::LAST_TILE);  // the last one's stays
         if (sees_block) {
             if constexpr (Kernel::paired_warps) {
                 Scores<Kernel> S = pair.receive_scores(block_S);  // (warp_rows, B_c / 2)
@@ -253,6 +256,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     const uint32_t smem = smem_address(smem_begin);
     const int warp = uniform(threadIdx.x / kWarpSize);
     const int lane = threadIdx.x % kWarpSize;
+    stamp(TracedKernel::PARTS, TraceEvent::BEGIN);
 
     constexpr ForwardTraits traits = Kernel::traits;
     // Addresses are worked out while the kernel before this one ends, if they follow from no memory.
@@ -329,12 +333,14 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     state.O.clear();
     if constexpr (begins_early) {
         wait_for_prerequisites();
+        stamp(TracedKernel::PARTS, TraceEvent::MAY_READ);
         load_Q();
     }
 
     if (blocks.begin < blocks.end) {
         int kv_block = blocks.end - 1;
         state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
+        stamp(TracedKernel::PARTS, TraceEvent::LOADS_ISSUED);
         state.prepare_Q();
 #pragma unroll 1
         for (; kv_block >= blocks.full_end; kv_block = state.walk.behind(kv_block)) {
@@ -353,6 +359,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
         state.complete_sums();
     }
 
+    stamp(TracedKernel::PARTS, TraceEvent::COMPUTED);
     if constexpr (traits.split) launch_dependents();  // the kernel that combines the parts
 
     // Recompute the block coordinates so that the loops need not hold them in registers. Kernels that begin
@@ -382,6 +389,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
             epilogue.store_partial(state.O, state.softmax, args.partial_o + first_row * d_head_v,
                                    args.partial_lse + first_row, d_head_v);
         }
+        stamp(TracedKernel::PARTS, TraceEvent::STORED);
     } else {
         const float sink = traits.sinks ? args.sinks[at.head] : 0.0f;
         epilogue.store(state.O, state.softmax, sink, gmem_O, lse);
