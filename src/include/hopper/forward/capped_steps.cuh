@@ -17,8 +17,8 @@ template <int kTerms, typename Kernel, typename Drain>
 FLASH_DEVICE bool use_series(Consumer<Kernel> &wg, const TanhSeries<kTerms> &series, const Drain &drain) {
     constexpr bool kGrowth = kSeesGrowth<Kernel, kTerms>;
     auto &softmax = wg.softmax;
-    const SeriesStep step =
-        series_step<kGrowth>(softmax, wg.rmem_S, wg.args.score_factor, wg.args.exponent_factor, series);
+    const SeriesStep step = series_step<kGrowth, kOrdersSeries<Kernel>>(
+        softmax, wg.rmem_S, wg.args.score_factor, wg.args.exponent_factor, series);
     const int growth = max(softmax.growth[0], softmax.growth[1]);
     bool unusable = step.out_of_range(series);
     if (kGrowth) unusable |= growth > __float_as_int(kToleratedGrowth);
@@ -52,7 +52,10 @@ FLASH_DEVICE bool use_series(Consumer<Kernel> &wg, const TanhSeries<kTerms> &ser
 template <typename Kernel, typename Drain>
 FLASH_DEVICE bool capped_softmax(Consumer<Kernel> &wg, const Drain &drain) {
     if (wg.cap_form == CapForm::SHORT_SERIES) return use_series(wg, wg.args.short_cap_series, drain);
-    if (wg.cap_form == CapForm::LONG_SERIES) return use_series(wg, wg.args.long_cap_series, drain);
+    CapForm form = wg.cap_form;
+    // Of two comparisons in a row the compiler would make an indirect branch, which every step waits for.
+    if (kOrdersSeries<Kernel>) form = static_cast<CapForm>(computed_here(static_cast<int>(form)));
+    if (form == CapForm::LONG_SERIES) return use_series(wg, wg.args.long_cap_series, drain);
     cap_any_scores(wg.rmem_S, wg.args.score_factor, wg.args.exponent_factor);
     wg.softmax.lagged_step(wg.rmem_S, wg.args.exponent_factor);
     drain();

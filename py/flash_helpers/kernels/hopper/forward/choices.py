@@ -205,6 +205,13 @@ FEW_KEYS_CHOICES = (
 )  # fmt: skip
 """For queries over few keys, as of cross-attention."""
 
+_D192_LONG_CAUSAL = HopperChoice(
+    192, None, True,
+    replace(_D192_ONE_Q, B_c=112),
+    "the widest tiles that fit beside one Q slot; others are ahead by at most 2 % at 4096 and 8192, "
+    "level or behind at 16384 (H200)",
+)  # fmt: skip
+
 _D64_SHORT_BLOCKS = (
     HopperChoice(
         64, None, True,
@@ -358,12 +365,7 @@ _BY_LENGTH = (
         "two blocks load each K and V tile for both: +1 % at 4096, +3 % at 8192, +2 % at 16384 over 112 "
         "columns alone (H200)",
     ),
-    HopperChoice(
-        192, None, True,
-        replace(_D192_ONE_Q, B_c=112),
-        "the widest tiles that fit beside one Q slot; others are ahead by at most 2 % at 4096 and 8192, "
-        "level or behind at 16384 (H200)",
-    ),
+    _D192_LONG_CAUSAL,
     HopperChoice(
         192, 2048, None,
         _config(192, 128, 96, 2, 2, d_head_v=128, forced_overlap=True, next_item=NextItem.WITH_LAST_PV),
@@ -379,7 +381,56 @@ _BY_LENGTH = (
     ),
 )  # fmt: skip
 
-CHOICES = FEW_BLOCKS_CHOICES + FEW_KEYS_CHOICES + _BY_LENGTH
+_Place = tuple[int, int | None, bool | None]  # of a choice by length: head size, most queries, causal
+
+_ALONE: dict[_Place, tuple[HopperChoice, ...]] = {
+    (128, 4096, True): (
+        HopperChoice(
+            128, 2048, True,
+            _D128,
+            "O is stored under the next item's first product, which from 2048 on is ahead of next_with_pv; "
+            "128 x 128 beats wider tiles at every length, which only tie at 16384",
+        ),
+        HopperChoice(
+            128, 6144, True,
+            replace(_D128, next_item=NextItem.WITH_LAST_PV, q_register_steps=2),
+            "a quarter of Q from registers, and the next item's first product with the last P V: +1 % at "
+            "4090 and 4097; sections of 16 heads are +2 % over 8 at 4097 (H200, h200-rows-behind.json)",
+        ),
+    ),
+    (192, None, True): (
+        HopperChoice(
+            192, 8192, True,
+            replace(_D192_ONE_Q, trimmed=True, q_register_steps=4),
+            "a third of Q from registers, and tiles above the diagonal passed on: +2 % over 112 columns at "
+            "4096, where two thirds and all of Q gain 1 % (H200, h200-rows-behind.json); at 8192 +1 % "
+            "without registers (h200-head-sizes.json)",
+        ),
+        _D192_LONG_CAUSAL,
+    ),
+}  # fmt: skip
+"""In the place of choices by length, for kernels of no feature but a causal mask, which leave Q registers."""
+
+FEATURE_CHOICES = FEW_BLOCKS_CHOICES + FEW_KEYS_CHOICES + _BY_LENGTH
+"""For windows, sinks and padded heads."""
+
+CHOICES = (
+    *FEW_BLOCKS_CHOICES,
+    *FEW_KEYS_CHOICES,
+    *(new for old in _BY_LENGTH for new in _ALONE.get((old.d_head, old.max_seq_len, old.causal), (old,))),
+)
+
+_CAPPED_D256: dict[_Place, HopperChoice] = {
+    (256, 4096, False): HopperChoice(
+        256, 4096, False, _D256,
+        "as without a soft cap, but not in pairs: +2 % at 4096 (H200, h200-short-sequences.json)",
+    ),
+    (256, 4096, True): HopperChoice(
+        256, 4096, True, replace(_D256_CAUSAL, paired_blocks=True, ping_pong=True),
+        "as without a soft cap, but the softmax takes as long as the other warpgroup's products, so that "
+        "turns gain: +4 % at 4096 (H200)",
+    ),
+}  # fmt: skip
 
 CAPPED_CHOICES = (
     *FEW_BLOCKS_CHOICES,
@@ -395,14 +446,10 @@ CAPPED_CHOICES = (
         "as without a soft cap, whose registers a part of Q would take: +11 % at 8192 (H200)",
     ),
     *_D64_SHORT_BLOCKS,
-    HopperChoice(
-        256, 4096, False, _D256,
-        "as without a soft cap, but not in pairs: +2 % at 4096 (H200, h200-short-sequences.json)",
-    ),
     *(
-        choice
+        _CAPPED_D256.get((choice.d_head, choice.max_seq_len, choice.causal), choice)
         for choice in _BY_LENGTH
-        if choice.d_head != 64 and (choice.d_head, choice.max_seq_len, choice.causal) != (256, 4096, False)
+        if choice.d_head != 64
     ),
 )  # fmt: skip
 """For soft-capped scores."""

@@ -10,6 +10,7 @@ from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
     CHOICES,
+    FEATURE_CHOICES,
     MOD_CHOICES,
     PACKED_CHOICES,
     PLANNED_CHOICES,
@@ -91,7 +92,9 @@ def _choices_for(traits: ForwardTraits, mod: bool, streams: bool, steps: bool) -
         return VARLEN_CHOICES
     if traits.varlen:
         return PACKED_CHOICES
-    return CAPPED_CHOICES if traits.softcap else CHOICES
+    if traits.softcap:
+        return CAPPED_CHOICES
+    return CHOICES if traits == ForwardTraits(causal=traits.causal) else FEATURE_CHOICES
 
 
 def _head_sizes(d_head: int, d_head_v: int | None) -> str:
