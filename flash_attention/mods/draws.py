@@ -1,4 +1,4 @@
-"""Random numbers drawn while a function is recorded: one for the whole call, where users mean one a score."""
+"""Tensors made while a function is recorded, of random numbers or values: users mean one for each score."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from flash_attention.mods.refusal import refused
+from flash_attention.mods.symbols import Symbol
 
 _OF_TORCH = (
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
@@ -27,10 +28,18 @@ _DRAWS = frozenset(
 )
 
 
+_OF_DATA = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
+
+
 class NoDraws(TorchFunctionMode):
-    """Refuses what draws random numbers, and names what draws one for each score."""
+    """Refuses what draws random numbers, and names what draws one for each score; and tensors of a value."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _OF_DATA and args and isinstance(args[0], Symbol):
+            raise refused(
+                f"{function.__name__} makes a tensor of a value that differs from score to score",
+                "Compute with the value itself: it takes part in operations as a tensor does",
+            )
         if function in _DRAWS:
             raise refused(
                 f"{function.__name__} draws once for the whole call, not for each score",

@@ -169,6 +169,14 @@ def test_arguments_that_a_function_does_not_have() -> None:
             trace(function)
 
 
+def test_a_tensor_of_a_value_is_refused() -> None:
+    for function in (lambda s, b, h, q, k: s + torch.tensor(q), lambda s, b, h, q, k: torch.as_tensor(s)):
+        with pytest.raises(
+            ModError, match=r"makes a tensor of a value.*test_rules\.py.*Compute with the value"
+        ):
+            trace(function)
+
+
 def test_numbers_of_numpy_are_results() -> None:
     assert trace(lambda s, b, h, q, k: TWO).mod == trace(lambda s, b, h, q, k: 2.5).mod
     assert trace(None, lambda b, h, q, k: np.bool_(True)).mod == trace(None, lambda b, h, q, k: True).mod
