@@ -29,6 +29,7 @@ from flash_helpers.kernel_configs import (
 from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
     CHOICES,
+    COPIED_CHOICES,
     MOD_CHOICES,
     PACKED_CHOICES,
     SPLIT_CHOICES,
@@ -136,6 +137,7 @@ HEAD_SIZES = ((64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)
 TABLES = {
     "all": CHOICES, "varlen": VARLEN_CHOICES, "split": SPLIT_CHOICES, "packed": PACKED_CHOICES,
     "capped": CAPPED_CHOICES, "mod": MOD_CHOICES, "steps": STEP_CHOICES,
+    "copied": COPIED_CHOICES,
 }  # fmt: skip
 
 

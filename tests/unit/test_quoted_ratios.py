@@ -15,11 +15,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 FILES = ("h200-mods.json", "h200-mods-backward.json")  # of each direction
 SCORES = (FILES[0], "h200-mods-scores-backward.json")  # later kernels backward
 DISTANCES = ("h200-mods-distances.json", SCORES[1])  # later ones forward, too
+BIAS = "h200-mods-bias.json"  # likewise
 DOCUMENTS = ("h200-mods-documents.json", "h200-mods-documents-backward.json")
 TABLE = {  # line of docs/mods.md: the feature, what its rate is a part of, tokens, files forward and backward
     "ALiBi, of the plain kernel's rate": ("alibi", "plain", 4096, *DISTANCES),
     "T5's buckets, of the plain rate": ("buckets", "plain", 4096, *DISTANCES),
-    "dense bias, of the plain rate": ("bias", "plain", 4096, *SCORES),
+    "dense bias, of the plain rate": ("bias", "plain", 4096, BIAS, SCORES[1]),
     "documents, of the rate of packed sequences": ("document", "twin", 4096, *DOCUMENTS),
     "the same, 1024 tokens": ("document", "twin", 1024, *DOCUMENTS),
     "the same, 16384 tokens": ("document", "twin", 16384, *DOCUMENTS),
@@ -158,6 +159,21 @@ def test_rates_of_kernels_with_the_mask_of_documents_are_those_of_the_files() ->
         assert len(rates) == 12
         ends += [f"{min(rates):.2f} to {max(rates):.2f}"]
     assert f"at {ends[0]} of the packed rate forward, and at {ends[1]} backward" in page_text("mods.md")
+
+
+def test_rates_of_a_bias_are_those_of_the_file() -> None:
+    found = medians(BIAS)
+    said = {
+        (feature, variant): [
+            f"{found[feature, 'plain', 4096, d] / found[feature, variant, 4096, d]:.2f}" for d in (128, 64)
+        ]
+        for feature in ("bias", "causal bias")
+        for variant in ("rows", "mod")
+    }
+    text = page_text("mods.md")
+    assert "read row by row, it ran at {} and {};".format(*said["bias", "rows"]) in text
+    causal = said["causal bias", "mod"] + said["causal bias", "rows"]
+    assert "under a causal mask it runs at {} and {}, by rows at {} and {})".format(*causal) in text
 
 
 def test_rates_of_the_ampere_family_are_those_of_the_file() -> None:

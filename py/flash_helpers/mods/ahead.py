@@ -13,6 +13,7 @@ from flash_helpers.mods.operations import LOAD_COST, OPERATIONS, REDUCTIONS, WHE
 from flash_helpers.mods.stages import Stage, joined, loops, needed, stages
 
 STREAMED = (Element.FP16, Element.BF16)
+COPIED_DIMS = 4  # of a tensor of which tiles are copied
 _ROW_STAGES = (Stage.ONCE, Stage.HEAD, Stage.ROW)
 _CHEAPEST = 1.0  # a diagonal value of fewer instructions is computed for each score
 
@@ -51,6 +52,15 @@ def streamed_axis(mod: Mod) -> int | None:
     of, rows = stages(mod), mod.nodes[place].args[:-1]
     own = [axis for axis, arg in enumerate(rows) if of[arg] > Stage.HEAD]
     return own[0] if len(own) == 1 and mod.nodes[rows[own[0]]].op == "q" else None
+
+
+def copied_load(mod: Mod) -> int | None:
+    """The streamed load, where copies can bring tiles of its tensor to Hopper's forward kernels
+    (``streams_tiles`` in known_ahead.cuh), which look for no tiles of a mask then; None: they can't."""
+    place = streamed_load(mod)
+    if place is None or streamed_axis(mod) is None or mod.result("visible") is not None:
+        return None
+    return place if mod.tensors[mod.nodes[place].data].n_dims <= COPIED_DIMS else None
 
 
 def diagonal_nodes(mod: Mod) -> list[bool]:

@@ -6,6 +6,8 @@ static auto streamed_row(row);                   // a flash::mods::RowOf, whose 
 static int64_t streamed_stride(captured);
 static constexpr bool kStreamsEvenly;            // rows of neighbouring queries are streamed_step apart
 static int64_t streamed_step(captured);
+static constexpr StreamedTensor kStreamedTensor; // which tensor it is, and which dimension queries count
+static OuterPlace streamed_place(captured, once, head, b, h);        // where in its other dimensions
 static float diagonal(captured, once, head, b, h, distance);         // key - query
 static float score_ahead(captured, once, head, row, column, ahead, score, b, h, q, k);
     // the score; ahead: a flash::mods::Ahead of its place
@@ -90,6 +92,25 @@ class AheadWriter:
         return [
             "    FLASH_HOST_DEVICE static int64_t streamed_step(const Captured &captured) {",
             f"        return captured.t{tensor}.stride[{axis}];",
+            "    }",
+            *self._streamed_place(tensor, axis),
+        ]
+
+    def _streamed_place(self, tensor: int, axis: int) -> list[str]:
+        assert self.streamed is not None
+        writer = self.writer
+        n_dims = self.mod.tensors[tensor].n_dims
+        places = [
+            f"flash::mods::coordinate(captured.t{tensor}, {i}, {writer._value(arg, Stage.ELEMENT)})"
+            for i, arg in enumerate(self.mod.nodes[self.streamed].args[:-1])
+            if i != axis
+        ]
+        return [
+            "    static constexpr flash::mods::StreamedTensor kStreamedTensor"
+            f"{{{tensor}, {n_dims}, {axis}}};",
+            "    FLASH_HOST_DEVICE static flash::mods::OuterPlace streamed_place(const Captured &captured, "
+            "const Once &once, const Head &head, int b_index, int h_index) {",
+            f"        return flash::mods::outer_place({', '.join(places)});",
             "    }",
         ]
 

@@ -56,17 +56,20 @@ struct AheadOfScores {
     FLASH_DEVICE void find(const typename Mod::Captured &captured, int batch, int head, int row,
                            int first_key, int lane) {
         if constexpr (knows_ahead<Mod>) {
+            if constexpr (!kInGroups) read_group(captured, batch, head, row, first_key, lane);
+            find_diagonals(captured, batch, head, row, first_key, lane);
+            if constexpr (streams_rows<Mod> && !kInGroups) streamed.arrange(lane);
+        }
+    }
+    FLASH_DEVICE void find_diagonals(const typename Mod::Captured &captured, int batch, int head, int row,
+                                     int first_key, int lane) {
+        if constexpr (has_diagonal<Mod>) {
             const auto once = Mod::once(captured);
             const auto of_head = Mod::head(captured, once, batch, head);
-            if constexpr (!kInGroups) read_group(captured, batch, head, row, first_key, lane);
-            if constexpr (has_diagonal<Mod>) {
-                const int first_row = row - (lane >> 2);  // of the warp
-                diagonals.find(lane, [&](int distance) {
-                    return Mod::diagonal(captured, once, of_head, batch, head,
-                                         first_key - first_row + distance);
-                });
-            }
-            if constexpr (streams_rows<Mod> && !kInGroups) streamed.arrange(lane);
+            const int first_row = row - (lane >> 2);  // of the warp
+            diagonals.find(lane, [&](int distance) {
+                return Mod::diagonal(captured, once, of_head, batch, head, first_key - first_row + distance);
+            });
         }
     }
     FLASH_DEVICE void find_group(const typename Mod::Captured &captured, int batch, int head, int row,
@@ -101,10 +104,13 @@ struct AheadOfScores {
 
 // Of scores for which nothing is found ahead.
 struct NothingAhead {
+    static constexpr bool kInGroups = false;
     template <typename... Where>
     FLASH_DEVICE void prefetch(const Where &...) const {}
     template <typename... Where>
     FLASH_DEVICE void find(const Where &...) const {}
+    template <typename... Where>
+    FLASH_DEVICE void find_group(const Where &...) const {}
 };
 
 }  // namespace flash

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/mod.cuh"
+#include "common/streamed_tensor.cuh"
 
 namespace flash {
 
@@ -25,6 +26,13 @@ inline constexpr int kLeastSharedCost = 4;
 template <typename Mod>
 inline constexpr bool streams_columns = [] {
     if constexpr (streams_rows<Mod>) return Mod::kStreamsEvenly;
+    return false;
+}();
+
+// Whether rows of neighbouring queries are tiles that a copy can bring.
+template <typename Mod>
+inline constexpr bool streams_tiles = [] {
+    if constexpr (streams_columns<Mod>) return Mod::kStreamedTensor.n_dims <= mods::kCopiedDims;
     return false;
 }();
 

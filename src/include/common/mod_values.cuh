@@ -20,6 +20,7 @@
 #include "common/mod_ranges.cuh"
 #include "common/philox.cuh"
 #include "common/softcap.cuh"
+#include "common/streamed_tensor.cuh"
 #include "mod_arguments.cuh"
 
 namespace flash::mods {

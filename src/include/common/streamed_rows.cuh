@@ -13,6 +13,7 @@
 #include "common/mod_values.cuh"
 #include "common/ptx.cuh"
 #include "common/quad.cuh"
+#include "common/swizzling.cuh"
 
 namespace flash {
 
@@ -60,6 +61,25 @@ struct StreamedRows {
                 }
             }
         }
+    }
+
+    // Of a swizzled tile of kRows rows in shared memory, whose rows from `row` on are the warp's, from square
+    // `first` of 8 columns on: arranged already. Lane 8 i + j addresses row j of matrix i: 0, 1 are rows 0-7
+    // and 8-15 of a square, 2, 3 the same of the next one.
+    // Gives a word that follows from all that was read.
+    template <int kRows>
+    FLASH_DEVICE uint32_t read_tile(uint32_t tile, int row, int first, int lane) {
+        static_assert(kSquares % 2 == 0);
+        uint32_t all = 0;
+#pragma unroll
+        for (int n = 0; n < kSquares; n += 2) {
+            uint32_t squares[4];
+            ldmatrix(squares, tile + chunk_offset(kRows, row + (lane & 15), first + n + (lane >> 4)));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[i % 2][n + i / 2] = squares[i];
+            all ^= squares[0];
+        }
+        return all;
     }
 
     FLASH_DEVICE void arrange(int lane) {

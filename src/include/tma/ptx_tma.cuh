@@ -80,6 +80,12 @@ FLASH_DEVICE uint64_t evict_first_policy() {
     return policy;
 }
 
+FLASH_DEVICE uint64_t evict_normal_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 FLASH_DEVICE uint64_t evict_last_policy() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

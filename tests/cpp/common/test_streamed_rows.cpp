@@ -1,4 +1,5 @@
-// Every score of a warp finds the element of its row and key, however the rows lie; outside of them 0.
+// Every score of a warp finds the element of its row and key, however the rows lie, and of a tile in shared
+// memory; outside of them 0.
 #include "streamed.h"
 // behind what stands in for the device
 #include "common/streamed_rows.cuh"
@@ -48,6 +49,29 @@ void check_all() {
     check<kSquares>(1, 1, 1, 0, kRows, 0);
 }
 
+// The same of a tile that a copy has left in shared memory, of which the warp has 16 rows.
+template <int kSquares>
+void check_tile(int warp, int first_square) {
+    constexpr int kTileRows = 64, kColumns = 128;
+    constexpr uint32_t kTile = 4096;
+    const auto *start = different_elements<Element>(kTileRows * kColumns);
+    for (int row = 0; row < kTileRows; ++row) {
+        for (int column = 0; column < kColumns; column += 2) {
+            const Element *const pair = start + row * kColumns + column;
+            flash::store_shared(kTile + flash::chunk_offset(kTileRows, row, column / 8) + column % 8 * 2,
+                                pair[0].bits | uint32_t(pair[1].bits) << 16);
+        }
+    }
+    FakeWarp::run(0, [=] {
+        const int lane = FakeWarp::lane();
+        flash::StreamedRows<Element, kSquares> streamed;
+        streamed.template read_tile<kTileRows>(kTile, 16 * warp, first_square, lane);
+        check_streamed<kSquares>(streamed, lane, [=](int row, int column) {
+            return &start[(16 * warp + row) * kColumns + 8 * first_square + column];
+        });
+    });
+}
+
 // Each row's lines once, none behind its end.
 void check_prefetch() {
     static std::vector<Element> memory(kRows * 512);
@@ -76,6 +100,10 @@ int main() {
     check_all<6>();
     check_all<8>();
     check_all<16>();
+    for (int warp = 0; warp < 4; ++warp) {
+        check_tile<16>(warp, 0);
+        for (int square = 0; square < 16; square += 4) check_tile<4>(warp, square);
+    }
     check_prefetch();
     return report();
 }

@@ -100,6 +100,38 @@ extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *d
     }});
 }}
 """
+OF_COPIES = """
+extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *data, const int64_t *strides,
+                        const int *sizes, const float *score, double *out) {{
+    using M = {name};
+    static_assert(flash::streams_tiles<M>);
+    const M::Captured captured{{{captured}}};
+    const flash::CapturedTensor tensors[] = {{{tensors}}};
+    flash::tma::TensorView view{{}};
+    const bool copied = flash::hopper::view_streamed<M>({{nullptr, tensors, {{}}}}, view);
+    using Element = decltype(M::streamed_row(M::Row{{}}))::Element;
+    for (int b = 0; b < {batch}; ++b) for (int h = 0; h < {heads}; ++h) {{
+        const auto once = M::once(captured);
+        const auto head = M::head(captured, once, b, h);
+        const auto [item, outer] = M::streamed_place(captured, once, head, b, h);
+        for (int q = 0; q < {seq}; ++q) for (int k = 0; k < {seq}; ++k) {{
+            flash::mods::Ahead ahead{{0.0f, diagonal_of<M>(captured, once, head, b, h, k - q)}};
+            if (uint64_t(item) < uint64_t(view.batch) && uint64_t(outer) < uint64_t(view.heads) &&
+                q < view.seq && k < view.d) {{
+                const auto *base = static_cast<const Element *>(view.base);
+                const auto [of_item, of_row, of_outer] = view.strides;
+                ahead.streamed = value_of(base[item * of_item + outer * of_outer + q * of_row + k]);
+            }}
+            const auto row = M::row(captured, once, head, b, h, q);
+            const auto column = M::column(captured, once, head, b, h, k);
+            const int at = ((b * {heads} + h) * {seq} + q) * {seq} + k;
+            out[at] = copied ? double(M::score_ahead(captured, once, head, row, column, ahead, score[at], b,
+                                                     h, q, k))
+                             : NAN;
+        }}
+    }}
+}}
+"""
 DIAGONAL = """
 template <typename M, typename... Given>
 float diagonal_of(const Given &...given) {
@@ -125,7 +157,23 @@ extern "C" void run_{i}(const int64_t *whole, const double *real, void *const *d
     }}
 }}
 """
-TEMPLATES = {"score_ahead": AHEAD, "score_ahead of columns": AHEAD_OF_COLUMNS, "added": ADDED}
+TEMPLATES = {
+    "score_ahead": AHEAD,
+    "score_ahead of columns": AHEAD_OF_COLUMNS,
+    "score_ahead of copies": OF_COPIES,
+    "added": ADDED,
+}
+
+
+def tensors_initializer(mod: Mod) -> str:
+    """What a launch is told of the captured tensors, from the same arrays."""
+    parts, at = [], 0
+    for i, tensor in enumerate(mod.tensors):
+        axes = range(at, at + tensor.n_dims)
+        strides, sizes = (", ".join(f"{name}[{a}]" for a in axes) for name in ("strides", "sizes"))
+        parts.append(f"{{data[{i}], {{{strides}}}, {{{sizes}}}}}")
+        at += tensor.n_dims
+    return ", ".join(parts)
 
 
 def captured_initializer(mod: Mod) -> str:
@@ -150,6 +198,7 @@ def source(mods: list[tuple[Mod, str]]) -> str:
     if any(result in TEMPLATES for _, result in mods):
         parts = [
             '#include "common/ptx.cuh"\n#include "common/backward/ahead_of_columns.cuh"\n',
+            '#include "hopper/forward/streamed_view.cuh"\n',
             *parts,
             DIAGONAL,
         ]
@@ -160,6 +209,7 @@ def source(mods: list[tuple[Mod, str]]) -> str:
                 i=i,
                 name=f"M{i}",
                 captured=captured_initializer(mod),
+                tensors=tensors_initializer(mod),
                 result=result,
                 group=2 + 2 * (i % 2),
                 batch=BATCH,

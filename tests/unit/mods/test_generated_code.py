@@ -22,7 +22,7 @@ from flash_attention.mods.tracing import Traced, trace
 from flash_helpers.build.nvcc import find_nvcc
 from flash_helpers.build.sources import include_root
 from flash_helpers.mods.added import added_terms
-from flash_helpers.mods.ahead import diagonal_value, streamed_axis, streamed_load
+from flash_helpers.mods.ahead import copied_load, diagonal_value, streamed_axis, streamed_load
 from flash_helpers.mods.cpp import HEADER, cpp_source, float_literal
 from flash_helpers.mods.mod import Mod
 
@@ -143,6 +143,45 @@ def test_what_is_added_of_the_distance(tmp_path: Path) -> None:
         torch.testing.assert_close(
             added, one_by_one, rtol=1e-6, atol=2e-6, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+# That copies bring: rows that lie one key beside the other, begin at multiples of 16 bytes, and are counted
+# by queries.
+COPIED = {
+    "a tensor": lambda s, b, h, q, k: s + ROWS[h, q, k],
+    "of all heads": lambda s, b, h, q, k: s * 0.5 - ROWS[1, q, k],
+    "of two dimensions": lambda s, b, h, q, k: s + ROWS[0][q, k],
+    "of four": lambda s, b, h, q, k: s + FOUR[b, h // 2, q, k],
+    "of four, some repeated": lambda s, b, h, q, k: s + FOUR[:, :1].expand(-1, HEADS, -1, -1)[b, h, q, k],
+    "heads within rows": lambda s, b, h, q, k: s + FOUR[1].transpose(0, 1)[q, h // 2, k],
+    "counted from the end": lambda s, b, h, q, k: s + FOUR[b - 2, -1, q, k],
+    "heads outside": lambda s, b, h, q, k: s + ROWS[h * 2 - 2, q, k],
+    "shorter than the sequence": lambda s, b, h, q, k: s + ROWS[:, : SEQ - 3, : SEQ - 5][h, q, k],
+    "of float16": lambda s, b, h, q, k: s + ROWS.half()[h, q, k],
+    "and a distance": lambda s, b, h, q, k: s + ROWS[h, q, k] + WORDS["distance"][h, q - k],
+}  # fmt: skip
+FOUR = torch.randn(2, 2, SEQ, 24, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+NOT_COPIED = {
+    "every other key": lambda s, b, h, q, k: s + ROWS[:, :, ::2][h, q, k],
+    "an odd address": lambda s, b, h, q, k: s + ROWS[:, :, 1:][h, q, k],
+    "an odd stride": lambda s, b, h, q, k: s + ROWS[:, :, :13].contiguous()[h, q, k],
+    "one row for all": lambda s, b, h, q, k: s + ROWS[:, :1].expand(-1, SEQ, -1)[h, q, k],
+    "no keys": lambda s, b, h, q, k: s + ROWS[:, :, :0][h, q, k],
+}
+
+
+def test_what_copies_bring(tmp_path: Path) -> None:
+    traced = {name: trace(function, None) for name, function in {**COPIED, **NOT_COPIED}.items()}
+    assert all(copied_load(t.mod) is not None for t in traced.values())  # as the kernel's headers see it
+    results = ("score", "score_ahead of copies")
+    library = Library(tmp_path, compiler(), [(t.mod, r) for t in traced.values() for r in results])
+    score, *_ = grid(torch.Generator().manual_seed(1), torch.float32)
+    for i, (name, t) in enumerate(traced.items()):
+        one_by_one, copied = (library.run(2 * i + j, t, score) for j in range(2))
+        if name in NOT_COPIED:
+            assert copied.isnan().all(), name
+        else:
+            torch.testing.assert_close(copied, one_by_one, rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def known_of_columns(mod: Mod) -> bool:

@@ -11,6 +11,7 @@
 #include "hopper/forward/recompute.cuh"
 #include "hopper/forward/score_mods.cuh"
 #include "hopper/forward/softmax.cuh"
+#include "hopper/forward/streamed_tiles.cuh"
 #include "hopper/forward/tile_range.cuh"
 #include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/turns.cuh"
@@ -160,7 +161,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
                                          warpgroup * kWarpgroupRows + warp * 16, lane);
                 cap_scores();
-                if constexpr (Kernel::has_mod) apply_mod<true>(false);
+                if constexpr (Kernel::has_mod) apply_mod<true, false>(false);  // what was copied is released
                 softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest,
                                                    this->score_start());
             } else {
@@ -227,32 +228,64 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
 
     // What functions of the user's do to the scores of the tile in hand. Where the thread's elements are is
     // found out anew: else what follows from it for each column is held from tile to tile.
-    // kFinds: nobody has called find_ahead for the tile. `hides`: some of it may be hidden.
-    template <bool kFinds>
+    // kFinds: nobody has called find_ahead for the tile. kCopied: what is streamed is in shared memory, until
+    // it has been read once. `hides`: some of the tile may be hidden.
+    template <bool kFinds, bool kCopied = Kernel::copies_streamed>
     FLASH_DEVICE void apply_mod(bool hides) {
-        if constexpr (kFinds || !ScoreMods<Kernel>::kFoundEarly) find_known();
+        constexpr bool kAhead = kCopied || !(Kernel::copies_streamed || ScoreMods<Kernel>::kOneByOne);
+        if constexpr (kAhead && (kFinds || !ScoreMods<Kernel>::kFoundEarly)) find_known<kCopied>();
         const int thread_lane = computed_here(lane);
-        mods().apply(rmem_S, known, args.score_factor, mod_row(thread_lane), kv_block * B_c, thread_lane,
-                     Kernel::mod_hides_keys && hides ? tile_words.kind : TileKind::FULL);
+        const int row = mod_row(thread_lane);
+        constexpr bool kReadsTile = kCopied && ScoreMods<Kernel>::Known::kInGroups;
+        auto tile = streamed_tile();
+        if constexpr (kReadsTile) tile.await();
+        const auto find_group = [&](int square) {
+            if constexpr (kReadsTile) {
+                tile.read_group(known, warp, square, thread_lane);
+            } else if constexpr (kAhead && !kCopied) {
+                known.find_group(args.mod.captured, item.batch, item.head, row,
+                                 kv_block * B_c + square * kMmaN, thread_lane);
+            }
+        };
+        mods().template apply<kAhead>(rmem_S, known, args.score_factor, row, kv_block * B_c, thread_lane,
+                                      Kernel::mod_hides_keys && hides ? tile_words.kind : TileKind::FULL,
+                                      find_group);
+        if constexpr (kReadsTile) release_streamed(tile);
     }
     // What is known of the tile's scores, while they are computed.
     static constexpr int kPlaceOfKnown = 1 << 16;  // of divide_schedule, behind those of ScoreMods
     FLASH_DEVICE void find_ahead() {
         if constexpr (Kernel::has_mod) {
             if constexpr (ScoreMods<Kernel>::kFoundEarly) {
-                find_known();
+                find_known<Kernel::copies_streamed>();
                 divide_schedule(this->seq_len_q(), kPlaceOfKnown);  // else ptxas puts it behind the wait
             }
         }
     }
+    template <bool kCopied>
     FLASH_DEVICE void find_known() {
         const int thread_lane = computed_here(lane);
         const int row = mod_row(thread_lane);
+        if constexpr (kCopied) {
+            known.find_diagonals(args.mod.captured, item.batch, item.head, row, kv_block * B_c, thread_lane);
+            if constexpr (!ScoreMods<Kernel>::Known::kInGroups) {
+                auto tile = streamed_tile();
+                tile.await();
+                tile.read_group(known, warp, 0, thread_lane);
+                release_streamed(tile);
+            }
+            return;
+        }
         if (ScoreMods<Kernel>::kFoundEarly && kv_block > 0) {
             known.prefetch(args.mod.captured, item.batch, item.head, row - (thread_lane >> 2),
                            (kv_block - 1) * B_c, thread_lane);
         }
         known.find(args.mod.captured, item.batch, item.head, row, kv_block * B_c, thread_lane);
+    }
+    FLASH_DEVICE StreamedTile<Kernel> streamed_tile() const { return {smem, warpgroup, kv.passed}; }
+    FLASH_DEVICE void release_streamed(const StreamedTile<Kernel> &tile) {
+        tile.await_reads(smem);
+        this->release(tile.empty);
     }
     FLASH_DEVICE ScoreMods<Kernel> mods() const {
         return {args.mod.captured, item.batch, item.head, this->seq_len_q()};

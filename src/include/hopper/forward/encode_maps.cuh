@@ -7,6 +7,7 @@
 #include "common/planned_work.cuh"
 #include "flash_attention.cuh"
 #include "hopper/forward/static_kernel_configuration.cuh"
+#include "hopper/forward/streamed_view.cuh"
 #include "tma/tensor_map.cuh"
 
 namespace flash::hopper {
@@ -14,7 +15,7 @@ namespace flash::hopper {
 using namespace flash::tma;
 
 struct EncodedMaps {
-    CUtensorMap q, k, v, o;
+    CUtensorMap q, k, v, o, streamed;
 };
 
 template <typename Kernel>
@@ -79,6 +80,14 @@ cudaError_t encode_maps(const ForwardProblem &p, EncodedMaps &maps) {
     if (Kernel::direct_store) return error;
     // Each warpgroup's 64 rows are stored by themselves.
     return find_or_encode(queries(p.o, d_head_v, p.o_strides, kWarpgroupRows), maps.o);
+}
+
+// Of what a mod streams. False: copies cannot bring it.
+template <typename Kernel>
+bool encode_streamed(const ForwardProblem &p, EncodedMaps &maps) {
+    TensorView view{};
+    return p.mod != nullptr && view_streamed<typename Kernel::Mod>(*p.mod, view) &&
+           find_or_encode(view, maps.streamed) == cudaSuccess;
 }
 
 }  // namespace flash::hopper

@@ -10,6 +10,7 @@
 #include "common/rows_of_none.cuh"
 #include "hopper/forward/planner.cuh"
 #include "hopper/forward/producer.cuh"
+#include "hopper/forward/streamed_tiles.cuh"
 #include "hopper/forward/work_loop.cuh"
 
 namespace flash::hopper {
@@ -39,6 +40,7 @@ FLASH_DEVICE void run_block(const TensorMaps &maps, const KernelArgs<typename Ke
         prefetch_tensor_map(&maps.q);
         prefetch_tensor_map(&maps.k);
         prefetch_tensor_map(&maps.v);
+        if (Kernel::copies_streamed) prefetch_tensor_map(maps.streamed);
     }
     if constexpr (traits.planned) clear_idle_rows<Kernel>(smem, args);
     smem.initialise();
@@ -61,6 +63,10 @@ FLASH_DEVICE void run_block(const TensorMaps &maps, const KernelArgs<typename Ke
             if constexpr (Kernel::begins_scores) run_diagonal_warps<Kernel>(smem, args, threadIdx.x - 64);
             if constexpr (!Kernel::warp_loads) {
                 fill_rows_without_keys<Kernel>(args, threadIdx.x - 64, 64);
+                if constexpr (Kernel::copies_streamed) {
+                    const int group = warp - 2;
+                    if (threadIdx.x % 32 == 0) run_streaming_thread<Kernel>(smem, maps.streamed, args, group);
+                }
             } else if constexpr (traits.varlen && !traits.split) {
                 clear_rows_of_none(args, args.o, args.o_strides, args.batch, args.work.n_heads,
                                    chunks_of_row<Kernel>(args), threadIdx.x - 64, 64);
@@ -92,7 +98,19 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS, MOD>::n
                               const __grid_constant__ CUtensorMap v_map,
                               const __grid_constant__ CUtensorMap o_map,
                               const __grid_constant__ KernelArgs<MOD> args) {
-    run_block<StaticForwardKernelConfig<CFG, TRAITS, MOD>>({q_map, k_map, v_map, o_map}, args);
+    run_block<StaticForwardKernelConfig<CFG, TRAITS, MOD, false>>({q_map, k_map, v_map, o_map}, args);
+}
+
+// The same with copies of what they stream.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD>
+__global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS, MOD>::n_threads, 1)
+    hopper_forward_streaming_kernel(const __grid_constant__ CUtensorMap q_map,
+                                    const __grid_constant__ CUtensorMap k_map,
+                                    const __grid_constant__ CUtensorMap v_map,
+                                    const __grid_constant__ CUtensorMap o_map,
+                                    const __grid_constant__ CUtensorMap streamed_map,
+                                    const __grid_constant__ KernelArgs<MOD> args) {
+    run_block<StaticForwardKernelConfig<CFG, TRAITS, MOD>>({q_map, k_map, v_map, o_map, &streamed_map}, args);
 }
 
 }  // namespace flash::hopper

@@ -162,7 +162,10 @@ inline bool output_is_aligned(const ForwardProblem &problem) {
 // ---------------------------------------------------------------- launch
 template <typename Kernel>
 const void *kernel_function() {
-    if constexpr (Kernel::has_mod) {
+    if constexpr (Kernel::copies_streamed) {
+        return reinterpret_cast<const void *>(
+            &hopper_forward_streaming_kernel<Kernel::cfg, Kernel::traits, typename Kernel::Mod>);
+    } else if constexpr (Kernel::has_mod) {
         return reinterpret_cast<const void *>(
             &hopper_forward_mod_kernel<Kernel::cfg, Kernel::traits, typename Kernel::Mod>);
     } else {
@@ -174,7 +177,11 @@ template <typename Kernel>
 cudaError_t launch_blocks(int n_blocks, EncodedMaps &maps, KernelArgs<typename Kernel::Mod> &args,
                           cudaStream_t stream) {
     const void *kernel = kernel_function<Kernel>();
-    void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args};
+    void *parameters[] = {&maps.q, &maps.k, &maps.v, &maps.o, &args, nullptr};
+    if constexpr (Kernel::copies_streamed) {
+        parameters[4] = &maps.streamed;
+        parameters[5] = &args;
+    }
     if constexpr (Kernel::paired_blocks) {
         cudaLaunchAttribute cluster{};
         cluster.id = cudaLaunchAttributeClusterDimension;
@@ -198,6 +205,12 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     if (problem.batch == 0 || problem.n_heads == 0 || problem.seq_len_q == 0)
         return cudaSuccess;  // no output
     if (!output_is_aligned(problem)) return cudaErrorInvalidValue;
+    EncodedMaps maps{};
+    if constexpr (Kernel::copies_streamed) {
+        if (!encode_streamed<Kernel>(problem, maps)) {
+            return launch<typename Kernel::WithoutCopies>(problem, stream);
+        }
+    }
 
     int n_sms = 0;
     cudaError_t error = sm_count(n_sms);
@@ -210,7 +223,6 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
     constexpr int kBlocksAnItem = Kernel::paired_blocks ? 2 : 1;
     const int n_turns = n_sms / kBlocksAnItem;  // items at a time
     if (n_turns < 1) return cudaErrorInvalidValue;
-    EncodedMaps maps{};
     if (args.work.n_items > 0) {
         error = encode_maps<Kernel>(problem, maps);
         if (error != cudaSuccess) return error;
@@ -252,6 +264,10 @@ cudaError_t launch(const ForwardProblem &problem, cudaStream_t stream) {
 
 template <typename Kernel>
 cudaError_t load() {
+    if constexpr (Kernel::copies_streamed) {
+        const cudaError_t error = load<typename Kernel::WithoutCopies>();
+        if (error != cudaSuccess) return error;
+    }
     const cudaError_t error = cudaFuncSetAttribute(
         kernel_function<Kernel>(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
     if (error != cudaSuccess || !Kernel::cfg.dynamic_schedule) return error;

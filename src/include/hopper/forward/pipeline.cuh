@@ -36,7 +36,9 @@ struct SharedMemory {
     static constexpr int kFoundSlots = Kernel::traits.planned ? 4 : 0;
     static constexpr int kFoundBytes = 64;
     static constexpr int kFirstFound = kFirstMail + Kernel::mail_slots;
-    static_assert((kFirstFound + 2 * kFoundSlots) * kBarrierBytes <= kItemsOffset);
+    static constexpr int kFirstStreamed = kFirstFound + 2 * kFoundSlots;
+    static constexpr int kStreamedSlots = Kernel::n_consumers * Kernel::streamed_stages;
+    static_assert((kFirstStreamed + 2 * kStreamedSlots) * kBarrierBytes <= kItemsOffset);
     static_assert(!Kernel::mod_hides_keys || (Kernel::mail_slots + kFoundSlots == 0 &&
                                               kTilesOffset + Kernel::k_stages * 8 <= kControlBytes));
     static_assert(kMailOffset + Kernel::mail_slots * 4 <= kControlBytes);
@@ -80,6 +82,16 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t found_empty(uint32_t slot) const {
         return barrier(kFirstFound + kFoundSlots, slot);
     }
+    // Of a warpgroup's tiles of a captured tensor (streamed_tiles.cuh).
+    FLASH_DEVICE uint32_t streamed(int warpgroup, uint32_t slot) const {
+        return base + Kernel::smem_streamed + streamed_slot(warpgroup, slot) * Kernel::streamed_bytes;
+    }
+    FLASH_DEVICE uint32_t streamed_full(int warpgroup, uint32_t slot) const {
+        return barrier(kFirstStreamed, streamed_slot(warpgroup, slot));
+    }
+    FLASH_DEVICE uint32_t streamed_empty(int warpgroup, uint32_t slot) const {
+        return barrier(kFirstStreamed + kStreamedSlots, streamed_slot(warpgroup, slot));
+    }
     // With a mod that hides keys: the tile in a K slot and the one behind it (tile_slot.cuh).
     FLASH_DEVICE uint32_t tile(uint32_t k_slot) const {
         return base + Kernel::smem_control + kTilesOffset + k_slot * 8;
@@ -106,6 +118,11 @@ struct SharedMemory {
             }
             for (int slot = 0; slot < Kernel::mail_slots; ++slot) mbarrier_init(mail_full(slot), 1);
             for (int slot = 0; slot < 2 * kFoundSlots; ++slot) mbarrier_init(barrier(kFirstFound, slot), 1);
+            for (int slot = 0; slot < kStreamedSlots; ++slot) {
+                mbarrier_init(barrier(kFirstStreamed, slot), 1);
+                mbarrier_init(barrier(kFirstStreamed + kStreamedSlots, slot),
+                              kWarpsPerWarpgroup * kArrivalsOfWarp);
+            }
             fence_mbarrier_init();
         }
         __syncthreads();                            // no thread touches a barrier before it is initialised
@@ -113,6 +130,9 @@ struct SharedMemory {
     }
 
   private:
+    FLASH_DEVICE static uint32_t streamed_slot(int warpgroup, uint32_t slot) {
+        return warpgroup * Kernel::streamed_stages + slot;
+    }
     FLASH_DEVICE uint32_t barrier(int first, uint32_t slot) const {
         return base + Kernel::smem_control + (first + slot) * kBarrierBytes;
     }

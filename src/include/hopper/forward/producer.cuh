@@ -12,6 +12,7 @@ namespace flash::hopper {
 
 struct TensorMaps {
     const CUtensorMap &q, &k, &v, &o;
+    const CUtensorMap *streamed = nullptr;  // of what a mod captured
 };
 
 // Where a tensor's tiles of one item are, for the tensor map: head, batch item, and of a ragged map

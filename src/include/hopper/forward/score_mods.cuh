@@ -38,6 +38,9 @@ struct ScoreMods {
     static constexpr bool kFoundEarly =
         !kBegun && knows_ahead<Mod> && AheadOfScores<Mod, kSquares>::kRegisters <= kSpareRegisters;
     static constexpr int kStreamedSquares = kFoundEarly ? kSquares : kSquares % 4 == 0 ? 4 : 2;
+    // What copies do not bring, taller blocks have no registers for.
+    static constexpr bool kOneByOne =
+        streams_tiles<Mod> && !Kernel::copies_streamed && Kernel::n_consumers > 2;
     using Known = std::conditional_t<kBegun, NothingAhead, AheadOfScores<Mod, kSquares, kStreamedSquares>>;
     static constexpr bool kDivided = Mod::kLoadsElements && !kFoundEarly && !Kernel::masks_diagonal &&
                                      !Kernel::warp_loads && Kernel::d_head_v <= 128;
@@ -48,31 +51,33 @@ struct ScoreMods {
     int seq_len_q;
 
     // `row`: the first of the thread's two, 8 apart; `first_key` is the tile's; both within the sequence.
-    // `known`: found, for the same tile.
+    // `known`: found, for the same tile; groups of so many squares of 8 columns, by `find_group(square)`.
+    // kAhead: else nothing is known.
+    template <bool kAhead, typename FindGroup>
     FLASH_DEVICE void apply(float (&rmem_S)[B_c / 2], Known &known, float scale, int row, int first_key,
-                            int lane, TileKind kind) const {
+                            int lane, TileKind kind, const FindGroup &find_group) const {
         const auto once = Mod::once(captured);
         const auto of_head = Mod::head(captured, once, batch, head);
         if constexpr (Mod::kChangesScores && !kBegun) {
             const typename Mod::Row rows[2] = {Mod::row(captured, once, of_head, batch, head, row),
                                                Mod::row(captured, once, of_head, batch, head, row + 8)};
-            for_each_column(once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
-                if (i % (4 * kStreamedSquares) == 0) {
-                    known.find_group(captured, batch, head, row, first_key + i / 4 * kMmaN, lane);
-                }
+            constexpr bool kIsDivided = kDivided || (knows_ahead<Mod> && !kAhead);
+            for_each_column<kIsDivided>(
+                once, of_head, first_key, lane, [&](const auto &column, int key, int i) {
+                    if (kAhead && i % (4 * kStreamedSquares) == 0) find_group(i / 4);
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float &s = rmem_S[i + 2 * r];
-                    if constexpr (knows_ahead<Mod>) {
-                        s = Mod::score_ahead(captured, once, of_head, rows[r], column,
-                                             known.at(r, i / 4, i % 2), s * scale, batch, head, row + 8 * r,
-                                             key);
-                    } else {
-                        s = Mod::score(captured, once, of_head, rows[r], column, s * scale, batch, head,
-                                       row + 8 * r, key);
+                    for (int r = 0; r < 2; ++r) {
+                        float &s = rmem_S[i + 2 * r];
+                        if constexpr (kAhead && knows_ahead<Mod>) {
+                            s = Mod::score_ahead(captured, once, of_head, rows[r], column,
+                                                 known.at(r, i / 4, i % 2), s * scale, batch, head,
+                                                 row + 8 * r, key);
+                        } else {
+                            s = Mod::score(captured, once, of_head, rows[r], column, s * scale, batch, head,
+                                           row + 8 * r, key);
+                        }
                     }
-                }
-            });
+                });
         }
         if constexpr (Mod::kHidesKeys) {
             if (kind == TileKind::FULL) return;
@@ -103,7 +108,7 @@ struct ScoreMods {
 
   private:
     // f(column, key, index of its element in the thread's first row)
-    template <typename Once, typename Head, typename F>
+    template <bool kIsDivided, typename Once, typename Head, typename F>
     FLASH_DEVICE void for_each_column(const Once &once, const Head &of_head, int first_key, int lane,
                                       const F &f) const {
 #pragma unroll
@@ -113,7 +118,7 @@ struct ScoreMods {
                 const int key = first_key + n * kMmaN + accumulator(lane, c).column;
                 f(Mod::column(captured, once, of_head, batch, head, key), key, 4 * n + c);
             }
-            if (kDivided && n % kSquaresAhead == kSquaresAhead - 1) {
+            if (kIsDivided && n % kSquaresAhead == kSquaresAhead - 1) {
                 divide_schedule(seq_len_q, n);
             }
         }

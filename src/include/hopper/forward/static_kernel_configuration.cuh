@@ -7,8 +7,11 @@
 //     K ring      kv_stages + extra_k_stages  x (B_c, d)
 //     V ring      kv_stages x (B_c, d_v)
 //     diagonals   of each K slot: what scores begin at (begun_scores.cuh), where they do
+//     streamed    streamed_stages x (B_r, B_c) of a tensor that a mod captured, if there is room
 //     control     1 KiB: mbarriers, the work item of each Q slot
 #pragma once
+
+#include <algorithm>
 
 #include "common/known_ahead.cuh"
 #include "common/mod.cuh"
@@ -54,7 +57,8 @@ constexpr RegisterBudget register_budget(int n_consumers, bool warp_loads, bool 
 
 // Where a member has the name of a configuration's field (direct_store, half_tiles, paired_blocks,
 // prefetch_next), the traits may have overruled the field: kernels read the member.
-template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoMod>
+// COPIES: whether copies bring what a mod streams, where they can; the launch decides it.
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD = NoMod, bool COPIES = true>
 struct StaticForwardKernelConfig {
     using Mod = MOD;  // functions of the user's
     static constexpr bool has_mod = is_mod<MOD>;
@@ -102,7 +106,17 @@ struct StaticForwardKernelConfig {
     // Scores are softmax_scale times what they are counted in.
     static constexpr bool counts_unscaled = !mod_changes_scores || adds_steps || begins_scores;
     static constexpr int kDiagonalWarps = 2;  // of the producer, which find what scores begin at
-    static constexpr int smem_control = smem_diagonals + (begins_scores ? wanted_diagonal_bytes : 0);
+    static constexpr int smem_streamed = smem_diagonals + (begins_scores ? wanted_diagonal_bytes : 0);
+    static constexpr int streamed_bytes = tile_bytes(kWarpgroupRows, B_c);  // of a warpgroup
+    static constexpr int streamed_room =
+        (kMaxSmemBytes - kControlBytes - smem_streamed) / (n_consumers * streamed_bytes);
+    // Beside an O of wider heads there are no registers.
+    static constexpr bool copies_streamed = COPIES && streams_tiles<MOD> && !mod_hides_keys &&
+                                            !TRAITS.varlen && !TRAITS.split && B_c % kPanelColumns == 0 &&
+                                            streamed_room > 0 && d_head_v <= 128;
+    static constexpr int streamed_stages = copies_streamed ? min_of(streamed_room, 2) : 0;
+    using WithoutCopies = StaticForwardKernelConfig<CFG, TRAITS, MOD, false>;
+    static constexpr int smem_control = smem_streamed + n_consumers * streamed_stages * streamed_bytes;
     static constexpr int smem_bytes = smem_control + kControlBytes;
 
     // O's parts are float32, for which a Q slot has no room; planned work has parts among its items.
@@ -142,8 +156,9 @@ struct StaticForwardKernelConfig {
     // its V slot until then.
     static constexpr bool can_pass_tiles =
         CFG.next_item == NextItem::NONE || ceil_div(B_r, B_c) + max_skipped_tiles < v_stages;
-    static constexpr bool paired_blocks =
-        CFG.paired_blocks && !TRAITS.window && !warp_loads && !has_mod && (!TRAITS.causal || can_pass_tiles);
+    static constexpr bool paired_blocks = CFG.paired_blocks && !TRAITS.window && !warp_loads &&
+                                          (!has_mod || (copies_streamed && !TRAITS.causal)) &&
+                                          (!TRAITS.causal || can_pass_tiles);
     static constexpr bool passes_tiles = paired_blocks && TRAITS.causal;
     // Item numbers on their way to the second block. The first, which takes them from the counter, is ahead
     // by the tiles in the K ring at most, each of another item, and by the item whose number it sends.

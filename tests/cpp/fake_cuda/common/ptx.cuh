@@ -209,6 +209,14 @@ inline uint32_t load_shared_word(uint32_t address) {
     if (address % 4 != 0) std::abort();
     return fake_shared_words.at(address / 4);
 }
+// Lane 8 i + j names the address of row j of square i.
+inline void ldmatrix(uint32_t (&squares)[4], uint32_t address) {
+    const auto rows = FakeWarp::meet(address);
+    const int lane = FakeWarp::lane();
+    for (int i = 0; i < 4; ++i) {
+        squares[i] = load_shared_word(uint32_t(rows[8 * i + lane / 4]) + 4 * (lane % 4));
+    }
+}
 
 inline int n_prefetched = 0;
 inline void prefetch_L2(const void *) { ++n_prefetched; }

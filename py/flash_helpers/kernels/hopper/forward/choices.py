@@ -507,6 +507,29 @@ STREAM_CHOICES = (
 )  # fmt: skip
 """For functions that read rows of a captured tensor ahead (``flash_helpers.mods.ahead``)."""
 
+COPIED_CHOICES = (
+    HopperChoice(
+        64, None, False, _D64_TALL,
+        "four warpgroups read each K and V tile, which shared memory has to bring beside a bias: +6 % over "
+        "128 x 128 at 1024, +16 % at 4096, +18 % at 16384 (H200, h200-mods-bias.json)",
+    ),
+    HopperChoice(
+        128, 1024, True, _D128,
+        "as for longer items, by its registers: beside stores of O from them products wait for each other",
+    ),
+    HopperChoice(
+        128, 1024, False, replace(_D128, paired_blocks=True),
+        "two blocks load each K and V tile for both, which the L2 cache has to bring beside a bias: +9 % at "
+        "1024; nothing at 4096, -1 % at 16384 (H200, h200-mods-bias.json)",
+    ),
+    *(
+        replace(choice, config=replace(choice.config, paired_blocks=False))
+        for choice in STREAM_CHOICES
+        if (choice.d_head, choice.max_seq_len) != (128, 1024)
+    ),
+)  # fmt: skip
+"""For functions of a captured tensor whose tiles copies bring (``flash_helpers.mods.ahead.copied_load``)."""
+
 PACKED_CHOICES = (
     HopperChoice(
         64, None, False, _D64_TALL,

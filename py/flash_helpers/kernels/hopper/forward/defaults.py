@@ -14,7 +14,7 @@ from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.mods.added import adds_evenly
-from flash_helpers.mods.ahead import streamed_load
+from flash_helpers.mods.ahead import copied_load, streamed_load
 
 FIRST, LAST = 0, 2  # the Ampere family's place is between them
 
@@ -52,6 +52,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             dropout=problem.dropout,
             streams=problem.mod is not None and streamed_load(problem.mod) is not None,
             steps=problem.mod is not None and not problem.mod_hides_keys and adds_evenly(problem.mod),
+            copies=problem.mod is not None and copied_load(problem.mod) is not None,
             uneven=problem.mod_hides_keys,
         )
         return kernel.config, reason

@@ -10,6 +10,7 @@ from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.forward.choices import (
     CAPPED_CHOICES,
     CHOICES,
+    COPIED_CHOICES,
     FEATURE_CHOICES,
     MOD_CHOICES,
     PACKED_CHOICES,
@@ -42,6 +43,7 @@ def choose_hopper_kernel(
     dropout: bool = False,
     streams: bool = False,
     steps: bool = False,
+    copies: bool = False,
     uneven: bool = False,
 ) -> tuple[ForwardKernel, str]:
     """The kernel measured best for a problem, and why.
@@ -61,6 +63,7 @@ def choose_hopper_kernel(
         dropout: whether weights are dropped, which leaves four consumers no registers.
         streams: whether functions of the user's read rows of a captured tensor ahead.
         steps: whether they add to a score what grows evenly with the distance, and do no more.
+        copies: whether bulk copies bring tiles of these rows.
         uneven: whether some queries see fewer keys than others by a mask that is no trait.
 
     Raises:
@@ -68,26 +71,32 @@ def choose_hopper_kernel(
     """
     traits = replace(traits, causal=causal or traits.causal)
     d_head_v = d_head if d_head_v is None else d_head_v
-    choices = VARLEN_CHOICES if dropout and not traits.split else _choices_for(traits, mod, streams, steps)
+    choices = _choices_for(traits, mod, streams, steps, copies)
+    if dropout and not traits.split:
+        choices = VARLEN_CHOICES
     limited = traits.causal or traits.window or uneven
     problem = (d_head, d_head_v, limited, seq_len, n_keys, few_blocks_of)
     if fitting := [choice for choice in choices if choice.fits(*problem)]:
         choice, reason = first_filled(fitting, seq_len)
-        config = replace(choice.config, paired_blocks=False) if mod else choice.config
+        pairs = choices is COPIED_CHOICES or not mod
+        config = choice.config if pairs else replace(choice.config, paired_blocks=False)
         return _kernel(config, dtype, traits, exact, uneven), reason
     known = ", ".join(sorted({_head_sizes(c.d_head, c.d_head_v) for c in choices}))
     given = _head_sizes(d_head, d_head_v)
     raise ValueError(f"no Hopper kernel is chosen for head size {given}; there are choices for {known}")
 
 
-def _choices_for(traits: ForwardTraits, mod: bool, streams: bool, steps: bool) -> tuple[HopperChoice, ...]:
+def _choices_for(
+    traits: ForwardTraits, mod: bool, streams: bool, steps: bool, copies: bool
+) -> tuple[HopperChoice, ...]:
     """The table for kernels with some traits."""
     if traits.planned:
         return PLANNED_CHOICES
     if traits.split:
         return SPLIT_CHOICES
     if mod and not traits.varlen:
-        return STREAM_CHOICES if streams else STEP_CHOICES if steps else MOD_CHOICES
+        streamed = COPIED_CHOICES if copies else STREAM_CHOICES
+        return streamed if streams else STEP_CHOICES if steps else MOD_CHOICES
     if traits.varlen and (mod or traits != ForwardTraits(causal=traits.causal, varlen=True)):
         return VARLEN_CHOICES
     if traits.varlen:
