@@ -233,7 +233,7 @@ def row(case: Case, size: Size, name: str, one: Measured, device: torch.device) 
         "problem": {
             "dtype": "BF16", "batch": size.batch, "n_heads": size.n_heads, "n_heads_kv": size.n_heads,
             "seq_len_q": size.seq_len, "seq_len_k": size.seq_len, "d_head": size.d_head,
-            "causal": case.name == "causal",
+            "causal": case.name == "causal" and name != "plain",
         },
         "milliseconds": {mode: timing.to_json() for mode, timing in one.timings.items()},
         "environment": environment(device),
