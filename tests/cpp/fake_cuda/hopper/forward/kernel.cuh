@@ -18,4 +18,10 @@ void hopper_forward_mod_kernel(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMa
     static_assert(4 * sizeof(CUtensorMap) + sizeof args <= kMostParameterBytes);
 }
 
+template <HopperForwardKernelConfig CFG, ForwardTraits TRAITS, typename MOD>
+void hopper_forward_streaming_kernel(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
+                                     KernelArgs<MOD> args) {
+    static_assert(5 * sizeof(CUtensorMap) + sizeof args <= kMostParameterBytes);
+}
+
 }  // namespace flash::hopper
