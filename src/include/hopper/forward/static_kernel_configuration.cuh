@@ -93,17 +93,15 @@ struct StaticForwardKernelConfig {
     static constexpr int smem_k = smem_q + q_stages * q_bytes;
     static constexpr int smem_v = smem_k + k_stages * k_bytes;
     static constexpr int smem_diagonals = smem_v + v_stages * v_bytes;
-    // Head sizes and layouts in which values of both ways below were compared on a GPU.
-    static constexpr bool compared = (d_head == 64 || d_head == 128) && !TRAITS.varlen;
     // A function adds to scores what grows evenly with the distance between key and query.
-    static constexpr bool adds_steps = adds_evenly<MOD> && compared;
+    static constexpr bool adds_steps = adds_evenly<MOD>;
     // Scores begin at what it adds, where that follows from the distance otherwise, and where there is room:
     // with a mod that hides no keys, of sequences of one length, and where Q of the next item has a slot, so
     // that it is known ahead.
     using Diagonals = SharedDiagonals<B_c, B_r>;
     static constexpr int wanted_diagonal_bytes = k_stages * Diagonals::kBytes;
     static constexpr bool begins_scores =
-        adds_of_distance<MOD> && !adds_evenly<MOD> && compared && !mod_hides_keys && !TRAITS.split &&
+        adds_of_distance<MOD> && !adds_steps && !mod_hides_keys && !TRAITS.varlen && !TRAITS.split &&
         q_stages > 1 && smem_diagonals + wanted_diagonal_bytes + kControlBytes <= kMaxSmemBytes;
     // Scores are softmax_scale times what they are counted in.
     static constexpr bool counts_unscaled = !mod_changes_scores || adds_steps || begins_scores;

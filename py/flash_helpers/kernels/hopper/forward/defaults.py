@@ -51,7 +51,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             mod=problem.has_mod,
             dropout=problem.dropout,
             streams=problem.mod is not None and streamed_load(problem.mod) is not None,
-            steps=_takes_steps(problem),
+            steps=problem.mod is not None and not problem.mod_hides_keys and adds_evenly(problem.mod),
             copies=problem.mod is not None and copied_load(problem.mod) is not None,
             uneven=problem.mod_hides_keys,
         )
@@ -69,13 +69,6 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         LAST if small_blocks_are_faster else FIRST,
         in_parts=problem.decoding or not small_blocks,
     )
-
-
-def _takes_steps(problem: AttentionProblem) -> bool:
-    """Whether kernels add a function's even growth to exponents: ``adds_steps`` of their configuration."""
-    if problem.mod is None or problem.varlen or problem.mod_hides_keys:
-        return False
-    return adds_evenly(problem.mod)
 
 
 def few_blocks_of(problem: AttentionProblem, facts: DeviceFacts) -> int | None:
