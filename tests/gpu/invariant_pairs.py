@@ -2,8 +2,8 @@
 
     python tests/gpu/invariant_pairs.py FAMILY PAIRS [SECONDS [PROCESSES]]
 
-The kernels that the pairs need are named first, by the same draws without a computation, and built together.
-Then PROCESSES share the pairs, since a call of a few rows takes the host longer than the GPU.
+PROCESSES share the pairs, since a call of a few rows takes the host longer than the GPU. First each names the
+kernels that its share needs, by the same draws without a computation; then all kernels are built together.
 """
 
 from __future__ import annotations
@@ -83,26 +83,25 @@ def _empty(*shape: int, generator: Any, device: str, dtype: torch.dtype) -> torc
     return torch.empty(*shape, device=device, dtype=dtype)
 
 
-def kernels_of(family: str, n: int, processes: int = 1) -> list[Kernel]:
-    """The kernels that the pairs need, the most wanted first. Nobody reads the tensors' numbers."""
-    facts, found, known = device_facts_of(), {}, {}
+def kernels_of(family: str, n: int, place: int = 0) -> list[Kernel]:
+    """The kernels that the ``n`` pairs of one process need. Nobody reads the tensors' numbers."""
+    facts, known = device_facts_of(), {}
 
     def choose(problem: Any, device: Any, config: Any) -> None:
         if problem not in known:
             known[problem] = chooser("cuda").choice_for(problem, facts, "", None, explained=False).kernel
-        found[known[problem]] = found.get(known[problem], 0) + 1
 
     with (
+        only(family),
         mock.patch.object(passes, "choose", choose),
         mock.patch.object(passes, "backend", return_value=_Nothing()),
         mock.patch.object(invariance, "differing_rows", return_value=0),
         mock.patch.object(torch, "randn", _empty),
     ):
-        for place in range(processes):
-            for seed, limits, pairs in draws(family, n // processes, place):
-                for _ in itertools.islice(pairs_of(seed, "cpu", limits), pairs):
-                    pass
-    return sorted(found, key=lambda kernel: -found[kernel])
+        for seed, limits, pairs in draws(family, n, place):
+            for _ in itertools.islice(pairs_of(seed, "cpu", limits), pairs):
+                pass
+    return list(dict.fromkeys(known.values()))
 
 
 def pairs(family: str, n: int, place: int) -> Iterator[Pair]:
@@ -135,13 +134,18 @@ def compared(family: str, n: int, seconds: float, place: int) -> dict[str, Any]:
 
 def main(family: str, n: int, seconds: float = 1e9, processes: int = 1) -> None:
     """Prints what came of ``n`` pairs, or of as many as ``seconds`` allow."""
-    with only(family):
-        kernels = kernels_of(family, n, processes)
-        build.build_kernels(kernels, [device_facts_of().target])
+    share, places = n // processes, range(processes)
+    begin = time.perf_counter()
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        shares = [pool.submit(compared, family, n // processes, seconds, place) for place in range(processes)]
+        named = [pool.submit(kernels_of, family, share, place) for place in places]
+        kernels = list(dict.fromkeys(kernel for one in named for kernel in one.result()))
+        told: dict[str, Any] = {"family": family, "kernels": len(kernels), "processes": processes}
+        told["naming_seconds"] = time.perf_counter() - begin
+        with only(family):
+            build.build_kernels(kernels, [device_facts_of().target])
+        told["ready_seconds"] = time.perf_counter() - begin
+        shares = [pool.submit(compared, family, share, seconds, place) for place in places]
         found = [share.result() for share in shares]
-    told: dict[str, Any] = {"family": family, "kernels": len(kernels), "processes": processes}
     told |= {name: sum(share[name] for share in found) for name in ("pairs", "rows")}
     told["seconds"] = max(share["seconds"] for share in found)
     differing = [text for share in found for text in share["differing"]]
