@@ -24,7 +24,13 @@ def _clamp(input: Any, min: Any, max: Any) -> Any:
 
 @rule("hardtanh")
 def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Symbol:
-    return _where(input <= min_val, min_val, _where(input >= max_val, max_val, input))
+    low, high = _limits(input, min_val, max_val)
+    return _where(input <= low, low, _where(input >= high, high, input))
+
+
+def _limits(input: Any, *numbers: Any) -> list[Any]:
+    """Numbers as PyTorch takes them beside a value: beside a whole one, their whole parts."""
+    return [int(x) if kind_of(input) is Kind.INT else x for x in numbers]
 
 
 @rule("relu6")
@@ -127,4 +133,5 @@ def _hardshrink(input: Any, lambd: float = 0.5) -> Symbol:
 
 @rule("threshold", "_threshold")
 def _threshold(input: Any, threshold: float, value: float, inplace: bool = False) -> Symbol:
+    threshold, value = _limits(input, threshold, value)
     return _where(input <= threshold, value, input)

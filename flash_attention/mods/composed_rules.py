@@ -36,6 +36,8 @@ def _where_as_a_method(input: Any, condition: Any, other: Any) -> Symbol:
 
 @rule("masked_fill")
 def _masked_fill(input: Any, mask: Any, value: Any) -> Symbol:
+    if kind_of(input) is not FLOAT and not (isinstance(value, float) and math.isinf(value)):
+        value = RULES["full_like"](input, value)  # the type stays
     return _where(mask, value, input)
 
 
@@ -123,13 +125,15 @@ def _frac(input: Any) -> Symbol:
 
 @rule("heaviside")
 def _heaviside(input: Any, values: Any) -> Symbol:
-    return _where(input == 0, values, converted(input > 0, FLOAT))
+    return _where(input == 0, values, converted(input > 0, kind_of(input)))
 
 
 @rule("nan_to_num")
 def _nan_to_num(
     input: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Symbol:
+    if kind_of(input) is not FLOAT:
+        return input
     largest = torch.finfo(torch.float32).max
     above = _where(input == math.inf, largest if posinf is None else posinf, input)
     found = _where(input == -math.inf, -largest if neginf is None else neginf, above)
@@ -138,7 +142,7 @@ def _nan_to_num(
 
 @rule("square")
 def _square(input: Any) -> Symbol:
-    return applied("mul", input, input)
+    return RULES["pow"](input, 2)  # type: ignore[no-any-return]
 
 
 @rule("log10")
@@ -153,6 +157,8 @@ def _reciprocal(input: Any) -> Symbol:
 
 @rule("sign", "sgn")
 def _sign(input: Any) -> Symbol:
+    if kind_of(input) is BOOL:
+        return input
     zero: Any = 0.0 if kind_of(input) is FLOAT else 0
     return _where(input > 0, 1, _where(input < 0, -1, zero))
 
@@ -179,7 +185,7 @@ def _reduced(op: str) -> Callable[..., Symbol]:
             raise refused("a row is reduced with other arguments than dim=-1", "Write e.g. row.any(dim=-1)")
         recording, (place, length) = input._recording, input.value()
         if length is None:
-            return converted(input, BOOL) if op in ("any", "all") else input
+            return _of_one(op, input)
         if length == 0 and op in ("largest", "smallest"):
             raise refused("a row without values has no largest one", "Give it at least one value")
         if op in ("any", "all"):
@@ -187,6 +193,13 @@ def _reduced(op: str) -> Callable[..., Symbol]:
         return Symbol(recording, recording.reduce(op, length, place))
 
     return reduced
+
+
+def _of_one(op: str, input: Any) -> Symbol:
+    """What a reduction gives of a single value."""
+    if op in ("any", "all"):
+        return converted(input, BOOL)
+    return converted(input, INT) if op == "sum" and kind_of(input) is BOOL else input
 
 
 for _name, _op in {"any": "any", "all": "all", "sum": "sum", "amax": "largest", "amin": "smallest"}.items():

@@ -58,8 +58,8 @@ for _name, _dtype in {
     RULES[_name] = lambda input, *, _dtype=_dtype: _as(input, _dtype)
 
 
-def _filled(input: Symbol, value: Any, dtype: Any) -> Symbol:
-    recording, length = input._recording, input.value()[1]
+def _filled(input: Symbol, value: Any, dtype: Any, is_single: bool = False) -> Symbol:
+    recording, length = input._recording, None if is_single else input.value()[1]
     kind = kind_of(input) if dtype is None else _KINDS.get(dtype)
     if kind is None:
         raise refused(f"a value is made with {dtype}", "Values are bool, int64 or float32")
@@ -91,7 +91,7 @@ def _new(value: int) -> Callable[..., Symbol]:
             raise refused(
                 "a tensor with dimensions is made", "A mod makes single values: the size must be ()"
             )
-        return _filled(input, value, dtype)
+        return _filled(input, value, dtype, is_single=True)
 
     return made
 
@@ -103,7 +103,7 @@ RULES["new_ones"], RULES["new_zeros"] = _new(1), _new(0)
 def _new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Symbol:
     if tuple(size) != ():
         raise refused("a tensor with dimensions is made", "A mod makes single values: the size must be ()")
-    return _filled(input, fill_value, dtype)
+    return _filled(input, fill_value, dtype, is_single=True)
 
 
 @rule("clone", "contiguous")

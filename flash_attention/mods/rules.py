@@ -59,6 +59,8 @@ def _mul(input: Any, other: Any) -> Symbol:
 
 @rule("add")
 def _add(input: Any, other: Any, *, alpha: Any = 1) -> Symbol:
+    if max(kind_of(input), kind_of(other)) is BOOL:
+        alpha = bool(alpha)
     return applied("add", input, other if _is_one(alpha) else other * alpha)
 
 
@@ -106,7 +108,12 @@ def _fmod(input: Any, other: Any) -> Symbol:
     return call_named("where", (is_negative, -rest, rest), {})
 
 
-@rule("pow", "float_power")
+@rule("float_power")
+def _float_power(input: Any, exponent: Any) -> Symbol:
+    return _pow(converted(input, FLOAT) if isinstance(input, Symbol) else input * 1.0, exponent)
+
+
+@rule("pow")
 def _pow(input: Any, exponent: Any) -> Symbol:
     if isinstance(exponent, CapturedInt):
         exponent = int(exponent)
@@ -133,16 +140,16 @@ def _is_not_negative(x: Symbol) -> bool:
 
 
 def _whole_power(base: Symbol, exponent: int) -> Symbol:
-    """By squaring."""
+    """By squaring; of a bool it is a whole number."""
     found: Any = None
-    square: Any = base
+    square: Any = converted(base, INT) if kind_of(base) is BOOL else base
     while exponent:
         if exponent & 1:
             found = square if found is None else applied("mul", found, square)
         exponent >>= 1
         if exponent:
             square = applied("mul", square, square)
-    return call_named("ones_like", (base,), {}) if found is None else found
+    return call_named("ones_like", (square,), {}) if found is None else found
 
 
 @rule("neg", "negative")

@@ -157,7 +157,7 @@ class Symbol:
             (index,) = index
         if index is None and length is None:
             return Symbol(self._recording, place, 1)
-        if index is Ellipsis or index == ():
+        if index is Ellipsis or (isinstance(index, tuple) and not index):
             return self
         raise refused(f"a value of {self.ndim} dimensions is indexed", "Index captured tensors")
 

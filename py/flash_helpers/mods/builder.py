@@ -58,8 +58,8 @@ class Builder:
         """
         operation = OPERATIONS[op]
         common = max(self.kind(arg) for arg in args)
-        if op in ("add", "mul") and common is BOOL:  # as torch adds and multiplies bools
-            return self.apply({"add": "or", "mul": "and"}[op], *args)
+        if op in _OF_BOOLS and common is BOOL:  # as torch adds and multiplies bools
+            return self.apply(_OF_BOOLS[op], *args)
         allowed = [kind for kind in operation.kinds if kind >= common]
         if not allowed or (op in ("sub", "neg") and common is BOOL):
             takes = " or ".join(KIND_NAMES[k] for k in operation.kinds)
@@ -92,6 +92,8 @@ class Builder:
 
     def reduce(self, op: str, length: int, body: int) -> int:
         """``any``, ``all``, ``sum``, ``largest`` or ``smallest`` of ``body`` for each value of ``loop``."""
+        if self.kind(body) is BOOL:
+            op = {"largest": "any", "smallest": "all"}.get(op, op)
         kind = BOOL if op in ("any", "all") else max(INT, self.kind(body))
         return self._node(Node(op, kind, (self.convert(body, kind),), length))
 
@@ -184,6 +186,7 @@ class Builder:
         return place
 
 
+_OF_BOOLS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
 _COMMUTATIVE = ("add", "mul", "and", "or", "xor")
 _NEUTRAL: dict[tuple[str, Kind], Any] = {
     ("add", INT): 0, ("sub", INT): 0, ("mul", INT): 1, ("floor_divide", INT): 1,
