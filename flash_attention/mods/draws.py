@@ -32,13 +32,19 @@ _OF_DATA = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
 
 
 class NoDraws(TorchFunctionMode):
-    """Refuses what draws random numbers, and names what draws one for each score; and tensors of a value."""
+    """Refuses what draws random numbers, and names what draws one for each score; tensors of a value; and
+    looking for one in a tensor, which PyTorch refuses without a word for users."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _OF_DATA and args and isinstance(args[0], Symbol):
             raise refused(
                 f"{function.__name__} makes a tensor of a value that differs from score to score",
                 "Compute with the value itself: it takes part in operations as a tensor does",
+            )
+        if function is Tensor.__contains__ and isinstance(args[1], Symbol):
+            raise refused(
+                "`in` looks for a value in a captured tensor",
+                "Write torch.isin(value, row), or (row == value).any(-1)",
             )
         if function in _DRAWS:
             raise refused(

@@ -37,8 +37,9 @@ _UFUNCS = {
 }  # fmt: skip
 _INDEXING = ("__getitem__", "index", "select")
 WHERE = (
-    "Write torch.where(condition, a, b); in place of and, or, not write &, |, ~; in place of min, max "
-    "write torch.minimum, torch.maximum"
+    "Write torch.where(condition, a, b); in place of and, or, not write &, |, ~; in place of a < b < c "
+    "(a < b) & (b < c); in place of min, max write torch.minimum, torch.maximum; in place of x in (1, 2) "
+    "(x == 1) | (x == 2)"
 )
 
 

@@ -125,6 +125,10 @@ def _recorded(recording: Recording, name: str, function: Any, kind: Kind) -> int
 def not_callable(name: str, function: object) -> str:
     """What is wrong with what is given in the place of a function."""
     must = f"it must be a function {_WRITTEN[name]}, or None"
+    if type(function).__name__ == "BlockMask":
+        of_scores = name == "score_mod"
+        made = "Pass it as mask_mod" if of_scores else "flash_attention.mods.mask_of_blocks makes one of it"
+        return f"{name} is a BlockMask; {must}. {made}"
     if not isinstance(function, Tensor):
         return f"{name} is {function!r:.60}; {must}"
     given = f"a tensor of shape {tuple(function.shape)} and {function.dtype}"

@@ -22,6 +22,7 @@ from flash_attention.mods.tracing import trace
 from flash_attention.options import MaskMod, Options, ScoreMod
 from flash_attention.run.asked_layout import AskedRows, has_gradients
 from flash_attention.run.documents import is_packable, packed_form
+from flash_attention.run.functions import mask_function
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build, generation
 from flash_helpers.kernels.device_facts import DeviceFacts
@@ -227,7 +228,7 @@ def explain_choice(
     scale = checked_scale(softmax_scale, q.shape[-1])
     if out is not None:
         check_output_kind("out", out, (*q.shape[:-1], v.shape[-1]), options.out_dtype or q.dtype, q.device)
-    traced = trace(score_mod, mask_mod) if options.has_mods else None
+    traced = trace(score_mod, mask_function(mask_mod, q, k, layout)) if options.has_mods else None
     mask, scores = mask_and_scores(
         Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), layout,
         *layout.sizes(q, k)[1:],

@@ -9,9 +9,10 @@ from flash_attention.checks.tensors import records_gradients
 from flash_attention.layouts import Layout
 from flash_attention.options import Options
 from flash_attention.run import gradients
+from flash_attention.run.functions import traced_functions
 from flash_attention.run.gradients import Result
 from flash_attention.run.launch_cache import NO_MODS, Key, Mods
-from flash_attention.run.passes import forward_pass, traced_functions
+from flash_attention.run.passes import forward_pass
 from flash_attention.run.tracing import not_for_eager, stands_for_another
 
 

@@ -17,16 +17,9 @@ from flash_attention.checks.backward import check_saved
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
-from flash_attention.layouts import Dense, Layout, Packed, PackedCached
-from flash_attention.mods.block_mask import (
-    check_block_mask,
-    is_block_mask,
-    mask_of_blocks,
-    mask_of_lists,
-)
-from flash_attention.mods.remembered import recorded
+from flash_attention.layouts import Layout, Packed, PackedCached
 from flash_attention.mods.tracing import Traced
-from flash_attention.options import MaskMod, Options
+from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
 from flash_attention.run.documents import as_packed, contents_of, gradients_as_packed
@@ -144,39 +137,6 @@ def dropout_of(options: Options) -> Dropout | None:
         return None
     assert options.dropout_seed is not None
     return Dropout(options.dropout_p, options.dropout_seed)
-
-
-def traced_functions(options: Options, q: object, k: object, layout: Layout) -> Traced | None:
-    """What the user's functions do; they are called here, once each, unless they are as they
-    were before. None: there are none.
-
-    Also None where q is no tensor, which the checks refuse.
-    """
-    if not (options.has_mods and isinstance(q, Tensor)):
-        return None
-    mask_mod = mask_function(options.mask_mod, q, k, layout)
-    return recorded(options.score_mod, mask_mod, q.device)
-
-
-def mask_function(
-    mask_mod: object, q: Tensor, k: object, layout: Layout, *, is_read: bool = True
-) -> MaskMod | None:
-    """``mask_mod`` as a function, where it is a ``BlockMask``.
-
-    Args:
-        is_read: its lists may be read now, and need not be used where they say what its function says.
-    """
-    if not is_block_mask(mask_mod):
-        return mask_mod  # type: ignore[return-value]
-    if not isinstance(layout, Dense):
-        raise NotImplementedError(
-            "mask_mod is a BlockMask, which lists blocks of batch items of one length; packed sequences "
-            "and caches count places within each: pass its mask_mod"
-        )
-    if isinstance(k, Tensor) and q.ndim == k.ndim == 4:  # the checks refuse others
-        batch, seq_len_q, seq_len_k = layout.sizes(q, k)
-        check_block_mask(mask_mod, batch, q.shape[2], seq_len_q, seq_len_k)
-    return mask_of_blocks(mask_mod) if is_read else mask_of_lists(mask_mod)
 
 
 def _captured(traced: Traced | None) -> dict[str, Tensor]:

@@ -53,9 +53,10 @@ from flash_attention.mods.recording import ELEMENTS
 from flash_attention.mods.tracing import Traced, trace
 from flash_attention.options import Options
 from flash_attention.run import backward_ops, eager, gradients
+from flash_attention.run.functions import mask_function
 from flash_attention.run.gradients import Result
 from flash_attention.run.operator_schema import LIBRARY, TAGS, SentMod, received, schema, sent
-from flash_attention.run.passes import forward_pass, mask_function
+from flash_attention.run.passes import forward_pass
 from flash_attention.run.tracing import stands_for_another, traced, wants_autocast
 from flash_attention.torch_private import (
     functionalizes,

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 import flash_attention
-from flash_attention import sdpa
+from flash_attention import attention, explain_choice, last_kernel, sdpa
 from flash_attention.errors import ModError
 from flash_attention.flex_attention import flex_attention
 from flash_attention.mods import block_mask as block_masks
 from flash_attention.mods import mask_of_blocks, trace
+from flash_helpers.kernel_configs import device_facts
 
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
 pytestmark = [pytest.mark.only_on("cpu"), pytest.mark.filterwarnings("ignore")]
@@ -97,6 +98,29 @@ def test_auxiliary_results() -> None:
     assert torch.equal(out, expected)
     assert aux.lse is not None
     assert torch.equal(aux.lse, lse)
+
+
+@pytest.mark.parametrize("facts", [None, device_facts("H100")])
+def test_a_choice_is_explained_as_the_call_takes_the_object(facts: Any) -> None:
+    q, k, v = (x.transpose(1, 2) for x in inputs())
+    asked: Any = {"return_lse": True, "facts": facts}
+    of_lists = in_blocks([[0], [1], [0, 2]])
+    for mask, same in ((blocks(documents), documents), (of_lists, mask_of_blocks(of_lists))):
+        found = explain_choice(q, k, v, mask_mod=mask, **asked)
+        assert found == explain_choice(q, k, v, mask_mod=same, **asked)
+        if facts is None:
+            attention(q, k, v, mask_mod=mask, return_lse=True)
+            assert last_kernel() == found.kernel
+    with pytest.raises(ValueError, match="the BlockMask was made for 300 queries and 300 keys"):
+        explain_choice(q[:, :200], k, v, mask_mod=of_lists, **asked)
+
+
+def test_the_object_in_the_place_of_a_function() -> None:
+    q = inputs()[0].transpose(1, 2)
+    with pytest.raises(TypeError, match=r"score_mod is a BlockMask; .* Pass it as mask_mod"):
+        attention(q, q, q, score_mod=blocks(documents))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"mask_mod is a BlockMask; .*mask_of_blocks makes one of it"):
+        trace(None, blocks(documents))
 
 
 # ---------------------------------------------------------------------- what is used of a BlockMask

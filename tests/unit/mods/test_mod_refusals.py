@@ -150,7 +150,22 @@ def by_zero(s, b, h, q, k):
     return s + q // 0  # zero
 
 
+def contained(s, b, h, q, k):
+    return s * (q in TABLE)  # in
+
+
+def chained(s, b, h, q, k):
+    return torch.where(0 <= q - k < 5, s, 0.0)  # chain
+
+
+def listed(s, b, h, q, k):
+    return s * (q in (1, 2))  # list
+
+
 CASES = {
+    contained: r"`in` looks for a value in a captured tensor.*torch\.isin\(value, row\)",
+    chained: r"branches on a value.*in place of a < b < c \(a < b\) & \(b < c\)",
+    listed: r"branches on a value.*in place of x in \(1, 2\) \(x == 1\) \| \(x == 2\)",
     branch: "branches on a value",
     both: "branches on a value",
     smallest: "torch.minimum",
