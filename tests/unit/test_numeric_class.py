@@ -225,5 +225,8 @@ def test_a_configuration_of_another_class_is_refused() -> None:
 
 def test_tensors_that_the_family_cannot_reach_are_refused() -> None:
     problem = replace(PROBLEM, tma_obstacle="their rows are 3 bytes apart")
-    with pytest.raises(NoKernelError, match="their rows are 3 bytes apart"):
+    with pytest.raises(NoKernelError, match="their rows are 3 bytes apart") as refused:
         select(problem, device_facts("H200"))
+    reasons = str(refused.value).splitlines()[1:]  # and no other: of another class, type or size is no news
+    assert [line.startswith("  its bulk copies") for line in reasons] == [True, False]
+    assert reasons[1].startswith("Leave numerics away, and kernels of other classes may run")

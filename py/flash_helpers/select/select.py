@@ -22,6 +22,7 @@ from flash_helpers.select.candidates import (
     is_planned,
     kernel_for,
     numeric_class_of,
+    size_reason,
     split_variant,
     unable_reason,
 )
@@ -234,9 +235,21 @@ def _predictions(
 
 
 def _nothing_fits(problem: AttentionProblem, facts: DeviceFacts, rejected: Sequence[Rejected]) -> str:
-    reasons = list(dict.fromkeys(r.reason for r in rejected))
-    listed = "".join(f"\n  {reason}" for reason in reasons) or "\n  there are no candidates"
+    """What stands against the candidates for the tensors' type and head size, and the numeric class that is
+    wanted; against others their type, size or class does, which is no news."""
+    configs = [r.kernel.config for r in rejected]
+    near = [r for r in rejected if not size_reason(r.kernel.config, problem, configs)]
+    which, advice = " for this element type and head size" if near else "", ""
+    if problem.invariant and near:
+        wanted = invariant_class(problem, facts)
+        near = [r for r in near if numeric_class_of(r.kernel.config) == wanted] or near
+        which += " of the numeric class that numerics='invariant' takes"
+        advice = "Leave numerics away, and kernels of other classes may run. "
+    told = near or rejected
+    reasons = list(dict.fromkeys(r.reason for r in told))
+    listed = "".join(f"\n  {reason}" for reason in reasons) or "\n  there are none"
+    kernels = "kernel" if len(told) == 1 else f"{len(told)} kernels"
     return (
-        f"no kernel computes {problem.label()} on {facts.name}. Reasons of the {len(rejected)} "
-        f"candidates:{listed}\nCPU tensors take every feature and head size"
+        f"no kernel computes {problem.label()} on {facts.name}. Against the {kernels}{which}:{listed}\n"
+        f"{advice}CPU tensors take every feature and head size"
     )
