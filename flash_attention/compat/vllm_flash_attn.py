@@ -1,4 +1,4 @@
-"""``flash_attn_varlen_func`` of vLLM (``vllm.vllm_flash_attn``) by its name, signature and meaning.
+"""The functions of vLLM's flash-attn (``vllm.vllm_flash_attn``) by their names, signatures and meaning.
 
 What this library does not do is refused with ``NotImplementedError`` naming the argument, never ignored.
 """
@@ -22,7 +22,6 @@ from flash_attention.checks.tensors import (
 )
 from flash_attention.compat.alibi import alibi, checked_slopes, is_ordered
 from flash_attention.compat.arguments import host_number, options_of, parts_of
-from flash_attention.compat.flash_attn_3 import get_scheduler_metadata
 from flash_attention.compat.padding import Result, check_unpadded, cut, missing_columns, padded
 from flash_attention.compat.places import counted, in_items, in_packed, room_for_keys
 from flash_attention.compat.words import in_words
@@ -92,7 +91,8 @@ def flash_attn_varlen_func(
         window_size: (left, right), keys that are visible before and after that place; -1: all; None: all.
         softcap: scores become softcap * tanh(score / softcap); 0: they stay.
         block_table: (batch, max_pages) int32, the pages of each sequence.
-        return_softmax_lse, return_attn_probs: also return the log-sum-exp.
+        return_softmax_lse: also return the log-sum-exp.
+        return_attn_probs: of no influence, as there: return_softmax_lse says what is returned.
         out: is written and returned.
         num_splits: parts that keys are cut into; 0: the device finds a number for each sequence.
         fa_version: 2, 3 or 4, of no influence: the library chooses its kernels.
@@ -141,11 +141,10 @@ def flash_attn_varlen_func(
             f"fa_version is {given(fa_version)}; it must be one of {VERSIONS}, and changes nothing"
         )
     checked_flag("deterministic", deterministic)
-    wants_lse = checked_flag("return_attn_probs", return_attn_probs)
-    wants_lse |= checked_flag("return_softmax_lse", return_softmax_lse)
+    checked_flag("return_attn_probs", return_attn_probs)
     window: Any = (-1, -1) if window_size is None else window_size
     options: dict[str, Any] = options_of(
-        q, softmax_scale, causal, window, softcap, ("return_softmax_lse", wants_lse)
+        q, softmax_scale, causal, window, softcap, ("return_softmax_lse", return_softmax_lse)
     )
     options |= {"sinks": s_aux, "n_splits": parts_of(num_splits)}
     if seqused_k is not None:
@@ -187,6 +186,39 @@ def flash_attn_varlen_func(
             return result
         out.copy_(result[0] if isinstance(result, tuple) else result)
     return (out, *result[1:]) if isinstance(result, tuple) else out
+
+
+@named_keywords
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> None:
+    """None, whatever the call will be: its work is planned on the device, in the call itself.
+
+    flash-attn 3's function of this name has an ``attention_chunk`` before ``has_softcap``; vLLM's has none.
+
+    Raises:
+        NotImplementedError: sm_margin, which no call takes.
+    """
+    refuse(sm_margin=sm_margin)
 
 
 def _check_keys(cu_seqlens_k: Tensor | None, seqused_k: Tensor | None, block_table: Tensor | None) -> None:

@@ -176,7 +176,8 @@ IDLE_SCALES = dict.fromkeys(
     ("q_descale", "k_descale", "v_descale"), (torch.full((2, HEADS_KV), 0.5), NO_WEIGHT)
 )
 OF_VLLM = {
-    **COMMON, **ROWS, **IDLE_SCALES, **LSE, "q_v": (SCALES, REFUSED), "dropout_p": (0.5, REFUSED),
+    **COMMON, **ROWS, **IDLE_SCALES, "q_v": (SCALES, REFUSED), "dropout_p": (0.5, REFUSED),
+    "return_attn_probs": (True, NO_WEIGHT),
     "alibi_slopes": (torch.ones(HEADS), CHANGES), "deterministic": (True, NO_WEIGHT),
     "return_softmax_lse": (True, CHANGES), "scheduler_metadata": (SCALES, REFUSED),
     "num_splits": (300, REFUSED), "fa_version": (3, NO_WEIGHT), "s_aux": (plus(3), CHANGES),
