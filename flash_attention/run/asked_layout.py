@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from flash_attention.checks.options import checked_flag
 from flash_attention.layouts import DENSE, Cached, Layout, Packed, PackedCached
 
 
@@ -20,6 +21,7 @@ class AskedRows(NamedTuple):
     seqused_k: Tensor | None = None
     block_table: Tensor | None = None
     n_splits: int | None = None
+    validate: bool = False
 
     def layout(self) -> Layout:
         """Packed rows where there are offsets, a cache where there are counts alone, else batch items.
@@ -27,13 +29,18 @@ class AskedRows(NamedTuple):
         Raises:
             ValueError: an argument without another that it needs.
         """
-        given = {name: value for name, value in self._asdict().items() if value is not None}
+        given = {name: x for name, x in self._asdict().items() if x is not None and name != "validate"}
         if self.cu_seqlens_q is not None:
             return self._packed(given)
         self._refuse_beside(given, ("seqused_k", "block_table"), "cu_seqlens_q", "packed queries have it")
         if self.seqused_k is not None:
-            return Cached(self.seqused_k, self.block_table)
+            return Cached(self.seqused_k, self.block_table, self.validate)
         self._refuse_beside(given, (), "seqused_k", "it says how many keys each batch item has")
+        if checked_flag("validate", self.validate):
+            raise ValueError(
+                "validate is True, and no offsets, counts or pages are given, whose numbers it reads: leave "
+                "it away"
+            )
         return DENSE
 
     def _packed(self, given: dict[str, Any]) -> Layout:
@@ -44,9 +51,10 @@ class AskedRows(NamedTuple):
         longest = self.max_seqlen_q, self.max_seqlen_k
         counted = given.keys() & {"seqused_q", "seqused_k", "block_table", "n_splits"}
         if self.cu_seqlens_k is not None and not counted:
-            return Packed(self.cu_seqlens_q, self.cu_seqlens_k, *longest)
+            return Packed(self.cu_seqlens_q, self.cu_seqlens_k, *longest, self.validate)
         counts = self.seqused_q, self.seqused_k, self.block_table
-        return PackedCached(self.cu_seqlens_q, self.cu_seqlens_k, *counts, *longest, self.n_splits)
+        ends = self.cu_seqlens_q, self.cu_seqlens_k
+        return PackedCached(*ends, *counts, *longest, self.n_splits, self.validate)
 
     @staticmethod
     def _refuse_beside(given: dict[str, Any], taken: tuple[str, ...], missing: str, why: str) -> None:

@@ -139,6 +139,7 @@ def explain_choice(
     deterministic: bool = False,
     backward_config: BackwardConfig | None = None,
     dropout_p: float = 0.0,
+    dropout_seed: Tensor | None = None,
     numerics: str | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
@@ -148,6 +149,7 @@ def explain_choice(
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     n_splits: int | None = None,
+    validate: bool = False,
 ) -> Choice:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
 
@@ -165,7 +167,7 @@ def explain_choice(
             ``flash_helpers.kernel_configs.device_facts("H100")``; the tensors may be meta tensors then. None:
             for the device of the tensors.
         q, k, v and the others: as in ``attention``, ``attention_varlen`` and ``attention_cached``. The
-            factor of the scores has no influence.
+            factor of the scores, ``dropout_seed`` and ``validate`` have no influence.
 
     Raises:
         as ``attention``.
@@ -188,6 +190,7 @@ def explain_choice(
         score_mod,
         mask_mod,
         dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
         numerics=numerics,
     ).checked(q)
     if not (facts is None or isinstance(facts, DeviceFacts)):
@@ -213,7 +216,7 @@ def explain_choice(
             "flash_helpers.kernel_configs.device_facts('H100')"
         )
     longest = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    layout = AskedRows(*longest, seqused_q, seqused_k, block_table, n_splits).layout()
+    layout = AskedRows(*longest, seqused_q, seqused_k, block_table, n_splits, validate).layout()
     if (with_gradients or direction != FORWARD) and not has_gradients(layout):
         raise NotImplementedError(
             "gradients are asked about, and keys in pages, and packed queries with counts, have none: pass "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_attention import attention_varlen, explain_choice, last_kernel
+from flash_attention import attention, attention_varlen, explain_choice, last_kernel
 from flash_attention.cached import attention_cached
 from flash_attention.call import Mask, problem_of
 from flash_attention.layouts import Cached, Layout, Packed, PackedCached
@@ -114,3 +116,28 @@ def test_there_are_no_gradients_to_explain(form: str) -> None:
         explain_choice(q, k, k, direction="backward", **given)
     with pytest.raises(NotImplementedError, match="tensors that do not require grad"):
         explain_choice(q.requires_grad_(), k, k, **given)
+
+
+@pytest.mark.parametrize("function", [attention, attention_varlen, attention_cached])
+def test_every_argument_of_a_call_can_be_asked_about(function: Callable[..., Any]) -> None:
+    arguments = inspect.signature(function).parameters.values()
+    names = {x.name for x in arguments if x.kind is not x.VAR_KEYWORD}
+    assert names <= set(inspect.signature(explain_choice).parameters)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_has_no_influence_is_taken_and_checked(form: str) -> None:
+    (q, k), given, _ = asked(form)
+    plain = explain_choice(q, k, k, **given)
+    seed = torch.tensor(3)
+    assert explain_choice(q, k, k, **given, validate=True, dropout_seed=seed).kernel == plain.kernel
+    with pytest.raises(TypeError, match=r"^validate is 'no'"):
+        explain_choice(q, k, k, **given, validate="no")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^dropout_seed is 3"):
+        explain_choice(q, k, k, **given, dropout_seed=3)  # type: ignore[arg-type]
+
+
+def test_there_is_nothing_to_read_without_offsets_counts_and_pages() -> None:
+    q = torch.randn(1, 4, 2, 64).bfloat16()
+    with pytest.raises(ValueError, match=r"^validate is True, and no offsets, counts or pages are given"):
+        explain_choice(q, q, q, validate=True)
