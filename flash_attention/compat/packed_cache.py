@@ -26,7 +26,8 @@ from flash_attention.compat.packed_cache_checks import (
 from flash_attention.compat.padding import Result, cut, padded
 from flash_attention.compat.places import counted, in_items
 from flash_attention.compat.within_chunks import within_chunks
-from flash_attention.run.tracing import is_readable
+from flash_attention.run.choices import explain_choice
+from flash_attention.run.tracing import is_readable, not_for_eager, traced
 
 
 class Rotary(NamedTuple):
@@ -143,7 +144,25 @@ def attend_packed_cache(
         counts = before + cu_seqlens_k_new.diff()
         check_room(counts, capacity)
     checks.check_pages_of(block_table, counts, k_cache, items, cache_leftpad)
+    kept = counts
+    if cache_leftpad is not None:  # the table of its rows has none behind the last one
+        kept = (counted(counts, capacity) - cache_leftpad).clamp(min=0)
+    if attention_chunk or alibi_slopes is not None:
+        place = in_items(counted(kept, capacity), cu_seqlens_q.diff())
+        if attention_chunk:
+            options = {**options, "mask_mod": within_chunks(attention_chunk, place)}
+        if alibi_slopes is not None:
+            options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
+    caches = k_cache, v_cache  # or views of them, so that they have what is appended
+    pages: Tensor | None = table
+    if cache_leftpad is not None and capacity:
+        caches, pages = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
+    elif block_table is cache_batch_idx is None:  # as it is, since kernels may not take pages of its capacity
+        caches, pages = (k_cache[:batch], v_cache[:batch]), None
+    options = {**options, "seqused_k": kept, "block_table": pages, "n_splits": n_splits}
     if k is not None and v is not None and batch:  # else all rows of q, k and v are padding
+        if "mask_mod" in options or "score_mod" in options:
+            _refuse_before_writing(rows, caches, cu_seqlens_q, longest, capacity, options)
         if cos is not None and sin is not None:
             ordered = bool(options["causal"] or options["window"] != (None, None) or attention_chunk)
             begins = from_the_start(before if positions is None else positions)
@@ -157,27 +176,28 @@ def attend_packed_cache(
 
             rows, k = turned(rows, queries, ordered), turned(k, new, True)
         _append((k_cache, v_cache), (k, v), new, before, table, page_size)
-    kept = counts
-    if cache_leftpad is not None:  # the table of its rows has none behind the last one
-        kept = (counted(counts, capacity) - cache_leftpad).clamp(min=0)
-    if attention_chunk or alibi_slopes is not None:
-        place = in_items(counted(kept, capacity), cu_seqlens_q.diff())
-        if attention_chunk:
-            options = {**options, "mask_mod": within_chunks(attention_chunk, place)}
-        if alibi_slopes is not None:
-            options = {**options, "score_mod": alibi(alibi_slopes, place, is_ordered(options))}
-    caches = k_cache, v_cache
-    pages: Tensor | None = table
-    if cache_leftpad is not None and capacity:
-        caches, pages = _rows_as_pages(caches, table, page_size, cache_leftpad, capacity)
-    elif block_table is cache_batch_idx is None:  # as it is, since kernels may not take pages of its capacity
-        caches, pages = (k_cache[:batch], v_cache[:batch]), None
     out = attention_varlen(
-        padded(rows), padded(caches[0]), padded(caches[1]), cu_seqlens_q, None, longest, capacity,
-        seqused_k=kept, block_table=pages, n_splits=n_splits, **options,
-    )  # fmt: skip
+        padded(rows), padded(caches[0]), padded(caches[1]), cu_seqlens_q, None, longest, capacity, **options
+    )
     out = cut(out, v_cache)
     return _in_batches(out, batch, q.shape[1]) if batched else out
+
+
+def _refuse_before_writing(
+    rows: Tensor,
+    caches: tuple[Tensor, Tensor],
+    cu_seqlens_q: Tensor,
+    longest: int,
+    capacity: int,
+    options: dict[str, Any],
+) -> None:
+    """Asks for the kernel of a call with functions. GPUs have none: then the caches stay as they are."""
+    if traced() or not_for_eager(rows, *caches, cu_seqlens_q):
+        return
+    explain_choice(
+        padded(rows), padded(caches[0]), padded(caches[1]),
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=longest, max_seqlen_k=capacity, **options,
+    )  # fmt: skip
 
 
 def _append(

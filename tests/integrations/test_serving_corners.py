@@ -12,6 +12,7 @@ from torch import Tensor
 from flash_attention import attention_varlen
 from flash_attention.compat import kv_cache_checks, packed_cache, packed_cache_checks
 from flash_attention.compat.words import in_words
+from flash_attention.errors import NoKernelError
 from flash_attention.integrations import flash_attn_3, vllm
 from flash_helpers.test.reference import reference
 
@@ -152,6 +153,43 @@ def test_an_item_that_is_not_there_is_no_other_one(
             page_table=torch.arange(3, dtype=INT)[:, None] if paged else None,
         )  # fmt: skip
     assert all(map(torch.equal, caches, before))
+
+
+@pytest.mark.parametrize("leftpad", [False, True], ids=["", "leftpad"])
+@pytest.mark.parametrize("appended", [False, True], ids=["", "appended"])
+def test_a_call_that_no_kernel_computes_writes_nothing(
+    appended: bool, leftpad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU refuses functions of packed queries over a cache, whose kernel is asked for before."""
+    asked = []
+
+    def none(*tensors: Tensor, **options: Any) -> Any:
+        asked.append(options)
+        raise NoKernelError("kernels take no score_mod and no mask_mod")
+
+    monkeypatch.setattr(packed_cache, "explain_choice", none)
+    caches = random(2, PAGE, HEADS_KV, D), random(2, PAGE, HEADS_KV, D)
+    before = [x.clone() for x in caches]
+    new = [random(2, 3, HEADS_KV, D)] * 2 if appended else []
+    pad = ints(1, 0) if leftpad else None
+
+    def call(**options: Any) -> Any:
+        return flash_attn_3.flash_attn_with_kvcache(
+            random(2, 1, HEADS, D), *caches, *new, cache_seqlens=ints(3, 4), cache_leftpad=pad, **options
+        )
+
+    if not appended:
+        call(attention_chunk=2)
+        assert not asked  # nothing would be written, and the call itself refuses
+        return
+    with pytest.raises(NoKernelError, match=r"^kernels take no attention_chunk$"):
+        call(attention_chunk=2)
+    assert all(map(torch.equal, caches, before))
+    (options,) = asked
+    assert options["seqused_k"].tolist() == ([5, 7] if leftpad else [6, 7])
+    call()
+    assert not any(map(torch.equal, caches, before))
+    assert len(asked) == 1  # what has a kernel everywhere is not asked for
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["cache", "pages"])

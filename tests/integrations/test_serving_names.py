@@ -444,11 +444,17 @@ def test_what_is_written_in_place_in_a_compiled_program(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_chunks_on_a_gpu_are_refused_by_name() -> None:
+@pytest.mark.parametrize("appended", [0, 2])
+def test_chunks_on_a_gpu_are_refused_by_name(appended: int) -> None:
     q = random(1, 20, HEADS, D).cuda()
-    k = random(1, 33, HEADS_KV, D).cuda()
+    caches = random(1, 33, HEADS_KV, D).cuda(), random(1, 33, HEADS_KV, D).cuda()
+    new = [random(1, appended, HEADS_KV, D).cuda()] * 2 if appended else []
+    before = [x.clone() for x in caches]
     with pytest.raises(NoKernelError, match="attention_chunk"):
-        flash_attn_3.flash_attn_with_kvcache(q, k, k, cache_seqlens=33, causal=True, attention_chunk=10)
+        flash_attn_3.flash_attn_with_kvcache(
+            q, *caches, *new, cache_seqlens=31, causal=True, attention_chunk=10
+        )
+    assert all(map(torch.equal, caches, before))
 
 
 def test_tables_of_a_rotation_without_new_keys_are_refused() -> None:
