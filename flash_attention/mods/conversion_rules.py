@@ -21,19 +21,26 @@ _KINDS = {
 }  # fmt: skip
 
 
-@rule("to", "type")
+@rule("to")
 def _to(input: Any, *args: Any, **kwargs: Any) -> Symbol:
     found = input
-    for x in (*args, *(v for n, v in kwargs.items() if n in ("dtype", "other"))):
-        if isinstance(x, torch.dtype) or x in (bool, int, float):
+    for i, x in enumerate((*args, *(v for n, v in kwargs.items() if n in ("dtype", "other")))):
+        if isinstance(x, torch.dtype | type):
             found = _as(found, x)
         elif isinstance(x, Symbol):
             found = converted(found, kind_of(x))
         elif isinstance(x, Tensor):
             found = _as(found, x.dtype)
-        elif not isinstance(x, torch.device | str | bool):
+        elif not (isinstance(x, torch.device | str) or (i and isinstance(x, bool))):
             raise refused(f"to({x!r:.60}) is not recorded", "Name one of bool, int32, int64, float32")
     return found
+
+
+@rule("type")
+def _type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Symbol:
+    if not isinstance(dtype, torch.dtype | type):  # the text of a type, or the question for one
+        raise refused(f"type({dtype!r:.60}) is not recorded", "Write .to(torch.int64), or ask for .dtype")
+    return _as(input, dtype)
 
 
 def _as(x: Symbol, dtype: Any) -> Symbol:

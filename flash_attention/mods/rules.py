@@ -221,6 +221,21 @@ def _getitem(input: Any, index: Any, *rest: Any) -> Any:
     return gathered(recording_of(*found), input, index)
 
 
+@rule("embedding")
+def _embedding(
+    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: Any = 2.0, *rest: Any,
+    **more: Any,
+) -> Any:  # fmt: skip
+    """A row of a table, as ``nn.Embedding`` gives it. PyTorch's operator has the table first."""
+    if padding_idx not in (None, -1) or any((max_norm, norm_type is True, *rest, *more.values())):
+        raise refused(
+            "embedding has padding_idx, max_norm, scale_grad_by_freq or sparse",
+            "Leave them out, or write weight[index]",
+        )
+    index, table = (weight, input) if isinstance(weight, Symbol) else (input, weight)
+    return gathered(recording_of(index), table, index)
+
+
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
     "mod": "remainder",

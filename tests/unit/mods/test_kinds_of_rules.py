@@ -51,6 +51,8 @@ OF_TWO: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in ("add", "mul", "remainder", "true_divide", "bitwise_and")},
     **{name: getattr(torch, name) for name in ("logical_or", "heaviside", "fmod", "xlogy", "lt", "rsub")},
     "add with a factor": lambda x, y: torch.add(x, y, alpha=2),
+    "type_as": lambda x, y: x.type_as(y),
+    "type of another": lambda x, y: x.to(y),
     "where": lambda x, y: torch.where(x > 0, x, y),
     "masked_fill": lambda x, y: x.masked_fill(x > 0, y),
     "opposite of the least": lambda x, y: ~torch.minimum(x, y),
@@ -135,6 +137,15 @@ def test_a_mask_may_be_the_least_or_the_largest_of_masks() -> None:
 def test_an_index_of_a_computed_row_is_refused_as_one() -> None:
     with pytest.raises(ModError, match=r"a value of 1 dimensions is indexed.*Index captured tensors"):
         trace(lambda s, b, h, q, k: s + (WHOLE[q] + WHOLE[k])[q % 3])
+
+
+@pytest.mark.parametrize("named", ["torch.LongTensor", None])
+def test_a_type_that_is_no_type_is_refused(named: str | None) -> None:
+    with pytest.raises(ModError, match=r"type\(.*\) is not recorded, at .*\.to\(torch\.int64\)"):
+        trace(lambda s, b, h, q, k: s.type(named) * 1.0)
+    for converted in (lambda x: x.type(torch.int64), lambda x: x.to("cpu", torch.int64, True)):
+        traced = trace(lambda s, b, h, q, k, converted=converted: converted(s) / 2)
+        assert traced.mod.uses("to_int")
 
 
 def test_symbols_say_which_type_they_have() -> None:

@@ -162,7 +162,12 @@ def listed(s, b, h, q, k):
     return s * (q in (1, 2))  # list
 
 
+def embedded(s, b, h, q, k):
+    return s + torch.nn.functional.embedding(q, MATRIX, padding_idx=0)[h]  # embedding
+
+
 CASES = {
+    embedded: "embedding has padding_idx",
     contained: r"`in` looks for a value in a captured tensor.*torch\.isin\(value, row\)",
     chained: r"branches on a value.*in place of a < b < c \(a < b\) & \(b < c\)",
     listed: r"branches on a value.*in place of x in \(1, 2\) \(x == 1\) \| \(x == 2\)",

@@ -20,6 +20,7 @@ ROW = torch.tensor([1, 2, 5, -3])
 TWO = np.float32(2.5)
 ONES = torch.zeros(())
 THREE = torch.tensor(3.0)
+ROWS = torch.linspace(-1, 1, 12).view(4, 3)
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": lambda s, b, h, q, k: torch.min(s, k * 0.1 + torch.zeros_like(s)),
@@ -95,6 +96,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         torch.round(s, decimals=1) + torch.round(s * 300, decimals=-2) + q.round()
     ),
     "signs": lambda s, b, h, q, k: torch.sign(s) + torch.sign(q - k) + torch.sgn(s * 0),
+    "embedding": lambda s, b, h, q, k: (
+        s + functional.embedding((q - k) % 4, ROWS).sum(-1) * torch.embedding(ROWS, q % 4).amax(-1)
+    ),
     "numbers of NumPy": lambda s, b, h, q, k: s ** np.int64(2) + (q + 1) ** TWO + (q - k) // TWO,
 }
 
