@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -39,6 +40,11 @@ from flash_helpers.mods.mod import SMALL_NUMBER
 VALUE, TENSOR, NUMBER, CONSTANT, SEVERAL = range(5)
 _WRITES = f"the function writes to a captured tensor. {NOTHING_WRITTEN}"
 _STOPPED = ". ".join(UNDER_NO_GRAD)
+_UNSEEN = (
+    "a value comes from what is not seen in a program that is compiled: a row is unpacked or looped over, "
+    "or Python's abs is called. Index it, e.g. row[0] and row[1], or pass a tensor that has memory; write "
+    "x.abs()"
+)
 _OPERATORS = operator.add.__module__
 # What a value says of itself; ``len`` asks for a size.
 _FACTS = (
@@ -121,6 +127,8 @@ class _Notes(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self._is_noted(args) and not self._is_noted(tuple(kwargs.values())):
+            if function in _GET_ITEM and self._is_unseen(args[1:]):
+                raise ModError(_UNSEEN)
             return function(*args, **kwargs)
         if function.__name__ in (
             "__get__",
@@ -171,6 +179,16 @@ class _Notes(TorchFunctionMode):
                 return True
         return False
 
+    def _is_unseen(self, values: Iterable[Any]) -> bool:
+        """Whether a value is among them that was made where no mode saw it."""
+        for x in values:
+            if isinstance(x, tuple | list):
+                if self._is_unseen(x):
+                    return True
+            elif isinstance(x, Tensor) and x.is_meta and self.device.type != "meta":
+                return True
+        return False
+
     def _index(self, table: Tensor, index: Any) -> Tensor:
         """``table[index]``. PyTorch would read an index of no dimension."""
         given = index if isinstance(index, tuple | list) else (index,)
@@ -210,6 +228,10 @@ class _Notes(TorchFunctionMode):
             return (TENSOR, self._captured(x, is_table))
         if isinstance(x, tuple | list):
             return (SEVERAL, tuple([self._operand(y) for y in x]))
+        if isinstance(x, (np.ndarray, np.generic)):  # a number of NumPy's, which the program holds open
+            number = torch.as_tensor(x)
+            number = number.to(torch.float32) if number.is_floating_point() else number
+            return (TENSOR, self._captured(number, False))
         if isinstance(x, int | float) and not isinstance(x, bool) and not _is_known(x):
             if isinstance(x, float):  # PyTorch holds products with such a number open, and little else
                 number = torch.ones((), dtype=torch.float32, device=self.device) * x
@@ -220,10 +242,7 @@ class _Notes(TorchFunctionMode):
 
     def _captured(self, x: Tensor, is_table: bool) -> int:
         if x.is_meta and self.device.type != "meta":  # made of a value, where no mode saw it
-            raise ModError(
-                "a row is unpacked or looped over, which is not seen in a program that is compiled. Index "
-                "it, e.g. row[0] and row[1], or pass a tensor that has memory"
-            )
+            raise ModError(_UNSEEN)
         if x.ndim == 0 and x.device.type == "cpu" and self.device.type != "cpu":
             x = x.to(self.device)  # eager calls read it
         place = -1

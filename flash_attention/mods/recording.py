@@ -130,6 +130,8 @@ class Recording:
 
     def python_number(self, x: Any) -> int | None:
         """A number of Python's or NumPy's as a node; None: it is none."""
+        if isinstance(x, np.ndarray) and not x.ndim:  # as NumPy hands its numbers to others
+            x = x[()]
         if isinstance(x, bool | np.bool_):
             return self.constant(bool(x))
         if isinstance(x, CapturedInt | CapturedFloat):

@@ -157,6 +157,11 @@ def _neg(input: Any) -> Symbol:
     return applied("neg", input)
 
 
+@rule("positive")
+def _positive(input: Any) -> Any:
+    return input
+
+
 def _absolute(x: Any) -> Any:
     return applied("abs", x) if isinstance(x, Symbol) else abs(x)
 
