@@ -343,7 +343,7 @@ def attention_varlen(
             type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
         ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
-        if not validate:
+        if validate is False:
             key = ("attention_varlen", causal, softmax_scale, window, softcap, return_lse)
             plain = config is None and backend is None and out_dtype is None and backward_config is None
             if not (plain and n_sms is None and numerics is None and deterministic is False):

@@ -106,7 +106,7 @@ def attention_cached(
             type(softcap) is float and (softmax_scale is None or type(softmax_scale) is float)
         ):
             softmax_scale, softcap = checked_factors(softmax_scale, softcap)
-        if not validate:
+        if validate is False:
             name = "attention_cached"
             key = (name, causal, softmax_scale, window, softcap, return_lse)
             plain = config is None and backend is None and out_dtype is None and backward_config is None

@@ -42,9 +42,7 @@ def merge(
         merged: tuple[Tensor, Tensor] = dlpack.exported(merge(*own, out_dtype=out_dtype), outputs[0])
         return merged
     outputs, lses = _checked(outputs, lses)
-    out_dtype = outputs[0].dtype if out_dtype is None else out_dtype
-    if not isinstance(out_dtype, torch.dtype) or not out_dtype.is_floating_point:
-        raise TypeError(f"out_dtype is {out_dtype!r}; it must be a floating type or None")
+    out_dtype = merged_type(out_dtype, outputs[0])
     parts = [lse.float() for lse in lses]
     largest = torch.stack([lse.detach() for lse in parts]).amax(0)
     base = largest.masked_fill(largest.isinf(), 0.0)
@@ -60,6 +58,15 @@ def merge(
         out = out + output.float().masked_fill(share == 0, 0.0) * share
     lse = (base + divisor.log()).masked_fill(nothing, -math.inf).masked_fill(largest == math.inf, math.inf)
     return out.to(out_dtype), lse
+
+
+def merged_type(out_dtype: torch.dtype | None, outputs: Tensor) -> torch.dtype:
+    """The type of a merged output; None: that of its parts. TypeError: no floating type."""
+    if out_dtype is None:
+        return outputs.dtype
+    if not isinstance(out_dtype, torch.dtype) or not out_dtype.is_floating_point:
+        raise TypeError(f"out_dtype is {out_dtype!r}; it must be a floating type or None")
+    return out_dtype
 
 
 def _weight(lse: Tensor, largest: Tensor, base: Tensor) -> Tensor:

@@ -140,10 +140,12 @@ def checked_splits(n_splits: int | None) -> int | None:
 
 def checked_numerics(numerics: str | None) -> str | None:
     """``invariant`` or None, which is ``fast``. TypeError: no text; ValueError: another one."""
-    if numerics is None or numerics == FAST:
+    if numerics is None:
         return None
     if not isinstance(numerics, str):
         raise TypeError(f"numerics is {given(numerics)}; it must be {INVARIANT!r}, {FAST!r} or None")
+    if numerics == FAST:
+        return None
     if numerics != INVARIANT:
         raise ValueError(
             f"numerics is {given(numerics)}; it must be {INVARIANT!r}, for the same bits of a query in every "

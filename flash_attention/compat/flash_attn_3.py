@@ -29,7 +29,7 @@ from flash_attention.compat.within_chunks import checked_chunk, within_chunks
 from flash_attention.compat.words import in_words
 from flash_attention.compat.written import check_written
 from flash_attention.layouts import BATCHES, PACKED
-from flash_attention.merge import merge
+from flash_attention.merge import merge, merged_type
 
 __all__ = [
     "flash_attn_combine",
@@ -300,11 +300,11 @@ def flash_attn_combine(
     lse_types = (torch.float32, torch.float64)
     check_parts("out_partial", out_partial, "lse_partial", lse_partial, axes, parts=0, lse_types=lse_types)
     given = {"out_partial": out_partial, "lse_partial": lse_partial}
+    out_dtype = merged_type(out_dtype, out_partial)
     if out is not None:
         check_tensors({"out": out})
         check_no_gradient({"out": out, **given}, "what is written in place has none", "pass out=None")
-        dtype = out_partial.dtype if out_dtype is None else out_dtype
-        check_output_kind("out", out, tuple(out_partial.shape[1:]), dtype, out_partial.device)
+        check_output_kind("out", out, tuple(out_partial.shape[1:]), out_dtype, out_partial.device)
         check_written("out", out, given)
     parts = list(out_partial.unbind(0)), [lse.transpose(-1, -2) for lse in lse_partial.unbind(0)]
     merged, lse = merge(*parts, out_dtype=out_dtype)

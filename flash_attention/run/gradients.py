@@ -54,10 +54,12 @@ def check_differentiable(layout: Layout, options: Options) -> None:
         NotImplementedError: keys in pages, an output that is given, a limit of SMs.
     """
     if isinstance(layout, PackedCached):
+        counts = ("seqused_q", "seqused_k", "block_table")
+        given = [name for name in counts if layout.tensors()[name] is not None] or ["n_splits"]
         raise NotImplementedError(
-            "a gradient is wanted, and packed queries with seqused_q, seqused_k, a cache (block_table) or a "
-            "number of parts have none: call under torch.no_grad(), or pack the queries and keys that "
-            "count, with cu_seqlens_q and cu_seqlens_k alone"
+            f"a gradient is wanted, and packed queries with {' and '.join(given)} have none: call under "
+            "torch.no_grad(), or pack the queries and keys that count, with cu_seqlens_q and cu_seqlens_k "
+            "alone"
         )
     if layout.paged:
         raise NotImplementedError(

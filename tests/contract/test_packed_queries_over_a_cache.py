@@ -223,9 +223,7 @@ def test_c73_what_does_not_fit_is_refused_by_name(device):
 
 def test_c73_no_gradient(device):
     q, cache = ramp((sum(QUERIES), 4, 64), 5, HALF, device).requires_grad_(), Cache(device, "batch")
-    with pytest.raises(
-        NotImplementedError, match=r"packed queries with seqused_q, seqused_k, a cache \(block_table\) or"
-    ):
+    with pytest.raises(NotImplementedError, match=r"packed queries with seqused_k have none"):
         call(q, cache)
     with torch.no_grad():
         assert not call(q, cache).requires_grad

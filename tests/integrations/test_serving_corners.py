@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from flash_attention import attention_varlen
+from flash_attention.cached import attention_cached
 from flash_attention.compat import kv_cache_checks, packed_cache, packed_cache_checks
 from flash_attention.compat.words import in_words
 from flash_attention.errors import NoKernelError
@@ -197,11 +199,31 @@ def test_a_refused_gradient_says_what_has_one(paged: bool) -> None:
     q, ends = random(3, HEADS, D).requires_grad_(), ints(0, 2, 3)
     keys, counts = random(2, PAGE, HEADS_KV, D), [5, 9]
     table = ints(0, 1)[:, None] if paged else None
-    with pytest.raises(NotImplementedError, match=r"with cu_seqlens_q and cu_seqlens_k alone$"):
+    asked = "seqused_k and block_table" if paged else "seqused_k"
+    words = rf"packed queries with {asked} have none: .* with cu_seqlens_q and cu_seqlens_k alone$"
+    with pytest.raises(NotImplementedError, match=words):
         attention_varlen(q, keys, keys, ends, None, 2, PAGE, seqused_k=ints(*counts), block_table=table)
     packed = torch.cat([keys[i, :n] for i, n in enumerate(counts)])
     attention_varlen(q, packed, packed, ends, ints(0, 5, 14), 2, PAGE).float().sum().backward()
     assert q.grad is not None
+
+
+def test_a_refused_gradient_names_what_the_caller_gave() -> None:
+    q, k, ends = random(3, HEADS, D).requires_grad_(), random(3, HEADS_KV, D), ints(0, 2, 3)
+    counts = {"seqused_q": ints(1, 1), "seqused_k": ints(2, 1)}
+    with pytest.raises(NotImplementedError, match=r"packed queries with seqused_q and seqused_k have none: "):
+        flash_attn_3.flash_attn_varlen_func(q, k, k, ends, ends, 2, 2, **counts)
+    with pytest.raises(NotImplementedError, match=r"packed queries with n_splits have none: "):
+        attention_varlen(q, k, k, ends, ends, 2, 2, n_splits=3)
+
+
+@pytest.mark.parametrize("name", ["validate", "numerics"])
+def test_an_array_is_no_flag_and_no_word(name: str) -> None:
+    q, ends = random(3, HEADS, D), ints(0, 2, 3)
+    with pytest.raises(TypeError, match=rf"^{name} is "):
+        attention_varlen(q, q, q, ends, ends, 2, 2, **{name: np.ones(3)})
+    with pytest.raises(TypeError, match=rf"^{name} is "):
+        attention_cached(q[:, None], q[:, None], q[:, None], ints(1, 1, 0), **{name: np.ones(3)})
 
 
 @pytest.mark.parametrize("items", [None, (0, 1)], ids=["in order", "by items"])

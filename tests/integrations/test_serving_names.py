@@ -218,11 +218,16 @@ def test_combine_writes_into_out() -> None:
         ),
         ({"out": torch.zeros(2, 5, HEADS, 8, device="cpu")}, ValueError, "^out has shape"),
         ({"out": torch.zeros(2, 5, HEADS, D, dtype=BF, device="cpu")}, TypeError, "^out is torch.bfloat16"),
+        (
+            {"out": torch.zeros(2, 5, HEADS, D, device="cpu"), "out_dtype": "float32"},
+            TypeError,
+            "^out_dtype is 'float32'; it must be a floating type or None",
+        ),
     ],
 )
 @pytest.mark.only_on("cpu")
 def test_what_combine_refuses_is_said_in_its_words(
-    change: dict[str, Tensor], error: type[Exception], words: str
+    change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     given: dict[str, Any] = {"out_partial": torch.zeros(3, 2, 5, HEADS, D)}
     given |= {"lse_partial": torch.zeros(3, 2, 5, HEADS)} | change
