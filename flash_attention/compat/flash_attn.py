@@ -12,7 +12,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from flash_attention.attention import attention, attention_varlen
-from flash_attention.checks.calls import check_head_sizes, check_kinds
 from flash_attention.checks.keywords import named_keywords
 from flash_attention.checks.layouts import check_block_table, check_offset_values, check_packing
 from flash_attention.checks.options import checked_dropout, checked_flag
@@ -23,9 +22,10 @@ from flash_attention.compat.kv_cache import MAX_INT32, attend_with_cache
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
 from flash_attention.compat.places import counted, in_batches, in_items, in_packed, room_for_keys
+from flash_attention.compat.unpacked import unpacked
 from flash_attention.compat.words import in_words
 from flash_attention.layouts import BATCHES, PACKED
-from flash_attention.run.tracing import is_readable, wants_autocast
+from flash_attention.run.tracing import is_readable
 
 __all__ = [
     "flash_attn_func",
@@ -119,7 +119,7 @@ def flash_attn_kvpacked_func(
         TypeError, ValueError: kv is no tensor of this shape.
         and what ``flash_attn_func`` raises.
     """
-    k, v = _unpacked("kv", kv, ("batch", "seq_len_k", "2", "n_heads_kv", "d_head"), q)
+    k, v = unpacked("kv", kv, ("batch", "seq_len_k", "2", "n_heads_kv", "d_head"), q)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -152,7 +152,7 @@ def flash_attn_qkvpacked_func(
         TypeError, ValueError: qkv is no tensor of this shape.
         and what ``flash_attn_func`` raises.
     """
-    q, k, v = _unpacked("qkv", qkv, ("batch", "seq_len", "3", "n_heads", "d_head"))
+    q, k, v = unpacked("qkv", qkv, ("batch", "seq_len", "3", "n_heads", "d_head"))
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -260,7 +260,7 @@ def flash_attn_varlen_kvpacked_func(
         TypeError, ValueError: kv is no tensor of this shape.
         and what ``flash_attn_varlen_func`` raises.
     """
-    k, v = _unpacked("kv", kv, ("total_k", "2", "n_heads_kv", "d_head"), q)
+    k, v = unpacked("kv", kv, ("total_k", "2", "n_heads_kv", "d_head"), q)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -300,7 +300,7 @@ def flash_attn_varlen_qkvpacked_func(
         TypeError, ValueError: qkv is no tensor of this shape.
         and what ``flash_attn_varlen_func`` raises.
     """
-    q, k, v = _unpacked("qkv", qkv, ("total", "3", "n_heads", "d_head"))
+    q, k, v = unpacked("qkv", qkv, ("total", "3", "n_heads", "d_head"))
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -419,34 +419,3 @@ def _with_probs(result: Result) -> Result:
         return result
     out, lse = result
     return out, lse, out.new_empty(0)
-
-
-def _unpacked(name: str, packed: Tensor, shape: tuple[str, ...], q: Tensor | None = None) -> list[Tensor]:
-    """The tensors of a packed one of this shape, by the names of its sizes. One is their number.
-
-    Args:
-        q: the queries, where they are not among the packed ones.
-    """
-    tensors = {name: packed} if q is None else {"q": q, name: packed}
-    check_tensors(tensors)
-    n = int(shape[-3])
-    if packed.ndim != len(shape) or packed.shape[-3] != n:
-        raise ValueError(
-            f"{name} has shape {tuple(packed.shape)}; it must be ({', '.join(shape)}): stack the {n} tensors "
-            "along the third dimension from the end"
-        )
-    first = packed if q is None else q
-    check_kinds(tensors, any_dtype=wants_autocast(first, packed, packed))
-    if q is not None and q.ndim != packed.ndim - 1:
-        axes = "(batch, seq_len_q, n_heads, d_head)" if packed.ndim == 5 else "(total_q, n_heads, d_head)"
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}; it must be {axes} beside {name} {tuple(packed.shape)}"
-        )
-    if q is not None and packed.ndim == 5 and q.shape[0] != packed.shape[0]:
-        raise ValueError(f"q has {q.shape[0]} batch items and {name} {packed.shape[0]}: give both the same")
-    if q is not None and q.shape[-1:] != packed.shape[-1:]:
-        raise ValueError(
-            f"q and {name} must have one head size; given {tuple(q.shape)} and {tuple(packed.shape)}"
-        )
-    check_head_sizes(packed.shape[-1], packed.shape[-1], (name, name), padded=True)
-    return list(packed.unbind(-3))

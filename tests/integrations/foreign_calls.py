@@ -164,6 +164,8 @@ OF_3 = {
     "num_splits": (3, NO_WEIGHT), "pack_gqa": (True, NO_WEIGHT), "deterministic": (True, NO_WEIGHT),
     "sm_margin": (8, REFUSED),
 }  # fmt: skip
+OF_3_PACKED = {name: what for name, what in OF_3.items() if name not in ("qv", "num_splits", "pack_gqa")}
+OF_3_PACKED |= {"qkv": (plus(1), CHANGES)}
 OF_A_CACHE: dict[str, tuple[Any, str]] = {
     **COMMON, **dict.fromkeys(("q", "k_cache", "v_cache", "k", "v"), (plus(1), CHANGES)),
     **dict.fromkeys(("rotary_cos", "rotary_sin"), (plus(1), CHANGES)),
@@ -239,6 +241,16 @@ FOREIGN: dict[str, Foreign] = {
         },
     ),
     "flash-attn 3: func": Foreign(flash_attn_3.flash_attn_func, batch, {**OF_3, **ROWS}),
+    "flash-attn 3: qkvpacked": Foreign(
+        flash_attn_3.flash_attn_qkvpacked_func,
+        lambda: {"qkv": random(2, 11, 3, HEADS, D)},
+        OF_3_PACKED | {"num_heads_q": (2, REFUSED)},
+    ),
+    "flash-attn 3: qkvpacked, grouped": Foreign(
+        flash_attn_3.flash_attn_qkvpacked_func,
+        lambda: {"qkv": random(2, 11, HEADS + 2 * HEADS_KV, D), "num_heads_q": HEADS},
+        OF_3_PACKED | {"num_heads_q": (HEADS - 1, REFUSED)},
+    ),
     "flash-attn 3: varlen": Foreign(
         flash_attn_3.flash_attn_varlen_func,
         packed,

@@ -24,6 +24,9 @@ END_OF_3 = (
 )
 SIGNATURES: dict[Any, str] = {
     flash_attn_3.flash_attn_func: f"q k v {END_OF_3}",
+    flash_attn_3.flash_attn_qkvpacked_func: f"qkv softmax_scale=None causal=False {SCALES} "
+    "window_size=(-1,-1) attention_chunk=0 softcap=0.0 deterministic=False num_heads_q=None sm_margin=0 "
+    "return_attn_probs=False",
     flash_attn_3.flash_attn_varlen_func: "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
     f"seqused_q=None seqused_k=None {END_OF_3}",
     flash_attn_3.flash_attn_with_kvcache: "q k_cache v_cache k=None v=None qv=None rotary_cos=None "

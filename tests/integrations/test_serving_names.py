@@ -176,6 +176,54 @@ def test_rows_that_count_of_packed_sequences() -> None:
     close(out[5:], reference(q[None, 5:], k[None, 14:], v[None, 14:], causal=True)[0][0])
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_queries_keys_and_values_in_one_tensor(stacked: bool) -> None:
+    heads_kv = HEADS if stacked else HEADS_KV
+    q, k, v = (random(2, 9, n, D).requires_grad_() for n in (HEADS, heads_kv, heads_kv))
+    qkv = (torch.stack((q, k, v), 2) if stacked else torch.cat((q, k, v), 2)).detach().requires_grad_()
+    options: dict[str, Any] = {
+        "causal": True,
+        "attention_chunk": 4,
+        "softcap": 3.0,
+        "return_attn_probs": True,
+    }
+    expected = flash_attn_3.flash_attn_func(q, k, v, **options)
+    given = None if stacked else HEADS
+    found = flash_attn_3.flash_attn_qkvpacked_func(qkv, num_heads_q=given, **options)
+    assert all(map(torch.equal, found, expected))
+    (gradient,) = torch.autograd.grad(found[0].sum(), qkv)
+    gradients = torch.autograd.grad(expected[0].sum(), (q, k, v))
+    assert torch.equal(gradient, torch.stack(gradients, 2) if stacked else torch.cat(gradients, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_heads_q", "error", "words"),
+    [
+        (
+            (2, 9, 8, D),
+            None,
+            TypeError,
+            r"^num_heads_q is None; beside qkv \(2, 9, 8, 32\) it must be an int",
+        ),
+        ((2, 9, 8, D), 8, ValueError, "^num_heads_q is 8, .* it must leave an even number of them"),
+        ((2, 9, 8, D), 3, ValueError, "^num_heads_q is 3, .* it must leave an even number of them"),
+        ((2, 9, 8, D), 0, ValueError, "^num_heads_q is 0, .* it must leave an even number of them"),
+        ((2, 9, 3, 4, D), 2, ValueError, r"^num_heads_q is 2, .* has 4 heads of queries: pass None"),
+        (
+            (9, 3, D),
+            None,
+            ValueError,
+            r"^qkv has shape \(9, 3, 32\); it must be \(batch, seq_len, 3, n_heads",
+        ),
+    ],
+)
+def test_heads_of_one_tensor_that_do_not_fit(
+    shape: tuple[int, ...], num_heads_q: int | None, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        flash_attn_3.flash_attn_qkvpacked_func(random(*shape), num_heads_q=num_heads_q)
+
+
 def test_combine() -> None:
     q = random(2, 5, HEADS, D)
     keys = [(random(2, n, HEADS_KV, D), random(2, n, HEADS_KV, D)) for n in (7, 9)]
