@@ -74,7 +74,15 @@ def mask_of_blocks(block_mask: Any) -> MaskMod:
     Args:
         block_mask: the object. What its lists say is found out once, which waits for their device, and
             again where lists, function or what it captured have changed.
+
+    Raises:
+        TypeError: it is another object.
     """
+    if not is_block_mask(block_mask):
+        raise TypeError(
+            f"block_mask is a {type(block_mask).__name__}; it must be a BlockMask of {FLEX}. A function is a "
+            "mask_mod itself, and dense_mask(mask) makes one of a tensor of bools"
+        )
     mask_mod = block_mask.mask_mod
     traced = recorded(None, mask_mod, block_mask.kv_indices.device)
     lists = [x for pair in _lists(block_mask) for x in pair]

@@ -119,6 +119,8 @@ def test_the_object_in_the_place_of_a_function() -> None:
     q = inputs()[0].transpose(1, 2)
     with pytest.raises(TypeError, match=r"score_mod is a BlockMask; .* Pass it as mask_mod"):
         attention(q, q, q, score_mod=blocks(documents))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"block_mask is a function; it must be a BlockMask of torch\.nn"):
+        mask_of_blocks(documents)
     with pytest.raises(TypeError, match=r"mask_mod is a BlockMask; .*mask_of_blocks makes one of it"):
         trace(None, blocks(documents))
 
