@@ -141,8 +141,9 @@ def attend_packed_cache(
             k, v = k.flatten(0, 1), v.flatten(0, 1)
         else:
             new = Rows.of(cu_seqlens_k_new, k.shape[0], k.shape[0])
-        counts = before + cu_seqlens_k_new.diff()
-        check_room(counts, capacity)
+        added = cu_seqlens_k_new.diff()
+        check_room(before, added, capacity)
+        counts = before + added
     checks.check_pages_of(block_table, counts, k_cache, items, cache_leftpad)
     kept = counts
     if cache_leftpad is not None:  # the table of its rows has none behind the last one

@@ -150,11 +150,13 @@ def check_padding(leftpad: Tensor | None, before: Tensor) -> None:
         )
 
 
-def check_room(counts: Tensor, capacity: int) -> None:
-    """Keys of each item once k and v are there, where they can be read."""
-    if is_readable(counts) and counts.numel() and int(counts.max()) > capacity:
+def check_room(before: Tensor, added: Tensor, capacity: int) -> None:
+    """Keys of each item before and with k and v, where they can be read. Their int32 sums may be negative."""
+    if not (is_readable(before) and is_readable(added) and before.numel()):
+        return
+    if (most := int((before.long() + added).max())) > capacity:
         raise ValueError(
-            f"cache_seqlens and the rows of k and v make {int(counts.max())} keys of an item: the cache "
+            f"cache_seqlens and the rows of k and v make {most} keys of an item: the cache "
             f"holds {capacity} an item; make it larger, or pass a block_table with more pages"
         )
 

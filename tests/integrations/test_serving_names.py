@@ -328,6 +328,10 @@ def test_what_flash_attn_3_refuses_is_named(name: str) -> None:
         ({"k": random(4, 1, 2, D)}, "k and v must be given together"),
         ({"k": random(3, 1, 2, D), "v": random(3, 1, 2, D)}, "k has shape"),
         ({"k": random(4, 60, 2, D), "v": random(4, 60, 2, D)}, "the cache holds 48 an item"),
+        (
+            {"k": random(4, 1, 2, D), "v": random(4, 1, 2, D), "cache_seqlens": 2**31 - 1},
+            "make 2147483648 keys of an item",
+        ),
         ({"cache_batch_idx": ints([0, 1, 2, 9])}, "cache_batch_idx has 9"),
     ],
 )
