@@ -133,7 +133,7 @@ def check_pages_of(
         used = pages_with_keys(table, counts, k_cache, begins)
         assert_async(
             ~(used & ((table < 0) | (table >= k_cache.shape[0]))).any(),
-            "block_table names a page that k_cache and v_cache do not have, for keys that an item has",
+            "the table of pages names a page that k_cache and v_cache do not have, for keys that an item has",
         )
     if not torch.compiler.is_compiling() and is_readable(block_table):
         check_pages(block_table, counts, k_cache, rows, begins, "k_cache and v_cache")
@@ -227,8 +227,8 @@ def _check_table_rows(cache_batch_idx: Tensor, table: Tensor) -> None:
     if is_read_later(cache_batch_idx):
         assert_async(
             ((cache_batch_idx >= 0) & (cache_batch_idx < n)).all(),
-            "cache_batch_idx names a row that block_table does not have: give rows from 0 on, below their "
-            "number",
+            "cache_batch_idx names a row that the table of pages does not have: give rows from 0 on, below "
+            "their number",
         )
     for item in cache_batch_idx.tolist() if is_readable(cache_batch_idx) else ():
         if not 0 <= item < n:
@@ -249,14 +249,19 @@ def _check_cache_items(cache_batch_idx: Tensor, k_cache: Tensor) -> None:
             raise ValueError(f"cache_batch_idx has {item}; k_cache has {there}")
 
 
-def check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
-    """Where counts can be read (``is_readable``); those of a CUDA device must not be waited for."""
+def assert_room(seqused: Tensor, n: int | Tensor, capacity: int) -> None:
+    """Room for n keys, of all items, or (batch,) of each, in a program that is compiled for the CPU."""
     if is_read_later(seqused):
         assert_async(
-            ((seqused >= 0) & (seqused <= capacity - n_new)).all(),
+            ((seqused >= 0) & (seqused.long() + n <= capacity)).all(),
             "cache_seqlens has a count below 0, or one behind which the cache has no room for what k and v "
-            "append: make the cache larger, or pass a block_table with more pages",
+            "append: make the cache larger, or pass a table with more pages",
         )
+
+
+def check_room(seqused: Tensor, n_new: int, capacity: int) -> None:
+    """Where counts can be read (``is_readable``); those of a CUDA device must not be waited for."""
+    assert_room(seqused, n_new, capacity)
     if not is_readable(seqused) or not seqused.numel():
         return
     longest = int(seqused.max())

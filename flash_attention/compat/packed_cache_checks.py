@@ -20,7 +20,7 @@ from flash_attention.checks.options import checked_scale
 from flash_attention.compat import kv_cache_checks
 from flash_attention.layouts import BATCHES, PACKED
 from flash_attention.options import Options
-from flash_attention.run.tracing import is_readable, wants_autocast
+from flash_attention.run.tracing import is_read_later, is_readable, wants_autocast
 from flash_attention.torch_private import assert_async
 
 
@@ -130,6 +130,11 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
         raise ValueError(f"k and v must have one length; given {tuple(k.shape)} and {tuple(v.shape)}")
     if ends is not None and is_readable(ends):
         check_offset_values("cu_seqlens_k_new", ends, k.shape[0], "the rows of k", k.shape[0])
+    if ends is not None and is_read_later(ends):
+        assert_async(
+            (ends[0] == 0) & (ends.diff() >= 0).all() & (ends[-1] <= k.shape[0]),
+            "cu_seqlens_k_new does not start with 0, decreases, or ends beyond the rows of k",
+        )
     if tensors["k_cache"] is tensors["v_cache"]:
         raise ValueError(
             "k_cache and v_cache overlap in memory, and k and v are appended: each needs memory of its own"
@@ -141,6 +146,12 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
 
 def check_padding(leftpad: Tensor | None, before: Tensor) -> None:
     """Padding on the left, which is a part of the rows that an item has, where both can be read."""
+    if leftpad is not None and is_read_later(leftpad):
+        assert_async(
+            ((leftpad >= 0) & (leftpad <= before)).all(),
+            "cache_leftpad has a number below 0, or above that of cache_seqlens, which counts the rows of "
+            "padding, too",
+        )
     if leftpad is None or not (is_readable(leftpad) and is_readable(before)):
         return
     for item in (leftpad > before).nonzero().flatten().tolist()[:1]:
@@ -152,6 +163,7 @@ def check_padding(leftpad: Tensor | None, before: Tensor) -> None:
 
 def check_room(before: Tensor, added: Tensor, capacity: int) -> None:
     """Keys of each item before and with k and v, where they can be read. Their int32 sums may be negative."""
+    kv_cache_checks.assert_room(before, added, capacity)
     if not (is_readable(before) and is_readable(added) and before.numel()):
         return
     if (most := int((before.long() + added).max())) > capacity:

@@ -380,11 +380,11 @@ def test_nothing_is_appended_to_a_page_that_is_not_there(page: int) -> None:
                 "block_table": torch.tensor([[0, 1], [2, -1]]).int(),
                 "cache_seqlens": torch.tensor([4, 70]).int(),
             },
-            "block_table names a page that k_cache and v_cache do not have",
+            "the table of pages names a page that k_cache and v_cache do not have",
         ),
         (
             {"block_table": torch.tensor([[0, 1], [-1, 2]]).int()},
-            "block_table names a page that k_cache and v_cache do not have",
+            "the table of pages names a page that k_cache and v_cache do not have",
         ),
     ],
     ids=str,

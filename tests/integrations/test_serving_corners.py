@@ -217,6 +217,43 @@ def test_a_refused_gradient_names_what_the_caller_gave() -> None:
         attention_varlen(q, k, k, ends, ends, 2, 2, n_splits=3)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"cache_seqlens": [3, PAGE]},
+            "cache_seqlens has a count below 0, or one behind which the cache has no",
+        ),
+        ({"cache_seqlens": [3, -1]}, "cache_seqlens has a count below 0"),
+        ({"cache_seqlens": [3, 2**31 - 1]}, "cache_seqlens has a count below 0, or one behind which"),
+        (
+            {"page_table": [[0, 1], [2, -1]], "cache_seqlens": [3, PAGE]},
+            "the table of pages names a page that",
+        ),
+        ({"page_table": [[0], [2]], "cache_seqlens": [3, PAGE]}, "or one behind which the cache has no room"),
+        ({"cache_batch_idx": [0, -1]}, "cache_batch_idx names an item that k_cache does not have"),
+        ({"cache_leftpad": [0, 5]}, "cache_leftpad has a number below 0, or above that of cache_seqlens"),
+        ({"cache_leftpad": [0, -1]}, "cache_leftpad has a number below 0"),
+        ({"cu_seqlens_k_new": [1, 1, 2]}, "cu_seqlens_k_new does not start with 0"),
+        ({"cu_seqlens_k_new": [0, 2, 1]}, "cu_seqlens_k_new does not start with 0, decreases"),
+        ({"cu_seqlens_k_new": [0, 1, 3]}, "cu_seqlens_k_new .* ends beyond the rows of k"),
+    ],
+    ids=str,
+)
+@pytest.mark.only_on("cpu")
+def test_compiled_calls_append_nothing_to_what_is_not_there(change: dict[str, Any], said: str) -> None:
+    """They read no numbers, and assert."""
+    caches = random(3, PAGE, HEADS_KV, D), random(3, PAGE, HEADS_KV, D)
+    before = [x.clone() for x in caches]
+    new = random(2, HEADS_KV, D) if "cu_seqlens_k_new" in change else random(2, 1, HEADS_KV, D)
+    given = {name: torch.tensor(x, dtype=INT) for name, x in ({"cache_seqlens": [3, 4]} | change).items()}
+    torch._dynamo.reset()
+    compiled = torch.compile(flash_attn_3.flash_attn_with_kvcache, backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match=said):
+        compiled(random(2, 1, HEADS, D), *caches, new, new, **given)
+    assert all(map(torch.equal, caches, before))
+
+
 @pytest.mark.parametrize("name", ["validate", "numerics"])
 def test_an_array_is_no_flag_and_no_word(name: str) -> None:
     q, ends = random(3, HEADS, D), ints(0, 2, 3)
