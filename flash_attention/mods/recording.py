@@ -23,6 +23,10 @@ ELEMENTS = {
     torch.bfloat16: Element.BF16, torch.float32: Element.FP32,
 }  # fmt: skip
 MAX_SIZE = 2**31 - 1
+TOO_LARGE = (
+    f"the function has more than {MAX_NODES} operations, which is the most that a mod has",
+    "Compute what is the same for all scores outside of the function, and capture it as a tensor",
+)
 UNDER_NO_GRAD = (
     "a value that has a gradient takes part in an operation under torch.no_grad",
     "A function is differentiated as a whole: take no_grad away, and capture tensor.detach() of a tensor "
@@ -40,7 +44,7 @@ class Recording:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
-        self.builder = Builder()
+        self.builder = Builder(most=MAX_NODES)
         self.numbers: list[int | float] = []
         self.tensors: list[Tensor] = []
         self.reads_values = False  # that of a tensor became a number
@@ -101,10 +105,7 @@ class Recording:
                 seen.update(node.args)
 
     def _too_large(self) -> Exception:
-        return refused(
-            f"the function has more than {MAX_NODES} operations, which is the most that a mod has",
-            "Compute what is the same for all scores outside of the function, and capture it as a tensor",
-        )
+        return refused(*TOO_LARGE)
 
     # ------------------------------------------------------------------ values
     def constant(self, value: Any) -> int:

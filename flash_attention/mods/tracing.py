@@ -19,9 +19,10 @@ from flash_attention.mods import activation_rules, composed_rules, conversion_ru
 from flash_attention.mods.captured import opened
 from flash_attention.mods.draws import NoDraws
 from flash_attention.mods.operands import operand
-from flash_attention.mods.recording import Recording
+from flash_attention.mods.recording import TOO_LARGE, Recording
 from flash_attention.mods.refusal import line_of, line_of_definition, mod_error
 from flash_attention.mods.symbols import Symbol
+from flash_helpers.mods.builder import TooLargeError
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.operations import INDICES, Kind
 
@@ -113,13 +114,26 @@ def _recorded(recording: Recording, name: str, function: Any, kind: Kind) -> int
             returned = opened(function)(*symbols)
     except ModError as error:
         raise _refused(name, function, f"cannot be recorded: {error}", *error.quoted) from None
+    except TooLargeError as error:
+        raise _too_large(name, function, error) from None
     except Exception as error:
         line = line_of(error) or line_of_definition(function)
         raised = f"{type(error).__name__}: {error}" + (f", at {line}" if line else "")
         text = f"raised {raised}. It is called once, as {_WRITTEN[name]}"
         text += " with symbols in place of values, before anything is computed"
         raise _refused(name, function, text, raised) from error
-    return _result(recording, name, function, returned, kind)
+    try:
+        return _result(recording, name, function, returned, kind)
+    except TooLargeError as error:
+        raise _too_large(name, function, error) from None
+
+
+def _too_large(name: str, function: Any, error: TooLargeError) -> ModError:
+    what, remedy = TOO_LARGE
+    line = line_of(error) or line_of_definition(function)
+    return _refused(
+        name, function, f"cannot be recorded: {what}{f', at {line}' if line else ''}. {remedy}", line
+    )
 
 
 def not_callable(name: str, function: object) -> str:

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flash_helpers.mods.mod import LEAVES, MAX_NODES, Mod, Node, Number, TensorType
+from flash_helpers.mods.mod import LEAVES, Mod, Node, Number, TensorType
 from flash_helpers.mods.operations import INDICES, OPERATIONS, REDUCTIONS, Kind, wrapped
 
 BOOL, INT, FLOAT = Kind
 
 
 class TooLargeError(ValueError):
-    """A mod would have more than ``MAX_NODES`` nodes."""
+    """A mod would have more nodes than its builder allows."""
 
 
 class Builder:
-    """Nodes under construction. Methods take and give places of nodes."""
+    """Nodes under construction. Methods take and give places of nodes.
 
-    def __init__(self, numbers: Iterable[Number] = (), tensors: Iterable[TensorType] = ()) -> None:
+    Args:
+        numbers, tensors: types of what is captured.
+        most: how many nodes there may be; None: any number, as of the derivative of what a user wrote.
+    """
+
+    def __init__(
+        self,
+        numbers: Iterable[Number] = (),
+        tensors: Iterable[TensorType] = (),
+        most: int | None = None,
+    ) -> None:
+        self.most = most
         self.nodes: list[Node] = []
         self.numbers, self.tensors = list(numbers), list(tensors)
         self._places: dict[Node, int] = {}
@@ -179,8 +190,8 @@ class Builder:
     def _node(self, node: Node) -> int:
         place = self._places.get(node)
         if place is None:
-            if len(self.nodes) >= MAX_NODES:
-                raise TooLargeError(f"more than {MAX_NODES} operations")
+            if self.most is not None and len(self.nodes) >= self.most:
+                raise TooLargeError(f"more than {self.most} operations")
             place = self._places[node] = len(self.nodes)
             self.nodes.append(node)
         return place

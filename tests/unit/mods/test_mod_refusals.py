@@ -13,6 +13,7 @@ import torch
 from flash_attention import attention
 from flash_attention.errors import ModError
 from flash_attention.mods import and_masks, or_masks, trace
+from flash_helpers.mods.derivative import derivative
 from flash_helpers.mods.mod import MAX_NODES
 
 TABLE = torch.randn(8)
@@ -393,6 +394,42 @@ def test_no_gradient_within_a_function_is_refused() -> None:
             trace(function)
         with torch.no_grad():
             trace(function)
+
+
+def is_refused(function):
+    try:
+        trace(function)
+    except ModError:
+        return True
+    return False
+
+
+def test_operations_of_every_kind_are_counted() -> None:
+    """Conversions and the result's own, too; the derivative of a large function may be larger."""
+
+    def converted(score, b, h, q, k, before=0):
+        for _ in range(before):
+            score = -score
+        for i in range(1, MAX_NODES // 4 - 1):
+            score = score + (q + i).float()
+        return score
+
+    first = next(n for n in range(20) if is_refused(functools.partial(converted, before=n)))
+    for before in range(first, first + 4):  # each of the four operations is once the first too many
+        with pytest.raises(ModError, match=r"more than 2048 operations.*, at .*test_mod_ref.*as a tensor$"):
+            trace(functools.partial(converted, before=before))
+
+    def steep(score, b, h, q, k):
+        for _ in range(600):
+            score = score + torch.tanh(score) * 0.001
+        return score
+
+    large = derivative(mod_of(steep).mod).mod
+    assert len(large.nodes) > MAX_NODES
+    q = torch.randn(1, 8, 1, 8).half().requires_grad_()
+    attention(q, q, q, score_mod=steep, softcap=5.0).sum().backward()
+    assert q.grad is not None
+    assert q.grad.isfinite().all()
 
 
 def test_functions_of_every_form() -> None:
