@@ -46,33 +46,30 @@ def adds_evenly(mod: Mod) -> bool:
 
 def _is_affine(mod: Mod, terms: tuple[Term, ...]) -> bool:
     diagonal, of = diagonal_nodes(mod), stages(mod)
-
-    def affine(place: int) -> bool:
-        node = mod.nodes[place]
+    sums = _sums_of_places(mod, of)
+    found: list[bool] = []
+    for place, node in enumerate(mod.nodes):  # operands stand before
         if of[place] <= Stage.HEAD:
-            return True
-        if node.kind is Kind.INT:
+            is_affine = True
+        elif node.kind is Kind.INT:
             # A sum of places, which is diagonal: each of them stands in it once.
-            return diagonal[place] and node.op in ("sub", "add", "neg") and _sums_of_places(mod, place)
-        if node.op in ("add", "sub", "neg", "to_float"):
-            return all(affine(arg) for arg in node.args)
-        if node.op == "mul":
-            return any(of[arg] <= Stage.HEAD for arg in node.args) and all(affine(a) for a in node.args)
-        if node.op == "divide":
-            return of[node.args[1]] <= Stage.HEAD and affine(node.args[0])
-        return False
+            is_affine = diagonal[place] and node.op in ("sub", "add", "neg") and sums[place]
+        elif node.op in ("add", "sub", "neg", "to_float"):
+            is_affine = all(found[arg] for arg in node.args)
+        elif node.op == "mul":
+            is_affine = any(of[a] <= Stage.HEAD for a in node.args) and all(found[a] for a in node.args)
+        else:
+            is_affine = node.op == "divide" and of[node.args[1]] <= Stage.HEAD and found[node.args[0]]
+        found.append(is_affine)
+    return all(found[place] for _, place in terms)
 
-    return all(affine(place) for _, place in terms)
 
-
-def _sums_of_places(mod: Mod, place: int) -> bool:
-    """Whether a whole number is made of places and of what the head has, by sums alone."""
-    of, waiting = stages(mod), [place]
-    while waiting:
-        node = mod.nodes[waiting.pop()]
-        if node.op in ("q", "k"):
-            continue
-        if node.op not in ("add", "sub", "neg"):
-            return False
-        waiting.extend(arg for arg in node.args if of[arg] > Stage.HEAD)
-    return True
+def _sums_of_places(mod: Mod, of: list[Stage]) -> list[bool]:
+    """Which nodes are made of places and of what the head has, by sums alone."""
+    found: list[bool] = []
+    for node in mod.nodes:
+        is_sum = node.op in ("add", "sub", "neg")
+        found.append(
+            node.op in ("q", "k") or (is_sum and all(found[a] or of[a] <= Stage.HEAD for a in node.args))
+        )
+    return found

@@ -6,14 +6,14 @@ those with a mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from flash_helpers.mods.mask_inputs import MASK
 from flash_helpers.mods.mod import Element, Mod, Node
 from flash_helpers.mods.operations import Kind
-from flash_helpers.mods.plain_forms import Band, Linear, Reader
+from flash_helpers.mods.plain_forms import Band, Linear, Reader, joined_terms
 
 
 class DocumentForm(NamedTuple):
@@ -43,7 +43,7 @@ def document_form(mod: Mod, numbers: Sequence[int | float] = ()) -> DocumentForm
     results = dict(mod.results)
     if list(results) != [MASK]:
         return None
-    terms = list(_terms(mod, results[MASK]))
+    terms = joined_terms(mod.nodes, results[MASK])
     found = {said for term in terms if (said := _compared(mod, term)) is not None}
     if len(found) != 1:
         return None
@@ -115,16 +115,6 @@ class _Within(Reader):
             return self.linear(self.nodes[less].args[0]), self.linear(more)
         one, other = self.linear(less), self.linear(more)
         return None if one is None or other is None else [a - b for a, b in zip(one, other, strict=True)]
-
-
-def _terms(mod: Mod, place: int) -> Iterator[int]:
-    """What is joined by ``&``."""
-    node = mod.nodes[place]
-    if node.op != "and":
-        yield place
-        return
-    for arg in node.args:
-        yield from _terms(mod, arg)
 
 
 def _compared(mod: Mod, place: int) -> tuple[int, bool] | None:

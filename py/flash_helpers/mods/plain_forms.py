@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flash_helpers.mods.builder import Builder
-from flash_helpers.mods.mod import SMALL_NUMBER, Mod
+from flash_helpers.mods.mod import SMALL_NUMBER, Mod, Node
 from flash_helpers.mods.operations import Kind
 
 
@@ -75,6 +75,24 @@ def plain_form(
     return PlainForm(band, cap, rest)
 
 
+def joined_terms(nodes: Sequence[Node], place: int) -> list[int]:
+    """What is joined by ``&``, each once."""
+    found: dict[int, None] = {}  # in order
+    waiting, seen = [place], {place}
+    while waiting:
+        at = waiting.pop()
+        if nodes[at].op != "and":
+            found[at] = None
+            continue
+        new = [arg for arg in dict.fromkeys(nodes[at].args) if arg not in seen]
+        seen.update(new)
+        waiting.extend(reversed(new))
+    return list(found)
+
+
+_SUMS = ("add", "sub", "neg")
+
+
 class Linear(NamedTuple):
     """``q * q_idx + k * kv_idx + offset``."""
 
@@ -98,12 +116,17 @@ class Reader:
     # ------------------------------------------------------------------ masks
     def band(self, place: int) -> Band | None:
         """The band that a truth value says; None: it says something else."""
+        found = Band()
+        for term in joined_terms(self.nodes, place):
+            if (band := self._band_of_term(term)) is None:
+                return None
+            found = found.within(band)
+        return found
+
+    def _band_of_term(self, place: int) -> Band | None:
         node = self.nodes[place]
         if node.op == "constant":
             return Band() if node.data else None
-        if node.op == "and":
-            one, other = (self.band(arg) for arg in node.args)
-            return None if one is None or other is None else one.within(other)
         if node.op not in ("lt", "le") or self.nodes[node.args[0]].kind is not Kind.INT:
             return None
         less, more = node.args
@@ -133,8 +156,17 @@ class Reader:
 
     def linear(self, place: int) -> Linear | None:
         """A whole number as a sum of indices and a number; None: it is something else."""
-        if place not in self.sums:
-            self.sums[place] = self._sum(place)
+        waiting = [place]
+        while waiting:  # parts first: a sum may be longer than Python's stack
+            at = waiting[-1]
+            if at in self.sums:
+                waiting.pop()
+                continue
+            parts = self.nodes[at].args if self.nodes[at].op in _SUMS else ()
+            missing = [arg for arg in parts if arg not in self.sums]
+            waiting.extend(missing)
+            if not missing:
+                self.sums[at] = self._sum(waiting.pop())
         return self.sums[place]
 
     def _sum(self, place: int) -> Linear | None:
@@ -144,7 +176,7 @@ class Reader:
         if node.op in ("constant", "number") and node.kind is Kind.INT:
             value = node.data if node.op == "constant" else self.numbers[node.data]
             return Linear(0, 0, int(value)) if abs(value) <= SMALL_NUMBER else None
-        if node.op not in ("add", "sub", "neg") or node.kind is not Kind.INT:
+        if node.op not in _SUMS or node.kind is not Kind.INT:
             return None
         parts = [self.linear(arg) for arg in node.args]
         if any(part is None for part in parts):
