@@ -29,7 +29,7 @@ from flash_helpers.mods.tiles import Tile, Tiling, tiles
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs" / "mods-gallery.md", ROOT / "docs" / "mods-figures"
 FOLDER = ROOT / "benchmarks" / "results"
-RESULTS = [FOLDER / f"h200-mods{name}.json" for name in ("", "-gallery", "-distances", "-bias")]
+RESULTS = [FOLDER / f"h200-mods{name}.json" for name in ("", "-gallery", "-later")]
 B, SQUARE = 128, 8
 MEASURED = (4096, 128)  # length and head size of the times on the page
 COLOURS = {Tile.EMPTY: "#e8e8ef", Tile.PARTIAL: "#8da0dc", Tile.FULL: "#3f51b5"}
