@@ -85,6 +85,7 @@ def _empty(*shape: int, generator: Any, device: str, dtype: torch.dtype) -> torc
 
 def kernels_of(family: str, n: int, place: int = 0) -> list[Kernel]:
     """The kernels that the ``n`` pairs of one process need. Nobody reads the tensors' numbers."""
+    torch.set_num_threads(1)  # of several processes
     facts, known = device_facts_of(), {}
 
     def choose(problem: Any, device: Any, config: Any) -> None:
@@ -144,6 +145,7 @@ def main(family: str, n: int, seconds: float = 1e9, processes: int = 1) -> None:
         with only(family):
             build.build_kernels(kernels, [device_facts_of().target])
         told["ready_seconds"] = time.perf_counter() - begin
+        print(json.dumps(told), file=sys.stderr, flush=True)
         shares = [pool.submit(compared, family, share, seconds, place) for place in places]
         found = [share.result() for share in shares]
     told |= {name: sum(share[name] for share in found) for name in ("pairs", "rows")}
