@@ -32,7 +32,7 @@ from flash_helpers.kernels.traits import ForwardTraits
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import default_candidates, kernel_for, size_reason, unable_reason
 from flash_helpers.select.prediction import MODEL_ERROR, predict
-from flash_helpers.select.select import ranking, select
+from flash_helpers.select.select import invariant_class, ranking, select
 from flash_helpers.test.reference import visible_keys
 
 AMPERE = get_kernels_to_build()[0]
@@ -153,9 +153,16 @@ def test_features_that_families_lack_rule_them_out(change):
             select(problem, H100)
 
 
-def test_no_kernel_for_an_old_gpu():
+@pytest.mark.parametrize("invariant", [False, True])
+def test_no_kernel_for_an_old_gpu(invariant):
+    old, problem = (
+        dataclasses.replace(H100, capability=(7, 5)),
+        dataclasses.replace(LARGE, invariant=invariant),
+    )
     with pytest.raises(NoKernelError, match=r"run on 8\.0 and newer"):
-        select(LARGE, dataclasses.replace(H100, capability=(7, 5)))
+        select(problem, old)
+    with pytest.raises(NoKernelError, match=r"run on 8\.0 and newer"):
+        invariant_class(problem, old)
 
 
 # ---------------------------------------------------------------------- who is chosen

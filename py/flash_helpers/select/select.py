@@ -184,7 +184,7 @@ def invariant_class(problem: AttentionProblem, facts: DeviceFacts) -> NumericCla
     """
     for choice in family_choices(problem, facts):
         return numeric_class_of(choice.kernel.config)
-    raise NoKernelError(_nothing_fits(problem, facts, []))
+    raise NoKernelError(_nothing_fits(problem, facts, _predictions(problem, facts, [], [], None)[1]))
 
 
 def _can(
@@ -240,8 +240,8 @@ def _nothing_fits(problem: AttentionProblem, facts: DeviceFacts, rejected: Seque
     configs = [r.kernel.config for r in rejected]
     near = [r for r in rejected if not size_reason(r.kernel.config, problem, configs)]
     which, advice = " for this element type and head size" if near else "", ""
-    if problem.invariant and near:
-        wanted = invariant_class(problem, facts)
+    if problem.invariant and near and (own := family_choices(problem, facts)):
+        wanted = numeric_class_of(own[0].kernel.config)
         near = [r for r in near if numeric_class_of(r.kernel.config) == wanted] or near
         which += " of the numeric class that numerics='invariant' takes"
         advice = "Leave numerics away, and kernels of other classes may run. "
