@@ -129,14 +129,13 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, interleaved: bo
     """
     c, s = (table[places][:, :, None].float() for table in (cos, sin))  # (batch, seq, 1, d_rotary / 2)
     half = cos.shape[1]
-    turning = x[..., : 2 * half].float()
-    if interleaved:
-        a, b = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
-    else:
-        a, b = turning[..., :half], turning[..., half:]
-        turned = torch.cat((a * c - b * s, a * s + b * c), dim=-1)
-    return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    a, b = x[..., first].float(), x[..., second].float()
+    turned = x.clone()  # written into, since under autocast torch.cat refuses the other 16-bit type
+    turned[..., first] = a * c - b * s
+    turned[..., second] = a * s + b * c
+    return turned
 
 
 def counts_of(cache_seqlens: int | Tensor | None, capacity: int, batch: int, device: torch.device) -> Tensor:

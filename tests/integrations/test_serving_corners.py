@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import attention_varlen
+from flash_attention import flash_attn_interface as flash_attn_2
 from flash_attention.cached import attention_cached
 from flash_attention.compat import kv_cache_checks, packed_cache, packed_cache_checks
 from flash_attention.compat.words import in_words
@@ -252,6 +253,26 @@ def test_compiled_calls_append_nothing_to_what_is_not_there(change: dict[str, An
     with pytest.raises(RuntimeError, match=said):
         compiled(random(2, 1, HEADS, D), *caches, new, new, **given)
     assert all(map(torch.equal, caches, before))
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+@pytest.mark.parametrize("library", [flash_attn_2, flash_attn_3], ids=["2", "3"])
+def test_rotation_under_autocast_to_the_other_type_of_16_bits(library: Any, interleaved: bool) -> None:
+    """Inputs of one type of 16 bits stay as they are, and PyTorch joins no others than autocast's."""
+    q, new, angles = random(2, 1, HEADS, D), random(2, 1, HEADS_KV, D), torch.rand(PAGE, 8)
+    caches = random(2, PAGE, HEADS_KV, D), random(2, PAGE, HEADS_KV, D)
+
+    def call() -> list[Tensor]:
+        own = [x.clone() for x in caches]
+        out = library.flash_attn_with_kvcache(
+            q, *own, new, new, cache_seqlens=ints(3, 4), causal=True, rotary_interleaved=interleaved,
+            rotary_cos=angles.cos().to(BF), rotary_sin=angles.sin().to(BF),
+        )  # fmt: skip
+        return [out, *own]
+
+    expected = call()
+    with torch.autocast(q.device.type, dtype=torch.float16):
+        assert all(map(torch.equal, call(), expected))
 
 
 @pytest.mark.parametrize("name", ["validate", "numerics"])
