@@ -68,6 +68,12 @@ def host_number(name: str, x: Any) -> Any:
     return int(x) if isinstance(x, np.integer) else x
 
 
+def in_one_piece(**rows: Tensor | None) -> list[Tensor | None]:
+    """Offsets and counts by their names, of any stride, as flash-attn 3 takes them. TypeError: no tensor."""
+    check_tensors({name: x for name, x in rows.items() if x is not None})
+    return [x if x is None else x.contiguous() for x in rows.values()]
+
+
 def parts_of(num_splits: int) -> int | None:
     """How many parts a caller wants; 0 is for the library to decide."""
     if type(num_splits) is not int:

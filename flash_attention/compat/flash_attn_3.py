@@ -20,7 +20,7 @@ from flash_attention.checks.tensors import (
     check_output_kind,
     check_tensors,
 )
-from flash_attention.compat.arguments import checked_packing, host_number, options_of, parts_of
+from flash_attention.compat.arguments import checked_packing, host_number, in_one_piece, options_of, parts_of
 from flash_attention.compat.merge_state import check_parts
 from flash_attention.compat.packed_cache import Rotary, attend_packed_cache
 from flash_attention.compat.padding import Result, check_unpadded, cut, padded
@@ -156,6 +156,8 @@ def flash_attn_varlen_func(
     options = options_of(q, softmax_scale, causal, window_size, softcap, lse)
     options["deterministic"] = checked_flag("deterministic", deterministic)
     check_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
+    cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+    seqused_q, seqused_k = in_one_piece(seqused_q=seqused_q, seqused_k=seqused_k)
     check_unpadded(q, k, v, PACKED)
     longest = host_number("max_seqlen_q", max_seqlen_q), host_number("max_seqlen_k", max_seqlen_k)
     if seqused_q is not None or seqused_k is not None:
@@ -251,6 +253,10 @@ def flash_attn_with_kvcache(
     refuse(scheduler_metadata=scheduler_metadata)
     checked_packing("pack_gqa", pack_gqa)
     lse = ("return_softmax_lse", return_softmax_lse)
+    cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, rotary_seqlens = in_one_piece(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, cache_leftpad=cache_leftpad,
+        rotary_seqlens=rotary_seqlens,
+    )  # fmt: skip
     return attend_packed_cache(
         q,
         k_cache,

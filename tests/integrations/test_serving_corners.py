@@ -275,6 +275,32 @@ def test_rotation_under_autocast_to_the_other_type_of_16_bits(library: Any, inte
         assert all(map(torch.equal, call(), expected))
 
 
+def spread(x: Tensor) -> Tensor:
+    """The same numbers with a stride of 2."""
+    return torch.stack((x, x - 99), 1)[:, 0]
+
+
+def test_flash_attn_3_takes_offsets_and_counts_of_any_stride() -> None:
+    q, k, ends = random(5, HEADS, D), random(9, HEADS_KV, D), {"cu_seqlens_q": ints(0, 2, 5)}
+    packed = ends | {"cu_seqlens_k": ints(0, 4, 9), "seqused_q": ints(1, 3), "seqused_k": ints(4, 2)}
+    cached = ends | {
+        "cache_seqlens": ints(3, 7), "cache_leftpad": ints(1, 4), "cu_seqlens_k_new": ints(0, 2, 3),
+        "cache_batch_idx": ints(2, 0), "rotary_seqlens": ints(0, 4), "page_table": ints(1, 0, 2)[:, None],
+    }  # fmt: skip
+    caches, new = (random(3, PAGE, HEADS_KV, D), random(3, PAGE, HEADS_KV, D)), random(3, HEADS_KV, D)
+    turns = {"rotary_cos": torch.rand(PAGE, 8).to(BF), "rotary_sin": torch.rand(PAGE, 8).to(BF)}
+
+    def results(change: Any) -> list[Tensor]:
+        own = [x.clone() for x in caches]
+        rows = {name: change(x) for name, x in packed.items()}
+        out = flash_attn_3.flash_attn_varlen_func(q, k, k, max_seqlen_q=3, max_seqlen_k=5, **rows)
+        rows = {name: change(x) for name, x in cached.items()}
+        over = flash_attn_3.flash_attn_with_kvcache(q, *own, new, new, max_seqlen_q=3, **rows, **turns)
+        return [out, over, *own]
+
+    assert all(map(torch.equal, results(spread), results(torch.clone)))
+
+
 @pytest.mark.parametrize("name", ["validate", "numerics"])
 def test_an_array_is_no_flag_and_no_word(name: str) -> None:
     q, ends = random(3, HEADS, D), ints(0, 2, 3)
