@@ -28,7 +28,8 @@ def checked_slopes(alibi_slopes: object, q: Tensor, batch: int) -> Tensor:
     if alibi_slopes.dtype is not torch.float32:
         raise TypeError(f"alibi_slopes has the type {alibi_slopes.dtype}; it must be float32: .float()")
     n_heads = q.shape[-2] if q.ndim > 2 else 0
-    if tuple(alibi_slopes.shape) not in ((n_heads,), (batch, n_heads)):
+    shape, n_dims = alibi_slopes.shape, alibi_slopes.ndim
+    if n_dims not in (1, 2) or shape[-1] != n_heads or (n_dims == 2 and shape[0] != batch):
         raise ValueError(
             f"alibi_slopes has shape {tuple(alibi_slopes.shape)}; it must be ({n_heads},), one slope a head "
             f"of q, or ({batch}, {n_heads}), one also for each item"

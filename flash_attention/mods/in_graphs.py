@@ -232,7 +232,9 @@ class _Notes(TorchFunctionMode):
             number = torch.as_tensor(x)
             number = number.to(torch.float32) if number.is_floating_point() else number
             return (TENSOR, self._captured(number, False))
-        if isinstance(x, int | float) and not isinstance(x, bool) and not _is_known(x):
+        if isinstance(x, int | float) and not isinstance(x, bool):
+            if _is_known(x):
+                return (CONSTANT, _closed(x))
             if isinstance(x, float):  # PyTorch holds products with such a number open, and little else
                 number = torch.ones((), dtype=torch.float32, device=self.device) * x
                 return (TENSOR, self._captured(number, False))
@@ -269,11 +271,12 @@ def _is_small(x: int) -> bool:
     return True if -SMALL_NUMBER <= x <= SMALL_NUMBER else False  # noqa: SIM210  (a comparison stays open)
 
 
-def _closed(size: int) -> int:
-    """The value of a size, which the program then holds."""
+def _closed(x: Any) -> Any:
+    """The value of a number, which the program then holds. One that it holds open may be known all the same,
+    as the difference of two equal sizes is."""
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-    return size if _is_known(size) else guard_scalar(size)  # type: ignore[return-value]
+    return guard_scalar(x)
 
 
 # ---------------------------------------------------------------------- what runs outside of the compiler
