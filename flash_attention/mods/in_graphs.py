@@ -129,7 +129,9 @@ class _Notes(TorchFunctionMode):
         if not self._is_noted(args) and not self._is_noted(tuple(kwargs.values())):
             if function in _GET_ITEM and self._is_unseen(args[1:]):
                 raise ModError(_UNSEEN)
-            return function(*args, **kwargs)
+            # A function that makes a tensor where a value is, or takes one there, means the call's device.
+            kwargs = {name: self._where(x) for name, x in kwargs.items()}
+            return function(*[self._where(x) for x in args], **kwargs)
         if function.__name__ in (
             "__get__",
             "__repr__",
@@ -178,6 +180,12 @@ class _Notes(TorchFunctionMode):
             elif isinstance(x, tuple | list) and self._is_noted(x):
                 return True
         return False
+
+    def _where(self, x: Any) -> Any:
+        """An argument of a function; in the place of the device that values have, that of the call."""
+        if isinstance(x, str):
+            return self.device if x == "meta" else x
+        return self.device if isinstance(x, torch.device) and x.type == "meta" else x
 
     def _is_unseen(self, values: Iterable[Any]) -> bool:
         """Whether a value is among them that was made where no mode saw it."""
@@ -234,7 +242,7 @@ class _Notes(TorchFunctionMode):
             return (TENSOR, self._captured(number, False))
         if isinstance(x, int | float) and not isinstance(x, bool):
             if _is_known(x):
-                return (CONSTANT, _closed(x))
+                return (CONSTANT, _closed(x) if type(x) in (int, float) else x)
             if isinstance(x, float):  # PyTorch holds products with such a number open, and little else
                 number = torch.ones((), dtype=torch.float32, device=self.device) * x
                 return (TENSOR, self._captured(number, False))
@@ -245,8 +253,9 @@ class _Notes(TorchFunctionMode):
     def _captured(self, x: Tensor, is_table: bool) -> int:
         if x.is_meta and self.device.type != "meta":  # made of a value, where no mode saw it
             raise ModError(_UNSEEN)
-        if x.ndim == 0 and x.device.type == "cpu" and self.device.type != "cpu":
-            x = x.to(self.device)  # eager calls read it
+        if x.ndim == 0 and x.device.type == "cpu":  # eager calls read it
+            x = x.to(self.device)
+            x = x.to(torch.float32) if x.dtype is torch.float64 and not x.requires_grad else x
         place = -1
         for i, other in enumerate(self.tensors):
             if other is x:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ from flash_attention import attention
 pytestmark = pytest.mark.filterwarnings("ignore")
 TABLE = torch.linspace(-1, 1, 64)
 THREE, HALF, TENTH = np.int64(3), np.float32(0.5), np.float64(0.1)
+WIDE = torch.tensor(0.7, dtype=torch.float64)
+
+
+class Weight(enum.IntEnum):
+    """Numbers with names."""
+
+    SCORE, BIAS = 2, 3
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +46,17 @@ TAKEN = {
     "a whole number": lambda s, b, h, q, k: s + TABLE[k + THREE] + torch.where(q - k < THREE, 1.0, 0.0),
     "a float32": lambda s, b, h, q, k: s * HALF,
     "a float64": lambda s, b, h, q, k: s + q * TENTH,
+    "a float64 of no dimension": lambda s, b, h, q, k: s * WIDE,
+    "a number of an enumeration": lambda s, b, h, q, k: s * Weight.SCORE + Weight.BIAS,
+    "a table brought to a value": lambda s, b, h, q, k: (
+        s + TABLE.to(s.device)[k] + TABLE.to(device=q.device)[q]
+    ),
+    "a tensor made where a value is": lambda s, b, h, q, k: torch.where(
+        q >= k, s, torch.full((), -2.0, device=s.device, dtype=s.dtype) * torch.tensor(1.5, device=q.device)
+    ),
+    "a table made where a value is": lambda s, b, h, q, k: (
+        s + (torch.arange(64, device=k.device) * 0.1)[k] + torch.zeros_like(TABLE, device=s.device.type)[q]
+    ),
     "an embedding": lambda s, b, h, q, k: (
         s + torch.nn.functional.embedding(q % 8, TABLE.view(8, 8)).sum(-1) * 0.1
     ),
