@@ -3,13 +3,12 @@
 The compiler follows Python and guards what it reads: closures, globals, attributes. So the functions are
 called with tensors of no dimension, and a mode notes what is done with them, which the compiler follows as it
 follows the user's own code. They are meta tensors, so that no branch on a value can be taken. What was noted
-is a constant of the program. It is done again with symbols (``tracing``), outside of the compiler: there is
+is a constant of the program. It is done again with symbols (``noted``), outside of the compiler: there is
 one table of rules. Captured tensors are tensors of the program, numbers that it holds open are arguments.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -19,25 +18,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flash_attention.errors import ModError
-from flash_attention.mods.randomness import OPERATOR as RANDOM
-from flash_attention.mods.randomness import random
-from flash_attention.mods.recording import UNDER_NO_GRAD
-from flash_attention.mods.registry import (
-    NOTHING_WRITTEN,
-    RULES,
-    call,
-    is_in_place,
-    name_of,
-    shown,
-    without_rule,
+from flash_attention.mods.noted import (
+    CONSTANT,
+    GET_ITEM,
+    NUMBER,
+    SEVERAL,
+    TENSOR,
+    VALUE,
+    has_rule,
+    made_of,
+    no_rule,
 )
-from flash_attention.mods.symbols import WHERE, Symbol, begun_with_a_value, gathered
-from flash_attention.mods.tracing import SIGNATURES, not_callable, trace
-from flash_helpers.mods.encoding import encoded
+from flash_attention.mods.randomness import OPERATOR as RANDOM
+from flash_attention.mods.recording import UNDER_NO_GRAD
+from flash_attention.mods.registry import NOTHING_WRITTEN, is_in_place
+from flash_attention.mods.tracing import SIGNATURES, not_callable
 from flash_helpers.mods.mod import SMALL_NUMBER
 
-# What an operand is: a result of a step, a captured tensor, an open number, a constant, or several operands.
-VALUE, TENSOR, NUMBER, CONSTANT, SEVERAL = range(5)
 _WRITES = f"the function writes to a captured tensor. {NOTHING_WRITTEN}"
 _STOPPED = ". ".join(UNDER_NO_GRAD)
 _UNSEEN = (
@@ -45,13 +42,10 @@ _UNSEEN = (
     "or Python's abs is called. Index it, e.g. row[0] and row[1], or pass a tensor that has memory; write "
     "x.abs()"
 )
-_OPERATORS = operator.add.__module__
 # What a value says of itself; ``len`` asks for a size.
 _FACTS = (
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, torch.numel, torch.is_floating_point
 )  # fmt: skip
-_GET_ITEM = (Tensor.__getitem__, operator.getitem)
-_LARGE = 2**40  # stands for a whole number of 64 bits while a mod is made
 
 
 class InGraph(NamedTuple):
@@ -81,7 +75,7 @@ def recorded_in_graph(
     shapes = tuple([notes.shape(i) for i in range(len(notes.tensors))])
     types = tuple([str(x.dtype) for x in notes.tensors])
     small = tuple([_is_small(x) for x in notes.numbers])
-    made = _made_of(tuple(notes.steps), tuple(ends), shapes, types, small)
+    made = made_of(tuple(notes.steps), tuple(ends), shapes, types, small)
     if isinstance(made, str):
         raise ModError(made)
     text, tensors, numbers = made
@@ -127,7 +121,7 @@ class _Notes(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self._is_noted(args) and not self._is_noted(tuple(kwargs.values())):
-            if function in _GET_ITEM and self._is_unseen(args[1:]):
+            if function in GET_ITEM and self._is_unseen(args[1:]):
                 raise ModError(_UNSEEN)
             # A function that makes a tensor where a value is, or takes one there, means the call's device.
             kwargs = {name: self._where(x) for name, x in kwargs.items()}
@@ -139,14 +133,14 @@ class _Notes(TorchFunctionMode):
             return function(*args)
         if function in _FACTS:
             return function(*args, **kwargs)
-        if function in _GET_ITEM:
+        if function in GET_ITEM:
             return self._index(args[0], args[1])
         if is_in_place(function) and not self._is_noted(args[:1]):
             raise ModError(_WRITES)  # what it writes is read elsewhere
         named = tuple([(name, self._operand(x)) for name, x in kwargs.items()])
         step = (function, tuple([self._operand(x) for x in args]), named)
-        if not _has_rule(function):  # refused here, so that the compiler shows the user's line
-            raise ModError(_no_rule(function))
+        if not has_rule(function):  # refused here, so that the compiler shows the user's line
+            raise ModError(no_rule(function))
         if function is RANDOM:
             return self._note(torch.empty((), dtype=torch.float32, device="meta"), step)
         args = tuple([self._stand_in(x) for x in args])
@@ -286,87 +280,3 @@ def _closed(x: Any) -> Any:
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return guard_scalar(x)
-
-
-# ---------------------------------------------------------------------- what runs outside of the compiler
-@torch.compiler.assume_constant_result
-def _has_rule(function: Any) -> bool:
-    return _takes_symbols(function) or name_of(function) in RULES
-
-
-def _takes_symbols(function: Any) -> bool:
-    """Whether a function is one of Python's operators, or ours."""
-    return function is RANDOM or getattr(function, "__module__", None) == _OPERATORS
-
-
-@torch.compiler.assume_constant_result
-def _no_rule(function: Any) -> str:
-    if function.__name__ in ("__bool__", "__int__", "__float__", "__index__", "item", "tolist"):
-        return f"the function takes the number of a value that differs from score to score. {WHERE}"
-    return without_rule(shown(function))
-
-
-@torch.compiler.assume_constant_result
-def _made_of(
-    steps: tuple[Any, ...],
-    ends: tuple[Any, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    types: tuple[str, ...],
-    small: tuple[bool, ...],
-) -> tuple[str, tuple[int, ...], tuple[int, ...]] | str:
-    """The text of a mod, and which of the captured tensors and open numbers it takes, in its order; or why
-    there is none."""
-    tensors: list[Tensor] = [
-        # Parameters are told apart by what they are, and not by their memory, which these do not have.
-        torch.nn.Parameter(
-            torch.empty(shape, dtype=getattr(torch, name.removeprefix("torch.")), device="meta"), False
-        )
-        for shape, name in zip(shapes, types, strict=True)
-    ]
-    score_mod, mask_mod = (None if end is None else _Again(steps, end, tensors, small) for end in ends)
-    try:
-        traced = trace(score_mod, mask_mod)
-    except ModError as error:
-        return str(error)
-    places = tuple(next(i for i, x in enumerate(tensors) if x is found) for found in traced.tensors)
-    return encoded(traced.mod), places, tuple(int(x) % _LARGE for x in traced.numbers)
-
-
-class _Again:
-    """Does with symbols what was noted. It is no function, so that its numbers are constants."""
-
-    def __init__(
-        self, steps: tuple[Any, ...], end: tuple[Any, ...], tensors: list[Tensor], small: tuple[bool, ...]
-    ) -> None:
-        self.__qualname__, self.first, last, self.end = end
-        self.steps, self.tensors, self.small = steps[self.first : last], tensors, small
-
-    def __call__(self, *symbols: Symbol) -> Any:
-        recording = symbols[0]._recording
-        values: list[Any] = []
-
-        def operand(x: Any) -> Any:
-            kind, data = x
-            if kind == VALUE:
-                return values[data - self.first]
-            if kind == TENSOR:
-                return self.tensors[data]
-            if kind == NUMBER:
-                number = data if self.small[data] else _LARGE + data
-                return Symbol(recording, recording.number(number, (NUMBER, data)))
-            return tuple(operand(y) for y in data) if kind == SEVERAL else data
-
-        for function, args, named in self.steps:
-            if isinstance(function, str):
-                values.append(Symbol(recording, recording.builder.leaf(function)))
-                continue
-            given = tuple(operand(x) for x in args)
-            if function in _GET_ITEM and not isinstance(given[0], Symbol):
-                values.append(gathered(recording, given[0], given[1]))
-            elif _takes_symbols(function):
-                values.append((random if function is RANDOM else function)(*given))
-            else:
-                keywords = {name: operand(x) for name, x in named}
-                given = begun_with_a_value(function, given, keywords, recording)
-                values.append(call(function, given, keywords))
-        return operand(self.end)
