@@ -65,7 +65,8 @@ def kind_of(x: Any) -> Kind:
         return x._recording.builder.kind(x.value()[0])
     if isinstance(x, Tensor):
         return FLOAT if x.is_floating_point() else BOOL if x.dtype is torch.bool else INT
-    return BOOL if isinstance(x, bool | np.bool_) else INT if isinstance(x, numbers.Integral) else FLOAT
+    whole = (numbers.Integral, torch.SymInt)
+    return BOOL if isinstance(x, bool | np.bool_) else INT if isinstance(x, whole) else FLOAT
 
 
 def converted(x: Any, kind: Kind) -> Any:

@@ -116,14 +116,16 @@ class Recording:
         except ValueError as error:
             raise refused(str(error), "Use smaller numbers") from None
 
-    def number(self, value: int | float, origin: Any) -> int:
+    def number(self, value: int | float | torch.SymInt, origin: Any) -> int:
         """A captured number as a node."""
         key = (origin, type(value), repr(value))  # a tensor may hold another one by now; 0.0 is no -0.0
         slot = self._number_slots.get(key)
         if slot is None:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise refused(f"{value} has more than 64 bits", "The whole numbers of a mod have 64")
-            plain: int | float = float(value) if isinstance(value, float) else int(value)
+            plain: Any = value  # one that a program holds open stays so
+            if not isinstance(value, torch.SymInt):
+                plain = float(value) if isinstance(value, float) else int(value)
             slot = self._number_slots[key] = len(self.numbers)
             self.numbers.append(plain)
             self.builder.numbers.append(Number.of(plain))
@@ -133,6 +135,8 @@ class Recording:
         """A number of Python's or NumPy's as a node; None: it is none."""
         if isinstance(x, np.ndarray) and not x.ndim:  # as NumPy hands its numbers to others
             x = x[()]
+        if isinstance(x, torch.SymInt):
+            return self.number(x, "a size")
         if isinstance(x, bool | np.bool_):
             return self.constant(bool(x))
         if isinstance(x, CapturedInt | CapturedFloat):

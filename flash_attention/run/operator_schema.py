@@ -112,7 +112,7 @@ class SentMod(NamedTuple):
         if traced is None:
             return cls(None, [], [], [])
         typed = list(zip(traced.mod.numbers, traced.numbers, strict=True))
-        whole = [int(x) for kind, x in typed if kind is not Number.REAL]
+        whole = [x if isinstance(x, torch.SymInt) else int(x) for kind, x in typed if kind is not Number.REAL]
         real = [float(x) for kind, x in typed if kind is Number.REAL]
         return cls(encoded(traced.mod), list(traced.tensors), whole, real)
 

@@ -72,3 +72,41 @@ def test_the_same_as_at_once(name: str) -> None:
         q, k, v = (torch.randn(shape, generator=generator).half() for _ in range(3))
         assert torch.equal(compiled(q, k, v), CALLS[name](q, k, v)), shape
     torch._dynamo.reset()
+
+
+MASKS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "a sum": lambda n: lambda b, h, q, k: q + n > 2 * k,
+    "on the left": lambda n: lambda b, h, q, k: (n - q > k) | (n * q >= k * n - 3),
+    "a remainder": lambda n: lambda b, h, q, k: (q * 7) % n >= k - n // 2,
+    "an operand of functions": lambda n: (
+        lambda b, h, q, k: (torch.where(q > k, n, 0) >= k) & (torch.clamp(q, 0, n // 2) >= k - 3)
+    ),
+    "no difference": lambda n: lambda b, h, q, k: q + (n - n) >= k,
+}
+
+
+class OfLength(torch.nn.Module):
+    """A mask that computes with a length."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return attention(q, k, v, mask_mod=MASKS[self.name](q.shape[1]))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", MASKS)
+def test_exported_masks_that_compute_with_a_length(name: str, strict: bool) -> None:
+    def inputs(seq_len: int) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(2, seq_len, 4, 32).half() for _ in range(3))
+
+    module = OfLength(name)
+    length = torch.export.Dim("length", min=2, max=60)
+    exported = torch.export.export(
+        module, inputs(24), dynamic_shapes=({1: length},) * 3, strict=strict
+    ).module()
+    for seq_len in (24, 33, 9):
+        q, k, v = inputs(seq_len)
+        assert torch.equal(exported(q, k, v), module(q, k, v))
