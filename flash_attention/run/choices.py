@@ -21,7 +21,7 @@ from flash_attention.devices import DEVICE_TYPES, backend, chooser
 from flash_attention.mods.tracing import trace
 from flash_attention.options import MaskMod, Options, ScoreMod
 from flash_attention.run.asked_layout import AskedRows, has_gradients
-from flash_attention.run.documents import is_packable, packed_form
+from flash_attention.run.document_calls import packed_form
 from flash_attention.run.functions import mask_function
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import build, generation
@@ -236,10 +236,12 @@ def explain_choice(
         Mask.of(options.causal, options.window), Scores(scale, options.softcap, sinks, traced), layout,
         *layout.sizes(q, k)[1:],
     )  # fmt: skip
-    if facts is None and is_packable(q, out, options):
+    if facts is None:
         gradients_follow = with_gradients or direction != FORWARD
-        form = packed_form(q, k, v, mask, scores, layout, with_gradients=gradients_follow)
-        q, k, v, mask, scores, layout = form or (q, k, v, mask, scores, layout)
+        form = packed_form(q, k, v, mask, scores, layout, options, (out,), with_gradients=gradients_follow)
+        if form is not None:  # all of its calls are the same problem
+            q, k, v = (form.rows(x)[0] for x in (q, k, v))
+            mask, scores, layout = form.mask, form.scores, form.layouts[0]
     problem = problem_of(
         q,
         k,

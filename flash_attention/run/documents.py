@@ -1,8 +1,8 @@
-"""Calls whose mask says of which document a place is, as calls on packed sequences.
+"""The documents that masks number, read from tensors, and which kernels are quicker for them.
 
-Kernels of packed sequences begin their blocks where a document does, and look at no element of a mask. So a
-mask ``T[q_idx] == T[kv_idx]``, within a band or not, becomes offsets where each value in T is one run of
-places. They are read from T once, which waits for its device, and kept as long as nobody writes to T.
+A mask ``T[q_idx] == T[kv_idx]``, within a band or not, says where documents begin, where each value in T is
+one run of places. They are read from T once, which waits for its device, and kept as long as nobody writes
+to T.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from flash_attention.backward_call import BackwardCall
-from flash_attention.call import Call, Mask, Scores
-from flash_attention.layouts import Dense, Layout, Packed
 from flash_attention.mods.tracing import Traced
-from flash_attention.options import Options
 from flash_attention.torch_private import current_stream
 from flash_helpers.mods.documents import DocumentForm, document_form
-from flash_helpers.mods.plain_forms import Band
 
 KEPT = 64  # tensors whose documents are kept
 # What a mask's kernel and that of packed sequences cost, in tiles of a warpgroup: rows and columns of a tile
@@ -36,130 +31,33 @@ SMALL_TILE, TILE, ITEM = (256, 64, 1.4), (128, 128, 0.5), 1.0
 LEAST, LEAST_WITH_GRADIENTS = 1.0, 0.5
 
 
-class PackedForm(NamedTuple):
-    """Inputs of a call as packed sequences, with what is left of its mask and scores."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask
-    scores: Scores
-    layout: Packed
-
-
-class _Documents(NamedTuple):
-    """Where the documents of all batch items begin, and where the last one ends, among the rows of all.
+class Documents(NamedTuple):
+    """Where documents begin, and where the last one ends.
 
     Attributes:
-        offsets: int32, on the device.
-        ends: the same, on the host.
+        offsets: of each packed call, among its rows: int32, (calls | 1, documents + 1), on the device. Calls
+            with fewer documents have empty ones behind them.
+        ends: of all calls, their rows one behind the other, on the host.
         longest: rows of the longest document.
+        pairs: of a query and a key of one document, of each batch item on average.
         owners: whose memory the tensors are that they were read from.
+        time_of_mask: about what part of the time of packed sequences a kernel with the mask takes.
     """
 
     offsets: Tensor
     ends: Tensor
     longest: int
+    pairs: float
     owners: tuple[weakref.ref[Tensor], ...]
+    time_of_mask: float = 0.0
 
 
-_kept: OrderedDict[Any, _Documents | None] = OrderedDict()
+_kept: OrderedDict[Any, Documents] = OrderedDict()
 
 
-# ---------------------------------------------------------------------- calls
-def packed_form(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores, layout: Layout, *, with_gradients: bool
-) -> PackedForm | None:
-    """What a call is on packed sequences; None: it stays as it is.
-
-    Args:
-        q, k, v, mask, scores, layout: of the call.
-        with_gradients: it has a backward pass, or is one.
-    """
-    traced = scores.traced
-    if traced is None or scores.sinks is not None or not isinstance(layout, Dense):
-        return None
-    if not (q.is_cuda and q.numel()):
-        return None
-    form = document_form(traced.mod, traced.numbers)
-    if form is None or q.shape[1] != k.shape[1] or (rows := _rows(q, k, v)) is None:
-        return None
-    found = _documents(traced, form, q)
-    if found is None:
-        return None
-    least = LEAST_WITH_GRADIENTS if with_gradients else LEAST
-    if _time_of_mask(found, q.shape[1], q.shape[-1]) < least:
-        return None
-    low, high = form.band.within(Band(None if mask.left is None else -mask.left, mask.right))
-    return PackedForm(
-        rows[0],
-        rows[1],
-        rows[2],
-        Mask(None if low is None else -low, high),
-        scores._replace(traced=None),
-        Packed(found.offsets, found.offsets, found.longest, found.longest),
-    )
-
-
-def is_packable(q: Tensor, out: Tensor | None, options: Options) -> bool:
-    """Whether options and output let a call run on packed sequences.
-
-    Args:
-        q: its queries.
-        out: its output; None: it is made.
-        options: its options.
-    """
-    if options.dropout_p or options.numerics is not None or options.n_sms is not None:
-        return False
-    if options.config is not None or options.backward_config is not None:  # of kernels with the mask
-        return False
-    if options.out_dtype not in (None, q.dtype):
-        return False
-    if options.return_lse and q.shape[0] > 1:  # its rows lie as those of batch items
-        return False
-    return out is None or _rows(out) is not None
-
-
-def as_packed(call: Call, options: Options, *, with_gradients: bool) -> tuple[Call, Call, Tensor] | None:
-    """The call with the LSE that it writes, the call on packed sequences, and what its launch keeps; None: it
-    stays as it is.
-
-    Args:
-        call: the call.
-        options: its options.
-        with_gradients: a backward pass will follow.
-    """
-    if not is_packable(call.q, call.out, options):
-        return None
-    form = packed_form(*call.parts, with_gradients=with_gradients)
-    if form is None:
-        return None
-    lse = None
-    if call.lse is not None:
-        batch, seq_len, n_heads, _ = call.q.shape
-        lse = call.lse.new_empty(n_heads, batch * seq_len)
-        call = replace(call, lse=lse.view(n_heads, batch, seq_len).transpose(0, 1))
-    return call, Call(*form[:3], call.out.flatten(0, 1), lse, *form[3:]), form.layout.cu_seqlens_q
-
-
-def gradients_as_packed(call: BackwardCall, options: Options) -> tuple[BackwardCall, Tensor] | None:
-    """The call on packed sequences, and what it keeps; None: it stays as it is, as where the forward pass
-    did."""
-    written = call.dq, call.dk, call.dv
-    if not is_packable(call.q, None, options):
-        return None
-    if _rows(call.out, *(x for x in written if x is not None)) is None:
-        return None
-    form = packed_form(*call.parts, with_gradients=True)
-    if form is None:
-        return None
-    out, dout = call.out.flatten(0, 1), call.dout.flatten(0, 1)
-    lse = _lse_rows(call.lse)
-    dlse = None if call.dlse is None else _lse_rows(call.dlse)
-    dq, dk, dv = (None if x is None else x.flatten(0, 1) for x in written)
-    said = form.mask, form.scores, form.layout, call.deterministic
-    packed = BackwardCall(form.q, form.k, form.v, out, lse, dout, dlse, dq, dk, dv, None, *said)
-    return packed, form.layout.cu_seqlens_q
+def forget() -> None:
+    """Reads all documents anew from now on."""
+    _kept.clear()
 
 
 def contents_of(traced: Traced | None) -> tuple[Any, ...]:
@@ -169,28 +67,16 @@ def contents_of(traced: Traced | None) -> tuple[Any, ...]:
     return () if form is None else ((form.tensor, *form.small),)
 
 
-def _rows(*tensors: Tensor) -> list[Tensor] | None:
-    """(batch, seq, heads, d) as (rows, heads, d), in the same memory; None: they lie otherwise."""
-    if all(x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1) for x in tensors):
-        return [x.flatten(0, 1) for x in tensors]
-    return None
+def documents_of(traced: Traced, form: DocumentForm, q: Tensor, *, apart: bool) -> Documents | None:
+    """The documents of a call; None: they are no runs of places, or nobody can tell whether they change.
 
-
-def _lse_rows(x: Tensor) -> Tensor:
-    """(batch, heads, seq) as contiguous (heads, rows): the same memory where a packed call has written it."""
-    return x.transpose(0, 1).flatten(1).contiguous()
-
-
-# ---------------------------------------------------------------------- documents
-def forget() -> None:
-    """Reads all documents anew from now on."""
-    _kept.clear()
-
-
-def _documents(traced: Traced, form: DocumentForm, q: Tensor) -> _Documents | None:
-    """The documents of a call; None: they are no runs of places, or nobody can tell whether they change."""
+    Args:
+        traced, form: its mask, and what that says.
+        q: its queries.
+        apart: each batch item is a packed call; else all items are one, their rows one behind the other.
+    """
     tensor, *small = (traced.tensors[i] for i in (form.tensor, *form.small))
-    batch, seq_len = q.shape[:2]
+    batch, seq_len, _, d_head = q.shape
     if tensor.shape[-1] < seq_len or (form.by_item and len(tensor) < batch):
         return None
     if any(x.is_inference() for x in (tensor, *small)):
@@ -202,13 +88,14 @@ def _documents(traced: Traced, form: DocumentForm, q: Tensor) -> _Documents | No
         (id(owner), x._version, x.data_ptr(), tuple(x.shape), x.stride(), x.dtype)
         for owner, x in zip(owners, (tensor, *small), strict=True)
     ]
-    key = (*where, form.by_item, batch, seq_len, current_stream(q.get_device()))
+    key = (*where, form.by_item, apart, batch, seq_len, d_head, current_stream(q.get_device()))
     known = _kept.pop(key, None)
     if known is None or any(ref() is not owner for ref, owner in zip(known.owners, owners, strict=True)):
         numbers = tensor[:batch, :seq_len] if form.by_item else tensor[None, :seq_len]
-        known = _read(numbers, batch, owners)
+        known = _read(numbers, 1 if apart else batch, owners, apart=apart)
         if not all(_is_small(x) for x in small):
             known = known._replace(longest=0)
+        known = known._replace(time_of_mask=_time_of_mask(known, seq_len, d_head))
     _kept[key] = known
     if len(_kept) > KEPT:
         _kept.popitem(last=False)
@@ -220,20 +107,48 @@ def _is_small(x: Tensor) -> bool:
     return x.numel() == 0 or bool((x.min() >= -(2**31)) & (x.max() < 2**31))
 
 
-def _read(numbers: Tensor, batch: int, owners: Sequence[Tensor]) -> _Documents:
-    """The documents by their numbers, (batch | 1, seq); of length 0 where a number stands in several runs."""
+def _read(numbers: Tensor, batch: int, owners: Sequence[Tensor], *, apart: bool = False) -> Documents:
+    """The documents by their numbers; of length 0 where a number stands in several runs.
+
+    Args:
+        numbers: (batch | 1, seq).
+        batch: items of a call.
+        owners: see ``Documents``.
+        apart: each row of numbers is of a call; else the rows of all items are one call's.
+    """
     host = numbers.cpu()
     begins = torch.ones_like(host, dtype=torch.bool)
     begins[:, 1:] = host[:, 1:] != host[:, :-1]
     first = [row[begin] for row, begin in zip(host, begins, strict=True)]
     are_runs = all(len(x) == len(x.unique()) for x in first)
-    begins = begins.expand(batch, -1).flatten()
-    ends = torch.cat((begins.nonzero().flatten(), torch.tensor([len(begins)], device="cpu")))
-    longest = int(ends.diff().max()) if are_runs else 0
-    return _Documents(ends.int().to(numbers.device), ends, longest, tuple(map(weakref.ref, owners)))
+    if not apart:
+        begins = begins.expand(batch, -1).reshape(1, -1)
+    calls = [_offsets(row) for row in begins]
+    offsets = pad_sequence(calls, batch_first=True, padding_value=begins.shape[1])
+    ends = _offsets(begins.flatten())
+    lengths = ends.diff()
+    longest = int(lengths.max()) if are_runs else 0
+    pairs = float(lengths.square().sum()) * host.shape[1] / len(begins.flatten())
+    refs = tuple(map(weakref.ref, owners))
+    return Documents(offsets.int().to(numbers.device), ends, longest, pairs, refs)
 
 
-def _time_of_mask(documents: _Documents, seq_len: int, d_head: int) -> float:
+def _offsets(begins: Tensor) -> Tensor:
+    return torch.cat((begins.nonzero().flatten(), torch.tensor([len(begins)], device="cpu")))
+
+
+# ---------------------------------------------------------------------- which way is quicker
+def are_quicker_packed(documents: Documents, *, with_gradients: bool) -> bool:
+    """Whether packed sequences are thought to be quicker than a kernel with the mask.
+
+    Args:
+        documents: of a call.
+        with_gradients: it has a backward pass, or is one.
+    """
+    return documents.time_of_mask >= (LEAST_WITH_GRADIENTS if with_gradients else LEAST)
+
+
+def _time_of_mask(documents: Documents, seq_len: int, d_head: int) -> float:
     """About what part of the time of packed sequences a kernel with a mask takes."""
     rows, columns, asked = SMALL_TILE if d_head <= SMALL_HEAD else TILE
     begins, ends = documents.ends[:-1], documents.ends[1:]

@@ -22,7 +22,8 @@ from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
 from flash_attention.run.choices import choose, choose_with_gradients
-from flash_attention.run.documents import as_packed, contents_of, gradients_as_packed
+from flash_attention.run.document_calls import as_packed, gradients_as_packed
+from flash_attention.run.documents import contents_of
 from flash_attention.run.launch_cache import Key
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import generation
@@ -50,11 +51,11 @@ def forward_pass(
     options = options.checked(q)
     call = _checked(q, k, v, layout, options, keep_lse, traced)
     packed = None if traced is None else as_packed(call, options, with_gradients=keep_lse)
-    call, launched, kept = packed or (call, call, None)
-    problem = launched.problem
+    call, calls, kept = packed or (call, [call], None)
+    problem = calls[0].problem  # which is that of the others, too
     if not (problem.batch and problem.seq_len_q and problem.n_heads):
         fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
-    elif not isinstance(launched.layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
+    elif not isinstance(calls[0].layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
         if keep_lse:
@@ -78,9 +79,12 @@ def forward_pass(
             choice = choose(problem, q.device, options.config)
             if keep_lse:
                 _check_backward_config(problem, q.device, options)
-        ran = backend("cuda" if q.is_cuda else "cpu").run(launched, choice)
+        run = backend("cuda" if q.is_cuda else "cpu").run
+        *before, ran = [run(each, choice) for each in calls]
         if kept is not None:
             ran = ran._replace(kept=kept)
+        if before:
+            ran = ran._replace(repeatable=False)  # a remembered call is one launch
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
 
@@ -256,11 +260,12 @@ def backward_pass(
         dcaptured, dropout_of(options),
     )  # fmt: skip
     packed = None if traced is None else gradients_as_packed(call, options)
-    call, kept = packed or (call, None)
+    calls, kept = packed or ([call], None)
     chosen_in = generation.number()
-    choice = choose(call.problem, q.device, options.backward_config)
-    launched = backend(backward_backend(q.device.type)).run_backward(call, choice)
-    if key is not None and launched is not None:
+    choice = choose(calls[0].problem, q.device, options.backward_config)
+    run = backend(backward_backend(q.device.type)).run_backward
+    *before, launched = [run(each, choice) for each in calls]
+    if key is not None and launched is not None and not before:  # a remembered call is one launch
         fresh = (dq, dk, dv, launched.workspace)
         held = options.config, options.backward_config
         launch_cache.remember(key, given, held, choice.kernel, launched, fresh, chosen_in, BACKWARD, kept)

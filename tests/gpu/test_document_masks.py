@@ -2,65 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from document_cases import (
+    HEADS,
+    NUMBERS,
+    SEQ,
+    D,
+    Mask,
+    causal,
+    inputs,
+    is_packed,
+    of_all,
+    of_items,
+    right,
+    windowed,
+    within,
+)
 from torch import Tensor
 
 from flash_attention import attention, explain_choice, last_kernel
 from flash_attention.mods import and_masks
 from flash_attention.run import launch_cache
-
-SEQ, HEADS, D = 900, 4, 64
-NUMBERS = torch.repeat_interleave(torch.arange(4), torch.tensor([333, 1, 210, 356]))
-Mask = Callable[..., Any]
-
-
-def inputs(batch: int) -> list[Tensor]:
-    """q, k, v and a gradient of the output, on the CPU."""
-    generator = torch.Generator("cpu").manual_seed(batch)
-    shape = (batch, SEQ, HEADS, D)
-    return [torch.randn(shape, generator=generator, device="cpu").half() for _ in range(4)]
-
-
-def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-    return q >= k
-
-
-def of_all(document: Tensor) -> Mask:
-    return lambda b, h, q, k: document[q] == document[k]
-
-
-def of_items(document: Tensor) -> Mask:
-    return lambda b, h, q, k: document[b, q] == document[b, k]
-
-
-def windowed(document: Tensor) -> Mask:
-    return lambda b, h, q, k: (document[q] == document[k]) & (q - k <= 70) & (k - q <= 9)
-
-
-def within(document: Tensor) -> Mask:
-    """Places that are counted from where the document begins, as attention-gym's are."""
-    begins = torch.tensor([0, 333, 334, 544], device=document.device)
-
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
-        i, j = q - begins[document[q]], k - begins[document[k]]
-        return (document[q] == document[k]) & (i >= j) & (i - j <= 200)
-
-    return mask
-
-
-def right(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Output and LSE, in float64."""
-    place = torch.arange(SEQ, device="cpu")
-    item = torch.arange(len(q), device="cpu")[:, None, None, None]
-    seen = mask(item, 0, place[:, None], place)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / math.sqrt(D)
-    scores = scores.masked_fill(~seen, -math.inf)
-    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double()), scores.logsumexp(-1)
 
 
 def check(mask: Callable[[Tensor], Mask], numbers: Tensor, batch: int, **options: Any) -> None:
@@ -79,10 +45,6 @@ def check(mask: Callable[[Tensor], Mask], numbers: Tensor, batch: int, **options
             assert (x.detach().cpu().double() - expected.detach()).abs().max() < 4e-3
         for x, y in zip(torch.autograd.grad(out, leaves, dout.cuda()), exact, strict=True):
             assert (x.cpu().double() - y).abs().max() < 1e-2 * y.abs().max() + 4e-3
-
-
-def is_packed() -> bool:
-    return last_kernel().traits.varlen and last_kernel().mod is None
 
 
 CASES: dict[str, tuple[Callable[[Tensor], Mask], Tensor, int]] = {
@@ -173,7 +135,7 @@ def test_without_a_query_nothing_is_read(shape: tuple[int, ...]) -> None:
     assert gradient.shape == shape
 
 
-def test_items_that_are_no_rows_of_one_tensor() -> None:
+def test_small_items_that_are_no_rows_of_one_tensor() -> None:
     """(batch, heads, seq, d) turned: rows of the second item do not follow those of the first."""
     q, k, v = inputs(2)[:3]
     turned = [x.transpose(1, 2).contiguous().cuda().transpose(1, 2) for x in (q, k, v)]

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flash_attention.call import Mask, Scores
+from flash_attention.layouts import Packed
 from flash_attention.mods import and_masks, trace
 from flash_attention.run import documents
+from flash_attention.run.document_calls import PackedForm
 from flash_helpers.mods.documents import DocumentForm, document_form
 from flash_helpers.mods.plain_forms import Band
 
@@ -114,7 +117,7 @@ def test_a_score_beside_the_mask_counts_places_of_the_item() -> None:
 def read(numbers: Tensor, batch: int) -> tuple[list[int], int]:
     found = documents._read(numbers, batch, [numbers])
     assert found.offsets.dtype is torch.int32
-    assert found.offsets.tolist() == found.ends.tolist()
+    assert found.offsets.tolist() == [found.ends.tolist()]
     (owner,) = found.owners
     assert owner() is numbers
     return found.ends.tolist(), found.longest
@@ -125,6 +128,40 @@ def test_runs_of_each_item() -> None:
     assert read(torch.tensor([[3, 3, -1, 0, 0, 0]]), 2) == ([0, 2, 3, 6, 8, 9, 12], 3)
     assert read(torch.tensor([[1, 1, 2], [2, 3, 3]]), 2) == ([0, 2, 3, 4, 6], 2)  # items share no document
     assert read(torch.tensor([[True, False, False]]), 1) == ([0, 1, 3], 2)
+
+
+def test_runs_of_items_that_are_calls() -> None:
+    """Each has offsets of its own rows, with empty documents behind where another one has more."""
+    unlike = torch.tensor([[1, 1, 2, 2], [2, 3, 3, 4]])
+    found = documents._read(unlike, 1, [unlike], apart=True)
+    assert found.offsets.dtype is torch.int32
+    assert found.offsets.tolist() == [[0, 2, 4, 4], [0, 1, 3, 4]]
+    assert found.ends.tolist() == [0, 2, 4, 5, 7, 8]
+    assert (found.longest, found.pairs) == (2, (8 + 6) / 2)
+    found = documents._read(unlike[:1], 1, [unlike], apart=True)
+    assert (found.offsets.tolist(), found.ends.tolist(), found.pairs) == ([[0, 2, 4]], [0, 2, 4], 8)
+    assert documents._read(unlike[:1], 2, [unlike]).pairs == 8
+
+
+def test_calls_of_items_take_views() -> None:
+    x, lse = torch.zeros(2, 3, 4, 5).transpose(1, 2), torch.zeros(2, 3, 4)
+    layout = Packed(BEGINS, BEGINS, 7, 7)
+    form = PackedForm(Mask(), Scores(1.0), (layout, layout))
+    assert form.kept is None
+    assert form.rows(None) == form.lse_rows(None) == (None, None)
+    for item in range(2):
+        for found, expected in ((form.rows(x)[item], x[item]), (form.lse_rows(lse)[item], lse[item])):
+            assert found.data_ptr() == expected.data_ptr()
+            assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+
+
+def test_the_call_of_all_items_takes_their_rows() -> None:
+    x, lse = torch.zeros(2, 4, 3, 5), torch.zeros(3, 2, 4).transpose(0, 1)
+    form = PackedForm(Mask(), Scores(1.0), (Packed(BEGINS, BEGINS, 7, 7),))
+    (rows,), (lse_rows,) = form.rows(x), form.lse_rows(lse)
+    assert form.kept is BEGINS
+    assert (rows.shape, rows.data_ptr()) == ((8, 3, 5), x.data_ptr())
+    assert (lse_rows.shape, lse_rows.data_ptr()) == ((3, 8), lse.data_ptr())
 
 
 def test_small_numbers() -> None:
@@ -148,7 +185,7 @@ def test_a_number_that_stands_twice_is_no_run() -> None:
 
 
 # ---------------------------------------------------------------------- which way is quicker
-def of_lengths(*lengths: int) -> documents._Documents:
+def of_lengths(*lengths: int) -> documents.Documents:
     numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     return documents._read(numbers[None], 1, [numbers])
 
