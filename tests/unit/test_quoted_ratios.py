@@ -264,3 +264,25 @@ def test_every_measured_cost_is_in_a_line() -> None:
     features = {row["feature"] for row in ResultFile.load(RESULTS / "h200-invariant.json").rows}
     patterns = "|".join(f"(?:{pattern})" for pattern in COSTS.values())
     assert [feature for feature in features if not re.fullmatch(patterns, feature)] == []
+
+
+def test_costs_of_kernels_that_were_tried_are_those_of_the_file() -> None:
+    rows = ResultFile.load(RESULTS / "h200-invariant-trial.json").rows
+    times = {(row["feature"], row["variant"]): row["milliseconds"]["hot"]["median"] for row in rows}
+
+    def costs(variant: str) -> list[str]:
+        prompts = [f"d 128 {n} causal" for n in (1024, 4096, 16384)]
+        return [f"{100 * (times[one, variant] / times[one, 'default'] - 1):.1f}" for one in prompts]
+
+    text = page_text("choosing.md")
+    said = "took {}, {} and {} % longer at 1024, 4096 and 16384 keys, without pieces {}, {} and {} %"
+    assert said.format(*costs("invariant"), *costs("without pieces")) in text
+    assert "there is room, {}, {} and {} %".format(*costs("pieces in shared memory")) in text
+    assert "made it {}, {} and {} %".format(*costs("pieces in shared memory, growth of 2^4")) in text
+    gains = [
+        times[one, "two Q slots"] / ms
+        for (one, who), ms in times.items()
+        if who == "invariant" and "decoding" in one and "decoding 1 " not in one
+    ]
+    assert len(gains) == 6
+    assert all(abs(gain - 1) <= 0.006 for gain in gains)
