@@ -26,10 +26,10 @@ from flash_helpers.mods.plain_forms import Band
 
 # Items are calls of their own where each has so many blocks of these rows for each SM, so that few SMs wait
 # for its last ones, and where products take the GPU longer than calls take the host: a launch as long as so
-# many operations of each SM (about 25 µs where a causal mask hides half of them), the way to the first one as
-# long as so many launches. All are predictions, not measured.
+# many operations of each SM (63 µs on an H200's host, where a causal mask hides half of them), the way to the
+# first one as long as so many launches (benchmarks/results/h200-mods-document-items.json).
 BLOCK, BLOCKS_PER_SM = 128, 4
-FLOP_PER_SM, LAUNCHES_BEFORE = 2**27, 4
+FLOP_PER_SM, LAUNCHES_BEFORE = 2**29, 6
 
 
 class PackedForm(NamedTuple):
