@@ -62,8 +62,8 @@ struct ForwardProblem {
     float *partial_o, *partial_lse;
     bool o_float32;  // o is float32, as the parts are, and is not rounded
     // chunks of keys (common/chunks.cuh): parts are chunks, of which partial_lse has pairs of floats. A
-    // kernel that takes several chunks of a row keeps (blocks, B_r, d_head_v + 8) floats in kept_sums, one
-    // block for each of the GPU's multiprocessors.
+    // kernel that takes several chunks of a row keeps in kept_sums what its shared memory has no room for
+    // (StaticForwardKernelConfig::kept_slots), of one block for each of the GPU's multiprocessors.
     float *kept_sums;
     // paged: k and v are (n_pages, page_size, n_heads_kv, …) with the page as their batch dimension, and
     // block_table is (batch, max_pages), the pages of each sequence. seq_len_k is max_pages * page_size,

@@ -38,6 +38,7 @@ from flash_helpers.kernels.hopper.forward.choices import (
     HopperChoice,
 )
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
+from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.select import Choice, select
 
@@ -351,6 +352,18 @@ def test_other_generations_are_refused() -> None:
     assert "compute capability 10.0" in (CFG.infeasible_reason(blackwell) or "")
 
 
+def test_what_chunks_leave_is_kept_in_shared_memory_as_far_as_there_is_room() -> None:
+    # a slot: 16 bytes of 256 threads; O of 128 columns has 16, sums and references two
+    cut = INVARIANT[128, 128].many
+    assert cut.smem_bytes() == 197632 + 8 * 4096
+    assert cut.kept_sums(132) == 132 * (16 + 2 - 8) * 1024
+    assert replace(cut, chunk_tiles=0).smem_bytes() == 197632
+    assert replace(cut, chunk_tiles=0).kept_sums(132) == 0
+    narrow = INVARIANT[64, 64].many  # 192 x 128, two Q slots: all ten slots
+    assert narrow.smem_bytes() == (2 * 192 + 4 * 128) * 128 + 1024 + 10 * 6144
+    assert narrow.kept_sums(132) == 0
+
+
 # ---------------------------------------------------------------- agreement with C++
 def host_compile(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
@@ -363,12 +376,17 @@ def host_compile(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.compile
 def test_cpp_derives_the_same_resources(tmp_path: Path) -> None:
     lines = ['#include "hopper/forward/static_kernel_configuration.cuh"', "using namespace flash::hopper;"]
-    for kernel in get_hopper_kernels_to_build():
+    invariant = [
+        ForwardKernel(c) for own in INVARIANT.values() for c in (own.few, own.many, own.long, own.packed)
+    ]
+    for kernel in [*get_hopper_kernels_to_build(), *invariant]:
         config = kernel.config
         assert isinstance(config, HopperForwardKernelConfig)
         static = f"StaticForwardKernelConfig<{config.to_cpp_struct()}, {kernel.traits.to_cpp_struct()}>"
         lines.append(f"static_assert({static}::smem_bytes == {config.smem_bytes()});")
         lines.append(f"static_assert({static}::n_threads == {config.n_threads});")
+        in_memory = f"({static}::wanted_kept_slots - {static}::kept_slots) * {static}::kept_slot_bytes"
+        lines.append(f"static_assert({in_memory} == 4 * {config.kept_sums(1)});")
     compiled = host_compile("\n".join(lines), tmp_path)
     assert compiled.returncode == 0, compiled.stderr
 

@@ -49,7 +49,7 @@ PROBLEMS = [
 @pytest.mark.parametrize("sizes", INVARIANT, ids=str)
 def test_hopper_kernels_of_a_head_size_are_of_one_class(sizes: tuple[int, int]) -> None:
     configs = INVARIANT[sizes]
-    classes = {config.numeric_class for config in (configs.few, configs.many, configs.packed)}
+    classes = {config.numeric_class for config in (configs.few, configs.many, configs.long, configs.packed)}
     assert len(classes) == 1
     assert classes.pop().row_obstacle is None
 

@@ -171,6 +171,21 @@ FLASH_DEVICE int4 load_shared_int4(uint32_t smem) {
     return value;
 }
 
+FLASH_DEVICE void store_shared(uint32_t smem, float4 value) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "f"(value.x), "f"(value.y),
+                 "f"(value.z), "f"(value.w)
+                 : "memory");
+}
+
+FLASH_DEVICE float4 load_shared_float4(uint32_t smem) {
+    float4 value;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(smem)
+                 : "memory");
+    return value;
+}
+
 FLASH_DEVICE int load_shared_int(uint32_t smem) {
     int value;
     asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");

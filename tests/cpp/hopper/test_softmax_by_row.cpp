@@ -27,20 +27,26 @@ struct Outcome {
 };
 using Scores = std::vector<std::array<std::array<float, kElements>, 32>>;  // of each tile and lane
 
-// The tiles of a warp, as a consumer takes them: `masked(tile)` says which step does.
+// The tiles of a warp, as a consumer takes them: `masked(tile)` says which step does. `exact`: the first is
+// taken as an item's and a chunk's first is.
 template <typename Masked>
-std::array<Outcome, 32> run(const Scores &scores, float factor, const Masked &masked) {
+std::array<Outcome, 32> run(const Scores &scores, float factor, const Masked &masked, bool exact = false) {
     std::array<Outcome, 32> outcomes{};
     const float lowest = lowest_score(factor);
     FakeWarp::run(0, [&] {
         hopper::OnlineSoftmax<kB_c> softmax;
         Outcome &own = outcomes[threadIdx.x];
-        softmax.begin_anew(lowest);
+        for (int r = 0; r < 2; ++r) {  // nothing has been seen
+            softmax.reference[r] = lowest;
+            softmax.sum[r] = 0.f;
+        }
         for (int tile = 0; tile < kTiles; ++tile) {
             float s[kElements];
             std::copy(scores[tile][threadIdx.x].begin(), scores[tile][threadIdx.x].end(), s);
             softmax.rescale[0] = softmax.rescale[1] = 1.f;
-            if (masked(tile)) {
+            if (exact && tile == 0) {
+                softmax.exact_step<true>(s, factor, lowest);
+            } else if (masked(tile)) {
                 softmax.row_step(s, factor, 1 / factor, lowest);
             } else {
                 const float before[2] = {softmax.sum[0], softmax.sum[1]};
@@ -71,7 +77,7 @@ std::array<Outcome, 32> run(const Scores &scores, float factor, const Masked &ma
 bool same_row(const Outcome &a, const Outcome &b, int r) {
     bool same = a.sum[r] == b.sum[r] && a.reference[r] == b.reference[r];
     for (int tile = 0; tile < kTiles; ++tile) {
-        same = same && a.rescale[tile][r] == b.rescale[tile][r];
+        same = same && (tile == 0 || a.rescale[tile][r] == b.rescale[tile][r]);  // before tile 0 O is 0
         for (int i = 2 * r; i < kElements; i += 4) {
             same = same && a.p[tile][i] == b.p[tile][i] && a.p[tile][i + 1] == b.p[tile][i + 1];
         }
@@ -98,6 +104,7 @@ void check_steps() {
         const auto by_rows = run(scores, factor, [](int) { return true; });
         const auto lagged = run(scores, factor, [&](int tile) { return tile <= hidden; });
         const auto mixed = run(scores, factor, [&](int tile) { return tile <= hidden || tile % 2; });
+        const auto exact = run(scores, factor, [&](int tile) { return tile <= hidden; }, true);
         // Other rows beside quad 3's, of which some outgrow their references by far.
         Scores others = random_scores(std::vector<float>{1.f, 800.f}[i % 2], between(0, 2));
         for (int tile = 0; tile < kTiles; ++tile) {
@@ -107,6 +114,7 @@ void check_steps() {
         for (int lane = 0; lane < 32; ++lane) {
             for (int r = 0; r < 2; ++r) {
                 CHECK(same_row(by_rows[lane], lagged[lane], r) && same_row(by_rows[lane], mixed[lane], r));
+                CHECK(same_row(by_rows[lane], exact[lane], r));
                 if (lane / 4 == 3) CHECK(same_row(by_rows[lane], beside[lane], r));
             }
         }

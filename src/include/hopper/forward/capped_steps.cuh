@@ -65,6 +65,7 @@ FLASH_DEVICE bool capped_softmax(Consumer<Kernel> &wg, const Drain &drain) {
 // From a tile's scores to the rounded P; its K slot is released. `drain`: as above.
 template <bool kMasked, typename Kernel, typename Drain>
 FLASH_DEVICE void scores_to_probabilities(Consumer<Kernel> &wg, const Drain &drain) {
+    constexpr bool kSettled = Kernel::by_row && kMasked;
     if constexpr (Kernel::traits.softcap && wg.kLagged && !wg.kByRow && !kMasked) {
         if (capped_softmax(wg, drain)) return;
         wg.template settle_softmax<kMasked>();
@@ -72,11 +73,13 @@ FLASH_DEVICE void scores_to_probabilities(Consumer<Kernel> &wg, const Drain &dra
         if (kMasked || !wg.kLagged) wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
         wg.template tile_softmax<kMasked>();
         drain();
+        // By row P is final then, and a chunk of keys that ends needs its registers.
+        if (kSettled) wg.round_probabilities();
         wg.template settle_softmax<kMasked>();
     }
     if (!kMasked && wg.kLagged)
         wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));  // held for the recomputation
-    wg.round_probabilities();
+    if (!kSettled) wg.round_probabilities();
 }
 
 }  // namespace flash::hopper

@@ -1,34 +1,50 @@
-// What chunks of keys have left of an item, in global memory, where one thread block takes several of them
-// (common/chunks.cuh). Each thread has its own elements of its accumulator there, which nobody else reads.
+// What chunks of keys have left of an item, where one thread block takes several of them
+// (common/chunks.cuh): in shared memory as far as there is room, in global memory beyond. Each thread has its
+// own elements of its accumulator there, which nobody else reads.
 #pragma once
 
 #include "common/chunks.cuh"
 #include "common/quad.cuh"
 #include "hopper/forward/epilogue.cuh"
+#include "hopper/forward/pipeline.cuh"
 
 namespace flash::hopper {
 
 template <typename Kernel>
 struct ChunkSums {
     static constexpr int kVectors = Kernel::d_head_v / 8;  // of four floats: a thread's O
-    static constexpr int kSlots = kVectors + 1;            // ... with its sums and references
+    static constexpr int kAside = 0, kRows = 1, kO = 2;    // slots: see put_aside, the sums and references, O
+    static constexpr int kSlots = kO + kVectors, kInShared = Kernel::kept_slots;  // the first of them
+    static_assert(kSlots == Kernel::wanted_kept_slots);
+    static constexpr int kSlotBytes = kWarpgroupThreads * int(sizeof(float4));
 
-    float4 *own;  // slot i is own[i * kWarpgroupThreads]
+    float4 *own;  // slot i is own[(i - kInShared) * kWarpgroupThreads]
+    uint32_t own_shared;
 
-    FLASH_DEVICE ChunkSums(const ForwardKernelArgs &args, int warpgroup)
+    FLASH_DEVICE ChunkSums(const ForwardKernelArgs &args, const SharedMemory<Kernel> &smem, int warpgroup)
         : own(reinterpret_cast<float4 *>(args.kept_sums) +
-              (static_cast<int64_t>(blockIdx.x) * Kernel::n_consumers + warpgroup) * kSlots *
+              (static_cast<int64_t>(blockIdx.x) * Kernel::n_consumers + warpgroup) * (kSlots - kInShared) *
                   kWarpgroupThreads +
-              threadIdx.x % kWarpgroupThreads) {}
+              threadIdx.x % kWarpgroupThreads),
+          own_shared(smem.kept(warpgroup) + threadIdx.x % kWarpgroupThreads * int(sizeof(float4))) {}
+
+    // Sums and references of a chunk that has ended, until its O is there.
+    FLASH_DEVICE void put_aside(const RowState &state) const {
+        write(kAside, make_float4(state.sum[0], state.sum[1], state.reference[0], state.reference[1]));
+    }
+    FLASH_DEVICE RowState aside() const {
+        const float4 state = read(kAside);
+        return {{state.x, state.y}, {state.z, state.w}};
+    }
 
     // `state`: its sums are those of the thread, or of the first lane of a quad (join).
     FLASH_DEVICE void store(const float (&rmem_O)[Kernel::d_head_v / 2], const RowState &state) const {
-        own[kVectors * kWarpgroupThreads] = make_float4(quad_sum(state.sum[0]), quad_sum(state.sum[1]),
-                                                        state.reference[0], state.reference[1]);
+        write(kRows, make_float4(quad_sum(state.sum[0]), quad_sum(state.sum[1]), state.reference[0],
+                                 state.reference[1]));
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            own[i * kWarpgroupThreads] =
-                make_float4(rmem_O[4 * i], rmem_O[4 * i + 1], rmem_O[4 * i + 2], rmem_O[4 * i + 3]);
+            write(kO + i,
+                  make_float4(rmem_O[4 * i], rmem_O[4 * i + 1], rmem_O[4 * i + 2], rmem_O[4 * i + 3]));
         }
     }
 
@@ -36,7 +52,11 @@ struct ChunkSums {
     // each quad, and those of the others 0.
     FLASH_DEVICE void join(float (&rmem_O)[Kernel::d_head_v / 2], RowState &state,
                            float exponent_factor) const {
-        const float4 kept = own[kVectors * kWarpgroupThreads];
+        constexpr int kShared = max_of(kInShared - kO, 0);  // vectors
+        float4 ahead[max_of(kVectors - kShared, 1)];        // on their way while the others are joined
+#pragma unroll
+        for (int i = kShared; i < kVectors; ++i) ahead[i - kShared] = read(kO + i);
+        const float4 kept = read(kRows);
         const float kept_sum[2] = {kept.x, kept.y}, kept_reference[2] = {kept.z, kept.w};
         float of_kept[2], of_next[2];
 #pragma unroll
@@ -52,13 +72,26 @@ struct ChunkSums {
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const float4 o = own[i * kWarpgroupThreads];
+            const float4 o = i < kShared ? read(kO + i) : ahead[max_of(i - kShared, 0)];
             const float kept_o[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int r = j >> 1;
                 rmem_O[4 * i + j] = fmaf(rmem_O[4 * i + j], of_next[r], __fmul_rn(kept_o[j], of_kept[r]));
             }
+        }
+    }
+
+  private:
+    FLASH_DEVICE float4 read(int i) const {
+        if (i < kInShared) return load_shared_float4(own_shared + i * kSlotBytes);
+        return own[(i - kInShared) * kWarpgroupThreads];
+    }
+    FLASH_DEVICE void write(int i, float4 value) const {
+        if (i < kInShared) {
+            store_shared(own_shared + i * kSlotBytes, value);
+        } else {
+            own[(i - kInShared) * kWarpgroupThreads] = value;
         }
     }
 };

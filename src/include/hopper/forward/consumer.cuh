@@ -38,8 +38,7 @@ template <typename Kernel>
     requires(Kernel::by_row)
 struct ChunkState<Kernel> {
     float sum_before[2];         // of the last lagged step
-    RowStateOf<Kernel> ended;    // what the chunk before the tile in hand has left
-    bool has_kept_sums = false;  // others of the item lie in memory
+    bool has_kept_sums = false;  // chunks of the item before the one in hand are kept
 };
 
 template <typename Kernel>
@@ -128,10 +127,12 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
     FLASH_DEVICE void row_softmax() {
         cap_scores();
         if constexpr (kMasked) {
-            mask_tile();
-            if (begins_chunk()) {
-                chunks.ended = row_state();
-                softmax.begin_anew(args.lowest);
+            if (!begins_chunk() || this->needs_mask(kv_block)) mask_tile();
+            if constexpr (Kernel::chunk_tiles > 0) {
+                if (begins_chunk()) {
+                    ChunkSums<Kernel>(args, smem, warpgroup).put_aside(row_state());
+                    return softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
+                }
             }
             softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
         } else {
@@ -200,9 +201,10 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
     // What a chunk of keys has left goes to memory, joined with what is there of the item.
     FLASH_DEVICE void keep_sums() {
         if constexpr (Kernel::chunk_tiles > 0) {
-            const ChunkSums<Kernel> sums(args, warpgroup);
-            if (chunks.has_kept_sums) sums.join(rmem_O, chunks.ended, args.exponent_factor);
-            sums.store(rmem_O, chunks.ended);
+            const ChunkSums<Kernel> sums(args, smem, warpgroup);
+            RowState ended = sums.aside();
+            if (chunks.has_kept_sums) sums.join(rmem_O, ended, args.exponent_factor);
+            sums.store(rmem_O, ended);
             chunks.has_kept_sums = true;
         }
     }
@@ -355,7 +357,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
         if constexpr (Kernel::chunk_tiles > 0) {
             RowState whole = state;
             if (state.has_kept_sums) {
-                ChunkSums<Kernel>(args, warpgroup).join(rmem_O, whole, args.exponent_factor);
+                ChunkSums<Kernel>(args, smem, warpgroup).join(rmem_O, whole, args.exponent_factor);
             }
             finish_item<Kernel>(rmem_O, whole, args, smem, done, q_slot, warpgroup, warp, lane);
         } else {

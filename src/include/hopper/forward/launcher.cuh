@@ -64,7 +64,8 @@ bool traits_allow(const ForwardProblem &problem) {
         // of packed sequences is that none is longer than all together.
         const int n_chunks = ceil_div(problem.seq_len_k, Kernel::chunk_tiles * Kernel::B_c);
         const int n_parts = Kernel::traits.split ? problem.n_splits : 1;
-        if (n_chunks > n_parts && problem.kept_sums == nullptr) return false;
+        constexpr bool kAllInShared = Kernel::kept_slots == Kernel::wanted_kept_slots;
+        if (!kAllInShared && n_chunks > n_parts && problem.kept_sums == nullptr) return false;
     }
     if (Kernel::traits.paged &&
         (problem.block_table == nullptr || problem.page_size % kPageAlignment != 0 || problem.page_size < 1 ||

@@ -15,14 +15,35 @@
 
 namespace flash::hopper {
 
-// With chunks of keys: the tiles down to `first_whole`, of which every row sees every key. The first of a
-// chunk takes the step of tiles with a mask, `masked_step`, which looks at each row.
+// The tiles behind an item's first. Every row sees every key of most of them, which take `step`; those of
+// which a mask hides something take `masked_step`.
 template <typename Kernel, typename MaskedStep, typename Step>
-FLASH_DEVICE void whole_tiles(Consumer<Kernel> &wg, int first_whole, const MaskedStep &masked_step,
-                              const Step &step) {
+FLASH_DEVICE void further_tiles(Consumer<Kernel> &wg, const MaskedStep &masked_step, const Step &step) {
+    wg.go_to_next_tile();
+    if constexpr (Kernel::masks_diagonal) {
+        const int last_masked = wg.last_masked_block();
 #pragma unroll 1
-    while (wg.kv_block >= first_whole) {
-        if (wg.begins_chunk()) {
+        for (; wg.kv_block >= last_masked; wg.go_to_next_tile()) masked_step();
+    }
+    const int first_whole = wg.first_whole_block();
+#pragma unroll 1
+    for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) step();
+    if constexpr (Kernel::traits.window) {
+#pragma unroll 1
+        for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) masked_step();
+    }
+}
+
+// With chunks of keys: the first tile of a chunk takes the masked step, too, which looks at each row. There
+// is one copy of it, so that its instructions are at hand.
+template <typename Kernel, typename MaskedStep, typename Step>
+    requires(Kernel::chunk_tiles > 0)
+FLASH_DEVICE void further_tiles(Consumer<Kernel> &wg, const MaskedStep &masked_step, const Step &step) {
+    wg.go_to_next_tile();
+    const int first_whole = wg.first_whole_block();
+#pragma unroll 1
+    while (wg.kv_block >= wg.end_of_loops()) {
+        if (wg.needs_mask(wg.kv_block) || wg.begins_chunk()) {
             masked_step();
             wg.go_to_next_tile();
             continue;
@@ -99,29 +120,7 @@ FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
 // All further tiles; P V lags by one.
 template <typename Kernel>
 FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
-    wg.go_to_next_tile();
-    if constexpr (Kernel::masks_diagonal) {
-        const int last_masked = wg.last_masked_block();
-#pragma unroll 1
-        for (; wg.kv_block >= last_masked; wg.go_to_next_tile()) {
-            overlapped_step<true>(wg);
-        }
-    }
-    const int first_whole = wg.first_whole_block();
-    if constexpr (Kernel::chunk_tiles > 0) {
-        whole_tiles(wg, first_whole, [&] { overlapped_step<true>(wg); }, [&] { overlapped_step<false>(wg); });
-    } else {
-#pragma unroll 1
-        for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
-            overlapped_step<false>(wg);
-        }
-    }
-    if constexpr (Kernel::traits.window) {
-#pragma unroll 1
-        for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) {
-            overlapped_step<true>(wg);
-        }
-    }
+    further_tiles(wg, [&] { overlapped_step<true>(wg); }, [&] { overlapped_step<false>(wg); });
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
@@ -180,30 +179,7 @@ template <typename Kernel>
 FLASH_DEVICE void serial_tiles(Consumer<Kernel> &wg) {
     wg.go_to_first_tile();
     serial_step<true, true>(wg);
-    wg.go_to_next_tile();
-    if constexpr (Kernel::masks_diagonal) {
-        const int last_masked = wg.last_masked_block();
-#pragma unroll 1
-        for (; wg.kv_block >= last_masked; wg.go_to_next_tile()) {
-            serial_step<false, true>(wg);
-        }
-    }
-    const int first_whole = wg.first_whole_block();
-    if constexpr (Kernel::chunk_tiles > 0) {
-        whole_tiles(
-            wg, first_whole, [&] { serial_step<false, true>(wg); }, [&] { serial_step<false, false>(wg); });
-    } else {
-#pragma unroll 1
-        for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) {
-            serial_step<false, false>(wg);
-        }
-    }
-    if constexpr (Kernel::traits.window) {
-#pragma unroll 1
-        for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) {
-            serial_step<false, true>(wg);
-        }
-    }
+    further_tiles(wg, [&] { serial_step<false, true>(wg); }, [&] { serial_step<false, false>(wg); });
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 

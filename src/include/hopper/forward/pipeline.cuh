@@ -92,6 +92,11 @@ struct SharedMemory {
     FLASH_DEVICE uint32_t streamed_empty(int warpgroup, uint32_t slot) const {
         return barrier(kFirstStreamed + kStreamedSlots, streamed_slot(warpgroup, slot));
     }
+    // Of a warpgroup, what chunks of keys have left (chunk_sums.cuh).
+    FLASH_DEVICE uint32_t kept(int warpgroup) const {
+        constexpr int kBytes = Kernel::kept_slots * Kernel::kept_slot_bytes / Kernel::n_consumers;
+        return base + Kernel::smem_kept + warpgroup * kBytes;
+    }
     // With a mod that hides keys: the tile in a K slot and the one behind it (tile_slot.cuh).
     FLASH_DEVICE uint32_t tile(uint32_t k_slot) const {
         return base + Kernel::smem_control + kTilesOffset + k_slot * 8;

@@ -8,6 +8,7 @@
 //     V ring      kv_stages x (B_c, d_v)
 //     diagonals   of each K slot: what scores begin at (begun_scores.cuh), where they do
 //     streamed    streamed_stages x (B_r, B_c) of a tensor that a mod captured, if there is room
+//     kept        of what chunks of keys have left, as much as there is room for (chunk_sums.cuh)
 //     control     1 KiB: mbarriers, the work item of each Q slot
 #pragma once
 
@@ -116,7 +117,14 @@ struct StaticForwardKernelConfig {
                                             streamed_room > 0 && d_head_v <= 128;
     static constexpr int streamed_stages = copies_streamed ? min_of(streamed_room, 2) : 0;
     using WithoutCopies = StaticForwardKernelConfig<CFG, TRAITS, MOD, false>;
-    static constexpr int smem_control = smem_streamed + n_consumers * streamed_stages * streamed_bytes;
+    static constexpr int smem_kept = smem_streamed + n_consumers * streamed_stages * streamed_bytes;
+    // What chunks of keys have left of an item, 16 bytes of each consumer thread a slot (chunk_sums.cuh): so
+    // many slots as there is room for.
+    static constexpr int kept_slot_bytes = n_consumers * kWarpgroupThreads * 16;
+    static constexpr int wanted_kept_slots = CFG.chunk_tiles > 0 ? d_head_v / 8 + 2 : 0;
+    static constexpr int kept_slots =
+        min_of(max_of(kMaxSmemBytes - kControlBytes - smem_kept, 0) / kept_slot_bytes, wanted_kept_slots);
+    static constexpr int smem_control = smem_kept + kept_slots * kept_slot_bytes;
     static constexpr int smem_bytes = smem_control + kControlBytes;
 
     // O's parts are float32, for which a Q slot has no room; planned work has parts among its items.

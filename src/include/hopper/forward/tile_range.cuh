@@ -66,6 +66,12 @@ struct TileRange {
         return max(end_of_loops(), ceil_div(mask().visible_begin(last_row), B_c));
     }
 
+    // Of a tile behind the item's first.
+    FLASH_DEVICE bool needs_mask(int kv_block) const {
+        return (Kernel::masks_diagonal && kv_block >= last_masked_block()) ||
+               (Kernel::traits.window && kv_block < first_whole_block());
+    }
+
     // Tiles go from the last to this one.
     FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? self().item.first_kv_block : 0; }
 

@@ -19,6 +19,8 @@ WARPGROUP_ROWS = 64  # query rows of one wgmma
 MMA_K = 16  # reduction length of one wgmma
 PANEL_COLUMNS = 64  # elements of a 128-byte row, the widest that TMA swizzles
 CONTROL_BYTES = 1024  # barriers and work items
+MOST_SMEM = 227 * 1024  # of a block
+KEPT_BYTES = 16  # of a consumer thread, in a slot of what chunks of keys have left
 MAX_PREFETCH = 16  # prefetch_next
 D_HEADS = (64, 96, 128, 192, 256)
 PRODUCT_WIDTHS = (
@@ -203,15 +205,36 @@ class HopperForwardKernelConfig:
         )
 
     def kept_sums(self, blocks: int) -> int:
-        """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left."""
-        return blocks * self.B_r * (self.d_head_v + 8) if self.chunk_tiles else 0
+        """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left, beyond what
+        their shared memory holds.
+        """
+        slots = self._wanted_kept_slots - self._kept_slots(self._tile_bytes(2))
+        return blocks * slots * self._kept_slot_bytes // 4
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory of a block: Q slots, K and V rings (columns padded to 64), barriers; bytes."""
+        """Shared memory of a block: Q slots, K and V rings (columns padded to 64), what chunks of keys have
+        left, as far as there is room, and barriers; bytes.
+        """
+        tiles = self._tile_bytes(elem_size)
+        return tiles + self._kept_slots(tiles) * self._kept_slot_bytes + CONTROL_BYTES
+
+    def _tile_bytes(self, elem_size: int) -> int:
         q = self.q_stages * self.B_r * _padded(self.d_head)
         k = (self.kv_stages + self.extra_k_stages) * self.B_c * _padded(self.d_head)
         v = self.kv_stages * self.B_c * _padded(self.d_head_v)
-        return (q + k + v) * elem_size + CONTROL_BYTES
+        return (q + k + v) * elem_size
+
+    @property
+    def _wanted_kept_slots(self) -> int:
+        return self.d_head_v // 8 + 2 if self.chunk_tiles else 0
+
+    @property
+    def _kept_slot_bytes(self) -> int:
+        return self.n_consumers * WARPGROUP_SIZE * KEPT_BYTES
+
+    def _kept_slots(self, tiles: int) -> int:
+        room = max(MOST_SMEM - CONTROL_BYTES - tiles, 0)
+        return min(room // self._kept_slot_bytes, self._wanted_kept_slots)
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks an SM of ``max_smem_bytes`` bytes runs: one, if it fits; blocks take all registers."""

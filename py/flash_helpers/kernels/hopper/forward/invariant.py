@@ -16,6 +16,7 @@ from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 FEW_ROWS = 64  # of one warpgroup
+LONG_KEYS = 8192  # of sequences that take `InvariantConfigs.long`
 CHUNK_KEYS = 2048  # of a chunk, or a few more, where tiles do not divide them
 
 
@@ -27,6 +28,7 @@ class InvariantConfigs:
         few: for up to ``FEW_ROWS`` rows a head, and where blocks of so many rows all find an SM of their own:
             all shared memory for tiles on their way.
         many: for more.
+        long: the same for sequences of ``LONG_KEYS`` keys and more, where chunks end often.
         packed: the same for sequences of different lengths and for soft caps, which take registers, and where
             taller blocks would be partly empty.
         reason: why these.
@@ -34,6 +36,7 @@ class InvariantConfigs:
 
     few: HopperForwardKernelConfig
     many: HopperForwardKernelConfig
+    long: HopperForwardKernelConfig
     packed: HopperForwardKernelConfig
     reason: str
 
@@ -69,11 +72,13 @@ def _configs(
     many: dict[str, Any],
     packed: dict[str, Any],
     reason: str,
+    long: dict[str, Any] | None = None,
 ) -> tuple[tuple[int, int], InvariantConfigs]:
     two = {"B_r": 128, "kv_stages": 2, "q_stages": 2}
     return sizes, InvariantConfigs(
         _config(sizes, FEW_ROWS, B_c, stages_of_few, 1),
         _config(sizes, **{**two, "B_c": B_c, **many}),
+        _config(sizes, **{**two, "B_c": B_c, **many, **(long or {})}),
         _config(sizes, **{**two, "B_c": B_c, **packed}),
         reason,
     )
@@ -81,6 +86,7 @@ def _configs(
 
 _AFTER, _WITH = {"next_item": NextItem.AFTER_LAST_PV}, {"next_item": NextItem.WITH_LAST_PV}
 _ONE_Q = {"q_stages": 1}
+_ROOM_FOR_CHUNKS = {"q_stages": 1, "next_item": NextItem.NONE, "ping_pong": True}  # in shared memory
 
 INVARIANT: dict[tuple[int, int], InvariantConfigs] = dict(
     (
@@ -91,7 +97,10 @@ INVARIANT: dict[tuple[int, int], InvariantConfigs] = dict(
         _configs(
             (96, 96), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as decoding and short prompts take anyway"
         ),
-        _configs((128, 128), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as in decoding and prompts anyway"),
+        _configs(
+            (128, 128), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as in decoding and prompts anyway",
+            _ROOM_FOR_CHUNKS,
+        ),
         _configs(
             (192, 192), 96, 2, _ONE_Q, _ONE_Q,
             "tiles of 96 keys, the widest of which two stages leave room for 128 rows and for 64",
@@ -113,7 +122,9 @@ def invariant_choice(problem: AttentionProblem, sizes: tuple[int, int], few_bloc
     """
     configs = INVARIANT[sizes]
     rows = problem.rows_of_sequence
-    config = configs.packed if problem.varlen or problem.softcap else configs.many
+    config = configs.long if problem.seq_len_k >= LONG_KEYS else configs.many
+    if problem.varlen or problem.softcap:
+        config = configs.packed
     if rows <= FEW_ROWS or few_blocks:
         config = configs.few
     elif not are_filled(rows, config.B_r, (configs.packed.B_r,)):
