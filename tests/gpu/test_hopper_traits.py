@@ -87,7 +87,7 @@ EVERYTHING = tuple(
 
 PAGED = tuple(
     replace(case, page=page)
-    for page in (16, 48, 128, 512)
+    for page in (16, 48, 64, 80, 128, 512)
     for case in (
         Case(1, 700, batch=4, heads=(8, 2), used=(700, 1, 0, 449), parts=3),
         Case(70, 1300, batch=3, used=(1300, 70, 16), parts=2),
@@ -123,6 +123,7 @@ CASES: tuple[tuple[ForwardKernel, tuple[Case, ...]], ...] = (
     (kernel(FP16, 64, 512, "causal varlen paged"), PAGED),
     (kernel(BF16, 256, 512, "varlen paged"), PAGED),
     (kernel(FP16, 128, 4096, "causal varlen split paged"), PAGED),
+    (kernel(BF16, 192, 4096, "causal varlen paged"), PAGED),  # tiles of 112 keys
     (kernel(BF16, 64, 4096, "padded_head"), padded((8, 8), (32, 40), (64, 56))),
     (kernel(FP16, 128, 512, "causal padded_head"), padded((72, 120), (104, 104))),
     (kernel(BF16, 96, 512, "padded_head"), padded((80, 80))),
@@ -155,7 +156,7 @@ def with_trait(trait: str) -> ForwardKernel:
 
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.traits.paged], ids=ForwardKernel.short_form)
-@pytest.mark.parametrize("page", [16, 48, 256])
+@pytest.mark.parametrize("page", [16, 32, 48, 64, 80, 128, 256])
 def test_pages_have_no_influence_on_the_bits(kernel: ForwardKernel, page: int) -> None:
     case = Case(5, 900, batch=3, heads=(4, 2), used=(900, 33, 400), parts=2, page=page)
     without = replace(kernel, traits=replace(kernel.traits, paged=False))

@@ -63,7 +63,7 @@ def _built() -> None:
             build.build_kernels(own, [10 * major + minor])
 
 
-@pytest.mark.parametrize("page_size", [16, 64, 5, 1, 256, 0, -1])
+@pytest.mark.parametrize("page_size", [16, 32, 48, 64, 80, 128, 256, 5, 1, 0, -1])
 @pytest.mark.parametrize("lengths", [MIXED, DECODING, DRAFTS], ids=["mixed", "decoding", "drafts"])
 def test_pages_caches_and_packed_keys(
     lengths: tuple[tuple[int, ...], tuple[int, ...]], page_size: int

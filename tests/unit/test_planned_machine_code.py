@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from flash_helpers.build import KernelCache, build_library
+from flash_helpers.build import BuildResult, KernelCache, build_library
+from flash_helpers.build.control_flow import ControlFlow
+from flash_helpers.build.gates import machine_code
 from flash_helpers.build.ptxas import parse_ptxas
+from flash_helpers.build.sass import Instruction, find_tool
 from flash_helpers.kernel_configs import (
     DType,
     ForwardKernel,
@@ -49,15 +50,49 @@ KERNELS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[int, BuildResult]:
+    """The kernels of each GPU generation."""
+    cache = KernelCache(tmp_path_factory.mktemp("cache"))
+    return {target: build_library(kernels, target, cache=cache) for target, kernels in KERNELS.items()}
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("target", KERNELS)
-def test_ptxas_neither_spills_nor_serializes(target: int, tmp_path: Path) -> None:
-    result = build_library(KERNELS[target], target, cache=KernelCache(tmp_path))
-    reports = {compiled.kernel.short_form(): parse_ptxas(compiled.log) for compiled in result.kernels}
+def test_ptxas_neither_spills_nor_serializes(built: dict[int, BuildResult], target: int) -> None:
+    reports = {c.kernel.short_form(): parse_ptxas(c.log) for c in built[target].kernels}
     assert len(reports) == len(KERNELS[target])
     assert {name: (r.spill_bytes, r.warnings) for name, r in reports.items()} == dict.fromkeys(
         reports, (0, ())
     )
+
+
+def copying_loops(body: list[Instruction]) -> list[list[Instruction]]:
+    """The innermost loops that issue bulk copies, as a warp goes through them whose lanes are together."""
+    flow = ControlFlow(body)
+    apart = {i.target for i in body if i.opcode == "BRA.DIV"}
+    asides = frozenset(n for n, block in enumerate(flow.blocks) if block[0].address in apart)
+    copying = [
+        loop
+        for loop in flow.natural_loops()
+        if any(i.name == "UTMALDG" for i in flow.instructions(loop.blocks))
+    ]
+    innermost = [loop for loop in copying if not any(other.blocks < loop.blocks for other in copying)]
+    return [flow.instructions(flow.cycle(loop, asides)) for loop in innermost]
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="there is no cuobjdump")
+@pytest.mark.parametrize("kernel", [k for k in KERNELS[90] if k.traits.paged], ids=ForwardKernel.short_form)
+def test_a_copy_from_a_page_waits_for_no_page_table(
+    built: dict[int, BuildResult], kernel: ForwardKernel
+) -> None:
+    loops = copying_loops(machine_code(built[90].path, KERNELS[90])[kernel])
+    assert len(loops) == 3, "K, V, and V of the last tile"
+    for loop in loops:
+        names = [i.name for i in loop]
+        assert "LDG" not in names
+        assert len(loop) <= 20 + 6 * names.count("UTMALDG"), "of lookups, or of loops over threads"
 
 
 @pytest.mark.parametrize(

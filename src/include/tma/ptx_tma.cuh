@@ -72,6 +72,23 @@ FLASH_DEVICE void cluster_sync() {
             : "memory");
 }
 
+// ---------------------------------------------------------------- one lane of a warp
+// True for one lane, the same in every call. Called by a whole warp. The compiler knows that there is one:
+// behind `threadIdx.x == 0` a copy becomes a loop over the threads that might issue it.
+FLASH_DEVICE bool elect_lane() {
+    uint32_t elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred is_elected;\n"
+        "elect.sync _|is_elected, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, is_elected;\n"
+        "}"
+        : "=r"(elected)
+        :
+        : "memory");
+    return elected != 0;
+}
+
 // ---------------------------------------------------------------- bulk tensor copies
 // L2 cache policies: Q is read once, K and V are read again by other query blocks.
 FLASH_DEVICE uint64_t evict_first_policy() {

@@ -26,7 +26,7 @@ FLASH_DEVICE void clear_hidden_values(Consumer<Kernel> &wg, const ItemOf<Kernel>
         int n_hidden = mask.visible_begin(item.q_block * block_queries) - item.first_kv_block * Kernel::B_c;
         if constexpr (!Kernel::warp_loads) n_hidden = min(n_hidden, Kernel::B_c);
         if constexpr (Kernel::traits.paged) {
-            // Rows behind the last key are copies of it (LoadThread::page_place), which here is hidden too.
+            // Rows behind the last key are copies of it (page_part.cuh), which here is hidden too.
             if (n_hidden >= seq_len_k - item.first_kv_block * Kernel::B_c) n_hidden = Kernel::B_c;
         }
         if (n_hidden <= 0) return;

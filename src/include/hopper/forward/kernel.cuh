@@ -48,9 +48,13 @@ FLASH_DEVICE void run_block(const TensorMaps &maps, const KernelArgs<typename Ke
 
     if (warpgroup == 0) {
         release_registers<Kernel::registers.producer>();
-        const int warp = threadIdx.x / 32;
+        // As above where that shortens the loops of copies; elsewhere it costs two consumers registers.
+        constexpr bool kSameInWarp = traits.paged && (traits.planned || Kernel::n_consumers == 1);
+        const int warp = kSameInWarp ? __shfl_sync(kAllLanes, threadIdx.x / 32, 0) : threadIdx.x / 32;
         if constexpr (traits.planned) {
-            if (threadIdx.x == 0) LoadThread<Kernel>{smem, maps, args}.run_planned();
+            if (traits.paged ? warp == 0 : threadIdx.x == 0) {
+                LoadThread<Kernel>{smem, maps, args}.run_planned();
+            }
             if (warp == 1) run_planner(smem, args);
             if (warp >= 2) {
                 clear_planned_rows_of_none(args, args.output, args.work.n_heads, threadIdx.x - 64, 64);

@@ -1,9 +1,10 @@
-// The producer warpgroup: one thread loads Q, K and V by TMA, one stores O, and the last two warps find what
-// scores begin at (begun_scores.cuh) and fill the rows that see no key. It gives most of its registers to the
-// consumers.
+// The producer warpgroup: one thread, of keys in pages one warp, loads Q, K and V by TMA, one thread stores
+// O, and the last two warps find what scores begin at (begun_scores.cuh) and fill the rows that see no key.
+// It gives most of its registers to the consumers.
 #pragma once
 
 #include "hopper/forward/epilogue.cuh"
+#include "hopper/forward/tile_place.cuh"
 #include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/visited_tiles.cuh"
 #include "tma/scheduler.cuh"
@@ -15,32 +16,14 @@ struct TensorMaps {
     const CUtensorMap *streamed = nullptr;  // of what a mod captured
 };
 
-// Where a tensor's tiles of one item are, for the tensor map: head, batch item, and of a ragged map
-// (tensor_view.cuh) the row of the sequence's first row and the sequence's end.
-struct TilePlace {
-    int head, batch;  // paged: the sequence, or the page, as the batch item
-    int row, end;
-};
-
-// Of a planned item the row is that of a map whose rows have the heads of a group before them.
-template <typename Kernel>
-FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const PlannedItem &item) {
-    return {item.head, 0, args.planned.longest_q - item.seq_len_q, item.q_row + item.seq_len_q};
-}
-
-template <typename Kernel>
-FLASH_DEVICE TilePlace query_place(const ForwardKernelArgs &args, const WorkItem &item) {
-    if constexpr (!Kernel::traits.varlen) return {item.head, item.batch, 0, 0};
-    const SequenceRows rows = query_rows<Kernel::traits>(args, item);
-    return {item.head, rows.batch, args.work.seq_len_q - rows.n_rows, rows.first_row + rows.n_rows};
-}
-
 // The load thread. Tiles of an item go from last to first: ragged and diagonal tiles, which need masks,
 // come first, and the steady loop of the consumers has none. K of tile j - 1 is requested before V of tile
-// j, the order in which the consumers use them.
+// j, the order in which the consumers use them. Of keys in pages it is a warp, whose lanes look up pages; one
+// of them does what is done once.
 template <typename Kernel>
 struct LoadThread {
     using Items = Scheduler<Kernel, ForwardKernelArgs, SharedMemory<Kernel>>;
+    using Pages = TilePagesOf<Kernel>;
 
     const SharedMemory<Kernel> smem;
     const TensorMaps &maps;
@@ -56,11 +39,12 @@ struct LoadThread {
     struct {
         int kv_block = -1;  // -1: none
         TilePlace place;
+        Pages pages;
     } pending_v;
 
     // Called by one thread, with warp_loads by its whole warp.
     FLASH_DEVICE void run() {
-        const bool loads = !Kernel::warp_loads || threadIdx.x % 32 == 0;
+        const bool loads = Kernel::traits.paged || !Kernel::warp_loads || threadIdx.x % 32 == 0;
         Items scheduler(args, smem);
         while (scheduler.has_item()) {
             const WorkItem item = scheduler.item();
@@ -76,17 +60,18 @@ struct LoadThread {
         load_pending_v();
         if (Kernel::traits.split) launch_dependents();  // the kernel that combines the parts
         announce_end();
-        scheduler.finish();
+        if (is_leader()) scheduler.finish();
     }
 
-    // Planned items come from another warp (planner.cuh). Called by one thread.
+    // Planned items come from another warp (planner.cuh). Called by one thread, with paged by its whole warp.
     FLASH_DEVICE void run_planned() {
         RingPosition<kFoundSlots> position{0};
         for (;; position.advance()) {
             const uint32_t slot = position.slot();
             mbarrier_wait(smem.found_full(slot), position.phase());  // an item is there
             const PlannedItem item = read_planned_item(smem.found(slot));
-            mbarrier_arrive(smem.found_empty(slot));
+            if constexpr (Kernel::traits.paged) __syncwarp();  // all lanes have read it
+            if (is_leader()) mbarrier_arrive(smem.found_empty(slot));
             if (item.end_kv_block == kNoItem) break;
             load_tiles(item, [](int) {});
         }
@@ -97,6 +82,12 @@ struct LoadThread {
 
   private:
     static constexpr int kFoundSlots = max_of(SharedMemory<Kernel>::kFoundSlots, 1);
+
+    // Who does what is done once: the thread, or one lane of the warp.
+    FLASH_DEVICE static bool is_leader() {
+        if constexpr (Kernel::traits.paged) return elect_lane();
+        return true;
+    }
 
     FLASH_DEVICE void load_item(const WorkItem &item, Items &scheduler) {
         const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
@@ -115,17 +106,21 @@ struct LoadThread {
     template <typename BehindTile>
     FLASH_DEVICE void load_tiles(const ItemOf<Kernel> &item, const BehindTile &behind_tile) {
         if constexpr (Kernel::mod_hides_keys) return load_visited_tiles(item);
-        const TilePlace keys = key_place(item);
+        const TilePlace keys = key_place<Kernel>(args, item);
+        Pages pages = Pages::look_up(args, item.end_kv_block - 1, keys);
         // With one slot Q waits for the whole item before it: the first K goes first.
         if (Kernel::q_stages > 1) load_q(item);
         const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
         for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
-            load_k(kv_block, keys);
+            load_k(kv_block, keys, pages);
+            // Ahead of its use: what the table says is on its way while V is loaded.
+            const Pages next = Pages::look_up(args, max(kv_block - 1, first), keys);
             load_pending_v();
             if (Kernel::q_stages == 1 && kv_block == item.end_kv_block - 1) load_q(item);
-            pending_v = {kv_block, keys};
+            pending_v = {kv_block, keys, pages};
             k_position.advance();
             behind_tile(kv_block);
+            pages = next;
         }
     }
 
@@ -133,23 +128,26 @@ struct LoadThread {
     // first of them.
     FLASH_DEVICE void load_visited_tiles(ItemOf<Kernel> item) {
         if constexpr (Kernel::mod_hides_keys) {
-            const TilePlace keys = key_place(item);
+            const TilePlace keys = key_place<Kernel>(args, item);
             const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
             const auto tiles = visited_tiles_of<Kernel>(args, item);
             Visited tile = tiles.first_of(item.end_kv_block, first);
             item.end_kv_block = tile.kv_block + 1;
+            Pages pages = Pages::look_up(args, tile.kv_block, keys);
             if (Kernel::q_stages > 1) load_q(item);
             for (bool leads = true; tile.kv_block >= first; leads = false) {
                 // Under a window the first one is always visited: what hidden_values.cuh clears is in it.
                 const Visited next = tiles.behind(tile.kv_block, first, Kernel::traits.window);
                 mbarrier_wait(smem.k_empty(k_position.slot()), k_position.phase());
-                write_tile(smem, k_position.slot(), tile.kinds, next.kv_block);
-                load_k(tile.kv_block, keys);
+                if (is_leader()) write_tile(smem, k_position.slot(), tile.kinds, next.kv_block);
+                const Pages next_pages = Pages::look_up(args, max(next.kv_block, first), keys);
+                load_k(tile.kv_block, keys, pages);
                 load_pending_v();
                 if (Kernel::q_stages == 1 && leads) load_q(item);
-                pending_v = {tile.kv_block, keys};
+                pending_v = {tile.kv_block, keys, pages};
                 k_position.advance();
                 tile = next;
+                pages = next_pages;
             }
         }
     }
@@ -161,7 +159,7 @@ struct LoadThread {
         for (int column = 0; column < Kernel::d_head; column += kPanelColumns) {
             tma_prefetch(&maps.q, column, item.q_block * Kernel::B_r, item.head, item.batch);
         }
-        const TilePlace keys = key_place(item);
+        const TilePlace keys = key_place<Kernel>(args, item);
         const int first = max(item.end_kv_block - (Kernel::prefetch_next - 1), item.first_kv_block);
 #pragma unroll 1
         for (int kv_block = item.end_kv_block - 1; kv_block >= first; --kv_block) {
@@ -176,20 +174,15 @@ struct LoadThread {
         }
     }
 
-    template <typename Item>
-    FLASH_DEVICE TilePlace key_place(const Item &item) const {
-        const int head = item.head / args.heads_per_kv_head;
-        if constexpr (!Kernel::traits.varlen) return {head, item.batch, 0, 0};
-        if constexpr (Kernel::traits.paged) return {head, item.batch, 0, item.seq_len_k};
-        const bool packed = args.cu_seqlens_k != nullptr;
-        return {head, packed ? 0 : item.batch, args.work.seq_len_k - item.seq_len_k,
-                item.k_row + item.seq_len_k};
-    }
-
     FLASH_DEVICE void load_q(const ItemOf<Kernel> &item) {
         const uint32_t slot = q_position.slot();
         mbarrier_wait(smem.q_empty(slot),
                       q_position.phase());  // Q, the item, and O staged there, are done with
+        if (is_leader()) copy_q(slot, item);
+        q_position.advance();
+    }
+
+    FLASH_DEVICE void copy_q(uint32_t slot, const ItemOf<Kernel> &item) {
         write_item(smem, slot, item);
         const TilePlace place = query_place<Kernel>(args, item);
         if constexpr (Kernel::traits.planned) {
@@ -202,7 +195,6 @@ struct LoadThread {
                          panel * kPanelColumns, 0, place.row + item.q_block * planned.block_queries,
                          place.end, place.head, q_policy);
             }
-            q_position.advance();
             return;
         }
         mbarrier_arrive_expect(smem.q_full(slot), Kernel::q_bytes);
@@ -211,7 +203,6 @@ struct LoadThread {
             load_box(smem.q(slot) + panel * Kernel::B_r * kPanelRowBytes, &maps.q, smem.q_full(slot),
                      panel * kPanelColumns, item.q_block * Kernel::B_r, place, q_policy);
         }
-        q_position.advance();
     }
 
     FLASH_DEVICE void load_box(uint32_t address, const CUtensorMap *map, uint32_t barrier, int column,
@@ -224,33 +215,22 @@ struct LoadThread {
         }
     }
 
-    // Where the part of a tile that begins at `row` of the sequence lies in its page. Rows past the last key
-    // are clamped to it and masked later: a copy of a box without any existing row touches the map's base,
-    // which in a ragged map is not the tensor's. For the same reason an entry that names no page is taken for
-    // the last page.
-    FLASH_DEVICE TilePlace page_place(int row, const TilePlace &keys) const {
-        row = min(row, keys.end - 1);
-        const PagePlace place = args.page_size.place(row);
-        const uint32_t entry = __ldg(args.block_table + int64_t(keys.batch) * args.max_pages + place.entry);
-        const int page = min(entry, static_cast<uint32_t>(args.n_pages - 1));
-        const int end = min(args.page_size.rows, place.row + keys.end - row);
-        return {keys.head, page, args.page_size.rows - end + place.row, end};
-    }
-
     // (B_c, columns) of K or V; of paired blocks each loads every second panel for both, or half the rows
     // where the panels are odd in number.
     template <int columns>
     FLASH_DEVICE void load_tile(uint32_t address, const CUtensorMap *map, uint32_t barrier, int kv_block,
-                                const TilePlace &place) const {
+                                const TilePlace &place, const Pages &pages) const {
         constexpr int kPanelBytes = Kernel::B_c * kPanelRowBytes;
         if constexpr (Kernel::traits.paged) {
 #pragma unroll 1
-            for (int row = 0; row < Kernel::B_c; row += args.box_rows) {
-                const TilePlace page = page_place(kv_block * Kernel::B_c + row, place);
+            for (int row = 0, part = 0; row < Kernel::B_c; row += args.box_rows, ++part) {
+                const TilePlace page = pages.part(args, part, place);
+                if (is_leader()) {
 #pragma unroll
-                for (int panel = 0; panel < panel_count(columns); ++panel) {
-                    load_box(address + panel * kPanelBytes + row * kPanelRowBytes, map, barrier,
-                             panel * kPanelColumns, 0, page, kv_policy);
+                    for (int panel = 0; panel < panel_count(columns); ++panel) {
+                        load_box(address + panel * kPanelBytes + row * kPanelRowBytes, map, barrier,
+                                 panel * kPanelColumns, 0, page, kv_policy);
+                    }
                 }
             }
         } else if constexpr (Kernel::paired_blocks && Kernel::kv_box_rows(columns) < Kernel::B_c) {
@@ -277,26 +257,27 @@ struct LoadThread {
         }
     }
 
-    FLASH_DEVICE void load_k(int kv_block, const TilePlace &place) {
+    FLASH_DEVICE void load_k(int kv_block, const TilePlace &place, const Pages &pages) {
         const uint32_t slot = k_position.slot();
         mbarrier_wait(smem.k_empty(slot), k_position.phase());  // every consumer warp has used the old tile
-        mbarrier_arrive_expect(smem.k_full(slot), Kernel::k_bytes);
-        load_tile<Kernel::d_head>(smem.k(slot), &maps.k, smem.k_full(slot), kv_block, place);
+        if (is_leader()) mbarrier_arrive_expect(smem.k_full(slot), Kernel::k_bytes);
+        load_tile<Kernel::d_head>(smem.k(slot), &maps.k, smem.k_full(slot), kv_block, place, pages);
     }
 
     FLASH_DEVICE void load_pending_v() {
         if (pending_v.kv_block < 0) return;
         const uint32_t slot = v_position.slot();
         mbarrier_wait(smem.v_empty(slot), v_position.phase());  // as for K
-        mbarrier_arrive_expect(smem.v_full(slot), Kernel::v_bytes);
+        if (is_leader()) mbarrier_arrive_expect(smem.v_full(slot), Kernel::v_bytes);
         load_tile<Kernel::d_head_v>(smem.v(slot), &maps.v, smem.v_full(slot), pending_v.kv_block,
-                                    pending_v.place);
+                                    pending_v.place, pending_v.pages);
         pending_v.kv_block = -1;
         v_position.advance();
     }
 
     FLASH_DEVICE void announce_end() {
         mbarrier_wait(smem.q_empty(q_position.slot()), q_position.phase());
+        if (!is_leader()) return;
         ItemOf<Kernel> end{};
         end.end_kv_block = kNoMoreItems;
         write_item(smem, q_position.slot(), end);

@@ -137,8 +137,8 @@ struct StaticForwardKernelConfig {
     static constexpr bool masks_diagonal = TRAITS.causal || TRAITS.window;
     // An item's first tile may be another than tile 0.
     static constexpr bool tiles_begin = TRAITS.window || TRAITS.split || TRAITS.planned;
-    // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles, and
-    // all write the rows of items without.
+    // Items may have no tiles. Then a whole warp goes from item to item, one thread of it loads tiles (of
+    // pages, all of it), and all write the rows of items without.
     static constexpr bool warp_loads = TRAITS.varlen || TRAITS.split;
     // Items may have rows for the first warpgroups only, as of sequences that decode: the others pass their
     // tiles on (idle_items.cuh).
