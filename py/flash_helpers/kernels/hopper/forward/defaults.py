@@ -22,7 +22,8 @@ FIRST, LAST = 0, 2  # the Ampere family's place is between them
 # than one of the Hopper family: by 4 to 19 % on an H200 (36 GB/s an SM), not on an H100 (25 GB/s; of older
 # kernels), head size 128 (benchmarks/results/h200-decode.json, h100-decode.json); at head sizes 64 and 256
 # mostly by as much, but for two of 24 cells (h200-decode-64.json, -256.json). With pages it is by 4 to 22 %
-# at 64 keys a page and head size 128, by 26 to 63 % at 16 (h200-pages-128-64.json, -128-16.json).
+# at 64 keys a page and head size 128, by 26 to 63 % at 16 (h200-pages-128-64.json, -128-16.json; of a
+# load thread that looked up pages one by one).
 FAST_MEMORY = 30e9
 
 
