@@ -52,10 +52,12 @@ struct ChunkSums {
     // each quad, and those of the others 0.
     FLASH_DEVICE void join(float (&rmem_O)[Kernel::d_head_v / 2], RowState &state,
                            float exponent_factor) const {
-        constexpr int kShared = max_of(kInShared - kO, 0);  // vectors
-        float4 ahead[max_of(kVectors - kShared, 1)];        // on their way while the others are joined
+        // The vectors of O from this one on are on their way while the others are joined: those in global
+        // memory, of a long O as many as registers hold.
+        constexpr int kFirstAhead = max_of(max_of(kInShared - kO, kVectors - kMostAhead), 0);
+        float4 ahead[max_of(kVectors - kFirstAhead, 1)];
 #pragma unroll
-        for (int i = kShared; i < kVectors; ++i) ahead[i - kShared] = read(kO + i);
+        for (int i = kFirstAhead; i < kVectors; ++i) ahead[i - kFirstAhead] = read(kO + i);
         const float4 kept = read(kRows);
         const float kept_sum[2] = {kept.x, kept.y}, kept_reference[2] = {kept.z, kept.w};
         float of_kept[2], of_next[2];
@@ -72,7 +74,7 @@ struct ChunkSums {
         }
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const float4 o = i < kShared ? read(kO + i) : ahead[max_of(i - kShared, 0)];
+            const float4 o = i < kFirstAhead ? read(kO + i) : ahead[max_of(i - kFirstAhead, 0)];
             const float kept_o[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -83,6 +85,8 @@ struct ChunkSums {
     }
 
   private:
+    static constexpr int kMostAhead = 16;  // vectors
+
     FLASH_DEVICE float4 read(int i) const {
         if (i < kInShared) return load_shared_float4(own_shared + i * kSlotBytes);
         return own[(i - kInShared) * kWarpgroupThreads];
