@@ -416,7 +416,7 @@ def bad_positions(arguments: Arguments) -> Arguments:
     [
         (bad_counts, "cache_seqlens has a count"),
         (bad_items, "cache_batch_idx names an item"),
-        (bad_pages, "block_table names a page"),
+        (bad_pages, "the table of pages names a page"),
         (bad_positions, "rotary_cos and rotary_sin have fewer rows"),
     ],
 )
