@@ -10,6 +10,7 @@ from flash_helpers.explain.measured_cells import RESULTS
 
 ROOT = Path(__file__).parents[2]
 PAGES, INVARIANT = "h200-pages-lookup.json", "h200-invariant-shared.json"
+PROMOTION, DECODING = "h200-l2-promotion.json", "h200-decode-promotion.json"
 QUERIES = {  # line of the table in docs/kernels/hopper.md: the feature without keys of a page
     "a chunk of 2048, 128": "chunk 2048, 8k",
     "a chunk of 512, 128": "chunk 512, 8k",
@@ -83,6 +84,51 @@ def test_times_in_the_changelog_are_those_of_the_file() -> None:
     text = text_of("CHANGELOG.md")
     said = "takes {}, {} and {} µs instead of {}, {} and {}, and beside 63 sequences that decode {}"
     assert f"{said} instead of {{}} in pages of 16".format(*now, *before, *mixed) in text
+
+
+# ---------------------------------------------------------------------- what tensor maps ask for
+def promotions() -> dict[tuple[str, int, int], dict[str, float]]:
+    """Feature, queries and head size to microseconds by the bytes that come to the L2 cache at a time."""
+    found: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in ResultFile.load(RESULTS / PROMOTION).rows:
+        problem = row["problem"]
+        cell = row["feature"], problem["seq_len_q"], problem.get("window", 0) or problem["d_head"]
+        (time,) = row["milliseconds"].values()
+        found.setdefault(cell, {}).setdefault(row["variant"], 1e3 * time["median"])
+    return found
+
+
+def test_what_narrower_promotion_gains_is_that_of_the_file() -> None:
+    found, text = promotions(), text_of("docs/kernels/hopper.md")
+
+    def said(*cell: object) -> tuple[str, str]:
+        return tuple(f"{found[cell][bytes_]:.1f}" for bytes_ in ("128 bytes", "256 bytes"))  # type: ignore
+
+    short = said("short sequences", 256, 128)
+    assert "64 causal sequences of 256 take {} µs instead of {},".format(*short) in text
+    assert "512 of 32 take {} instead of {},".format(*said("short sequences", 32, 128)) in text
+    window = said("window", 8192, 128)
+    assert "a window of 128 over 8192 tokens {} instead of {}.".format(*window) in text
+    assert "64 causal sequences of 256 take {} µs instead of {}".format(*short) in text_of("CHANGELOG.md")
+
+
+def test_no_row_takes_longer_with_narrower_promotion() -> None:
+    rows = ResultFile.load(RESULTS / PROMOTION).rows
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    assert f"Of the {len(pairs)} rows of the grid" in text_of("docs/kernels/hopper.md")
+    for before, now in pairs:
+        assert (before["variant"], now["variant"]) == ("256 bytes", "128 bytes")
+        assert before["problem"] == now["problem"]
+        (was,), (time,) = before["milliseconds"].values(), now["milliseconds"].values()
+        assert time["median"] < 1.01 * was["median"]
+
+
+def test_what_decoding_gains_by_it_is_that_of_the_file() -> None:
+    gains = [100 * (1 - ms["wgmma, 128 bytes"] / ms["wgmma, 256 bytes"]) for ms in times(DECODING).values()]
+    assert len(gains) == 8
+    said = f"takes {min(gains):.1f} to {max(gains):.1f} % less time"
+    assert said in text_of("docs/kernels/hopper.md")
+    assert said in text_of("CHANGELOG.md")
 
 
 # ---------------------------------------------------------------------- numerics="invariant"
