@@ -58,10 +58,11 @@ inline cudaError_t encode(const TensorView &view, CUtensorMap &map) {
     std::copy_n(shape.strides, 4, strides);
     const auto type =
         view.dtype == DType::BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const auto promotion =
+        view.promotion > 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     const auto is_encoded = [&] {
         return function(&map, type, shape.rank, reinterpret_cast<void *>(shape.base), sizes, strides, box,
-                        element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B,  // 256 bytes take longer (hopper.md)
+                        element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
     };
     return is_encoded() || (gives_thread_a_context() && is_encoded()) ? cudaSuccess : cudaErrorInvalidValue;
@@ -77,8 +78,8 @@ inline cudaError_t find_or_encode(const TensorView &view, CUtensorMap &map) {
     static thread_local std::array<Entry, kEntries> entries{};
 
     uint64_t hash = reinterpret_cast<uintptr_t>(view.base) >> 4;
-    for (const int64_t part :
-         {view.seq, view.heads, view.strides.seq, view.strides.head, int64_t{view.box_rows}}) {
+    for (const int64_t part : {view.seq, view.heads, view.strides.seq, view.strides.head,
+                               int64_t{view.box_rows + view.promotion}}) {
         hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
     }
     Entry &entry = entries[hash >> 58];

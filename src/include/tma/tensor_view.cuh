@@ -32,6 +32,7 @@ struct TensorView {
     DType dtype;
     int64_t last_end = kNotRagged;  // ragged: the largest end of a sequence
     int group = 0;  // ragged, batch of 1: so many neighbouring heads are the rows of one; 0: they are not
+    int promotion = 128;  // bytes that come to the L2 cache at a time: 128 or 256
 
     static constexpr int64_t kNotRagged = -1;
 
@@ -40,7 +41,7 @@ struct TensorView {
                batch == other.batch && strides.batch == other.strides.batch &&
                strides.seq == other.strides.seq && strides.head == other.strides.head &&
                box_rows == other.box_rows && dtype == other.dtype && last_end == other.last_end &&
-               group == other.group;
+               group == other.group && promotion == other.promotion;
     }
 };
 

@@ -9,10 +9,12 @@ namespace {
 
 bool has_context = false, refuses = false;
 int n_encoded = 0, n_given = 0;
+CUtensorMapL2promotion asked_for;
 
 CUresult fake_encode(CUtensorMap *map, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                      const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+                     CUtensorMapSwizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill) {
+    asked_for = promotion;
     if (!has_context || refuses) return CUDA_ERROR_INVALID_CONTEXT;
     map->opaque[0] = ++n_encoded;
     return CUDA_SUCCESS;
@@ -54,5 +56,15 @@ int main() {
     REQUIRE(find_or_encode(view_at(3 << 20), map) == cudaErrorInvalidValue, "what cannot be encoded");
     refuses = false;
     REQUIRE(find_or_encode(view_at(3 << 20), map) == cudaSuccess, "is not remembered");
+
+    TensorView view = view_at(4 << 20);
+    REQUIRE(find_or_encode(view, map) == cudaSuccess && asked_for == CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            "128 bytes at a time");
+    const int before = n_encoded;
+    view.promotion = 256;
+    REQUIRE(find_or_encode(view, map) == cudaSuccess && asked_for == CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            "256, of the same tensor");
+    view.promotion = 128;
+    REQUIRE(find_or_encode(view, map) == cudaSuccess && n_encoded == before + 1, "both are remembered");
     return 0;
 }

@@ -23,8 +23,10 @@ cudaError_t encode_backward_maps(const BackwardProblem &p, EncodedBackwardMaps &
                           const int *cu_seqlens, int64_t total, int rows) {
         const bool packed = Kernel::traits.varlen && cu_seqlens != nullptr;
         const int64_t last_end = !Kernel::traits.varlen ? TensorView::kNotRagged : packed ? total : seq_len;
-        return TensorView{base,    d,    seq_len,       n_heads, packed ? 1 : p.batch,
-                          strides, rows, Kernel::dtype, last_end};
+        TensorView view{base,    d,    seq_len,       n_heads, packed ? 1 : p.batch,
+                        strides, rows, Kernel::dtype, last_end};
+        view.promotion = 256;  // with which its times were measured
+        return view;
     };
     const auto queries = [&](const void *base, int d, const TensorStrides &strides) {
         return view(base, d, strides, p.seq_len_q, p.n_heads, p.cu_seqlens_q, p.total_q, Kernel::B_r);
