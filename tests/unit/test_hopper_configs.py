@@ -84,9 +84,10 @@ def test_words_of_later_fields_come_last_and_are_read_back() -> None:
         prefetch_next=3,
         extra_k_stages=1,
         q_register_steps=2,
+        keys_once=True,
     )
     assert config.short_form().endswith(
-        "+sections+early_pass+trimmed+paired+heads_12+prefetch_3+more_k_1+q_regs_2"
+        "+sections+early_pass+trimmed+paired+heads_12+prefetch_3+more_k_1+q_regs_2+keys_once"
     )
     for name in (config.short_form(), config.to_cpp_struct(), config.kernel_name()):
         assert parse_kernel_name_into_config(name) == config

@@ -24,10 +24,11 @@ from flash_helpers.kernels.hopper.forward.gates import counts, violations
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 
-def with_traits(dtype: DType, d_head: int, seq_len: int, *traits: str) -> ForwardKernel:
-    """The kernel chosen for a problem with the traits that are named."""
+def with_traits(dtype: DType, d_head: int, seq_len: int, *traits: str, **changes: object) -> ForwardKernel:
+    """The kernel chosen for a problem with the traits that are named, with some fields changed."""
     on = ForwardTraits(**dict.fromkeys(traits, True))
-    return choose_hopper_kernel(dtype, d_head, on.causal, seq_len, traits=on)[0]
+    kernel = choose_hopper_kernel(dtype, d_head, on.causal, seq_len, traits=on)[0]
+    return replace(kernel, config=replace(kernel.config, **changes))
 
 
 KERNELS = [
@@ -40,7 +41,7 @@ KERNELS = [
     with_traits(DType.BF16, 64, 512, "window"),
     with_traits(DType.BF16, 128, 4096, "softcap"),
     with_traits(DType.FP16, 128, 4096, "causal", "varlen", "sinks", "padded_head"),
-    with_traits(DType.BF16, 128, 1, "varlen", "split"),
+    with_traits(DType.BF16, 128, 1, "varlen", "split", keys_once=True),
 ]
 # Of a soft cap the steady loop holds several forms, with the way from one to the other.
 CAPPED = [kernel for kernel in KERNELS if kernel.traits.softcap]

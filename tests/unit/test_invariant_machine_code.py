@@ -31,7 +31,8 @@ KERNELS = [
     kernel(INVARIANT[128, 128].long),
     kernel(INVARIANT[192, 192].many, "causal"),
     kernel(INVARIANT[256, 256].few),
-    kernel(INVARIANT[256, 256].few, "varlen", "split", "paged"),
+    kernel(replace(INVARIANT[256, 256].few, keys_once=True), "varlen", "split", "paged"),
+    kernel(replace(INVARIANT[64, 64].few, keys_once=True), "varlen"),
     kernel(INVARIANT[256, 256].few, "causal", "varlen", "paged", "planned"),
 ]
 

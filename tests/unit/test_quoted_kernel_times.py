@@ -11,6 +11,7 @@ from flash_helpers.explain.measured_cells import RESULTS
 ROOT = Path(__file__).parents[2]
 PAGES, INVARIANT = "h200-pages-lookup.json", "h200-invariant-shared.json"
 PROMOTION, DECODING = "h200-l2-promotion.json", "h200-decode-promotion.json"
+ONCE, BOXES = "h200-decode-keys-once.json", "h200-decode-boxes.json"
 QUERIES = {  # line of the table in docs/kernels/hopper.md: the feature without keys of a page
     "a chunk of 2048, 128": "chunk 2048, 8k",
     "a chunk of 512, 128": "chunk 512, 8k",
@@ -129,6 +130,50 @@ def test_what_decoding_gains_by_it_is_that_of_the_file() -> None:
     said = f"takes {min(gains):.1f} to {max(gains):.1f} % less time"
     assert said in text_of("docs/kernels/hopper.md")
     assert said in text_of("CHANGELOG.md")
+
+
+# ---------------------------------------------------------------------- keys that are read once
+def changes(file: str, variant: str, before: str, features: str = "") -> list[float]:
+    """Percent by which a variant's times differ from those of another, where both were measured."""
+    return [
+        100 * (ms[variant] / ms[before] - 1)
+        for feature, ms in times(file).items()
+        if variant in ms and before in ms and features in feature
+    ]
+
+
+def test_what_keys_that_leave_the_cache_first_gain_is_that_of_the_file() -> None:
+    text = text_of("docs/kernels/hopper.md")
+    every, in_turn = (
+        [
+            change
+            for kernel in ("wgmma", "invariant")
+            for change in changes(ONCE, f"{kernel}, keys once", kernel, features)
+        ]
+        for features in ("", " caches")
+    )
+    assert f"takes up to {-min(every):.1f} % less time with that, nowhere more." in text
+    assert max(every) < 0.05
+    assert f"in turn they are {-max(in_turn):.1f} to {-min(in_turn):.1f} %." in text
+    said = f"takes {-max(in_turn):.1f} to {-min(in_turn):.1f} % less time with several caches in turn"
+    assert said in text_of("CHANGELOG.md")
+
+
+def test_what_other_changes_to_decoding_do_is_that_of_the_files() -> None:
+    text = text_of("docs/kernels/hopper.md")
+
+    def span(*names: str) -> str:
+        found = changes(*names)
+        return f"{min(found):.1f} to {max(found):.1f} %"
+
+    whole, once = "boxes of a tile", "invariant, keys once"
+    heads = span(ONCE, f"{once}, heads first", once)
+    assert f"before the next part change times by {heads}." in text
+    small, smaller = (span(BOXES, f"boxes of {rows} rows", whole) for rows in (32, 16))
+    assert f"right after each other, {small}; copies of 16 keys {smaller};" in text
+    stages = span(BOXES, "two stages, keys once", f"{whole}, keys once")
+    assert f"two stages instead of three {stages};" in text
+    assert f"neither first nor last {span(BOXES, f'{whole}, evicted as others', whole)}." in text
 
 
 # ---------------------------------------------------------------------- numerics="invariant"

@@ -131,6 +131,11 @@ class AttentionProblem:
         group = self.n_heads // self.n_heads_kv if self.planned and self.n_heads_kv else 1
         return self.seq_len_q * group
 
+    def reads_keys_once(self, B_r: int) -> bool:
+        """Whether no two blocks of B_r rows read the same keys, as of sequences that decode."""
+        heads_share = self.n_heads != self.n_heads_kv and not self.planned
+        return self.rows_of_sequence <= B_r and not heads_share
+
     @property
     def sees_nothing(self) -> bool:
         """No query sees any key, whatever the lengths of the sequences are."""

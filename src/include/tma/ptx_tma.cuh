@@ -90,7 +90,7 @@ FLASH_DEVICE bool elect_lane() {
 }
 
 // ---------------------------------------------------------------- bulk tensor copies
-// L2 cache policies: Q is read once, K and V are read again by other query blocks.
+// L2 cache policies: Q is read once, K and V mostly again, by other query blocks.
 FLASH_DEVICE uint64_t evict_first_policy() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

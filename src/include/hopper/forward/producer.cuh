@@ -29,7 +29,7 @@ struct LoadThread {
     const TensorMaps &maps;
     const KernelArgs<typename Kernel::Mod> &args;
     const uint64_t q_policy = evict_first_policy();
-    const uint64_t kv_policy = evict_last_policy();
+    const uint64_t kv_policy = Kernel::cfg.keys_once ? evict_first_policy() : evict_last_policy();
 
     RingPosition<Kernel::q_stages> q_position{1};
     RingPosition<Kernel::k_stages> k_position{1};

@@ -114,6 +114,7 @@ class HopperForwardKernelConfig:
             product of 64 rows and 64 columns from shared memory alone needs all of its bandwidth.
         chunk_tiles: tiles of a chunk of keys: at each multiple of them a row begins anew, and chunks are
             joined from the last to the first, by one block or behind several; 0: all keys are one chunk.
+        keys_once: the L2 cache drops K and V first, which no other block reads; else it keeps them longest.
     """
 
     dtype: DType = size()
@@ -140,6 +141,7 @@ class HopperForwardKernelConfig:
     extra_k_stages: int = number("more_k", 0)
     q_register_steps: int = number("q_regs", 0)
     chunk_tiles: int = number("chunk", 0)
+    keys_once: bool = flag("keys_once", False)
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:

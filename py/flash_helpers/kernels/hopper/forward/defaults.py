@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from flash_helpers.kernels.defaults import Default, Defaults, size_for
@@ -56,7 +57,8 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
             copies=problem.mod is not None and copied_load(problem.mod) is not None,
             uneven=problem.mod_hides_keys,
         )
-        return kernel.config, reason
+        once = split and problem.reads_keys_once(WARPGROUP_ROWS)
+        return replace(kernel.config, keys_once=once), reason
 
     # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
     few = problem.decoding and rows <= MAX_DECODE_ROWS

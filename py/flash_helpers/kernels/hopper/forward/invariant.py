@@ -130,4 +130,6 @@ def invariant_choice(problem: AttentionProblem, sizes: tuple[int, int], few_bloc
     elif not are_filled(rows, config.B_r, (configs.packed.B_r,)):
         config = configs.packed
     uneven = problem.masked or problem.varlen
-    return replace(config, dtype=problem.dtype, dynamic_schedule=uneven), configs.reason
+    once = problem.reads_keys_once(FEW_ROWS)
+    config = replace(config, dtype=problem.dtype, dynamic_schedule=uneven, keys_once=once)
+    return config, configs.reason
