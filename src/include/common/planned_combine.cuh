@@ -99,24 +99,8 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
         const int64_t first = place * out.strides.seq + head * out.strides.head;
         for (int column = lane * columns; column < out.d_head_v; column += kWarpSize * columns) {
             const float *part = parts.partial_o + int64_t(in_sequence) * out.d_head_v + column;
-            float4 o{};
-#pragma unroll 4
-            for (int i = 0; i < s.parts; ++i) {
-                const float weight = weights[i];
-                if (weight < 0.0f) continue;
-                const float4 o_i =
-                    *reinterpret_cast<const float4 *>(part + i * parts.total_rows * out.d_head_v);
-                o.x += weight * o_i.x;
-                o.y += weight * o_i.y;
-                o.z += weight * o_i.z;
-                o.w += weight * o_i.w;
-            }
-            if (out.element_bytes == 4) {
-                *reinterpret_cast<float4 *>(static_cast<float *>(out.O) + first + column) = o;
-            } else {
-                char *gmem = static_cast<char *>(out.O) + (first + column) * kElementBytes;
-                *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
-            }
+            const float4 o = sum_of_parts(part, parts.total_rows * out.d_head_v, parts.n_splits, weights);
+            store_columns<kDType>(out, first + column, o);
         }
     }
 }

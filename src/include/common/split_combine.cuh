@@ -99,6 +99,37 @@ FLASH_DEVICE float weigh_parts(const SplitCombineArgs &args, int64_t row_index, 
     return sum == 0.0f ? -INFINITY : reference + logf(sum);
 }
 
+// O += weight O_i of four columns. A negative weight: the part does not count, whatever O_i is.
+FLASH_DEVICE void add_part(float4 &o, float weight, const float4 &o_i) {
+    if (weight < 0.0f) return;
+    o.x += weight * o_i.x;
+    o.y += weight * o_i.y;
+    o.z += weight * o_i.z;
+    o.w += weight * o_i.w;
+}
+
+// Four columns of all parts of a row, added up in their order by one lane. Many parts are on their way at a
+// time: one after the other each would take a latency.
+FLASH_DEVICE float4 sum_of_parts(const float *part, int64_t part_size, int n_parts, const float *weights) {
+    constexpr int kAhead = 16;
+    float4 o{};
+#pragma unroll 1
+    for (int begin = 0; begin < n_parts; begin += kAhead) {
+        float4 ahead[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            if (begin + i < n_parts) {
+                ahead[i] = *reinterpret_cast<const float4 *>(part + (begin + i) * part_size);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            if (begin + i < n_parts) add_part(o, weights[begin + i], ahead[i]);
+        }
+    }
+    return o;
+}
+
 // kDHeadV: the largest d_head_v. kVarlen: queries may be packed.
 template <DType kDType, int kDHeadV, bool kVarlen>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -152,22 +183,15 @@ __global__ void __launch_bounds__(kCombineThreads)
 
     // ---------------------------------------------------------------- O
     float4 o{};
-    const auto add = [&](float weight, const float4 &o_i) {
-        if (weight < 0.0f) return;
-        o.x += weight * o_i.x;
-        o.y += weight * o_i.y;
-        o.z += weight * o_i.z;
-        o.w += weight * o_i.w;
-    };
     if (in_row) {
 #pragma unroll
         for (int i = 0; i < parts_ahead; ++i) {
             const int at = lane + i * part_lanes;
-            if (at < args.n_splits) add(weights[at], first_parts[i]);
+            if (at < args.n_splits) add_part(o, weights[at], first_parts[i]);
         }
 #pragma unroll 4
         for (int at = lane + kPartsAhead; at < args.n_splits; at += part_lanes) {
-            add(weights[at], *reinterpret_cast<const float4 *>(part + at * part_size));
+            add_part(o, weights[at], *reinterpret_cast<const float4 *>(part + at * part_size));
         }
     }
     smem_sums[lane][thread % groups] = o;
@@ -234,17 +258,7 @@ __global__ void __launch_bounds__(kCombineRows *kWarpSize)
                               (int64_t(rows.first_row) + row) * args.O_strides.seq;
         for (int column = lane * columns; column < args.d_head_v; column += kWarpSize * columns) {
             const float *part = args.partial_o + row_index * args.d_head_v + column;
-            float4 o{};
-#pragma unroll 4
-            for (int i = 0; i < args.n_splits; ++i) {
-                const float weight = weights[i];
-                if (weight < 0.0f) continue;
-                const float4 o_i = *reinterpret_cast<const float4 *>(part + i * part_size);
-                o.x += weight * o_i.x;
-                o.y += weight * o_i.y;
-                o.z += weight * o_i.z;
-                o.w += weight * o_i.w;
-            }
+            const float4 o = sum_of_parts(part, part_size, args.n_splits, weights);
             if (args.O_float32) {
                 *reinterpret_cast<float4 *>(static_cast<float *>(args.O) + first + column) = o;
             } else {

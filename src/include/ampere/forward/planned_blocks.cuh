@@ -214,10 +214,14 @@ FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
     __shared__ StoredScheduler stored;  // of the warp that looks for items
     const int thread = threadIdx.x;
     wait_for_prerequisites();
-    clear_planned_rows_of_none(args, args.output, args.grid.n_heads, thread, Kernel::n_threads);
 #pragma unroll 1
     for (bool first = true;; first = false) {
-        if (thread < kWarpSize) find_planned_item<Kernel>(args, stored, item, first);
+        if (thread < kWarpSize) {
+            find_planned_item<Kernel>(args, stored, item, first);
+        } else if (first) {  // meanwhile
+            clear_planned_rows_of_none(args, args.output, args.grid.n_heads, thread - kWarpSize,
+                                       Kernel::n_threads - kWarpSize);
+        }
         __syncthreads();  // the item is there
         if (item.end_kv_block == kNoItem) break;
         if (item.has_tiles()) {
