@@ -360,9 +360,10 @@ def test_what_chunks_leave_is_kept_in_shared_memory_as_far_as_there_is_room() ->
     assert cut.kept_sums(132) == 132 * (16 + 2 - 8) * 1024
     assert replace(cut, chunk_tiles=0).smem_bytes() == 197632
     assert replace(cut, chunk_tiles=0).kept_sums(132) == 0
-    narrow = INVARIANT[64, 64].many  # 192 x 128, two Q slots: all ten slots
-    assert narrow.smem_bytes() == (2 * 192 + 4 * 128) * 128 + 1024 + 10 * 6144
-    assert narrow.kept_sums(132) == 0
+    narrow = INVARIANT[64, 64].many  # 256 x 64, two Q slots: eight of ten slots
+    assert narrow.smem_bytes() == (2 * 256 + 12 * 64) * 128 + 1024 + 8 * 8192
+    assert narrow.kept_sums(132) == 132 * 2 * 2048
+    assert replace(narrow, kv_stages=5).kept_sums(132) == 0
 
 
 # ---------------------------------------------------------------- agreement with C++

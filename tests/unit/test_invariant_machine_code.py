@@ -1,20 +1,19 @@
-"""Kernels of ``numerics="invariant"`` with pieces of keys: no spills but those that docs/choosing.md says."""
+"""Kernels of ``numerics="invariant"`` with pieces of keys: no spills, and steady loops as without pieces."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from flash_helpers.build import BuildResult, KernelCache, build_library
+from flash_helpers.build.gates import code_of, machine_code
 from flash_helpers.build.ptxas import parse_ptxas
+from flash_helpers.build.sass import find_tool
 from flash_helpers.kernel_configs import ForwardKernel, ForwardTraits
 from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.gates import counts, violations
 from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
-
-CHOOSING = Path(__file__).parents[2] / "docs" / "choosing.md"
 
 
 def kernel(config: HopperForwardKernelConfig, *names: str) -> ForwardKernel:
@@ -24,9 +23,10 @@ def kernel(config: HopperForwardKernelConfig, *names: str) -> ForwardKernel:
     )
 
 
-NARROW = kernel(INVARIANT[64, 64].many, "causal")
 KERNELS = [
-    NARROW,
+    kernel(INVARIANT[64, 64].many, "causal"),
+    kernel(INVARIANT[64, 64].many),
+    kernel(INVARIANT[64, 64].packed, "causal", "varlen", "paged", "planned"),
     kernel(INVARIANT[128, 128].many, "causal"),
     kernel(INVARIANT[128, 128].long),
     kernel(INVARIANT[192, 192].many, "causal"),
@@ -35,17 +35,38 @@ KERNELS = [
     kernel(replace(INVARIANT[64, 64].few, keys_once=True), "varlen"),
     kernel(INVARIANT[256, 256].few, "causal", "varlen", "paged", "planned"),
 ]
+# Those of prompts, beside the same without pieces.
+PAIRS = [
+    (k, replace(k, config=replace(k.config, chunk_tiles=0))) for k in (KERNELS[0], KERNELS[1], KERNELS[3])
+]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
-    return build_library(KERNELS, 90, cache=KernelCache(tmp_path_factory.mktemp("cache")))
+    kernels = [*KERNELS, *(whole for _, whole in PAIRS)]
+    return build_library(kernels, 90, cache=KernelCache(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.mark.compile
 def test_ptxas_neither_spills_nor_serializes(built: BuildResult) -> None:
     reports = {compiled.kernel: parse_ptxas(compiled.log) for compiled in built.kernels}
-    assert {k: r.warnings for k, r in reports.items()} == dict.fromkeys(KERNELS, ())
-    (said,) = re.findall(r"192 x 128, spills (\d+) bytes", CHOOSING.read_text(encoding="utf-8"))
-    wanted = dict.fromkeys(KERNELS, 0) | {NARROW: int(said)}
-    assert {k: r.spill_bytes for k, r in reports.items()} == wanted
+    assert {k: r.warnings for k, r in reports.items()} == dict.fromkeys(reports, ())
+    assert {k: r.spill_bytes for k, r in reports.items()} == dict.fromkeys(reports, 0)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(find_tool("cuobjdump") is None, reason="there is no cuobjdump")
+@pytest.mark.parametrize(("cut", "whole"), PAIRS, ids=lambda k: k.short_form())
+def test_pieces_cost_the_steady_loop_nothing(
+    built: BuildResult, cut: ForwardKernel, whole: ForwardKernel
+) -> None:
+    code = {
+        c.kernel: code_of(c, machine_code(built.path, [c.kernel])[c.kernel])
+        for c in built.kernels
+        if c.kernel in (cut, whole)
+    }
+    with_pieces, without = counts(code[cut]), counts(code[whole])
+    assert with_pieces.pop("total") <= without.pop("total")
+    assert with_pieces == without
+    assert isinstance(cut.config, HopperForwardKernelConfig)
+    assert [v for v in violations(cut.config, code[cut]) if "record" not in v] == []

@@ -21,12 +21,14 @@ struct ChunkSums {
     float4 *own;  // slot i is own[(i - kInShared) * kWarpgroupThreads]
     uint32_t own_shared;
 
-    FLASH_DEVICE ChunkSums(const ForwardKernelArgs &args, const SharedMemory<Kernel> &smem, int warpgroup)
-        : own(reinterpret_cast<float4 *>(args.kept_sums) +
+    // Addresses are found here, and take no registers in the loops of tiles.
+    FLASH_DEVICE ChunkSums(const ForwardKernelArgs &args, const SharedMemory<Kernel> &smem, int warpgroup) {
+        const int thread = computed_here(static_cast<int>(threadIdx.x % kWarpgroupThreads));
+        own = reinterpret_cast<float4 *>(args.kept_sums) + thread +
               (static_cast<int64_t>(blockIdx.x) * Kernel::n_consumers + warpgroup) * (kSlots - kInShared) *
-                  kWarpgroupThreads +
-              threadIdx.x % kWarpgroupThreads),
-          own_shared(smem.kept(warpgroup) + threadIdx.x % kWarpgroupThreads * int(sizeof(float4))) {}
+                  kWarpgroupThreads;
+        own_shared = smem.kept(warpgroup) + thread * int(sizeof(float4));
+    }
 
     // Sums and references of a chunk that has ended, until its O is there.
     FLASH_DEVICE void put_aside(const RowState &state) const {

@@ -5,8 +5,8 @@
 #include "common/chunks.cuh"
 #include "hopper/forward/begun_scores.cuh"
 #include "hopper/forward/capped_softmax.cuh"
-#include "hopper/forward/chunk_sums.cuh"
 #include "hopper/forward/epilogue.cuh"
+#include "hopper/forward/kept_rows.cuh"
 #include "hopper/forward/products.cuh"
 #include "hopper/forward/recompute.cuh"
 #include "hopper/forward/score_mods.cuh"
@@ -37,14 +37,15 @@ struct ChunkState {};
 template <typename Kernel>
     requires(Kernel::by_row)
 struct ChunkState<Kernel> {
-    float sum_before[2];         // of the last lagged step
-    bool has_kept_sums = false;  // chunks of the item before the one in hand are kept
+    float sum_before[2];  // of the last lagged step
+    int end_of_loops;     // of the chunk in hand
 };
 
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
                   Turns<Kernel, Consumer<Kernel>>,
-                  BegunScores<Kernel, Consumer<Kernel>> {
+                  BegunScores<Kernel, Consumer<Kernel>>,
+                  KeptRows<Kernel, Consumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
     static constexpr bool kByRow = Kernel::by_row;
     static constexpr bool kLagged = kByRow || Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
@@ -82,7 +83,6 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
 
     // ---------------------------------------------------------------- softmax of a tile
     FLASH_DEVICE void first_softmax() {
-        if constexpr (kByRow) chunks.has_kept_sums = false;
         if constexpr (Kernel::traits.softcap && !kByRow) {
             cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
         }
@@ -122,30 +122,24 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
         return Kernel::mod_hides_keys && tile_words.kind == TileKind::EMPTY;
     }
 
-    // By row. A tile with a mask may begin a chunk of keys.
+    // Of the first tile of a chunk behind another.
+    FLASH_DEVICE void chunk_softmax() {
+        cap_scores();
+        if (this->needs_mask(kv_block)) mask_tile();
+        softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
+    }
+
     template <bool kMasked>
     FLASH_DEVICE void row_softmax() {
         cap_scores();
         if constexpr (kMasked) {
-            if (!begins_chunk() || this->needs_mask(kv_block)) mask_tile();
-            if constexpr (Kernel::chunk_tiles > 0) {
-                if (begins_chunk()) {
-                    ChunkSums<Kernel>(args, smem, warpgroup).put_aside(row_state());
-                    return softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
-                }
-            }
+            mask_tile();
             softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
         } else {
             chunks.sum_before[0] = softmax.sum[0];
             chunks.sum_before[1] = softmax.sum[1];
             softmax.lagged_step(rmem_S, args.exponent_factor);
         }
-    }
-
-    // Whether the tile in hand is the last of a chunk of keys, and so the first of it that is taken.
-    FLASH_DEVICE bool begins_chunk() const {
-        if constexpr (Kernel::chunk_tiles == 0) return false;
-        return (kv_block + 1) % max_of(Kernel::chunk_tiles, 1) == 0;
     }
 
     // O follows the step's change of reference. No wgmma is in flight.
@@ -176,19 +170,16 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
 
     template <bool kMasked>
     FLASH_DEVICE void settle_row_softmax() {
-        if constexpr (kMasked) {
-            if (begins_chunk()) {
-                keep_sums();
-                return zero_output();
-            }
-        } else {
+        if constexpr (!kMasked) {
             if (!softmax.warp_outgrew(kToleratedGrowthByRow)) return;
             if (softmax.warp_outgrew(kRescalableGrowth)) {
                 softmax.sum[0] = chunks.sum_before[0];
                 softmax.sum[1] = chunks.sum_before[1];
                 this->begin_scores();
+                // Chunks leave no registers for addresses that are found before the loop.
+                const int own_lane = Kernel::chunk_tiles > 0 ? computed_here(lane) : lane;
                 recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
-                                         warpgroup * kWarpgroupRows + warp * 16, lane);
+                                         warpgroup * kWarpgroupRows + warp * 16, own_lane);
                 cap_scores();
                 softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
             } else {
@@ -196,17 +187,6 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
             }
         }
         scale_rows(rmem_O, softmax.rescale);
-    }
-
-    // What a chunk of keys has left goes to memory, joined with what is there of the item.
-    FLASH_DEVICE void keep_sums() {
-        if constexpr (Kernel::chunk_tiles > 0) {
-            const ChunkSums<Kernel> sums(args, smem, warpgroup);
-            RowState ended = sums.aside();
-            if (chunks.has_kept_sums) sums.join(rmem_O, ended, args.exponent_factor);
-            sums.store(rmem_O, ended);
-            chunks.has_kept_sums = true;
-        }
     }
 
     FLASH_DEVICE void undo_lagged_step() {
@@ -341,25 +321,23 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
         for (int i = 0; i < d_v / 2; ++i) rmem_O[i] = 0.f;
     }
 
-    FLASH_DEVICE RowStateOf<Kernel> row_state() const {
-        const RowState state{{softmax.sum[0], softmax.sum[1]}, {softmax.reference[0], softmax.reference[1]}};
-        if constexpr (Kernel::chunk_tiles > 0) {
-            return {state, chunks.has_kept_sums};
-        } else {
-            return state;
-        }
+    FLASH_DEVICE RowState row_state() const {
+        return {{softmax.sum[0], softmax.sum[1]}, {softmax.reference[0], softmax.reference[1]}};
     }
 
-    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const RowStateOf<Kernel> &state, uint32_t q_slot) {
+    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const PutAside &, uint32_t q_slot) {
+        finish(ended, this->aside(), q_slot);
+    }
+    FLASH_DEVICE void finish(const ItemOf<Kernel> &ended, const RowState &state, uint32_t q_slot) {
         // Until O has been staged the slot still holds the item: no register has to carry it through the
         // loops.
         const ItemOf<Kernel> done = Kernel::direct_store ? ended : read_item_of(smem, q_slot);
         if constexpr (Kernel::chunk_tiles > 0) {
             RowState whole = state;
-            if (state.has_kept_sums) {
-                ChunkSums<Kernel>(args, smem, warpgroup).join(rmem_O, whole, args.exponent_factor);
-            }
-            finish_item<Kernel>(rmem_O, whole, args, smem, done, q_slot, warpgroup, warp, lane);
+            this->join_kept_sums(whole, done, this->last_block(done));
+            // What follows from the lane is found here, and takes no registers in the loops of tiles.
+            finish_item<Kernel>(rmem_O, whole, args, smem, done, q_slot, warpgroup, warp,
+                                computed_here(lane));
         } else {
             finish_item<Kernel>(rmem_O, state, args, smem, done, q_slot, warpgroup, warp, lane);
         }
@@ -382,6 +360,12 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
         pass_tiles_of_the_other_block();
         kv_block = this->leading_kv_block();
         skip_leading_tiles();
+        enter_chunk();
+    }
+
+    // The tile in hand is the first of a chunk of keys.
+    FLASH_DEVICE void enter_chunk() {
+        if constexpr (Kernel::chunk_tiles > 0) chunks.end_of_loops = this->end_of_chunk(kv_block);
     }
 
     // The tile in hand has arrived.
@@ -406,8 +390,7 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
     // warpgroups do, so that nobody's turn is missed.
     FLASH_DEVICE void pass_tiles_of_the_other_block() {
         if constexpr (Kernel::passes_tiles) {
-            const int visible = (item.q_block + 1) * B_r + this->seq_len_k() - this->seq_len_q();
-            const int end = min(item.end_kv_block, max(ceil_div(visible, B_c), 1));
+            const int end = this->end_kv_block(item);
 #pragma unroll 1
             for (; item.end_kv_block > end; --item.end_kv_block) pass_tile();
         }
@@ -440,6 +423,13 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
 
     FLASH_DEVICE void fetch_item() {
         mbarrier_wait(smem.q_full(q.slot()), q.phase());  // Q and its item are there
+        take_item();
+        this->find_steps();
+        load_query_registers();
+    }
+
+    // What the Q slot says of the item in hand.
+    FLASH_DEVICE void take_item() {
         item = read_item_of(smem, q.slot());
         // Loop bounds must be known to be uniform, or the loops' slots are not (see products.cuh).
         item.q_block = __shfl_sync(kAllLanes, item.q_block, 0);
@@ -449,8 +439,6 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
             item.seq_len_q = __shfl_sync(kAllLanes, item.seq_len_q, 0);
             item.seq_len_k = __shfl_sync(kAllLanes, item.seq_len_k, 0);
         }
-        this->find_steps();
-        load_query_registers();
     }
 
     // Lane 8 i + j addresses row j of matrix i: 0, 1 are rows 0-7 and 8-15 of the warp's columns 0-7, 2, 3

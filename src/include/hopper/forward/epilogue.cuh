@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <type_traits>
 
 #include "common/dropout.cuh"
 #include "common/quad.cuh"
@@ -19,13 +18,6 @@ struct RowState {
     float sum[2];        // the thread's share
     float reference[2];  //
 };
-
-// With chunks of keys (common/chunks.cuh) also whether sums of others of the item lie in memory.
-struct ChunkedRowState : RowState {
-    bool has_kept_sums;
-};
-template <typename Kernel>
-using RowStateOf = std::conditional_t<(Kernel::chunk_tiles > 0), ChunkedRowState, RowState>;
 
 // Stages O (64, d_v) of one warpgroup in shared memory, in the layout of Q's slot.
 template <typename Kernel>

@@ -39,7 +39,7 @@ template <typename Kernel>
 FLASH_DEVICE void pass_further_tiles(Consumer<Kernel> &wg) {
     wg.go_to_next_tile();
 #pragma unroll 1
-    for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) {
+    for (; wg.kv_block >= wg.last_block(); wg.go_to_next_tile()) {
         const auto v = wg.kv;
         wg.kv.advance();
         wg.await_k();

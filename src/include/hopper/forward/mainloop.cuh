@@ -1,5 +1,6 @@
 // The tiles of one item, in the order in which a consumer warpgroup takes them: from the last to the first,
-// so that ragged and diagonal tiles, which need masks, come first and the steady loop has none.
+// so that ragged and diagonal tiles, which need masks, come first and the steady loop has none
+// (tile_walk.cuh).
 //
 // With overlap_products two products run at a time, and the softmax under them:
 //
@@ -12,47 +13,9 @@
 
 #include "hopper/forward/capped_steps.cuh"
 #include "hopper/forward/hidden_values.cuh"
+#include "hopper/forward/tile_walk.cuh"
 
 namespace flash::hopper {
-
-// The tiles behind an item's first. Every row sees every key of most of them, which take `step`; those of
-// which a mask hides something take `masked_step`.
-template <typename Kernel, typename MaskedStep, typename Step>
-FLASH_DEVICE void further_tiles(Consumer<Kernel> &wg, const MaskedStep &masked_step, const Step &step) {
-    wg.go_to_next_tile();
-    if constexpr (Kernel::masks_diagonal) {
-        const int last_masked = wg.last_masked_block();
-#pragma unroll 1
-        for (; wg.kv_block >= last_masked; wg.go_to_next_tile()) masked_step();
-    }
-    const int first_whole = wg.first_whole_block();
-#pragma unroll 1
-    for (; wg.kv_block >= first_whole; wg.go_to_next_tile()) step();
-    if constexpr (Kernel::traits.window) {
-#pragma unroll 1
-        for (; wg.kv_block >= wg.end_of_loops(); wg.go_to_next_tile()) masked_step();
-    }
-}
-
-// With chunks of keys: the first tile of a chunk takes the masked step, too, which looks at each row. There
-// is one copy of it, so that its instructions are at hand.
-template <typename Kernel, typename MaskedStep, typename Step>
-    requires(Kernel::chunk_tiles > 0)
-FLASH_DEVICE void further_tiles(Consumer<Kernel> &wg, const MaskedStep &masked_step, const Step &step) {
-    wg.go_to_next_tile();
-    const int first_whole = wg.first_whole_block();
-#pragma unroll 1
-    while (wg.kv_block >= wg.end_of_loops()) {
-        if (wg.needs_mask(wg.kv_block) || wg.begins_chunk()) {
-            masked_step();
-            wg.go_to_next_tile();
-            continue;
-        }
-        const int end = max(first_whole, wg.kv_block / Kernel::chunk_tiles * Kernel::chunk_tiles);
-#pragma unroll 1
-        for (; wg.kv_block >= end; wg.go_to_next_tile()) step();
-    }
-}
 
 // ---------------------------------------------------------------- two products at a time
 // The first tile's scores and softmax, with nothing else in flight.
@@ -117,10 +80,33 @@ FLASH_DEVICE void overlapped_step(Consumer<Kernel> &wg) {
     scores_to_probabilities<kMasked>(wg, [&] { wg.await_pv(v.v_slot()); });
 }
 
+// The first tile of a chunk of keys, with the last P V of the chunk before it: as overlapped_step, but rows
+// begin anew, and what the other chunk has left of them is kept.
+template <typename Kernel>
+FLASH_DEVICE void begin_chunk(Consumer<Kernel> &wg) {
+    const auto ended = wg.put_aside();
+    if (!Kernel::direct_store)
+        wg.take_item();  // anew: what follows from it takes no registers from chunk to chunk
+    const auto v = wg.kv;
+    wg.kv.advance();
+    wg.enter_chunk();
+    wg.use_slots(wg.kv.k_slot(), v.v_slot());
+    wg.await_k();
+    issue_both_products<Kernel::B_c>(wg, v, [&] { wg.await_turn(); });
+    wg.await_scores();
+    wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
+    wg.chunk_softmax();
+    wg.await_pv(v.v_slot());
+    wg.round_probabilities();
+    wg.keep_sums(ended);
+}
+
 // All further tiles; P V lags by one.
 template <typename Kernel>
 FLASH_DEVICE void overlapped_tiles(Consumer<Kernel> &wg) {
-    further_tiles(wg, [&] { overlapped_step<true>(wg); }, [&] { overlapped_step<false>(wg); });
+    further_tiles<Kernel>(
+        wg, [&] { overlapped_step<true>(wg); }, [&] { overlapped_step<false>(wg); },
+        [&] { begin_chunk(wg); });
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 
@@ -145,9 +131,9 @@ FLASH_DEVICE void last_pv(Consumer<Kernel> &wg, const ItemOf<Kernel> &item) {
 }
 
 // ---------------------------------------------------------------- one product at a time
-// The other warpgroups cover the softmax.
-template <bool kFirst, bool kMasked, typename Kernel>
-FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
+// The other warpgroups cover the softmax. `softmax` is that of a first tile, where it is one.
+template <bool kFirst, bool kMasked, typename Kernel, typename Softmax>
+FLASH_DEVICE void serial_step(Consumer<Kernel> &wg, const Softmax &softmax) {
     wg.use_slots(wg.kv.k_slot(), wg.kv.v_slot());
     wg.await_k();
     wg.await_turn();
@@ -161,12 +147,12 @@ FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
     pin_registers(wg.rmem_S);
     if constexpr (kFirst) {
         wg.release_tile(wg.smem.k_empty(wg.kv.k_slot()));
-        wg.first_softmax();
+        softmax();
         wg.round_probabilities();
     } else {
         scores_to_probabilities<kMasked>(wg, [] {});
     }
-    if (kMasked && wg.kv_block == wg.end_of_loops()) clear_hidden_values(wg, wg.item, wg.kv);
+    if (kMasked && wg.kv_block == wg.last_block()) clear_hidden_values(wg, wg.item, wg.kv);
     mbarrier_wait(wg.smem.v_full(wg.kv.v_slot()), wg.kv.v_phase());
     wg.products.issue_pv(wg.rmem_O, wg.rmem_P, wg.tiles, [] {});
     wgmma_wait<0>();
@@ -178,8 +164,14 @@ FLASH_DEVICE void serial_step(Consumer<Kernel> &wg) {
 template <typename Kernel>
 FLASH_DEVICE void serial_tiles(Consumer<Kernel> &wg) {
     wg.go_to_first_tile();
-    serial_step<true, true>(wg);
-    further_tiles(wg, [&] { serial_step<false, true>(wg); }, [&] { serial_step<false, false>(wg); });
+    serial_step<true, true>(wg, [&] { wg.first_softmax(); });
+    further_tiles<Kernel>(
+        wg, [&] { serial_step<false, true>(wg, [] {}); }, [&] { serial_step<false, false>(wg, [] {}); },
+        [&] {
+            wg.keep_sums(wg.row_state());
+            wg.enter_chunk();
+            serial_step<true, true>(wg, [&] { wg.chunk_softmax(); });
+        });
     if (Kernel::direct_store) wg.release(wg.smem.q_empty(wg.q.slot()));
 }
 

@@ -16,11 +16,13 @@ template <typename Kernel, typename Consumer>
 struct TileRange {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
 
-    FLASH_DEVICE int seq_len_q() const {
-        return Kernel::traits.varlen ? self().item.seq_len_q : self().args.work.seq_len_q;
+    FLASH_DEVICE int seq_len_q() const { return seq_len_q(self().item); }
+    FLASH_DEVICE int seq_len_k() const { return seq_len_k(self().item); }
+    FLASH_DEVICE int seq_len_q(const ItemOf<Kernel> &item) const {
+        return Kernel::traits.varlen ? item.seq_len_q : self().args.work.seq_len_q;
     }
-    FLASH_DEVICE int seq_len_k() const {
-        return Kernel::traits.varlen ? self().item.seq_len_k : self().args.work.seq_len_k;
+    FLASH_DEVICE int seq_len_k(const ItemOf<Kernel> &item) const {
+        return Kernel::traits.varlen ? item.seq_len_k : self().args.work.seq_len_k;
     }
     FLASH_DEVICE Mask<Kernel::traits> mask() const {
         return self().args.template mask<Kernel::traits>(seq_len_q(), seq_len_k());
@@ -72,18 +74,51 @@ struct TileRange {
                (Kernel::traits.window && kv_block < first_whole_block());
     }
 
-    // Tiles go from the last to this one.
-    FLASH_DEVICE int end_of_loops() const { return Kernel::tiles_begin ? self().item.first_kv_block : 0; }
+    // Tiles of an item go from the last to this one.
+    FLASH_DEVICE int last_block() const { return last_block(self().item); }
+    FLASH_DEVICE int last_block(const ItemOf<Kernel> &item) const {
+        return Kernel::tiles_begin ? item.first_kv_block : 0;
+    }
 
-    // The first tile that the warpgroup works on. Under a causal mask it may skip the item's first tiles.
+    // ... and those of a chunk of keys, of which an item may have several, to this one.
+    FLASH_DEVICE int end_of_loops() const {
+        if constexpr (Kernel::chunk_tiles > 0) return self().chunks.end_of_loops;
+        return last_block();
+    }
+    // Of the chunk that a tile is in.
+    FLASH_DEVICE int end_of_chunk(int kv_block) const {
+        constexpr int kTiles = max_of(Kernel::chunk_tiles, 1);
+        return max(last_block(), kv_block / kTiles * kTiles);
+    }
+
+    // The first tile of an item that the warpgroup works on. Under a causal mask it may skip the first tiles.
     FLASH_DEVICE int leading_kv_block() const {
-        int n_blocks = self().item.end_kv_block;
+        return leading_kv_block(self().item, self().item.end_kv_block);
+    }
+    FLASH_DEVICE int leading_kv_block(const ItemOf<Kernel> &item, int end_kv_block) const {
+        int n_blocks = end_kv_block;
         if (Kernel::max_skipped_tiles > 0) {
-            const int visible = first_row() + kWarpgroupRows + seq_len_k() - seq_len_q();
+            const int first = item.q_block * B_r + self().warpgroup * kWarpgroupRows;
+            const int visible = first + kWarpgroupRows + seq_len_k(item) - seq_len_q(item);
             n_blocks = min(n_blocks, max((visible + B_c - 1) / B_c, 1));
-            n_blocks = max(n_blocks, self().item.end_kv_block - Kernel::max_skipped_tiles);
+            n_blocks = max(n_blocks, end_kv_block - Kernel::max_skipped_tiles);
         }
         return n_blocks - 1;
+    }
+
+    // One past the last tile of an item, as its slot says it. Of paired blocks the one with the lower queries
+    // has fewer.
+    FLASH_DEVICE int end_kv_block(const ItemOf<Kernel> &item) const {
+        if constexpr (!Kernel::passes_tiles) return item.end_kv_block;
+        const int visible = (item.q_block + 1) * B_r + seq_len_k(item) - seq_len_q(item);
+        return min(item.end_kv_block, max(ceil_div(visible, B_c), 1));
+    }
+
+    // Of the warpgroup's chunks of keys of an item, whether there is one before that of a tile.
+    FLASH_DEVICE bool has_kept_sums(const ItemOf<Kernel> &item, int kv_block) const {
+        constexpr int kTiles = max_of(Kernel::chunk_tiles, 1);
+        return Kernel::chunk_tiles > 0 &&
+               leading_kv_block(item, end_kv_block(item)) / kTiles > kv_block / kTiles;
     }
 
     // Whether the warpgroup sees nothing of the second half of its first tile.

@@ -91,7 +91,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
         clear_hidden_values(wg, done, v);
         wg.kv.advance();
         wg.go_to_first_tile();
-        const auto state = wg.row_state();
+        const auto state = wg.put_aside();
         wg.use_slots(wg.kv.k_slot(), v.v_slot());
         wg.await_k();
         wg.with_first_columns([&]<int n_columns>() {
@@ -110,6 +110,7 @@ FLASH_DEVICE bool run_item_and_begin_next(Consumer<Kernel> &wg) {
         });
         wg.round_probabilities();
         wg.finish(done, state, q_slot);
+        if (Kernel::chunk_tiles > 0) __syncwarp();  // else ptxas does not know the warp to be in one place
     }
     return true;
 }

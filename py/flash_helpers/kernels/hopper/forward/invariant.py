@@ -85,14 +85,17 @@ def _configs(
 
 
 _AFTER, _WITH = {"next_item": NextItem.AFTER_LAST_PV}, {"next_item": NextItem.WITH_LAST_PV}
+_TALL = {"B_r": 256, "kv_stages": 6, "forced_overlap": False, "trimmed": True, "section_heads": 64}
 _ONE_Q = {"q_stages": 1}
 _ROOM_FOR_CHUNKS = {"q_stages": 1, "next_item": NextItem.NONE, "ping_pong": True}  # in shared memory
 
 INVARIANT: dict[tuple[int, int], InvariantConfigs] = dict(
     (
         _configs(
-            (64, 64), 128, 6, {"B_r": 192, "early_pass": True, **_WITH}, _WITH,
-            "tiles of 128 keys, which decoding and long prompts take anyway",
+            (64, 64), 64, 8,
+            {**_TALL, **_WITH},
+            {"kv_stages": 6, **_WITH},
+            "tiles of 64 keys, which prompts take anyway",
         ),
         _configs(
             (96, 96), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as decoding and short prompts take anyway"
