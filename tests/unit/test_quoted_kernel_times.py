@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 from flash_helpers.benchmark.result_file import ResultFile
@@ -13,6 +14,7 @@ PAGES, INVARIANT = "h200-pages-lookup.json", "h200-invariant-shared.json"
 APART = "h200-invariant-apart.json"
 PROMOTION, DECODING = "h200-l2-promotion.json", "h200-decode-promotion.json"
 ONCE, BOXES = "h200-decode-keys-once.json", "h200-decode-boxes.json"
+FAMILIES = "h200-decode-families.json"
 QUERIES = {  # line of the table in docs/kernels/hopper.md: the feature without keys of a page
     "a chunk of 2048, 128": "chunk 2048, 8k",
     "a chunk of 512, 128": "chunk 512, 8k",
@@ -175,6 +177,27 @@ def test_what_other_changes_to_decoding_do_is_that_of_the_files() -> None:
     stages = span(BOXES, "two stages, keys once", f"{whole}, keys once")
     assert f"two stages instead of three {stages};" in text
     assert f"neither first nor last {span(BOXES, f'{whole}, evicted as others', whole)}." in text
+
+
+def test_what_decoding_gains_by_the_other_family_is_that_of_the_file() -> None:
+    text = text_of("docs/kernels/hopper.md")
+
+    def spans(features: str, sign: int) -> str:
+        found = [sign * change for change in changes(FAMILIES, "wgmma", "mma.sync", features)]
+        return f"{min(found):.1f} to {max(found):.1f} %"
+
+    narrow = changes(FAMILIES, "wgmma", "mma.sync", "d 96")
+    others = [change for change in changes(FAMILIES, "wgmma", "mma.sync") if change not in narrow]
+    slower = sum(change > 2 for change in others)
+    assert f"of {len(others)} calls of other head sizes" in text
+    assert f"half take at least {-statistics.median(others):.1f} % less time" in text
+    assert f"4 queries a sequence {spans('n_q 4', -1)}, sequences" in text
+    assert (
+        f"different lengths {spans('32 of 100', -1)}; one in {len(others) // slower} takes 2 % more" in text
+    )
+    assert (
+        f"or worse, at most {max(others):.1f} %. At head size 96 calls take {spans('d 96', 1)} more." in text
+    )
 
 
 # ---------------------------------------------------------------------- numerics="invariant"

@@ -19,12 +19,11 @@ from flash_helpers.mods.ahead import copied_load, streamed_load
 
 FIRST, LAST = 0, 2  # the Ampere family's place is between them
 
-# Where memory gives each SM so many bytes a second, two small blocks of the Ampere family on an SM are faster
-# than one of the Hopper family: by 4 to 19 % on an H200 (36 GB/s an SM), not on an H100 (25 GB/s; of older
-# kernels), head size 128 (benchmarks/results/h200-decode.json, h100-decode.json); at head sizes 64 and 256
-# mostly by as much, but for two of 24 cells (h200-decode-64.json, -256.json). With pages it is by 4 to 22 %
-# at 64 keys a page and head size 128, by 26 to 63 % at 16 (h200-pages-128-64.json, -128-16.json; of a
-# load thread that looked up pages one by one).
+# Where memory gives each SM so many bytes a second, two small blocks of the Ampere family on an SM were
+# faster than one of the Hopper family: by 4 to 19 % on an H200 (36 GB/s an SM), not on an H100 (25 GB/s),
+# head size 128 (benchmarks/results/h200-decode.json, h100-decode.json). Since tensor maps have 128 bytes
+# brought to the L2 cache at a time they are not, but for head size 96 (h200-decode-families.json); with
+# functions of the user's that was not measured.
 FAST_MEMORY = 30e9
 
 
@@ -61,7 +60,7 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         return replace(kernel.config, keys_once=once), reason
 
     # Time that goes into reading K and V, from a memory that is fast for its number of SMs.
-    few = problem.decoding and rows <= MAX_DECODE_ROWS
+    few = problem.decoding and rows <= MAX_DECODE_ROWS and (problem.has_mod or found[0] == 96)
     small_blocks_are_faster = few and facts.dram_bandwidth > FAST_MEMORY * facts.sm_count
     whole = choose(False)
     # At 1024 keys on an H200, parts of blocks of 128 queries take three times as long as whole blocks of 64.
