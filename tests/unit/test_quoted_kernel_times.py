@@ -181,6 +181,9 @@ def test_what_other_changes_to_decoding_do_is_that_of_the_files() -> None:
 
 def test_what_decoding_gains_by_the_other_family_is_that_of_the_file() -> None:
     text = text_of("docs/kernels/hopper.md")
+    one = {who: f"{1e3 * ms:.1f}" for who, ms in times(FAMILIES)["decoding 1 x 16384, 7 caches"].items()}
+    said = f"takes {one['wgmma']} µs where that one takes {one['mma.sync']}, with seven caches"
+    assert said in text_of("docs/measurements.md")
 
     def spans(features: str, sign: int) -> str:
         found = [sign * change for change in changes(FAMILIES, "wgmma", "mma.sync", features)]
