@@ -53,8 +53,6 @@ COSTS = {  # line of docs/choosing.md: the features that it is about
     "causal prompts, head size 64": r"prompt d 64 .*",
     "decoding, in pages too": r"decoding (?!1 x 4096)(in pages )?\d+ x \d+",
     "decoding of one sequence of 4096 keys, which are two pieces": r"decoding 1 x 4096",
-    "decoding, packed queries": r"decoding, packed queries .*",
-    "a chunk of 2048 queries beside 63 sequences that decode": r"chunk of .*",
 }
 
 
