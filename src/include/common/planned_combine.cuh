@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
         const int64_t first = place * out.strides.seq + head * out.strides.head;
         for (int column = lane * columns; column < out.d_head_v; column += kWarpSize * columns) {
             const float *part = parts.partial_o + int64_t(in_sequence) * out.d_head_v + column;
-            const float4 o = sum_of_parts(part, parts.total_rows * out.d_head_v, parts.n_splits, weights);
+            const float4 o = sum_of_parts<16>(part, parts.total_rows * out.d_head_v, parts.n_splits, weights);
             store_columns<kDType>(out, first + column, o);
         }
     }

@@ -108,10 +108,10 @@ FLASH_DEVICE void add_part(float4 &o, float weight, const float4 &o_i) {
     o.w += weight * o_i.w;
 }
 
-// Four columns of all parts of a row, added up in their order by one lane. Many parts are on their way at a
-// time: one after the other each would take a latency.
+// Four columns of all parts of a row, added up in their order by one lane. kAhead parts are on their way at a
+// time, as many as registers allow: one after the other each would take a latency.
+template <int kAhead>
 FLASH_DEVICE float4 sum_of_parts(const float *part, int64_t part_size, int n_parts, const float *weights) {
-    constexpr int kAhead = 16;
     float4 o{};
 #pragma unroll 1
     for (int begin = 0; begin < n_parts; begin += kAhead) {
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(kCombineRows *kWarpSize)
                               (int64_t(rows.first_row) + row) * args.O_strides.seq;
         for (int column = lane * columns; column < args.d_head_v; column += kWarpSize * columns) {
             const float *part = args.partial_o + row_index * args.d_head_v + column;
-            const float4 o = sum_of_parts(part, part_size, args.n_splits, weights);
+            const float4 o = sum_of_parts<4>(part, part_size, args.n_splits, weights);
             if (args.O_float32) {
                 *reinterpret_cast<float4 *>(static_cast<float *>(args.O) + first + column) = o;
             } else {
