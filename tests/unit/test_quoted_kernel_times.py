@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 from flash_helpers.benchmark.result_file import ResultFile
 from flash_helpers.explain.measured_cells import RESULTS
@@ -72,7 +73,7 @@ def test_times_of_keys_in_pages_are_those_of_the_file() -> None:
 def test_times_of_the_ampere_family_beside_them_are_those_of_the_file() -> None:
     decoding = microseconds("64 decoding, 8k, default, pages 16", "now")
     chunk = microseconds("chunk 2048, 8k, Ampere family, pages 16", "now")
-    said = f"decodes in {decoding} µs and is still faster; for the chunk of 2048 it takes {chunk}."
+    said = f"decoded in {decoding} µs and was still faster; for the chunk of 2048 it took {chunk}."
     assert said in text_of("docs/kernels/hopper.md")
 
 
@@ -105,8 +106,8 @@ def promotions() -> dict[tuple[str, int, int], dict[str, float]]:
 def test_what_narrower_promotion_gains_is_that_of_the_file() -> None:
     found, text = promotions(), text_of("docs/kernels/hopper.md")
 
-    def said(*cell: object) -> tuple[str, str]:
-        return tuple(f"{found[cell][bytes_]:.1f}" for bytes_ in ("128 bytes", "256 bytes"))  # type: ignore
+    def said(*cell: Any) -> list[str]:
+        return [f"{found[cell][promotion]:.1f}" for promotion in ("128 bytes", "256 bytes")]
 
     short = said("short sequences", 256, 128)
     assert "64 causal sequences of 256 take {} µs instead of {},".format(*short) in text
@@ -125,6 +126,21 @@ def test_no_row_takes_longer_with_narrower_promotion() -> None:
         assert before["problem"] == now["problem"]
         (was,), (time,) = before["milliseconds"].values(), now["milliseconds"].values()
         assert time["median"] < 1.01 * was["median"]
+
+
+def test_what_it_does_to_gradients_is_that_of_the_file() -> None:
+    rows = ResultFile.load(RESULTS / "h200-l2-promotion-backward.json").rows
+    times = [next(iter(row["milliseconds"].values()))["median"] for row in rows]
+    cells = [times[i : i + 4] for i in range(0, len(times), 4)]  # 256 bytes twice, 128 bytes twice
+    changes = [100 * (min(cell[2:]) / min(cell[:2]) - 1) for cell in cells]
+    again = [100 * (cell[i + 1] / cell[i] - 1) for cell in cells for i in (0, 2)]
+    text = text_of("docs/kernels/hopper.md")
+    mean = sum(changes) / len(changes)
+    said = (
+        f"{len(cells)} rows of gradients took {min(changes):.1f} to {max(changes):.1f} % longer, {mean:.1f} %"
+    )
+    assert f"{said} in the mean" in text
+    assert f"the same kernels took {min(again):.1f} to {max(again):.1f} % longer from one process" in text
 
 
 def test_what_decoding_gains_by_it_is_that_of_the_file() -> None:
@@ -232,7 +248,7 @@ def test_costs_beside_the_table_are_those_of_the_files() -> None:
     text = text_of("docs/choosing.md")
     one = times(ONCE)["decoding 1 x 4096, 40 caches"]
     default, pieces = (f"{1e3 * one[f'{kernel}, keys once']:.1f}" for kernel in ("wgmma", "invariant"))
-    assert f"the default takes {default} µs there, and two pieces {pieces} (" in text
+    assert f"it takes {default} µs there, and two pieces {pieces} (" in text
     packed = changes(FAMILIES, "invariant", "wgmma", "packed")
     assert f"Packed queries that decode take {-max(packed):.1f} to {-min(packed):.1f} % less (" in text
     (mixed,) = costs("chunk of 2048 + 63 decoding, 8192")

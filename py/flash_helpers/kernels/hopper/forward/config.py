@@ -19,7 +19,7 @@ WARPGROUP_ROWS = 64  # query rows of one wgmma
 MMA_K = 16  # reduction length of one wgmma
 PANEL_COLUMNS = 64  # elements of a 128-byte row, the widest that TMA swizzles
 CONTROL_BYTES = 1024  # barriers and work items
-MOST_SMEM = 227 * 1024  # of a block
+MAX_SMEM_BYTES = 227 * 1024  # of a block
 KEPT_BYTES = 16  # of a consumer thread, in a slot of what chunks of keys have left
 MAX_PREFETCH = 16  # prefetch_next
 D_HEADS = (64, 96, 128, 192, 256)
@@ -235,7 +235,7 @@ class HopperForwardKernelConfig:
         return self.n_consumers * WARPGROUP_SIZE * KEPT_BYTES
 
     def _kept_slots(self, tiles: int) -> int:
-        room = max(MOST_SMEM - CONTROL_BYTES - tiles, 0)
+        room = max(MAX_SMEM_BYTES - CONTROL_BYTES - tiles, 0)
         return min(room // self._kept_slot_bytes, self._wanted_kept_slots)
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
