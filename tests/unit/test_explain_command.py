@@ -166,9 +166,16 @@ def test_no_reason_is_a_ratio_of_one(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_error_of_predicted_times_is_the_one_that_is_stated() -> None:
     cells, left_out = read_cells(sorted(RESULTS.glob("*.json")))
     assert len(cells) > 2000
-    # Files grow: the share counts, which was 8.7 % when 200 of 2,307 were the limit.
-    assert sum(left_out.values()) < 0.087 * len(cells), left_out
-    assert not any("Error" in reason or "not known" in reason for reason in left_out), left_out
+    # All reasons that a row may be left out for. Who renames a kernel keeps its old names readable.
+    no_prediction = {
+        "sequences of different lengths: their blocks are not alike",
+        "keys of a prompt in parts, without their number",
+        "a soft cap, whose time depends on how large the scores are",
+    }
+    older_name = "a kernel whose name is of an older version"
+    assert left_out.keys() <= no_prediction | {older_name}, left_out
+    assert left_out[older_name] <= 132
+    assert sum(left_out.values()) < 0.15 * len(cells), left_out
     rows = {row.group: row for row in time_errors(cells)}
     assert rows["all"].count == len(cells)
     assert rows["all"].median <= 100 * MODEL_ERROR + 0.5
