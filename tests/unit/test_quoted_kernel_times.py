@@ -226,11 +226,11 @@ def test_costs_of_invariant_prompts_are_those_of_the_file() -> None:
         "d 128 4096 causal", "d 128 4096 causal, again",
         "d 128 16384 causal", "d 128 16384 causal, again",
     )  # fmt: skip
-    text = text_of("docs/choosing.md")
-    said = "took {} % longer at 1024 keys, {} and in a second turn {} % at 4096, {} and {} % at 16384"
-    assert said.format(short, middle, middle_again, long, long_again) in text
+    text = text_of("docs/kernels/invariant.md")
+    line = f"| {short} | {middle}, again {middle_again} | {long}, again {long_again} |"
+    assert f"one Q slot from 8192 keys on {line}" in text
     narrow = costs(*(f"d 64 {n} causal" for n in (1024, 4096, 16384)))
-    assert "and those of head size 64 took {}, {} and {} %.".format(*narrow) in text
+    assert "where head size 64 took {}, {} and {} % longer.".format(*narrow) in text
     said = "took {} % longer than the default at 1024 keys, {} and {} % at 4096 and {} and {} % at 16384"
     assert said.format(short, middle_again, middle, long, long_again) in text_of("CHANGELOG.md")
 
@@ -239,20 +239,20 @@ def test_random_pairs_are_those_of_the_file() -> None:
     pairs = ResultFile.load(RESULTS / "h200-invariant.json").facts["pairs_of_calls"]
     assert pairs["differing"] == 0
     said = "Of {hopper:,} random pairs of calls of the Hopper family there, and of {ampere:,} of the Ampere"
-    assert said.format(**pairs) in text_of("docs/choosing.md")
+    assert said.format(**pairs) in text_of("docs/kernels/invariant.md")
     said = "{hopper:,} of the Hopper family by 160 kernels, {ampere:,} of the Ampere family by 55, 0 differ"
     assert said.format(**pairs) in text_of("docs/contract.md")
 
 
 def test_costs_beside_the_table_are_those_of_the_files() -> None:
-    text = text_of("docs/choosing.md")
+    text = text_of("docs/kernels/invariant.md")
     one = times(ONCE)["decoding 1 x 4096, 40 caches"]
     default, pieces = (f"{1e3 * one[f'{kernel}, keys once']:.1f}" for kernel in ("wgmma", "invariant"))
-    assert f"it takes {default} µs there, and two pieces {pieces} (" in text
+    assert f"in CUDA graphs it takes {default} µs, and two chunks {pieces} (" in text
     packed = changes(FAMILIES, "invariant", "wgmma", "packed")
     assert f"Packed queries that decode take {-max(packed):.1f} to {-min(packed):.1f} % less (" in text
     (mixed,) = costs("chunk of 2048 + 63 decoding, 8192")
-    assert f"it took {mixed} % longer." in text
+    assert f"it took {mixed} % longer (" in text
 
 
 def apart(feature: str, version: str) -> str:
@@ -262,7 +262,7 @@ def apart(feature: str, version: str) -> str:
 
 
 def test_costs_of_kernels_with_pieces_apart_are_those_of_the_file() -> None:
-    page = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/kernels/invariant.md").read_text(encoding="utf-8")
     keys = (1024, 2048, 4096, 8192, 16384)
     for line, feature in (
         ("head size 64, causal, %", "d 64 {} causal"),
@@ -275,7 +275,7 @@ def test_costs_of_kernels_with_pieces_apart_are_those_of_the_file() -> None:
         assert f"| {line} | {now} |\n| the kernels before | {before} |" in page
     decoding = [float(apart(one, "now")) for one in times(APART) if "d 64 decoding" in one]
     said = f"Decoding of head size 64 took {min(decoding):.1f} to {max(decoding):.1f} % longer there."
-    assert said in text_of("docs/choosing.md")
+    assert said in text_of("docs/kernels/invariant.md")
 
 
 def test_gains_of_pieces_apart_in_the_changelog_are_those_of_the_file() -> None:
