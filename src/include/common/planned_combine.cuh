@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
         const int query = launch.by_group.divide(row);
         const int head = row_head * launch.group + (row - query * launch.group);
 
-        const SplitCombineArgs parts{
+        const CombineArgs parts{
             .partial_o = launch.partial_o + partial * out.d_head_v,
             .partial_lse = launch.partial_lse + partial,
             .total_rows = int64_t(rows) * launch.row_heads,

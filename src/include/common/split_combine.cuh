@@ -22,6 +22,7 @@
 
 #include <cmath>
 
+#include "common/combined_rows.cuh"
 #include "common/cuda_utils.cuh"
 #include "common/early_launch.cuh"
 #include "common/ptx.cuh"
@@ -36,21 +37,6 @@ inline constexpr int kCombineThreads = 256;
 inline constexpr int kPartsAhead = 32;  // of a row, read before their weights are known
 inline constexpr int kMaxSplits = 256;  // flash_helpers.select.splits.MAX_SPLITS
 
-struct SplitCombineArgs {
-    const float *partial_o;    // (n_splits, batch, n_heads, seq_len_q, d_head_v)
-    const float *partial_lse;  // (n_splits, batch, n_heads, seq_len_q)
-    void *O;                   // (batch, seq_len_q, n_heads, d_head_v)
-    float *lse;                // (batch, n_heads, seq_len_q), or (n_heads, total_q); nullptr: not wanted
-    const float *sinks;        // (n_heads) or nullptr
-    const int *cu_seqlens_q;   // (batch + 1) or nullptr
-    TensorStrides O_strides;
-    int64_t total_rows;  // batch * n_heads * seq_len_q
-    int64_t total_q;
-    int n_splits, n_heads, seq_len_q, d_head_v;
-    int batch, rows_q;  // where cu_seqlens_q is given; nameable_rows of q
-    bool O_float32;     // split_combine_rows_kernel
-};
-
 // The same on every lane of the warp: `own` of all lanes joined in a fixed order.
 template <typename Join>
 FLASH_DEVICE float warp_reduce(float own, Join join) {
@@ -63,8 +49,7 @@ FLASH_DEVICE float warp_reduce(float own, Join join) {
 
 // Writes the weights of all parts to `smem_weights`, -1 for parts that do not count. By one warp, all of
 // whose lanes then see them. Returns the log-sum-exp of the row.
-FLASH_DEVICE float weigh_parts(const SplitCombineArgs &args, int64_t row_index, float sink,
-                               float *smem_weights) {
+FLASH_DEVICE float weigh_parts(const CombineArgs &args, int64_t row_index, float sink, float *smem_weights) {
     const int lane = threadIdx.x % kWarpSize;
     constexpr int kMost = kMaxSplits / kWarpSize;  // parts of a lane
     const int n = ceil_div(args.n_splits, kWarpSize);
@@ -133,7 +118,7 @@ FLASH_DEVICE float4 sum_of_parts(const float *part, int64_t part_size, int n_par
 // kDHeadV: the largest d_head_v. kVarlen: queries may be packed.
 template <DType kDType, int kDHeadV, bool kVarlen>
 __global__ void __launch_bounds__(kCombineThreads)
-    split_combine_kernel(const __grid_constant__ SplitCombineArgs args) {
+    split_combine_kernel(const __grid_constant__ CombineArgs args) {
     constexpr int columns = 4;  // of a thread: 16 bytes of a part
     constexpr int groups = kDHeadV <= 64 ? 16 : kDHeadV <= 128 ? 32 : 64;
     constexpr int part_lanes = kCombineThreads / groups;
@@ -217,99 +202,42 @@ inline constexpr int kCombineRows = 32;  // that a block has in hand, one a warp
 
 template <DType kDType, bool kVarlen>
 __global__ void __launch_bounds__(kCombineRows *kWarpSize)
-    split_combine_rows_kernel(const __grid_constant__ SplitCombineArgs args) {
+    split_combine_rows_kernel(const __grid_constant__ CombineArgs args) {
     __shared__ float smem_weights[kCombineRows][kMaxSplits];
     constexpr int columns = 4;  // of a lane at a time: 16 bytes of a part
-    const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-    float *weights = smem_weights[warp];
+    const int lane = threadIdx.x % kWarpSize;
+    float *weights = smem_weights[threadIdx.x / kWarpSize];
     const int64_t part_size = args.total_rows * args.d_head_v;
-    wait_for_prerequisites();
-    if constexpr (kVarlen) {
-        const auto clear = [&]<typename Element>(Element) {
-            const int n_chunks = args.d_head_v * static_cast<int>(sizeof(Element)) / kChunkBytes;
-            clear_rows_of_none<Element>(args, args.O, args.O_strides, args.batch, args.n_heads, n_chunks,
-                                        threadIdx.x, kCombineRows * kWarpSize);
-        };
-        if (args.O_float32) {
-            clear(float{});
-        } else {
-            clear(uint16_t{});
-        }
-    }
-    const int *cu_seqlens_q = kVarlen ? args.cu_seqlens_q : nullptr;
-#pragma unroll 1
-    for (int64_t row_index = int64_t{blockIdx.x} * kCombineRows + warp; row_index < args.total_rows;
-         row_index += int64_t{gridDim.x} * kCombineRows) {
-        const unsigned index = static_cast<unsigned>(row_index);
-        const int row = static_cast<int>(index % args.seq_len_q);
-        const int head = static_cast<int>(index / args.seq_len_q % args.n_heads);
-        const int batch = static_cast<int>(index / args.seq_len_q / args.n_heads);
-        const SequenceRows rows = sequence_rows(cu_seqlens_q, nullptr, args.seq_len_q, args.rows_q, batch);
-        if (row >= rows.n_rows) continue;
+    each_combined_row<kVarlen, kCombineRows>(args, [&](const CombinedRow &row) {
         __syncwarp();  // all lanes have read the weights of the row before
-        const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
-        const float lse = weigh_parts(args, row_index, sink, weights);
-        if (lane == 0 && args.lse != nullptr) {
-            args.lse[lse_begin(cu_seqlens_q != nullptr, rows, args.n_heads, head, args.seq_len_q,
-                               args.total_q) +
-                     row] = lse;
-        }
-        const int64_t first = rows.batch * args.O_strides.batch + head * args.O_strides.head +
-                              (int64_t(rows.first_row) + row) * args.O_strides.seq;
+        const float sink = args.sinks != nullptr ? args.sinks[row.head] : -INFINITY;
+        const float lse = weigh_parts(args, row.index, sink, weights);
+        if (lane == 0 && args.lse != nullptr) args.lse[row.lse] = lse;
         for (int column = lane * columns; column < args.d_head_v; column += kWarpSize * columns) {
-            const float *part = args.partial_o + row_index * args.d_head_v + column;
-            const float4 o = sum_of_parts<4>(part, part_size, args.n_splits, weights);
-            if (args.O_float32) {
-                *reinterpret_cast<float4 *>(static_cast<float *>(args.O) + first + column) = o;
-            } else {
-                char *gmem = static_cast<char *>(args.O) + (first + column) * kElementBytes;
-                *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
-            }
+            const float *part = args.partial_o + row.index * args.d_head_v + column;
+            store_columns<kDType>(args, row.first + column,
+                                  sum_of_parts<4>(part, part_size, args.n_splits, weights));
         }
-    }
+    });
 }
 
 // Launches the kernel behind the one that fills problem.partial_o and problem.partial_lse, which was launched
 // into the same stream just before. kTarget: what both are compiled for, 90 for sm_90.
 template <DType kDType, int kDHeadV, ForwardTraits TRAITS, int kTarget>
 int launch_split_combine(const ForwardProblem &problem, cudaStream_t stream) {
-    const int64_t total_rows = int64_t(problem.batch) * problem.n_heads * problem.seq_len_q;
-    if (total_rows > kMaxBlocks) return cudaErrorInvalidConfiguration;
-    SplitCombineArgs args{
-        .partial_o = problem.partial_o,
-        .partial_lse = problem.partial_lse,
-        .O = problem.o,
-        .lse = problem.lse,
-        .sinks = TRAITS.sinks ? problem.sinks : nullptr,
-        .cu_seqlens_q = problem.cu_seqlens_q,
-        .O_strides = problem.o_strides,
-        .total_rows = total_rows,
-        .total_q = problem.total_q,
-        .n_splits = problem.n_splits,
-        .n_heads = problem.n_heads,
-        .seq_len_q = problem.seq_len_q,
-        .d_head_v = problem.d_head_v,
-        .batch = problem.batch,
-        .rows_q = nameable_rows(problem.total_q),
-        .O_float32 = problem.o_float32,
-    };
+    CombineArgs args = combine_args<TRAITS>(problem);
+    if (args.total_rows > kMaxBlocks) return cudaErrorInvalidConfiguration;
     void *parameters[] = {&args};
     const void *rows_kernel =
         reinterpret_cast<const void *>(&split_combine_rows_kernel<kDType, TRAITS.varlen>);
-    const int row_blocks = ceil_div(static_cast<int>(total_rows), kCombineRows);
-    constexpr int kRowThreads = kCombineRows * kWarpSize;
     cudaError_t error = cudaSuccess;
-    if (problem.n_sms > 0) {
-        // Not early: blocks that wait for the first kernel would take other SMs than that one's.
-        error = launch_kernel<false>(rows_kernel, static_cast<unsigned>(min_of(row_blocks, problem.n_sms)),
-                                     kRowThreads, 0, stream, parameters);
-    } else if (problem.o_float32) {
-        error = launch_kernel<kTarget >= 90>(rows_kernel, static_cast<unsigned>(row_blocks), kRowThreads, 0,
-                                             stream, parameters);
+    if (problem.n_sms > 0 || problem.o_float32) {
+        error = launch_combined_rows<kTarget>(rows_kernel, problem, args.total_rows, kCombineRows, stream,
+                                              parameters);
     } else {
         error = launch_kernel<kTarget >= 90>(
             reinterpret_cast<const void *>(&split_combine_kernel<kDType, kDHeadV, TRAITS.varlen>),
-            static_cast<unsigned>(total_rows), kCombineThreads, 0, stream, parameters);
+            static_cast<unsigned>(args.total_rows), kCombineThreads, 0, stream, parameters);
     }
     if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
     return error;
