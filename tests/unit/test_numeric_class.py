@@ -143,7 +143,9 @@ def test_explain_names_the_class() -> None:
     assert "numeric class: wgmma, bf16, 128 keys a tile from the last to the first" in str(choice)
     others = [r.reason for r in choice.rejected]
     assert any("moves for the rows of a warp together" in reason for reason in others)
-    assert any("its numeric class is: " in reason for reason in others)
+    assert any("its numeric class is not that of numerics='invariant' here: " in r for r in others)
+    assert "it computes in FP16" not in others[0]  # the nearest come first
+    assert others[-1] == "its head size is 256; a smaller one, 128, holds the tensors' 128"
     on_cpu = explain_choice(*(torch.empty(1, 8, 1, 64, dtype=torch.half),) * 3, numerics="invariant")
     assert "numeric class: float32 products of 64 rows by PyTorch" in str(on_cpu)
 
@@ -176,7 +178,7 @@ def test_the_command_names_the_class(capsys: pytest.CaptureFixture[str]) -> None
         (
             "H200",
             ForwardKernel(invariant_config(DType.BF16, 128, 4096, device_facts("A100"))),
-            "not invariant: its numeric class is: mma.sync, bf16, .*takes: wgmma",
+            "not invariant: its numeric class is not that of .* here: mma.sync, not wgmma; 32 keys",
         ),
         (
             "A100",
@@ -198,6 +200,18 @@ def test_the_explanation_of_a_kernel_names_its_class(device: str, kernel: Forwar
     assert (told["invariant_obstacle"] is None) == words.startswith("the one")
 
 
+def test_classes_say_what_differs() -> None:
+    own = invariant_config(DType.BF16, 128, 4096, device_facts("A100")).numeric_class
+    other = replace(own, reference="exact", head_parts=2, chunk_tiles=16)
+    assert own.difference(own) == ""
+    assert other.difference(own) == (
+        f"exact reference, not {own.reference} reference; scores of 2 parts of the head, not scores of the "
+        "whole head; chunks of 16 tiles, not one chunk"
+    )
+    assert "part" not in str(own)
+    assert "scores of 2 parts of the head" in str(other)
+
+
 def test_a_kernel_of_gradients_has_no_class() -> None:
     config = get_ladder("ampere_backward", DType.BF16, 128, False)[-1].config
     problem = Problem(DType.BF16, 2, 8, 1024, 128, direction="backward")
@@ -212,7 +226,7 @@ def test_a_configuration_of_another_class_is_refused() -> None:
     own = explain_choice(q, q, q, facts=facts, numerics="invariant").kernel.config
     assert explain_choice(q, q, q, facts=facts, numerics="invariant", config=own).kernel.config == own
     narrower = replace(own, B_c=64)
-    with pytest.raises(InfeasibleConfigError, match=r"its numeric class is: .*64 keys a tile"):
+    with pytest.raises(InfeasibleConfigError, match=r"'invariant' here: 64 keys a tile, not 128 keys a tile"):
         explain_choice(q, q, q, facts=facts, numerics="invariant", config=narrower)
 
 

@@ -67,15 +67,29 @@ class NumericClass:
             return "it takes the form of tanh that the largest score of a warp asks for: bits depend on it"
         return None
 
+    def difference(self, other: NumericClass) -> str:
+        """What this class has that the other has not, each beside what the other has; empty: they are one."""
+        pairs = zip(self._words().values(), other._words().values(), strict=True)
+        return "; ".join(f"{own}, not {theirs}" for own, theirs in pairs if own != theirs)
+
+    def _words(self) -> dict[str, str]:
+        """What each field says."""
+        parts = "the whole head" if self.head_parts == 1 else f"{self.head_parts} parts of the head"
+        return {
+            "products": self.products,
+            "dtype": self.dtype.name.lower(),
+            "key_tile": f"{self.key_tile} keys a tile",
+            "reference": f"{self.reference} reference",
+            "exponent": f"{self.exponent} exponents",
+            "row_sums": f"sums by {self.row_sums}",
+            "head_parts": f"scores of {parts}",
+            "softcap": f"tanh by {self.softcap}",
+            "chunk_tiles": f"chunks of {self.chunk_tiles} tiles" if self.chunk_tiles else "one chunk",
+        }
+
     def __str__(self) -> str:
-        words = [
-            self.products,
-            self.dtype.name.lower(),
-            f"{self.key_tile} keys a tile from the last to the first",
-        ]
-        words += [f"{self.reference} reference", f"{self.exponent} exponents", f"sums by {self.row_sums}"]
-        if self.head_parts > 1:
-            words.append(f"scores of {self.head_parts} parts of the head")
-        words.append(f"tanh by {self.softcap}")
-        words.append(f"chunks of {self.chunk_tiles} tiles" if self.chunk_tiles else "one chunk")
-        return ", ".join(words)
+        words = self._words()
+        words["key_tile"] += " from the last to the first"
+        if self.head_parts == 1:
+            del words["head_parts"]
+        return ", ".join(words.values())

@@ -116,7 +116,7 @@ def class_reason(own: NumericClass, wanted: NumericClass) -> str | None:
     """Why a configuration of one numeric class does not compute with the bits of another, or None."""
     if own == wanted:
         return None
-    return f"its numeric class is: {own}; numerics='invariant' takes: {wanted}"
+    return f"its numeric class is not that of numerics='invariant' here: {own.difference(wanted)}"
 
 
 def size_reason(

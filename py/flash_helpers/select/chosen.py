@@ -27,8 +27,8 @@ class Choice:
     Attributes:
         kernel: the kernel.
         reason: why this one.
-        rejected: all other candidates; those that could have run come first, the nearest one first. Empty
-            where they were not asked for.
+        rejected: all other candidates; those that could have run come first, the nearest one first, and those
+            for other types or head sizes last. Empty where they were not asked for.
         n_splits: parts that the keys are cut into; 1 unless the kernel has the trait ``split``.
         problem: what the kernel computes, where a single query's heads have become rows, hidden keys are left
             out or the device has no more SMs than the call may use; None: the problem as it was given.

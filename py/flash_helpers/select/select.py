@@ -113,6 +113,8 @@ def ranking(
         )
         for other in others
     ]
+    configs = [kernel.config for kernel in (*predictions, *(r.kernel for r in unable))]
+    unable.sort(key=lambda r: size_reason(r.kernel.config, problem, configs) is not None)
     seen_as = None if problem == given else problem
     first = replace(first, rejected=(*rejected, *unable))
     return [replace(choice, problem=seen_as) for choice in (first, *others)]
@@ -166,8 +168,10 @@ def _known_best(
         reason = f"of the {family} family's one numeric class for this head size: {usable.reason}"
     if usable.n_splits > 1:
         reason += f"; keys in {usable.n_splits} parts, so that their blocks fill the GPU"
-    for choice in defaults[: defaults.index(usable)]:
-        reason += f"; {family_of(choice.kernel).name} kernels cannot: {choice.obstacle}"
+    # A family that would cut the keys into parts has two choices, and mostly one obstacle.
+    before = ((family_of(c.kernel).name, c.obstacle) for c in defaults[: defaults.index(usable)])
+    for name, obstacle in dict.fromkeys(before):
+        reason += f"; not the {name} family's kernel: {obstacle}"
     return [Choice(usable.kernel, reason, n_splits=usable.n_splits, numeric_class=_class_of(usable, problem))]
 
 

@@ -101,7 +101,7 @@ INVARIANT: dict[tuple[int, int], InvariantConfigs] = dict(
             (96, 96), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as decoding and short prompts take anyway"
         ),
         _configs(
-            (128, 128), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as in decoding and prompts anyway",
+            (128, 128), 128, 3, _AFTER, _AFTER, "tiles of 128 keys, as decoding and prompts take anyway",
             _ROOM_FOR_CHUNKS,
         ),
         _configs(
