@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import dlpack
+from flash_helpers.messages import named_type
 
 
 def merge(
@@ -112,7 +113,7 @@ def _over_columns(weight: Tensor) -> Tensor:
 def _listed(name: str, given: Sequence[Tensor]) -> Sequence[Tensor]:
     """The parts, if they are a list."""
     if isinstance(given, Tensor) or not isinstance(given, Sequence):
-        raise TypeError(f"{name} is a {type(given).__name__}; it must be a list of tensors")
+        raise TypeError(f"{name} is {named_type(given)}; it must be a list of tensors")
     return given
 
 
@@ -120,7 +121,7 @@ def _checked(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[list[Te
     for name, given in (("outputs", outputs), ("lses", lses)):
         for i, x in enumerate(given):
             if not isinstance(x, Tensor):
-                raise TypeError(f"{name}[{i}] is a {type(x).__name__}; it must be a tensor")
+                raise TypeError(f"{name}[{i}] is {named_type(x)}; it must be a tensor")
             if x.layout is not torch.strided or x.is_nested:
                 kind = "nested" if x.is_nested else str(x.layout)
                 raise TypeError(f"{name}[{i}] is a {kind} tensor; it must be dense (torch.strided)")

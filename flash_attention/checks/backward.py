@@ -14,6 +14,7 @@ from flash_attention.checks.tensors import (
     check_tensors,
     has_own_dispatch,
 )
+from flash_helpers.messages import named_type
 
 AXES = "(batch, seq, heads, d)"
 KINDS = (torch.float16, torch.bfloat16)
@@ -47,7 +48,7 @@ def check_backward(
     for name, x in given.items():
         if has_own_dispatch(x):
             raise TypeError(
-                f"{name} is a {type(x).__name__}; backward runs at once, on plain tensors: call attention(…) "
+                f"{name} is {named_type(x)}; backward runs at once, on plain tensors: call attention(…) "
                 "and differentiate it, which is an operator to those who trace"
             )
     check_memory(given)

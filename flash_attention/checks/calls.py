@@ -65,7 +65,8 @@ def check_inputs(
         other = "attention_varlen takes packed sequences" if rank == 4 else "attention takes padded ones"
         if rank == 3 and (q.ndim, k.ndim, v.ndim) == (3, 4, 4):
             other = (
-                "beside a cache, or pages, cu_seqlens_k is None, and seqused_k says how many keys there are"
+                "k and v look like a cache, or pages: pass cu_seqlens_k=None, and as seqused_k how many keys "
+                "each sequence has"
             )
         raise ValueError(f"{nq}, {nk} and {nv} must be {layout}; given {shapes_of(inputs)}; {other}")
     if k.shape[:-1] != v.shape[:-1]:
@@ -124,7 +125,7 @@ def check_head_sizes(
         if is_one or (padded and 0 < d < HEAD_SIZES[-1]):
             continue
         if not 0 < d < HEAD_SIZES[-1]:
-            remedy = "other attention is PyTorch's, torch.nn.functional.scaled_dot_product_attention"
+            remedy = "for others call torch.nn.functional.scaled_dot_product_attention"
         else:
             wanted = -(-d // HEAD_SIZES.step) * HEAD_SIZES.step
             # The scale is that of q and k: to pad v does not change it.

@@ -16,6 +16,7 @@ from flash_helpers.kernels.families import known_configs
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel, Kernel, KernelConfig
 from flash_helpers.kernels.names import CONFIG_FIELDS, is_config
 from flash_helpers.kernels.problem import FORWARD
+from flash_helpers.messages import named_type
 
 MIN_CAPABILITY = (8, 0)
 
@@ -80,12 +81,12 @@ def check_config(config: KernelConfig, name: str, direction: str = FORWARD) -> N
     """
     if isinstance(config, Kernel):
         raise TypeError(
-            f"{name} is a {type(config).__name__}, a configuration with traits; the traits follow from the "
+            f"{name} is {named_type(config)}, a configuration with traits; the traits follow from the "
             "call: pass the configuration alone, kernel.config"
         )
     if not is_config(config, direction):
         raise TypeError(
-            f"{name} is a {type(config).__name__}; it must be a {known_configs(' or a ', direction)}: "
+            f"{name} is {named_type(config)}; it must be a {known_configs(' or a ', direction)}: "
             "build one, or read one from its name with "
             "flash_helpers.kernel_configs.parse_kernel_name_into_config(text)"
         )

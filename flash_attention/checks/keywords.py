@@ -73,7 +73,7 @@ ADVICE = {
     "cache_leftpad": "flash_attention.integrations.flash_attn_3.flash_attn_with_kvcache takes it",
     "cu_seqlens_q": "flash_attention.attention_varlen takes packed sequences",
     "cu_seqlens_k": "flash_attention.attention_varlen takes packed sequences",
-    "seqused_q": "flash_attention.attention_varlen(…, seqused_q=…) takes packed queries",
+    "seqused_q": "flash_attention.attention_varlen(…, seqused_q=…) takes how many queries count",
     "seqused_k": "flash_attention.attention_varlen takes a cache of keys, for packed queries; "
     "flash_attention.cached.attention_cached for batches",
     "block_table": "flash_attention.attention_varlen takes a cache of keys in pages, for packed queries; "

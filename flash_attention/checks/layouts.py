@@ -96,10 +96,10 @@ def check_pages(
     if len(wrong):
         item, place = wrong[0].tolist()
         row = item if rows is None else int(rows[item])
-        there = f"the pages 0 to {n_pages - 1}" if n_pages else "no page"
+        there = f"the pages 0 to {n_pages - 1}: name one of these" if n_pages else "no page: pass some"
         raise ValueError(
             f"block_table[{row}, {place}] is {int(table[item, place])}, and that page holds keys of "
-            f"the item; {names} have {there}"
+            f"the item; {names} have {there}, or count fewer keys"
         )
 
 
@@ -188,7 +188,8 @@ def check_packed_cache_values(
         most = min(int(seqused_k.max()), room) if seqused_k.numel() else 0
         if most > max_seqlen_k:
             raise ValueError(
-                f"seqused_k has {most}; max_seqlen_k is {max_seqlen_k}: it is the most keys of one sequence"
+                f"seqused_k has {most}; max_seqlen_k is {max_seqlen_k}, and it is the most keys of one "
+                f"sequence: pass at least {most}"
             )
     if block_table is not None:
         assert seqused_k is not None
@@ -232,5 +233,6 @@ def check_offset_values(
         )
     if longest > max_seqlen:
         raise ValueError(
-            f"the longest sequence by {name} has {longest} rows; {max_seqlen_name} is {max_seqlen}"
+            f"the longest sequence by {name} has {longest} rows; {max_seqlen_name} is {max_seqlen}: pass at "
+            f"least {longest}"
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 from flash_attention.checks.tensors import check_no_gradient, check_tensors
 from flash_helpers.kernels.numeric_class import FAST, INVARIANT
 from flash_helpers.kernels.problem import MAX_SPLITS, Window
+from flash_helpers.messages import named_type
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_TINY = torch.finfo(torch.float32).tiny
@@ -23,7 +24,7 @@ def given(value: object) -> str:
     if isinstance(value, Tensor) and not value.is_nested:
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype} on {value.device}"
     if isinstance(value, Tensor | np.ndarray):
-        return f"a {type(value).__name__}"
+        return named_type(value)
     return reprlib.repr(value)
 
 

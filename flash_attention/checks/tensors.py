@@ -24,6 +24,7 @@ from flash_attention.checks.memory import (
 )
 from flash_attention.devices import DEVICE_TYPES
 from flash_attention.torch_private import forward_levels, is_batched
+from flash_helpers.messages import named_type
 
 ORDINARY_DISPATCH = Tensor.__torch_dispatch__
 
@@ -52,7 +53,7 @@ def check_forward(plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, o: Tensor 
     for name, x in tensors.items():
         if has_own_dispatch(x):
             raise TypeError(
-                f"{name} is a {_type_name(x)}; forward runs at once, on plain tensors: call attention(…, "
+                f"{name} is {named_type(x)}; forward runs at once, on plain tensors: call attention(…, "
                 "config=kernel_cfg), which is an operator to those who trace"
             )
     check_dtypes(tensors, plan.dtype, f"kernel_cfg computes in {plan.dtype}")
@@ -99,7 +100,7 @@ def check_tensors(tensors: dict[str, Tensor]) -> None:
     """Dense tensors, whose memory holds their values, that need no tangent."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {_type_name(x)}; it must be a torch.Tensor")
+            raise TypeError(f"{name} is {named_type(x)}; it must be a torch.Tensor")
         if x.layout is not torch.strided or x.is_nested:
             kind = "nested" if x.is_nested else str(x.layout)
             remedy = ": flash_attention.attention_varlen takes sequences of several lengths" * x.is_nested
@@ -303,10 +304,6 @@ def check_output_places(name: str, o: Tensor, instead: str = OUTPUT_ALONE) -> No
             f"elements of {name} share memory (shape {tuple(o.shape)}, strides {tuple(o.stride())}); each "
             f"needs its own: {instead.format(name=name)}"
         )
-
-
-def _type_name(x: object) -> str:
-    return type(x).__name__
 
 
 def shapes_of(tensors: dict[str, Tensor]) -> str:

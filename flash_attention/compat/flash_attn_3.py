@@ -309,7 +309,7 @@ def flash_attn_combine(
     out_dtype = merged_type(out_dtype, out_partial)
     if out is not None:
         check_tensors({"out": out})
-        check_no_gradient({"out": out, **given}, "what is written in place has none", "pass out=None")
+        check_no_gradient({"out": out, **given}, "what is written in place has no gradient", "pass out=None")
         check_output_kind("out", out, tuple(out_partial.shape[1:]), out_dtype, out_partial.device)
         check_written("out", out, given)
     parts = list(out_partial.unbind(0)), [lse.transpose(-1, -2) for lse in lse_partial.unbind(0)]

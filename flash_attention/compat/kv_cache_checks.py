@@ -36,7 +36,9 @@ def check_tensor_kinds(tensors: dict[str, Any], rank: int = 4) -> None:
         if name in required or not (x is None or (name == "cache_seqlens" and not isinstance(x, Tensor)))
     }
     check_tensors(given)
-    check_no_gradient(given, "attention over a cache has none", "call flash_attn_func on tensors that stay")
+    check_no_gradient(
+        given, "attention over a cache has no gradient", "call flash_attn_func on tensors that stay"
+    )
     q = given["q"]
     if q.ndim != rank:
         axes = (
@@ -175,7 +177,10 @@ def check_cache(
                 "own"
             )
         if cache_seqlens is None:
-            raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
+            raise ValueError(
+                "k and v are given without cache_seqlens: pass how many keys there are, behind which these "
+                "are appended"
+            )
         for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
             if new.ndim != 4 or new.shape[0] != batch or new.shape[2:] != cache.shape[2:]:
                 raise ValueError(

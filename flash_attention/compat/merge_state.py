@@ -127,7 +127,7 @@ def merge_state_in_place(
     check_parts("v_other", v_other, "s_other", s_other, ROWS)
     _check_alike("v", v, "v_other", v_other)
     given = {"v": v, "s": s, "v_other": v_other, "s_other": s_other}
-    check_no_gradient(given, "what is written in place has none", "call merge_state")
+    check_no_gradient(given, "what is written in place has no gradient", "call merge_state")
     if mask is not None:
         check_tensors({"mask": mask})
         if mask.dtype is not torch.bool or tuple(mask.shape) != (len(v),) or mask.device != v.device:

@@ -35,14 +35,19 @@ def check_packed_call(tensors: dict[str, Any], max_seqlen_q: int | None, options
     if packed:
         check_offsets("cu_seqlens_q", cu_q, q)
         if max_seqlen_q is None:
-            raise ValueError("cu_seqlens_q is given without max_seqlen_q: the most queries of one sequence")
+            raise ValueError(
+                "cu_seqlens_q is given without max_seqlen_q: pass the most queries of one sequence"
+            )
         check_max_seqlen("max_seqlen_q", max_seqlen_q)
         if is_readable(cu_q):
             check_offset_values("cu_seqlens_q", cu_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
     elif max_seqlen_q is not None:
         check_max_seqlen("max_seqlen_q", max_seqlen_q)
         if q.shape[1] > max_seqlen_q:
-            raise ValueError(f"max_seqlen_q is {max_seqlen_q}, and q has {q.shape[1]} queries an item")
+            raise ValueError(
+                f"max_seqlen_q is {max_seqlen_q}, and each item of q has {q.shape[1]} queries: pass None, or "
+                f"at least {q.shape[1]}"
+            )
     kv_cache_checks.check_cache_axes(k_cache, v_cache)
     check_inputs(
         q, k_cache, v_cache, None, layout, True, padded=True, any_dtype=any_dtype, names=names,
@@ -110,7 +115,10 @@ def _check_new(tensors: dict[str, Any], batch: int, q: Tensor) -> None:
     if k is None or v is None:
         raise ValueError("k and v must be given together: both are appended to the cache, or neither")
     if tensors["cache_seqlens"] is None:
-        raise ValueError("k and v are given without cache_seqlens: it says where they are appended")
+        raise ValueError(
+            "k and v are given without cache_seqlens: pass how many keys there are, behind which these "
+            "are appended"
+        )
     packed, batches = "(total_new, n_heads_kv, d)", f"(batch {batch}, seq_len_new, n_heads_kv, d)"
     if ends is not None:
         wanted = f"with cu_seqlens_k_new it must be {packed}"

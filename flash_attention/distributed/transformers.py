@@ -38,6 +38,7 @@ from flash_attention.distributed.model_parts import (
     rotations_of,
 )
 from flash_attention.distributed.schedule import METHODS, Method
+from flash_helpers.messages import named_type
 
 __all__ = ["NAME", "ContextParallel", "context_parallel"]
 
@@ -152,7 +153,7 @@ def context_parallel(
     from transformers.modeling_utils import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a model of Transformers")
+        raise TypeError(f"model is {named_type(model)}; it must be a model of Transformers")
     if not supports_flash_attention(type(model)):
         raise ValueError(
             f"{type(model).__name__} supports no flash attention, as its _supports_flash_attn says: its "

@@ -19,6 +19,7 @@ from flash_attention.mods.dense import element
 from flash_attention.mods.evaluate import evaluate
 from flash_attention.mods.remembered import recorded
 from flash_attention.mods.tracing import Traced
+from flash_helpers.messages import named_type
 from flash_helpers.mods.tiles import Tile, Tiling, tiles
 
 MaskMod = Callable[..., Any]
@@ -80,7 +81,7 @@ def mask_of_blocks(block_mask: Any) -> MaskMod:
     """
     if not is_block_mask(block_mask):
         raise TypeError(
-            f"block_mask is a {type(block_mask).__name__}; it must be a BlockMask of {FLEX}. A function is a "
+            f"block_mask is {named_type(block_mask)}; it must be a BlockMask of {FLEX}. A function is a "
             "mask_mod itself, and dense_mask(mask) makes one of a tensor of bools"
         )
     mask_mod = block_mask.mask_mod

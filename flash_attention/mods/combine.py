@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flash_helpers.messages import named_type
+
 MaskMod = Callable[..., Any]
 
 
@@ -55,7 +57,7 @@ def _check(name: str, mask_mods: tuple[object, ...]) -> None:
     for mask_mod in mask_mods:
         if not callable(mask_mod):
             raise TypeError(
-                f"{name} was given a {type(mask_mod).__name__}; pass functions "
+                f"{name} was given {named_type(mask_mod)}; pass functions "
                 "mask_mod(b, h, q_idx, kv_idx): dense_mask(mask) makes one of a tensor of bools, "
                 "mask_of_blocks(block_mask) of a BlockMask"
             )

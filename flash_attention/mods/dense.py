@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_helpers.messages import named_type
+
 AXES = ("batch", "n_heads", "seq_len_q", "seq_len_k")
 
 
@@ -64,7 +66,7 @@ def element(table: Tensor, axes: tuple[int, ...], indices: tuple[Any, ...]) -> A
 
 def _checked(name: str, x: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
+        raise TypeError(f"{name} is {named_type(x)}; it must be a tensor")
     if not 2 <= x.ndim <= len(AXES):
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; it must have two to four dimensions, the last of "

@@ -12,6 +12,7 @@ from torch import Tensor
 from flash_attention.mods.recording import Recording
 from flash_attention.mods.refusal import refused
 from flash_attention.mods.symbols import Symbol, gathered
+from flash_helpers.messages import named_type
 from flash_helpers.mods.operations import Kind
 
 BOOL, INT, FLOAT = Kind
@@ -33,7 +34,7 @@ def operand(recording: Recording, x: Any) -> tuple[int, int | None]:
     place = recording.python_number(x)
     if place is None:
         raise refused(
-            f"a {type(x).__name__}, {x!r:.60}, takes part in an operation",
+            f"{named_type(x)}, {x!r:.60}, takes part in an operation",
             "Operands are values, numbers, and captured tensors with an index for each dimension",
         )
     return place, None

@@ -22,6 +22,7 @@ from flash_attention.mods.operands import operand
 from flash_attention.mods.recording import TOO_LARGE, Recording
 from flash_attention.mods.refusal import line_of, line_of_definition, mod_error
 from flash_attention.mods.symbols import Symbol
+from flash_helpers.messages import named_type
 from flash_helpers.mods.builder import TooLargeError
 from flash_helpers.mods.mod import Mod
 from flash_helpers.mods.operations import INDICES, Kind
@@ -166,7 +167,7 @@ def _result(recording: Recording, name: str, function: Any, returned: Any, kind:
         return _refused(name, function, text + (f": {remedy}" if remedy else ""), line)
 
     if not isinstance(returned, Symbol | Tensor | np.bool_ | numbers.Real):
-        raise wrong(f"a {type(returned).__name__}")
+        raise wrong(named_type(returned))
     if isinstance(returned, Tensor) and returned.ndim:
         raise wrong(f"a whole tensor of shape {tuple(returned.shape)}", f"index it, e.g. {_INDEXED[name]}")
     try:

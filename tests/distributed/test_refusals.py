@@ -211,7 +211,7 @@ def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks: Ranks) -> Non
     [
         ("keyword", "TypeError", "attention has no argument dropout_p"),
         ("timeout", "TypeError", "timeout is 'long'; it must be a real number"),
-        ("no tensor", "TypeError", "q is a NoneType; it must be a torch.Tensor"),
+        ("no tensor", "TypeError", "q is None; it must be a torch.Tensor"),
         ("some DTensors", "TypeError", "only q, v are DTensors"),
     ],
 )

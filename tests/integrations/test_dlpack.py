@@ -217,10 +217,10 @@ def test_results_of_a_type_that_the_library_lacks() -> None:
 def test_functions_of_flash_attn_take_tensors_alone(d_head: int, names: str) -> None:
     q = array(1, 4, 2, d_head)
     given = {name: q if name in names.split() else tensor(q) for name in "qkv"}
-    with pytest.raises(TypeError, match=rf"^{names[0]} is a ndarray; it must be a torch\.Tensor"):
+    with pytest.raises(TypeError, match=rf"^{names[0]} is an ndarray; it must be a torch\.Tensor"):
         flash_attn_func(**given, return_attn_probs=True)
     ends = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(TypeError, match=rf"^{names[0]} is a ndarray; it must be a torch\.Tensor"):
+    with pytest.raises(TypeError, match=rf"^{names[0]} is an ndarray; it must be a torch\.Tensor"):
         flash_attn_varlen_func(
             **{name: x[0] for name, x in given.items()},
             cu_seqlens_q=ends,

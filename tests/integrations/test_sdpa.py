@@ -89,7 +89,7 @@ def test_what_is_refused_is_named() -> None:
 
 def test_what_is_no_tensor_is_named() -> None:
     x = torch.zeros(1, 2, 4, 16, dtype=torch.bfloat16)
-    with pytest.raises(TypeError, match="value is a NoneType"):
+    with pytest.raises(TypeError, match="value is None"):
         sdpa(x, x, None)
 
 

@@ -81,7 +81,7 @@ def test_offsets_of_keys_beside_a_cache_are_what_is_wrong(paged: bool) -> None:
     ends, keys = ints(0, 2, 3), random(2, 32, HEADS_KV, D)
     table = torch.zeros(2, 1, dtype=INT) if paged else None
     with pytest.raises(
-        ValueError, match=r"given q .*; beside a cache, or pages, cu_seqlens_k is None, and se"
+        ValueError, match=r"given q .*; k and v look like a cache, or pages: pass cu_seqlens_k=None, and"
     ):
         attention_varlen(
             random(3, HEADS, D), keys, keys, ends, ends, 2, 32, seqused_k=ints(5, 9), block_table=table

@@ -22,6 +22,7 @@ from flash_helpers.kernel_configs import (
     parse_kernel_name_into_config,
 )
 from flash_helpers.kernels.device_facts import device_facts
+from flash_helpers.messages import named_type
 
 CONFIG = FlashForwardKernelConfig(DType.FP16, 64, 64, 32, 4, True, True, True, 0, 2, 2, False, True)
 SHAPE = (2, 128, 3, 64)
@@ -52,7 +53,7 @@ def refused(error: type[Exception], *words: str, q=None, k=None, v=None, o=None,
 # ---------------------------------------------------------------------- configuration
 @pytest.mark.parametrize("config", ["(FP16, 64, 64, 32, 4): async", None, {"B_r": 64}, [1]])
 def test_not_a_configuration(config):
-    refused(TypeError, "kernel_cfg", "FlashForwardKernelConfig", type(config).__name__, config=config)
+    refused(TypeError, "kernel_cfg", "FlashForwardKernelConfig", named_type(config), config=config)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import cast
 
 from flash_helpers.kernels.families import DIRECTIONS
 from flash_helpers.kernels.kernel import KernelConfig
+from flash_helpers.messages import named_type
 
 
 def parse_kernel_name_into_config(name: str) -> KernelConfig:
@@ -21,6 +22,6 @@ def parse_kernel_name_into_config(name: str) -> KernelConfig:
         TypeError: not a text.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a kernel's name is a str; given {name!r}, a {type(name).__name__}")
+        raise TypeError(f"a kernel's name is a str; given {name!r}, {named_type(name)}")
     surest = max(DIRECTIONS, key=lambda direction: direction.names.claims(name))  # the first among equals
     return cast(KernelConfig, surest.names.read(name))
