@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +25,10 @@ from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.problem import Problem
 from flash_helpers.select.errors import NoKernelError
 from flash_helpers.select.part_plan import WORKSPACE_BYTES, PartPlan, part_plan
+from flash_helpers.select.prediction import expected
 from flash_helpers.select.select import select, with_slots
 
+ROOT = Path(__file__).parents[2]
 PROBLEM = AttentionProblem(DType.BF16, 2, 1000, 1000, 8, 2, 128, 128, right=0, invariant=True)
 PROBLEMS = [
     PROBLEM,
@@ -198,6 +201,23 @@ def test_the_explanation_of_a_kernel_names_its_class(device: str, kernel: Forwar
     told = explanation.to_json()
     assert told["numeric_class"] == str(kernel.config.numeric_class)
     assert (told["invariant_obstacle"] is None) == words.startswith("the one")
+
+
+def test_the_page_says_what_invariant_calls_cost_on_an_a100_by_the_model() -> None:
+    facts = device_facts("A100")
+
+    def longer(problem: AttentionProblem) -> float:
+        fast, slow = (
+            expected(select(asked, facts).kernel, asked.with_rows_packed(), facts).seconds
+            for asked in (replace(problem, invariant=False), replace(problem, invariant=True))
+        )
+        return slow / fast
+
+    decoding = AttentionProblem(DType.BF16, 1, 1, 16384, 32, 8, 128, 128, varlen=True, cached=True)
+    prompt = AttentionProblem(DType.BF16, 4, 4096, 4096, 16, 16, 128, 128, right=0)
+    page = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    assert f"16,384 keys takes {longer(decoding):.0f} times as long on an A100" in page
+    assert f"a causal prompt of 4096 keys {longer(prompt):.1f} times" in page
 
 
 def test_classes_say_what_differs() -> None:
