@@ -1,54 +1,29 @@
 // What a consumer warpgroup holds, fragments, softmax state and ring positions, and its moves. mainloop.cuh
 // puts the moves in order.
+//
+// The state stands here, the moves in the bases, too: with the softmax in one of these, ptxas serialized
+// wgmma for want of registers (C7511).
 #pragma once
 
-#include "common/chunks.cuh"
 #include "hopper/forward/begun_scores.cuh"
-#include "hopper/forward/capped_softmax.cuh"
 #include "hopper/forward/epilogue.cuh"
 #include "hopper/forward/kept_rows.cuh"
+#include "hopper/forward/modified_scores.cuh"
 #include "hopper/forward/products.cuh"
-#include "hopper/forward/recompute.cuh"
-#include "hopper/forward/score_mods.cuh"
-#include "hopper/forward/softmax.cuh"
-#include "hopper/forward/streamed_tiles.cuh"
+#include "hopper/forward/softmax_steps.cuh"
 #include "hopper/forward/tile_range.cuh"
-#include "hopper/forward/tile_slot.cuh"
 #include "hopper/forward/turns.cuh"
-#include "hopper/mask_tile.cuh"
 
 namespace flash::hopper {
-
-// Of a kernel without a mod nothing.
-struct NothingKnown {};
-template <typename Kernel>
-struct KnownAheadOf {
-    using Type = NothingKnown;
-};
-template <typename Kernel>
-    requires(Kernel::has_mod)
-struct KnownAheadOf<Kernel> {
-    using Type = typename ScoreMods<Kernel>::Known;
-};
-
-// Of a softmax by row, and of chunks of keys.
-template <typename Kernel>
-struct ChunkState {};
-template <typename Kernel>
-    requires(Kernel::by_row)
-struct ChunkState<Kernel> {
-    float sum_before[2];  // of the last lagged step
-    int end_of_loops;     // of the chunk in hand
-};
 
 template <typename Kernel>
 struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
                   Turns<Kernel, Consumer<Kernel>>,
                   BegunScores<Kernel, Consumer<Kernel>>,
+                  ModifiedScores<Kernel, Consumer<Kernel>>,
+                  SoftmaxSteps<Kernel, Consumer<Kernel>>,
                   KeptRows<Kernel, Consumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c, d_v = Kernel::d_head_v;
-    static constexpr bool kByRow = Kernel::by_row;
-    static constexpr bool kLagged = kByRow || Kernel::cfg.softmax_reference == SoftmaxReference::LAGGED;
 
     const KernelArgs<typename Kernel::Mod> &args;
     const SharedMemory<Kernel> smem;
@@ -81,237 +56,8 @@ struct Consumer : TileRange<Kernel, Consumer<Kernel>>,
           lane(threadIdx.x & 31),
           warp((threadIdx.x & (kWarpgroupThreads - 1)) >> 5) {}
 
-    // ---------------------------------------------------------------- softmax of a tile
-    FLASH_DEVICE void first_softmax() {
-        if constexpr (Kernel::traits.softcap && !kByRow) {
-            cap_form = args.long_cap_series.end > 0.f ? CapForm::SHORT_SERIES : CapForm::ANY;
-        }
-        cap_scores();
-        if constexpr (Kernel::has_mod) apply_mod<true>(true);
-        if (Kernel::masks_diagonal || (kv_block + 1) * B_c > this->seq_len_k()) mask_tile();
-        softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest, this->score_start());
-    }
-
-    // capped_steps.cuh has that of lagged, capped scores.
-    template <bool kMasked>
-    FLASH_DEVICE void tile_softmax() {
-        if constexpr (kByRow) return row_softmax<kMasked>();
-        cap_scores();
-        if constexpr (Kernel::has_mod) apply_mod<false>(true);
-        if (kMasked) mask_tile();
-        if (kLagged && !kMasked && !(Kernel::mod_hides_keys && needs_exact_step)) {
-            softmax.lagged_step(rmem_S, args.exponent_factor, this->score_start());
-        } else {
-            softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest,
-                                               this->score_start());
-        }
-    }
-
-    // A function of the user's may hide all that a query sees of a tile, and the reference of a query that
-    // has met no key says nothing of the next one's score: whether the tile in hand takes an exact step.
-    // Asked while its scores are computed.
-    FLASH_DEVICE void look_back() {
-        if constexpr (Kernel::mod_hides_keys) {
-            const bool met_none = fminf(softmax.reference[0], softmax.reference[1]) <= args.lowest;
-            needs_exact_step = __any_sync(kAllLanes, met_none || tile_words.kind != TileKind::FULL);
-        }
-    }
-
-    // It hides all of the tile from the warpgroup.
-    FLASH_DEVICE bool sees_nothing() const {
-        return Kernel::mod_hides_keys && tile_words.kind == TileKind::EMPTY;
-    }
-
-    // Of the first tile of a chunk behind another.
-    FLASH_DEVICE void chunk_softmax() {
-        cap_scores();
-        if (this->needs_mask(kv_block)) mask_tile();
-        softmax.template exact_step<true>(rmem_S, args.exponent_factor, args.lowest);
-    }
-
-    template <bool kMasked>
-    FLASH_DEVICE void row_softmax() {
-        cap_scores();
-        if constexpr (kMasked) {
-            mask_tile();
-            softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
-        } else {
-            chunks.sum_before[0] = softmax.sum[0];
-            chunks.sum_before[1] = softmax.sum[1];
-            softmax.lagged_step(rmem_S, args.exponent_factor);
-        }
-    }
-
-    // O follows the step's change of reference. No wgmma is in flight.
-    template <bool kMasked>
-    FLASH_DEVICE void settle_softmax() {
-        if constexpr (kByRow) {
-            return settle_row_softmax<kMasked>();
-        } else if constexpr (kLagged && !kMasked) {
-            if (Kernel::mod_hides_keys && needs_exact_step) return scale_rows(rmem_O, softmax.rescale);
-            if (!softmax.warp_outgrew(kToleratedGrowth)) return;
-            if (softmax.warp_outgrew(kRescalableGrowth)) {
-                undo_lagged_step();
-                this->begin_scores();
-                recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
-                                         warpgroup * kWarpgroupRows + warp * 16, lane);
-                cap_scores();
-                if constexpr (Kernel::has_mod) apply_mod<true, false>(false);  // what was copied is released
-                softmax.template exact_step<false>(rmem_S, args.exponent_factor, args.lowest,
-                                                   this->score_start());
-            } else {
-                softmax.adopt_growth(rmem_S, args.exponent_factor, args.inv_exponent_factor);
-            }
-        } else if constexpr (Kernel::cfg.softmax_reference == SoftmaxReference::EXACT_SKIP_RESCALE) {
-            if (!__any_sync(kAllLanes, fminf(softmax.rescale[0], softmax.rescale[1]) != 1.f)) return;
-        }
-        scale_rows(rmem_O, softmax.rescale);
-    }
-
-    template <bool kMasked>
-    FLASH_DEVICE void settle_row_softmax() {
-        if constexpr (!kMasked) {
-            if (!softmax.warp_outgrew(kToleratedGrowthByRow)) return;
-            if (softmax.warp_outgrew(kRescalableGrowth)) {
-                softmax.sum[0] = chunks.sum_before[0];
-                softmax.sum[1] = chunks.sum_before[1];
-                this->begin_scores();
-                // Chunks leave no registers for addresses that are found before the loop.
-                const int own_lane = Kernel::chunk_tiles > 0 ? computed_here(lane) : lane;
-                recompute_scores<Kernel>(rmem_S, smem.q(q.slot()), smem.k(kv.k_slot()),
-                                         warpgroup * kWarpgroupRows + warp * 16, own_lane);
-                cap_scores();
-                softmax.row_step(rmem_S, args.exponent_factor, args.inv_exponent_factor, args.lowest);
-            } else {
-                softmax.adopt_growth_of_rows(rmem_S, args.exponent_factor, args.inv_exponent_factor);
-            }
-        }
-        scale_rows(rmem_O, softmax.rescale);
-    }
-
-    FLASH_DEVICE void undo_lagged_step() {
-        // NaN looks like an unusable step, where no step can be; others are known to the whole warp.
-        if (Kernel::traits.softcap && cap_form != CapForm::ANY && softmax.growth[0] == kUnusableStep) {
-            cap_form = CapForm::LONG_SERIES;  // unless cap_scores finds that it does not hold either
-        } else {
-            softmax.undo_lagged_step(rmem_S);
-        }
-    }
-
-    // Scores become tanh(score_factor S); softcap is a part of exponent_factor.
-    FLASH_DEVICE void cap_scores() {
-        if constexpr (Kernel::traits.softcap && kByRow) {
-            cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);  // by the score alone
-        } else if constexpr (Kernel::traits.softcap) {
-            if (!flash::cap_scores<kLongTerms>(rmem_S, args.score_factor, args.exponent_factor))
-                cap_form = CapForm::ANY;
-        }
-    }
-
-    // What functions of the user's do to the scores of the tile in hand. Where the thread's elements are is
-    // found out anew: else what follows from it for each column is held from tile to tile.
-    // kFinds: nobody has called find_ahead for the tile. kCopied: what is streamed is in shared memory, until
-    // it has been read once. `hides`: some of the tile may be hidden.
-    template <bool kFinds, bool kCopied = Kernel::copies_streamed>
-    FLASH_DEVICE void apply_mod(bool hides) {
-        constexpr bool kAhead = kCopied || !(Kernel::copies_streamed || ScoreMods<Kernel>::kOneByOne);
-        if constexpr (kAhead && (kFinds || !ScoreMods<Kernel>::kFoundEarly)) find_known<kCopied>();
-        const int thread_lane = computed_here(lane);
-        const int row = mod_row(thread_lane);
-        constexpr bool kReadsTile = kCopied && ScoreMods<Kernel>::Known::kInGroups;
-        auto tile = streamed_tile();
-        if constexpr (kReadsTile) tile.await();
-        const auto find_group = [&](int square) {
-            if constexpr (kReadsTile) {
-                tile.read_group(known, warp, square, thread_lane);
-            } else if constexpr (kAhead && !kCopied) {
-                known.find_group(args.mod.captured, item.batch, item.head, row,
-                                 kv_block * B_c + square * kMmaN, thread_lane);
-            }
-        };
-        mods().template apply<kAhead>(rmem_S, known, args.score_factor, row, kv_block * B_c, thread_lane,
-                                      Kernel::mod_hides_keys && hides ? tile_words.kind : TileKind::FULL,
-                                      find_group);
-        if constexpr (kReadsTile) release_streamed(tile);
-    }
-    // What is known of the tile's scores, while they are computed.
-    static constexpr int kPlaceOfKnown = 1 << 16;  // of divide_schedule, behind those of ScoreMods
-    FLASH_DEVICE void find_ahead() {
-        if constexpr (Kernel::has_mod) {
-            if constexpr (ScoreMods<Kernel>::kFoundEarly) {
-                find_known<Kernel::copies_streamed>();
-                divide_schedule(this->seq_len_q(), kPlaceOfKnown);  // else ptxas puts it behind the wait
-            }
-        }
-    }
-    template <bool kCopied>
-    FLASH_DEVICE void find_known() {
-        const int thread_lane = computed_here(lane);
-        const int row = mod_row(thread_lane);
-        if constexpr (kCopied) {
-            known.find_diagonals(args.mod.captured, item.batch, item.head, row, kv_block * B_c, thread_lane);
-            if constexpr (!ScoreMods<Kernel>::Known::kInGroups) {
-                auto tile = streamed_tile();
-                tile.await();
-                tile.read_group(known, warp, 0, thread_lane);
-                release_streamed(tile);
-            }
-            return;
-        }
-        if (ScoreMods<Kernel>::kFoundEarly && kv_block > 0) {
-            known.prefetch(args.mod.captured, item.batch, item.head, row - (thread_lane >> 2),
-                           (kv_block - 1) * B_c, thread_lane);
-        }
-        known.find(args.mod.captured, item.batch, item.head, row, kv_block * B_c, thread_lane);
-    }
-    FLASH_DEVICE StreamedTile<Kernel> streamed_tile() const { return {smem, warpgroup, kv.passed}; }
-    FLASH_DEVICE void release_streamed(const StreamedTile<Kernel> &tile) {
-        tile.await_reads(smem);
-        this->release(tile.empty);
-    }
-    FLASH_DEVICE ScoreMods<Kernel> mods() const {
-        return {args.mod.captured, item.batch, item.head, this->seq_len_q()};
-    }
-    FLASH_DEVICE int mod_row(int thread_lane) const {
-        return this->first_row() + warp * 16 + accumulator(thread_lane, 0).row;
-    }
-
-    // Of P, of which the sums have been taken.
-    FLASH_DEVICE void drop_weights() {
-        if constexpr (Kernel::drops) {
-            const int thread_lane = computed_here(lane);
-            const auto kept = mods().kept_weights(mod_row(thread_lane), kv_block * B_c, thread_lane);
-#pragma unroll
-            for (int i = 0; i < B_c / 2; ++i) {
-                if (!kept.has(i / 4, i % 4)) rmem_S[i] = 0.f;
-            }
-        }
-    }
-
-    FLASH_DEVICE void mask_tile() {
-        const int row0 = this->first_row() + warp * 16 + accumulator(lane, 0).row;
-        const int first_column = kv_block * B_c;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            int row = row0 + 8 * r;
-            if constexpr (Kernel::traits.planned && Kernel::masks_diagonal) {
-                row =
-                    this->query_of(warpgroup * kWarpgroupRows + warp * 16 + accumulator(lane, 0).row + 8 * r);
-            }
-            if constexpr (Kernel::traits.window) {
-                keep_columns<B_c, true>(rmem_S, r, lane, this->mask().visible_end(row) - first_column,
-                                        this->mask().visible_begin(row) - first_column);
-            } else {
-                const int last_visible = row + this->seq_len_k() - this->seq_len_q();  // bottom-right
-                const int n_visible =
-                    Kernel::traits.causal ? min(this->seq_len_k(), last_visible + 1) : this->seq_len_k();
-                keep_columns<B_c>(rmem_S, r, lane, n_visible - first_column);
-            }
-        }
-    }
-
     FLASH_DEVICE void round_probabilities() {
-        drop_weights();
+        this->drop_weights();
 #pragma unroll
         for (int i = 0; i < B_c / 4; ++i) rmem_P[i] = pack<Kernel::dtype>(rmem_S[2 * i], rmem_S[2 * i + 1]);
     }
