@@ -8,12 +8,10 @@
 //     dP(j) | exponentials of S(j) | dS(j) | dQ(j), S(j + 1)
 #pragma once
 
-#include "common/ahead_of_scores.cuh"
-#include "common/backward/element.cuh"
-#include "common/kept_weights.cuh"
 #include "common/quad.cuh"
 #include "common/softcap.cuh"
 #include "common/softmax_scale.cuh"
+#include "hopper/backward/dq_modified_tile.cuh"
 #include "hopper/backward/dq_producer.cuh"
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/backward/unseen_rows.cuh"
@@ -23,7 +21,7 @@
 namespace flash::hopper {
 
 template <typename Kernel>
-struct DqConsumer {
+struct DqConsumer : DqModifiedTile<Kernel, DqConsumer<Kernel>> {
     static constexpr int B_r = Kernel::B_r, B_c = Kernel::B_c;
     static constexpr int d_head = Kernel::d_head, d_head_v = Kernel::d_head_v;
     static constexpr uint32_t kSameTile = 16;  // a distance that is not used
@@ -163,7 +161,7 @@ struct DqConsumer {
     // S -> P; with softcap -> tanh, of which score_gradients makes P.
     FLASH_DEVICE void probabilities() {
         if constexpr (Kernel::has_mod && !Kernel::hides_scores && !Kernel::replaces_scores) {
-            modified_probabilities();
+            this->modified_probabilities();
         } else if constexpr (Kernel::traits.softcap) {
             cap_any_scores(rmem_S, args.score_factor, args.exponent_factor);
         } else {
@@ -174,97 +172,10 @@ struct DqConsumer {
         }
     }
 
-    // Of the tile whose scores are computed.
-    FLASH_DEVICE void read_kind() {
-        if constexpr (Kernel::hides_scores) {
-            // Through a shuffle: branches by it are the whole warp's.
-            const uint32_t address = smem.kind(slot(tiles, Kernel::k_stages), warpgroup);
-            kind = static_cast<TileKind>(uniform_word(load_shared_int(address)));
-        }
-    }
-
-    // S = +-inf where a mask that is all of the user's functions hides it. No product is in flight: branches
-    // would cost registers that only wait for it.
-    FLASH_DEVICE void hide_scores() {
-        if constexpr (Kernel::hides_scores) {
-            if (kind == TileKind::FULL) return;
-            using Mod = HeadMod<typename Kernel::Mod>;
-            const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, item.head);
-            const typename Mod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
-            hide_unseen<B_c, 4>(
-                rmem_S, lane, kind == TileKind::EMPTY,
-                [&](int of_tile) { return mod.column(tile * B_c + of_tile); },
-                [&](const typename Mod::Column &column, int of_tile) {
-                    const int key = tile * B_c + of_tile;
-                    uint32_t seen = uint32_t{mod.visible(rows[0], column, row(0), key)} |
-                                    uint32_t{mod.visible(rows[1], column, row(1), key)} << 1;
-                    asm("" : "+r"(seen));  // ptxas has too few predicates for those of all keys (C7600)
-                    return seen;
-                },
-                args.hidden_score());
-        }
-    }
-
-    // S as functions of the user's make it, scaled, where dS is made of P alone; -inf where they hide it.
-    FLASH_DEVICE void replace_scores() {
-        using OwnMod = typename Kernel::Mod;
-        const auto &captured = mod_of<OwnMod>(args).captured;
-        const HeadMod<OwnMod> mod(captured, item.batch, item.head);
-        const typename OwnMod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
-        const int first_key = tile * B_c;
-        constexpr int kSquares = B_c / kMmaN;
-        constexpr int kStreamedSquares = kSquares % 4 == 0 ? 4 : 2;  // more take registers that are dQ's
-        AheadOfScores<OwnMod, kSquares, kStreamedSquares> known;
-        known.find(captured, item.batch, item.head, row(0), first_key, lane);
-        known.prefetch(captured, item.batch, item.head, row(0) - lane / 4, first_key + B_c, lane);
-#pragma unroll
-        for (int j = 0; j < kSquares; ++j) {
-            if (j % kStreamedSquares == 0) {
-                known.find_group(captured, item.batch, item.head, row(0), first_key + j * kMmaN, lane);
-            }
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int key = first_key + 8 * j + 2 * (lane & 3) + c;
-                const typename OwnMod::Column column = mod.column(key);
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float &score = rmem_S[4 * j + 2 * r + c];
-                    const float given = score * args.score_factor;
-                    if constexpr (knows_ahead<OwnMod>) {
-                        score = mod.score_ahead(rows[r], column, known.at(r, j, c), given, row(r), key);
-                    } else {
-                        score = mod.score(rows[r], column, given, row(r), key);
-                    }
-                }
-            }
-        }
-    }
-
-    // With functions of the user's: P times the derivative, element by element.
-    FLASH_DEVICE void modified_probabilities() {
-        using Mod = HeadMod<typename Kernel::Mod>;
-        const Mod mod(mod_of<typename Kernel::Mod>(args).captured, item.batch, item.head);
-        const typename Mod::Row rows[2] = {mod.row(row(0)), mod.row(row(1))};
-#pragma unroll
-        for (int j = 0; j < B_c / 8; ++j) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int key = tile * B_c + 8 * j + 2 * (lane & 3) + c;
-                const typename Mod::Column column = mod.column(key);
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float &score = rmem_S[4 * j + 2 * r + c];
-                    score = mod.probability(rows[r], column, score * args.score_factor, row(r), key, lse[r])
-                                .handed_on;
-                }
-            }
-        }
-    }
-
     // dS from P, or tanh, and dP; with softcap the gradient of the score before the cap. Where a mask hides
     // it, it is 0 whatever the rows of K, V and dO hold.
     FLASH_DEVICE void score_gradients(uint32_t (&rmem_dS)[B_c / 4], float (&rmem_dP)[B_c / 2]) {
-        drop(rmem_dP);
+        this->drop(rmem_dP);
         if (!needs_mask()) {
 #pragma unroll
             for (int i = 0; i < B_c / 4; ++i) {
@@ -283,21 +194,6 @@ struct DqConsumer {
 #pragma unroll
         for (int i = 0; i < B_c / 4; ++i) {
             rmem_dS[i] = pack<Kernel::dtype>(rmem_dP[2 * i], rmem_dP[2 * i + 1]);
-        }
-    }
-
-    // dP, divided by 1 - p, of weights that dropout keeps, and 0 of the others.
-    FLASH_DEVICE void drop(float (&rmem_dP)[B_c / 2]) const {
-        if constexpr (Kernel::drops) {
-            const Dropout &dropout = mod_of<typename Kernel::Mod>(args).captured.dropout;
-            const int key = tile * B_c + accumulator(computed_here(lane), 0).column;
-            const KeptOfQueries<B_c / 8> kept(HeadDropout(dropout, item.batch, item.head), [&](int square) {
-                return MatrixCoordinate{row(0), key + 8 * square};
-            });
-#pragma unroll
-            for (int i = 0; i < B_c / 2; ++i) {
-                rmem_dP[i] = kept.has(i / 4, i % 4) ? rmem_dP[i] * dropout.scale : 0.f;
-            }
         }
     }
 
@@ -329,8 +225,8 @@ struct DqConsumer {
         const uint32_t v_slot = slot(tiles, Kernel::v_stages);
         const uint32_t word = uniform_word(q_slot | k_slot << 8 | v_slot << 16);
         float rmem_dP[B_c / 2];
-        if constexpr (Kernel::hides_scores) hide_scores();
-        if constexpr (Kernel::replaces_scores) replace_scores();
+        if constexpr (Kernel::hides_scores) this->hide_scores();
+        if constexpr (Kernel::replaces_scores) this->replace_scores();
         mbarrier_wait(smem.v_full(v_slot), phase(tiles, Kernel::v_stages));
         await_turn();
         issue_rows<d_head_v>(rmem_dP, do_word + (word & 255) * descriptor_step(Kernel::do_bytes),
@@ -354,7 +250,7 @@ struct DqConsumer {
             mbarrier_wait(smem.k_full(slot(tiles, Kernel::k_stages)), phase(tiles, Kernel::k_stages));
             issue_scores();
             pass_turn();
-            read_kind();
+            this->read_kind();
             wgmma_wait<1>();  // dQ is done
         }
         pin_registers(rmem_dQ);
@@ -373,7 +269,7 @@ struct DqConsumer {
         await_turn();
         issue_scores();
         pass_turn();
-        read_kind();
+        this->read_kind();
         read_rows();
         wgmma_wait<0>();
         pin_registers(rmem_S);
