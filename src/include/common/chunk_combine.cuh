@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(kChunkCombineWarps *kWarpSize)
             const float *sink = args.sinks != nullptr ? args.sinks + row.head : nullptr;
             const RowEnd end = joined.end(args.unseen, args.largest, sink);
             if (column == 0 && args.lse != nullptr) args.lse[row.lse] = end.lse;
-            if (in_row) store_columns<kDType>(args, row.first + column, joined.scaled(end.factor));
+            if (in_row)
+                store_columns<kDType>(args.O, args.O_float32, row.first + column, joined.scaled(end.factor));
         }
     });
 }

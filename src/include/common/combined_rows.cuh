@@ -28,7 +28,7 @@ struct CombineArgs {
     int64_t total_q;
     int n_splits, n_heads, seq_len_q, d_head_v;
     int batch, rows_q;  // where cu_seqlens_q is given; nameable_rows of q
-    bool O_float32;     // and not rounded
+    bool O_float32;     // O is float32, and not rounded
 };
 
 template <ForwardTraits TRAITS>
@@ -100,13 +100,13 @@ FLASH_DEVICE void each_combined_row(const CombineArgs &args, Take take) {
     }
 }
 
-// Four columns from element `first` of O on: 16 or 8 bytes.
+// Four columns from element `first` of O on: 16 bytes, or 8.
 template <DType kDType>
-FLASH_DEVICE void store_columns(const CombineArgs &args, int64_t first, const float4 &o) {
-    if (args.O_float32) {
-        *reinterpret_cast<float4 *>(static_cast<float *>(args.O) + first) = o;
+FLASH_DEVICE void store_columns(void *O, bool float32, int64_t first, const float4 &o) {
+    if (float32) {
+        *reinterpret_cast<float4 *>(static_cast<float *>(O) + first) = o;
     } else {
-        char *gmem = static_cast<char *>(args.O) + first * kElementBytes;
+        char *gmem = static_cast<char *>(O) + first * kElementBytes;
         *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
     }
 }

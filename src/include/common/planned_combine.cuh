@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/chunk_combine.cuh"
+#include "common/combined_rows.cuh"
 #include "common/planned_output.cuh"
 #include "common/split_combine.cuh"
 
@@ -19,17 +20,6 @@ struct PlannedCombineArgs {
 
 inline constexpr int kPlannedCombineWarps = 8;
 inline constexpr int kPlannedCombineBlocksPerSm = 2;
-
-// Writes a row of the output, of one head: from the column on, four of them.
-template <DType kDType>
-FLASH_DEVICE void store_columns(const PlannedOutput &out, int64_t first, const float4 &o) {
-    if (out.element_bytes == 4) {
-        *reinterpret_cast<float4 *>(static_cast<float *>(out.O) + first) = o;
-    } else {
-        char *gmem = static_cast<char *>(out.O) + first * kElementBytes;
-        *reinterpret_cast<uint2 *>(gmem) = make_uint2(pack<kDType>(o.x, o.y), pack<kDType>(o.z, o.w));
-    }
-}
 
 // B_c: of the first kernel, whose tiles say how many parts there are. kChunkTiles: parts are chunks of so
 // many.
@@ -87,7 +77,9 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
                 const RowEnd end =
                     joined.end(args.unseen, args.largest, TRAITS.sinks ? out.sinks + head : nullptr);
                 if (column == 0 && out.lse != nullptr) out.lse[head * out.total_q + place] = end.lse;
-                if (in_row) store_columns<kDType>(out, first + column, joined.scaled(end.factor));
+                if (in_row)
+                    store_columns<kDType>(out.O, out.element_bytes == 4, first + column,
+                                          joined.scaled(end.factor));
             }
             continue;
         }
@@ -100,7 +92,7 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
         for (int column = lane * columns; column < out.d_head_v; column += kWarpSize * columns) {
             const float *part = parts.partial_o + int64_t(in_sequence) * out.d_head_v + column;
             const float4 o = sum_of_parts<16>(part, parts.total_rows * out.d_head_v, parts.n_splits, weights);
-            store_columns<kDType>(out, first + column, o);
+            store_columns<kDType>(out.O, out.element_bytes == 4, first + column, o);
         }
     }
 }

@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kCombineRows *kWarpSize)
         if (lane == 0 && args.lse != nullptr) args.lse[row.lse] = lse;
         for (int column = lane * columns; column < args.d_head_v; column += kWarpSize * columns) {
             const float *part = args.partial_o + row.index * args.d_head_v + column;
-            store_columns<kDType>(args, row.first + column,
+            store_columns<kDType>(args.O, args.O_float32, row.first + column,
                                   sum_of_parts<4>(part, part_size, args.n_splits, weights));
         }
     });
