@@ -52,7 +52,7 @@ COSTS = {  # line of docs/choosing.md: the features that it is about
     "prompts, head size 128": r"prompt d 128 .*",
     "causal prompts, head size 64": r"prompt d 64 .*",
     "decoding, in pages too": r"decoding (?!1 x 4096)(in pages )?\d+ x \d+",
-    "decoding of one sequence of 4096 keys, which are two pieces": r"decoding 1 x 4096",
+    "decoding of one sequence of 4096 keys, which are two chunks": r"decoding 1 x 4096",
 }
 
 

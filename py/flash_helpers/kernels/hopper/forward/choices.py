@@ -552,7 +552,7 @@ SPLIT_CHOICES = tuple(
         d_head, MAX_SHORT_QUERIES, None,
         _config(d_head, 64, B_c, kv_stages, 1, d_head_v=d_head_v, **_ONE_Q_SLOT),
         "few queries over many keys wait for DRAM alone; one warpgroup of rows, all shared memory for tiles"
-        " on their way; 64 keys in 4 or 6 stages are within 1 % from 4096 keys on (head size 128)",
+        " on their way" + "; 64 keys in 4 or 6 stages are within 1 % from 4096 keys on" * (d_head == 128),
         d_head_v=d_head_v,
     )
     for d_head, d_head_v, B_c, kv_stages in (
