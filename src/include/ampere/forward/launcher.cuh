@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include "ampere/forward/kernel.cuh"
-#include "ampere/forward/planned_blocks.cuh"
 #include "common/early_launch.cuh"
 #include "common/find_tiles.cuh"
 #include "common/planned_combine.cuh"

@@ -5,7 +5,10 @@
 // among; all others wait for it. While they compute, no register holds anything of that.
 #pragma once
 
-#include "ampere/forward/kernel.cuh"
+#include "ampere/forward/kernel_args.cuh"
+#include "ampere/forward/warp.cuh"
+#include "ampere/load_store.cuh"
+#include "ampere/paged_load.cuh"
 #include "common/planned_scheduler.cuh"
 
 namespace flash::ampere {
