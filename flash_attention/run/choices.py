@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.kernel import BackwardConfig, ForwardConfig, KernelConfig
 from flash_helpers.kernels.problem import BACKWARD, FORWARD, UNLIMITED, AttentionProblem, Window
 from flash_helpers.select.chosen import Choice
+from flash_helpers.select.no_kernel import NoKernel, no_kernel
 
 CHOICES_KEPT = 1024  # problems whose choice is remembered
 
@@ -150,8 +152,11 @@ def explain_choice(
     block_table: Tensor | None = None,
     n_splits: int | None = None,
     validate: bool = False,
-) -> Choice:
+) -> Choice | NoKernel:
     """What ``attention`` would run with these arguments, why, and why not the others. Runs nothing.
+
+    Where the call needs no kernel, because it is empty or its mask hides all keys, ``kernel`` is None and the
+    reason says so. Counts of 0, which only a tensor says, take one.
 
     With ``cu_seqlens_q`` it is about ``attention_varlen``, with ``seqused_k`` alone, which may have a
     ``block_table``, about ``attention_cached``. No number of their tensors is read. What a mask of documents
@@ -257,11 +262,16 @@ def explain_choice(
     )
     generation.follow_environment()
 
-    def explained(asked: AttentionProblem, named: KernelConfig | None) -> Choice:
+    def explained(asked: AttentionProblem, named: KernelConfig | None) -> Any:
+        """A ``Choice``, or ``NoKernel``: of both passes, or of neither."""
+        nothing = no_kernel(asked)
+        if nothing is not None and named is None:
+            return nothing
         if facts is not None:
-            choice: Choice = chooser("cuda").choice_for(asked, facts, facts.name, named, explained=True)
-            return choice
-        return _choice(asked, q.device, named, explained=True)
+            choice = chooser("cuda").choice_for(asked, facts, facts.name, named, explained=True)
+        else:
+            choice = _choice(asked, q.device, named, explained=True)
+        return nothing or choice  # one that is named is refused where it cannot compute this
 
     gradients = problem.backward(options.deterministic)
     if direction != FORWARD:
@@ -284,7 +294,9 @@ def _device(device: torch.device | str) -> torch.device:
 
 
 @named_keywords
-def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "cuda") -> list[Choice]:
+def prepare(
+    problems: Iterable[AttentionProblem], device: torch.device | str = "cuda"
+) -> list[Choice | NoKernel]:
     """Builds and loads what a list of problems needs, so that no later call compiles anything.
 
     Tuning results, environment variables and what is built are looked at anew, and all later calls choose by
@@ -295,7 +307,8 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
         device: a CUDA device that is there; on the CPU there is nothing to build.
 
     Returns:
-        The choice for each problem, as ``attention`` makes it from now on.
+        The choice for each problem, as ``attention`` makes it from now on. Nothing is built for one that
+        needs no kernel.
 
     Raises:
         TypeError, ValueError: one is no AttentionProblem, or one that no tensors have.
@@ -317,10 +330,11 @@ def prepare(problems: Iterable[AttentionProblem], device: torch.device | str = "
         kernels = dict.fromkeys(
             chooser("cuda").choice_for(problem, facts, str(device), None, explained=False).kernel
             for problem in problems
+            if no_kernel(problem) is None
         )
         missing = [kernel for kernel in kernels if cuda.load_kernel(kernel, facts.target) is None]
         if missing:
             build.build_kernels(missing, [facts.target])
         for kernel in kernels:
             cuda.get_kernel(kernel, device)
-    return [choose(problem, device, None) for problem in problems]
+    return [no_kernel(problem) or choose(problem, device, None) for problem in problems]

@@ -17,7 +17,7 @@ from flash_attention.checks.backward import check_saved
 from flash_attention.checks.options import checked_scale
 from flash_attention.checks.tensors import check_memory, check_tensors
 from flash_attention.devices import backend, backward_backend
-from flash_attention.layouts import Layout, Packed, PackedCached
+from flash_attention.layouts import Layout, PackedCached
 from flash_attention.mods.tracing import Traced
 from flash_attention.options import Options
 from flash_attention.run import launch_cache
@@ -28,6 +28,7 @@ from flash_attention.run.launch_cache import Key
 from flash_attention.run.plain_forms import mask_and_scores
 from flash_helpers import generation
 from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
+from flash_helpers.select.no_kernel import no_kernel
 
 
 # ---------------------------------------------------------------------- forward
@@ -53,18 +54,12 @@ def forward_pass(
     packed = None if traced is None else as_packed(call, options, with_gradients=keep_lse)
     call, calls, kept = packed or (call, [call], None)
     problem = calls[0].problem  # which is that of the others, too
-    if not (problem.batch and problem.seq_len_q and problem.n_heads):
-        fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
-    elif not isinstance(calls[0].layout, Packed) and (not problem.seq_len_k or problem.sees_nothing):
+    if no_kernel(problem) is not None:
         if options.config is not None:
             choose(problem, q.device, options.config)  # which refuses one that cannot compute this
         if keep_lse:
             _check_backward_config(problem, q.device, options)
-        if isinstance(layout, PackedCached):
-            rows = layout.cu_seqlens_q, layout.seqused_q
-            fill_packed_without_keys(call.out, call.lse, options.sinks, *rows)
-        else:
-            fill_without_keys(call.out, call.lse, options.sinks)
+        _fill_without_kernel(call)
     else:
         chosen_in = generation.number()
         if not (q.is_cuda or options.return_lse):
@@ -87,6 +82,17 @@ def forward_pass(
             ran = ran._replace(repeatable=False)  # a remembered call is one launch
         _remember(call, ran, options, key, chosen_in)
     return call.out, call.lse
+
+
+def _fill_without_kernel(call: Call) -> None:
+    """The results of a call that needs no kernel."""
+    problem, layout, sinks = call.problem, call.layout, call.scores.sinks
+    if not (problem.batch and problem.seq_len_q and problem.n_heads):
+        fill_without_keys(call.out, call.lse, None)  # there is no row, or none but behind the last offset
+    elif isinstance(layout, PackedCached):
+        fill_packed_without_keys(call.out, call.lse, sinks, layout.cu_seqlens_q, layout.seqused_q)
+    else:
+        fill_without_keys(call.out, call.lse, sinks)
 
 
 def _check_backward_config(problem: AttentionProblem, device: torch.device, options: Options) -> None:
@@ -249,16 +255,15 @@ def backward_pass(
         return made
     scale = checked_scale(options.softmax_scale, q.shape[-1])
     mask, scores = _mask_and_scores(options._replace(sinks=sinks), scale, traced, layout, q, k)
-    batch, seq_len_q, seq_len_k = layout.sizes(q, k)
-    if not (batch and seq_len_q and q.shape[-2]) or not (seq_len_k or isinstance(layout, Packed)):
-        _fill_without_keys(to_compute, sinks, lse, dlse)
-        for gradient in dcaptured.values():
-            gradient.zero_()
-        return made
     call = BackwardCall(
         q, k, v, out, lse, dout, dlse, *to_compute, mask, scores, layout, is_deterministic(options),
         dcaptured, dropout_of(options),
     )  # fmt: skip
+    if no_kernel(call.problem) is not None:
+        _fill_without_keys(to_compute, sinks, lse, dlse)
+        for gradient in dcaptured.values():
+            gradient.zero_()
+        return made
     packed = None if traced is None else gradients_as_packed(call, options)
     calls, kept = packed or ([call], None)
     chosen_in = generation.number()

@@ -100,6 +100,7 @@ def reason_lines(problems: list[Problem], device: torch.device) -> list[str]:
     for problem in problems:
         q, k, v = problem.inputs(device)
         choice = flash_attention.explain_choice(q, k, v, causal=problem.causal)
+        assert choice.kernel is not None  # no problem is empty
         name = "PyTorch's own fused attention" if choice.fused else choice.kernel.short_form()
         chosen.setdefault((name, choice.reason), []).append(problem.label())
     return [

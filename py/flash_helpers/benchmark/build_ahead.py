@@ -50,8 +50,8 @@ def build_ahead(
         if case.direction != FORWARD:
             problems += [problem.backward(order) for order in ((False, True) if repeatable else (False,))]
     chosen = prepare(problems, device)
-    if further is not None:
-        build_kernels([further(chosen[0].kernel)], [device_facts_of(device).target])
+    if further is not None and (first := chosen[0].kernel) is not None:
+        build_kernels([further(first)], [device_facts_of(device).target])
     return time.perf_counter() - begin
 
 

@@ -39,6 +39,7 @@ def cost_of_windows(device: torch.device, rounds: int) -> dict[str, Any]:
 
     x = make_inputs(PLAIN, device)
     plain = explain_choice(x.q, x.k, x.v).kernel
+    assert plain is not None  # the call has rows
     unbounded = cuda.Features(d_head_v=D_HEAD)
 
     def prepared(kernel: Kernel, *features: Any) -> Prepared:

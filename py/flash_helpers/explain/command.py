@@ -28,6 +28,7 @@ from flash_helpers.model.recorded import CompiledFacts
 from flash_helpers.results.lookup import TuningResults
 from flash_helpers.select.candidates import is_split
 from flash_helpers.select.choice import check_head_size
+from flash_helpers.select.no_kernel import no_kernel
 from flash_helpers.select.select import select
 
 OPTIONS = {"window": "--window LEFT,RIGHT"}  # that say a trait of another name
@@ -78,6 +79,8 @@ def explain_command(
         ]
         explanations += pair
         console.print(diff_table(*pair) if len(pair) == 2 else explanation_table(pair[0]))
+        if (nothing := no_kernel(pair[0].problem)) is not None:
+            console.print(f"{nothing.reason}; attention runs neither this one nor another", markup=False)
         if ncu:
             for explanation in pair:
                 for line in counter_lines(explanation, measure(explanation)):
@@ -125,7 +128,8 @@ def explain_problem_command(
     explanations = []
     for facts in devices:
         measured = results.of(problem, facts)
-        explanation = explain_problem(problem, facts, select(problem, facts, results), measured)
+        choice = no_kernel(problem) or select(problem, facts, results)
+        explanation = explain_problem(problem, facts, choice, measured)
         explanations.append(explanation)
         console.print(problem_table(explanation))
         for line in notes(explanation):

@@ -21,6 +21,7 @@ from flash_helpers.model.recorded import CompiledFacts, recorded_facts
 from flash_helpers.model.work import work
 from flash_helpers.results.lookup import TunedBucket, TunedKernel
 from flash_helpers.select.candidates import is_split, numeric_class_of, unable_reason
+from flash_helpers.select.no_kernel import NoKernel
 
 SHOWN = 6  # candidates of the table; --json has all
 
@@ -78,7 +79,7 @@ class ProblemExplanation:
         problem, device: what it is about.
         reason: why the chosen kernel is chosen.
         candidates: the chosen one first, then those measured beside it, the fastest first, then as selection
-            ranks them.
+            ranks them; empty: ``attention`` runs no kernel.
         unable: why other kernels can't compute it at all, with how many share the reason.
         measured_as: the bucket of the measured times, and where they are from; empty: none.
     """
@@ -95,7 +96,7 @@ class ProblemExplanation:
         return {
             "problem": {**asdict(self.problem), "dtype": self.problem.dtype.name},
             "device": asdict(self.device),
-            "chosen": self.candidates[0].kernel.short_form(),
+            "chosen": self.candidates[0].kernel.short_form() if self.candidates else None,
             "reason": self.reason,
             "candidates": [
                 {
@@ -122,7 +123,7 @@ class ProblemExplanation:
 def explain_problem(
     problem: AttentionProblem,
     facts: DeviceFacts,
-    choice: ChosenKernel,
+    choice: ChosenKernel | NoKernel,
     measured: TunedBucket | None = None,
 ) -> ProblemExplanation:
     """Puts together what selection says and what is known of each candidate; needs no GPU.
@@ -130,12 +131,14 @@ def explain_problem(
     Args:
         problem: the sizes and features.
         facts: the device.
-        choice: what ``select`` says.
+        choice: what ``no_kernel`` says, else ``select``.
         measured: tuning results of the problem's bucket.
 
     Raises:
         ValueError: the chosen kernel's launch can't hold the problem; ``attention`` refuses it too.
     """
+    if isinstance(choice, NoKernel):
+        return ProblemExplanation(problem, facts, choice.reason, (), {}, "")
     problem = choice.problem or problem
     config = choice.kernel.config
     modelled = direction_of(config).model is not None
@@ -173,6 +176,8 @@ def problem_table(e: ProblemExplanation) -> Table:
     for heading in ("blocks\nper SM", "at most\nTFLOP/s", "bound by", "measured\nTFLOP/s"):
         table.add_column(heading, justify="right")
     table.add_column("why", overflow="fold")
+    if not e.candidates:
+        table.add_row("none", "", "", "", "", Text(e.reason), style="bold")
     for c in e.candidates[:SHOWN]:
         measured = f"{c.measured.tflops:.1f}" if c.measured else ""
         why = f"chosen: {c.reason}" if c.chosen else c.reason
@@ -188,7 +193,9 @@ def problem_table(e: ProblemExplanation) -> Table:
 
 def notes(e: ProblemExplanation) -> list[str]:
     """What stands below the table."""
-    lines = []
+    lines: list[str] = []
+    if not e.candidates:
+        return lines
     if len(e.candidates) > SHOWN:
         lines.append(f"{len(e.candidates) - SHOWN} more candidates come after these (--json has all)")
     if e.problem.invariant:

@@ -138,11 +138,9 @@ class AttentionProblem:
 
     @property
     def sees_nothing(self) -> bool:
-        """No query sees any key, whatever the lengths of the sequences are."""
+        """No query sees any key, in no sequence up to the longest."""
         if self.left is not None and self.right is not None and self.left + self.right < 0:
             return True
-        if self.varlen:
-            return False
         before = self.right is not None and self.right <= -self.seq_len_k
         return before or (self.left is not None and self.left <= -self.seq_len_q)
 

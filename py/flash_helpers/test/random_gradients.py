@@ -19,6 +19,7 @@ from flash_helpers.kernels.kernel import Kernel
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.problem import BACKWARD, AttentionProblem
 from flash_helpers.select.candidates import unable_reason
+from flash_helpers.select.no_kernel import no_kernel
 from flash_helpers.test.cases import LAYOUTS, Case
 from flash_helpers.test.draws import FEATURES, LENGTHS, LIMITS, OFFSETS, SCALES
 
@@ -102,7 +103,7 @@ def kernels_of(drawn: Iterable[Case], facts: DeviceFacts) -> list[Kernel]:
 def _problems(case: Case) -> tuple[AttentionProblem, AttentionProblem, str] | None:
     """Of both passes of a call, and the configuration that the second names; None: it needs no kernel."""
     problem = case.problem
-    if not (problem.batch and problem.seq_len_q and problem.seq_len_k) or problem.sees_nothing:
+    if no_kernel(problem) is not None:
         return None
     return problem.with_rows_packed(), problem.backward(case.deterministic), case.backward_config
 
