@@ -26,19 +26,12 @@ from flash_helpers.kernel_configs import (
     get_hopper_kernels_to_build,
     parse_kernel_name_into_config,
 )
-from flash_helpers.kernels.hopper.forward.choices import (
-    CAPPED_CHOICES,
-    CHOICES,
-    COPIED_CHOICES,
-    MOD_CHOICES,
-    PACKED_CHOICES,
-    SPLIT_CHOICES,
-    STEP_CHOICES,
-    VARLEN_CHOICES,
-    HopperChoice,
-)
+from flash_helpers.kernels.hopper.forward.choice import HopperChoice
+from flash_helpers.kernels.hopper.forward.choices import CAPPED_CHOICES, CHOICES
 from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
 from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
+from flash_helpers.kernels.hopper.forward.mod_choices import COPIED_CHOICES, MOD_CHOICES, STEP_CHOICES
+from flash_helpers.kernels.hopper.forward.varlen_choices import PACKED_CHOICES, SPLIT_CHOICES, VARLEN_CHOICES
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.select import Choice, select
 

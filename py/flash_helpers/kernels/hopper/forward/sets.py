@@ -7,22 +7,22 @@ from dataclasses import replace
 
 from flash_helpers.kernels.defaults import first_filled
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.choices import (
-    CAPPED_CHOICES,
-    CHOICES,
+from flash_helpers.kernels.hopper.forward.choice import HopperChoice
+from flash_helpers.kernels.hopper.forward.choices import CAPPED_CHOICES, CHOICES, FEATURE_CHOICES
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.ladder import get_hopper_ladder
+from flash_helpers.kernels.hopper.forward.mod_choices import (
     COPIED_CHOICES,
-    FEATURE_CHOICES,
     MOD_CHOICES,
+    STEP_CHOICES,
+    STREAM_CHOICES,
+)
+from flash_helpers.kernels.hopper.forward.varlen_choices import (
     PACKED_CHOICES,
     PLANNED_CHOICES,
     SPLIT_CHOICES,
-    STEP_CHOICES,
-    STREAM_CHOICES,
     VARLEN_CHOICES,
-    HopperChoice,
 )
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
-from flash_helpers.kernels.hopper.forward.ladder import get_hopper_ladder
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.softmax import SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, ForwardTraits
