@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from flash_helpers.kernels.device_facts import KNOWN_DEVICES, DeviceFacts, device_facts
     from flash_helpers.kernels.dtype import DType
     from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
-    from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+    from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
     from flash_helpers.kernels.hopper.forward.ladder import get_hopper_progression_configs
+    from flash_helpers.kernels.hopper.forward.next_item import NextItem
     from flash_helpers.kernels.hopper.forward.sets import (
         choose_hopper_kernel,
         get_hopper_best_kernels,
@@ -66,11 +67,9 @@ __getattr__, __dir__ = lazy_names(
         ),
         "flash_helpers.kernels.dtype": ("DType",),
         "flash_helpers.kernels.hopper.backward.config": ("HopperBackwardKernelConfig",),
-        "flash_helpers.kernels.hopper.forward.config": (
-            "HopperForwardKernelConfig",
-            "NextItem",
-        ),
+        "flash_helpers.kernels.hopper.forward.config": ("HopperForwardKernelConfig",),
         "flash_helpers.kernels.hopper.forward.ladder": ("get_hopper_progression_configs",),
+        "flash_helpers.kernels.hopper.forward.next_item": ("NextItem",),
         "flash_helpers.kernels.hopper.forward.sets": (
             "choose_hopper_kernel",
             "get_hopper_best_kernels",

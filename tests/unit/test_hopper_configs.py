@@ -28,9 +28,9 @@ from flash_helpers.kernel_configs import (
 )
 from flash_helpers.kernels.hopper.forward.choice import HopperChoice
 from flash_helpers.kernels.hopper.forward.choices import CAPPED_CHOICES, CHOICES
-from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
 from flash_helpers.kernels.hopper.forward.invariant import INVARIANT
 from flash_helpers.kernels.hopper.forward.mod_choices import COPIED_CHOICES, MOD_CHOICES, STEP_CHOICES
+from flash_helpers.kernels.hopper.forward.rules import PRODUCT_WIDTHS
 from flash_helpers.kernels.hopper.forward.varlen_choices import PACKED_CHOICES, SPLIT_CHOICES, VARLEN_CHOICES
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.select.select import Choice, select

@@ -12,7 +12,7 @@ from flash_helpers.benchmark.results import Results, Row
 from flash_helpers.benchmark.timing import Timing
 from flash_helpers.kernel_configs import DType, ForwardKernel, ForwardTraits
 from flash_helpers.kernels.ampere.forward.choices import CHOICES
-from flash_helpers.kernels.hopper.forward.config import REGISTER_OVERHEAD, REGISTERS, WARPGROUP_ROWS
+from flash_helpers.kernels.hopper.forward.resources import REGISTER_OVERHEAD, REGISTERS, WARPGROUP_ROWS
 from flash_helpers.kernels.ladders import LADDERS, get_ladder
 from flash_helpers.problem import Problem
 from flash_helpers.report.data import Report, load_report

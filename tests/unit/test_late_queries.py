@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flash_helpers.kernel_configs import KNOWN_DEVICES, DType
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
 from flash_helpers.kernels.kernel import ForwardKernel
 from flash_helpers.kernels.parsing import parse_kernel_name_into_config
 from flash_helpers.kernels.problem import AttentionProblem

@@ -35,8 +35,8 @@ from flash_helpers.kernels.hopper.backward import resources as hopper_backward_r
 from flash_helpers.kernels.hopper.backward.config import HopperBackwardKernelConfig
 from flash_helpers.kernels.hopper.backward.resources import DqOutput
 from flash_helpers.kernels.hopper.backward.rules import DQ_KEYS
-from flash_helpers.kernels.hopper.forward.config import D_HEADS as HOPPER_D_HEADS
-from flash_helpers.kernels.hopper.forward.config import PRODUCT_WIDTHS
+from flash_helpers.kernels.hopper.forward.rules import D_HEADS as HOPPER_D_HEADS
+from flash_helpers.kernels.hopper.forward.rules import PRODUCT_WIDTHS
 from flash_helpers.kernels.kernel import ForwardConfig
 from flash_helpers.kernels.traits import BackwardTraits
 

@@ -17,12 +17,12 @@ from flash_helpers.kernels.hopper.forward.common_configs import (
     ONE_Q_SLOT,
     bf16_config,
 )
-from flash_helpers.kernels.hopper.forward.config import NextItem
 from flash_helpers.kernels.hopper.forward.few_choices import (
     FEW_BLOCKS_CHOICES,
     FEW_KEYS_CHOICES,
     ONE_SMALL_TILE_CHOICES,
 )
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
 
 _D192_LONG_CAUSAL = HopperChoice(
     192, None, True,

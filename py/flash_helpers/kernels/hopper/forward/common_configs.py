@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
 from flash_helpers.kernels.softmax import SoftmaxReference
 
 

@@ -1,72 +1,20 @@
-"""The Hopper family: kernels built on TMA, ``mbarrier`` and ``wgmma`` (sm_90a only)."""
+"""The forward pass of the Hopper family: what one kernel chooses, on TMA, ``mbarrier`` and ``wgmma``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from flash_helpers.kernels.cpp_struct import designated_initializer
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.dtype import DType
 from flash_helpers.kernels.hopper.family import HOPPER
+from flash_helpers.kernels.hopper.forward import resources
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
+from flash_helpers.kernels.hopper.forward.rules import MMA_K, malformed_reason
 from flash_helpers.kernels.names import Name, flag, number, one_of, size
 from flash_helpers.kernels.numeric_class import NumericClass
 from flash_helpers.kernels.softmax import SOFTMAX_WORDS, SoftmaxReference
 from flash_helpers.kernels.traits import PLAIN, ForwardTraits
-
-WARPGROUP_SIZE = 128  # threads
-WARPGROUP_ROWS = 64  # query rows of one wgmma
-MMA_K = 16  # reduction length of one wgmma
-PANEL_COLUMNS = 64  # elements of a 128-byte row, the widest that TMA swizzles
-CONTROL_BYTES = 1024  # barriers and work items
-MAX_SMEM_BYTES = 227 * 1024  # of a block
-KEPT_BYTES = 16  # of a consumer thread, in a slot of what chunks of keys have left
-MAX_PREFETCH = 16  # prefetch_next
-D_HEADS = (64, 96, 128, 192, 256)
-PRODUCT_WIDTHS = (
-    48,
-    64,
-    80,
-    96,
-    112,
-    128,
-    144,
-    160,
-    176,
-    192,
-    256,
-)  # of wgmma, in src/include/hopper/wgmma.cuh
-
-REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160), 4: (32, 112)}
-"""Registers a thread by number of consumer warpgroups: (producer, consumer). ``register_budget`` in C++."""
-
-WARP_LOADS_REGISTERS = {**REGISTERS, 1: (56, 240), 2: (72, 216)}
-"""The same where a whole warp finds sequences or parts of keys: ``varlen`` and ``split``."""
-
-PLANNED_REGISTERS = {**REGISTERS, 1: (128, 240), 2: (88, 208)}
-"""The same where it plans the work, too."""
-
-REGISTER_OVERHEAD = {1: 24, 2: 24, 3: 28, 4: 28}
-"""Registers a consumer needs beside accumulators and P: found by compiling, the first that does not spill."""
-
-
-class NextItem(IntEnum):
-    """Where the next work item's first product starts.
-
-    Attributes:
-        NONE: after this item is stored.
-        WITH_LAST_PV: together with this item's last P V.
-        AFTER_LAST_PV: after the last P V, under the normalisation and store of O.
-    """
-
-    NONE = 0
-    WITH_LAST_PV = 1
-    AFTER_LAST_PV = 2
-
-    def to_cpp_str(self) -> str:
-        """The enumerator as C++ source text."""
-        return f"NextItem::{self.name}"
-
 
 NEXT_ITEM_WORDS = {
     NextItem.NONE: "",
@@ -165,7 +113,7 @@ class HopperForwardKernelConfig:
     @property
     def n_consumers(self) -> int:
         """Consumer warpgroups of a block."""
-        return self.B_r // WARPGROUP_ROWS
+        return self.B_r // resources.WARPGROUP_ROWS
 
     @property
     def mask_groups(self) -> int:
@@ -175,7 +123,7 @@ class HopperForwardKernelConfig:
     @property
     def n_threads(self) -> int:
         """Threads of a block: the producer warpgroup and the consumers."""
-        return (1 + self.n_consumers) * WARPGROUP_SIZE
+        return (1 + self.n_consumers) * resources.WARPGROUP_SIZE
 
     @property
     def n_warps(self) -> int:
@@ -210,47 +158,21 @@ class HopperForwardKernelConfig:
         """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left, beyond what
         their shared memory holds.
         """
-        slots = self._wanted_kept_slots - self._kept_slots(self._tile_bytes(2))
-        return blocks * slots * self._kept_slot_bytes // 4
+        return resources.kept_sums(self, blocks)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), what chunks of keys have
         left, as far as there is room, and barriers; bytes.
         """
-        tiles = self._tile_bytes(elem_size)
-        return tiles + self._kept_slots(tiles) * self._kept_slot_bytes + CONTROL_BYTES
-
-    def _tile_bytes(self, elem_size: int) -> int:
-        q = self.q_stages * self.B_r * _padded(self.d_head)
-        k = (self.kv_stages + self.extra_k_stages) * self.B_c * _padded(self.d_head)
-        v = self.kv_stages * self.B_c * _padded(self.d_head_v)
-        return (q + k + v) * elem_size
-
-    @property
-    def _wanted_kept_slots(self) -> int:
-        return self.d_head_v // 8 + 2 if self.chunk_tiles else 0
-
-    @property
-    def _kept_slot_bytes(self) -> int:
-        return self.n_consumers * WARPGROUP_SIZE * KEPT_BYTES
-
-    def _kept_slots(self, tiles: int) -> int:
-        room = max(MAX_SMEM_BYTES - CONTROL_BYTES - tiles, 0)
-        return min(room // self._kept_slot_bytes, self._wanted_kept_slots)
+        return resources.smem_bytes(self, elem_size)
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks an SM of ``max_smem_bytes`` bytes runs: one, if it fits; blocks take all registers."""
         return int(self.smem_bytes() <= max_smem_bytes)
 
     def resident_registers(self) -> int:
-        """32-bit registers a consumer thread holds through the main loop.
-
-        S and O in float32, the part of Q kept there, and, where products overlap, P of the tile before: P V
-        reads it while the next S is computed.
-        """
-        accumulators = (self.B_c + self.d_head_v) // 2
-        q = 4 * self.q_register_steps
-        return accumulators + q + (self.B_c // 4 if self.overlap_products else 0)
+        """32-bit registers a consumer thread holds through the main loop."""
+        return resources.resident_registers(self)
 
     # ------------------------------------------------------------------ work
     @property
@@ -280,100 +202,14 @@ class HopperForwardKernelConfig:
     # ------------------------------------------------------------------ feasibility
     def register_budget(self, traits: ForwardTraits = PLAIN) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer, compiled for some traits."""
-        warp_loads = WARP_LOADS_REGISTERS if traits.varlen or traits.split else REGISTERS
-        return (PLANNED_REGISTERS if traits.planned else warp_loads)[self.n_consumers]
+        return resources.register_budget(self, traits)
 
     def malformed_reason(self, traits: ForwardTraits = PLAIN) -> str | None:
         """Why no GPU can run this configuration compiled for some traits, or None.
 
         C++ refuses the same by ``static_assert``, but for the registers, which ptxas would spill.
         """
-        for name in ("d_head", "d_head_v"):
-            if getattr(self, name) not in D_HEADS:
-                return f"{name} is {getattr(self, name)}; this family has {', '.join(map(str, D_HEADS))}"
-        if self.B_r % WARPGROUP_ROWS or self.n_consumers not in REGISTERS:
-            return (
-                f"B_r is {self.B_r}; each consumer warpgroup owns {WARPGROUP_ROWS} query rows and a block "
-                f"has one to {max(REGISTERS)} of them, so it must be one of "
-                f"{', '.join(str(n * WARPGROUP_ROWS) for n in REGISTERS)}"
-            )
-        if self.B_c not in PRODUCT_WIDTHS:
-            return f"B_c is {self.B_c}; products are {', '.join(map(str, PRODUCT_WIDTHS))} columns wide"
-        if not 2 <= self.kv_stages <= 8:
-            return f"kv_stages is {self.kv_stages}; V's slot is in use while the next K is waited for: 2 to 8"
-        if not 0 <= self.extra_k_stages <= 8 - self.kv_stages:
-            return (
-                f"extra_k_stages is {self.extra_k_stages}; with kv_stages of {self.kv_stages} it must be 0 "
-                f"to {8 - self.kv_stages}"
-            )
-        if not 1 <= self.q_stages <= 4:
-            return f"q_stages is {self.q_stages}; it must be 1 to 4"
-        if traits.paged and not traits.varlen:
-            return "paged: rows past the end of a sequence are cut off as with varlen; it needs varlen"
-        if reason := traits.planned_obstacle():
-            return reason
-        # Parts of split keys are float32.
-        stores_directly = self.direct_store or traits.split or traits.planned
-        if not stores_directly and _padded(self.d_head_v) > _padded(self.d_head):
-            return (
-                f"d_head_v is {self.d_head_v} and d_head {self.d_head}: O would not fit the Q slot it leaves "
-                "through; choose direct_store"
-            )
-        if self.ping_pong and self.n_consumers < 2:
-            return f"ping_pong: B_r is {self.B_r}, one warpgroup; turns need two or more"
-        if self.early_pass and not (self.ping_pong and self.overlap_products):
-            return "early_pass is about turns of two products: it needs ping_pong and overlap_products"
-        if self.half_tiles and (not self.overlap_products or self.B_c // 2 not in PRODUCT_WIDTHS):
-            return (
-                f"half_tiles: B_c is {self.B_c}, and the first product is half as wide; it needs "
-                "overlap_products and B_c of 96, 128, 160, 192 or 256"
-            )
-        if not 0 <= self.q_register_steps <= self.d_head // MMA_K:
-            return (
-                f"q_register_steps is {self.q_register_steps}; head size {self.d_head} has "
-                f"{self.d_head // MMA_K} steps"
-            )
-        if not 0 <= self.prefetch_next <= MAX_PREFETCH:
-            return f"prefetch_next is {self.prefetch_next}; it must be 0 to {MAX_PREFETCH}"
-        if self.prefetch_next and self.n_consumers > 2:
-            return (
-                f"prefetch_next: B_r is {self.B_r}, and the load thread of more than two consumer warpgroups "
-                "has no registers to spare; choose B_r of 64 or 128"
-            )
-        if self.section_heads < 0 or (self.section_heads and not self.head_sections):
-            return f"section_heads is {self.section_heads}; it must be 0, or positive with head_sections"
-        if self.forced_overlap and not self.overlap_products:
-            return "forced_overlap needs overlap_products: there is no P V to keep the softmax under"
-        if self.next_item != NextItem.NONE:
-            if not self.overlap_products:
-                return "next_item needs overlap_products: the next product starts while another runs"
-            if not self.direct_store and self.q_stages < 2:
-                return (
-                    "next_item: O is staged in the old Q slot while the next Q is in use; choose q_stages of "
-                    "2 or more, or direct_store"
-                )
-        if self.next_item == NextItem.AFTER_LAST_PV and self.q_stages < 2:
-            return (
-                "next_item AFTER_LAST_PV holds its turn while it waits for the next Q, and one Q slot "
-                "would never be free; choose q_stages of 2 or more"
-            )
-        if self.softmax_reference == SoftmaxReference.ANCHORED:
-            return "softmax_reference ANCHORED is of the Ampere family; choose LAGGED"
-        by_row = self.softmax_reference == SoftmaxReference.LAGGED_BY_ROW
-        if self.chunk_tiles < 0 or (self.chunk_tiles and not by_row):
-            return (
-                f"chunk_tiles is {self.chunk_tiles}; it must be 0, or positive with a softmax_reference "
-                "LAGGED_BY_ROW"
-            )
-        budget = self.register_budget(traits)[1] - REGISTER_OVERHEAD[self.n_consumers]
-        if self.resident_registers() > budget:
-            compiled_for = f" of a kernel for {traits.short_form()}" if traits != PLAIN else ""
-            return (
-                f"S, P and O take {self.resident_registers()} registers a thread; {self.n_consumers} "
-                f"consumer warpgroup(s){compiled_for} leave {budget}, and spilled accumulators let no "
-                "products overlap"
-            )
-        return None
+        return malformed_reason(self, traits)
 
     def infeasible_reason(self, facts: DeviceFacts, traits: ForwardTraits = PLAIN) -> str | None:
         """Why this configuration, compiled for some traits, cannot run on the device, or None.
@@ -387,11 +223,6 @@ class HopperForwardKernelConfig:
             or HOPPER.unable_reason(facts)
             or facts.smem_obstacle(self.smem_bytes())
         )
-
-
-def _padded(d_head: int) -> int:
-    """Columns of a tile in shared memory."""
-    return -(-d_head // PANEL_COLUMNS) * PANEL_COLUMNS
 
 
 NAME = Name(

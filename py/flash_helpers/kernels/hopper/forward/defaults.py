@@ -9,8 +9,8 @@ from flash_helpers.kernels.defaults import Default, Defaults, size_for
 from flash_helpers.kernels.device_facts import DeviceFacts
 from flash_helpers.kernels.hopper.family import HOPPER
 from flash_helpers.kernels.hopper.forward.choices import CHOICES
-from flash_helpers.kernels.hopper.forward.config import WARPGROUP_ROWS
 from flash_helpers.kernels.hopper.forward.invariant import INVARIANT, invariant_choice
+from flash_helpers.kernels.hopper.forward.resources import WARPGROUP_ROWS
 from flash_helpers.kernels.hopper.forward.sets import choose_hopper_kernel
 from flash_helpers.kernels.problem import MAX_DECODE_ROWS, AttentionProblem
 from flash_helpers.kernels.traits import ForwardTraits

@@ -6,16 +6,7 @@ from dataclasses import replace
 
 from flash_helpers.kernels.direction import ALL_TRAITS, Direction, Ladder
 from flash_helpers.kernels.hopper.family import HOPPER
-from flash_helpers.kernels.hopper.forward.config import (
-    MMA_K,
-    NAME,
-    PANEL_COLUMNS,
-    PRODUCT_WIDTHS,
-    REGISTERS,
-    WARPGROUP_ROWS,
-    HopperForwardKernelConfig,
-    NextItem,
-)
+from flash_helpers.kernels.hopper.forward.config import NAME, HopperForwardKernelConfig
 from flash_helpers.kernels.hopper.forward.defaults import defaults, sizes
 from flash_helpers.kernels.hopper.forward.gates import counts, violations
 from flash_helpers.kernels.hopper.forward.ladder import (
@@ -24,6 +15,9 @@ from flash_helpers.kernels.hopper.forward.ladder import (
     get_hopper_progression_configs,
 )
 from flash_helpers.kernels.hopper.forward.model import HopperForwardModel
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
+from flash_helpers.kernels.hopper.forward.resources import PANEL_COLUMNS, REGISTERS, WARPGROUP_ROWS
+from flash_helpers.kernels.hopper.forward.rules import MMA_K, PRODUCT_WIDTHS
 from flash_helpers.kernels.hopper.forward.sets import get_hopper_best_kernels, get_hopper_kernels_to_build
 from flash_helpers.kernels.kernel import ForwardConfig, ForwardKernel
 from flash_helpers.kernels.problem import AttentionProblem

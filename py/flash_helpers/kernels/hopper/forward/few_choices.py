@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from flash_helpers.kernels.hopper.forward.choice import HopperChoice
 from flash_helpers.kernels.hopper.forward.common_configs import D64_TALL, D128, ONE_Q_SLOT, bf16_config
-from flash_helpers.kernels.hopper.forward.config import WARPGROUP_ROWS, NextItem
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
+from flash_helpers.kernels.hopper.forward.resources import WARPGROUP_ROWS
 
 _FEW = "one block of 64 queries an SM, where blocks of 128 leave half of the SMs idle: "
 FEW_BLOCKS_CHOICES = (

@@ -11,7 +11,8 @@ from typing import Any
 
 from flash_helpers.kernels.defaults import Default, are_filled
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
 from flash_helpers.kernels.problem import AttentionProblem
 from flash_helpers.kernels.softmax import SoftmaxReference
 

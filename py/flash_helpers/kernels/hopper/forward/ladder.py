@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flash_helpers.kernels.dtype import DType
-from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig, NextItem
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
 from flash_helpers.kernels.ladder import Rung, Step, climb
 from flash_helpers.kernels.softmax import SoftmaxReference
 

@@ -13,15 +13,15 @@ from flash_helpers.kernels.cost_model import (
     softmax_latency,
 )
 from flash_helpers.kernels.device_facts import DeviceFacts
-from flash_helpers.kernels.hopper.forward.config import (
-    MMA_K,
+from flash_helpers.kernels.hopper.forward.config import HopperForwardKernelConfig
+from flash_helpers.kernels.hopper.forward.next_item import NextItem
+from flash_helpers.kernels.hopper.forward.resources import (
     REGISTER_OVERHEAD,
     REGISTERS,
     WARPGROUP_ROWS,
     WARPGROUP_SIZE,
-    HopperForwardKernelConfig,
-    NextItem,
 )
+from flash_helpers.kernels.hopper.forward.rules import MMA_K
 from flash_helpers.kernels.shared_memory import CHUNK_BYTES, WARP_SIZE, SharedAccess, access, smem_offset
 
 SM_REGISTERS = 65536
