@@ -35,6 +35,17 @@ struct RowDivisor {
     }
 };
 
+// Division by a number that is known in the launch, of which the remainder is not looked at.
+struct KnownDivisor {
+    int divisor;
+    RowDivisor by;
+
+    static constexpr KnownDivisor of(int divisor) { return {divisor, RowDivisor::of(divisor)}; }
+
+    FLASH_HOST_DEVICE constexpr int down(int x) const { return by.divide(x); }
+    FLASH_HOST_DEVICE constexpr int up(int x) const { return by.divide(x + divisor - 1); }
+};
+
 struct PagePlace {
     int entry;  // of the table
     int row;    // in the page

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "common/cuda_utils.cuh"
+#include "common/page_table.cuh"
 
 namespace flash {
 
@@ -19,36 +20,48 @@ inline constexpr int kMostWaves = 4;    // flash_helpers.select.part_plan.MOST_W
 inline constexpr int kItemTiles = 2, kCombineTiles = 3;
 
 struct PartPlan {
-    int slots;        // thread blocks that run at a time; 0: keys are not cut
-    int shortest;     // tiles of a part, at least, 1 and up
-    int longest;      // tiles of a part of a sequence with few queries, at most
-    int few_queries;  // these are so many
-    int fixed;        // so many parts, as far as there are tiles; 0: the number is found as said above
+    int slots;              // thread blocks that run at a time; 0: keys are not cut
+    KnownDivisor shortest;  // tiles of a part, at least, 1 and up
+    KnownDivisor longest;   // tiles of a part of a sequence with few queries, at most
+    int few_queries;        // these are so many
+    int fixed;              // so many parts, as far as there are tiles; 0: the number is found as said above
+    KnownDivisor by_slots;
+
+    static constexpr PartPlan of(int slots, int shortest, int longest, int few_queries, int fixed) {
+        return {slots, KnownDivisor::of(shortest),        KnownDivisor::of(longest), few_queries,
+                fixed, KnownDivisor::of(max_of(slots, 1))};
+    }
 
     // `items`: that there would be with one part each, if all sequences were like this one. `n_tiles`: of
     // keys, that a block of its queries visits.
     FLASH_HOST_DEVICE constexpr int parts(int64_t items, int n_tiles, int n_queries) const {
         if (fixed > 0) return max_of(1, min_of(fixed, n_tiles));
         if (slots == 0) return 1;
-        const int most = max_of(1, min_of(kMostParts, n_tiles / shortest));
+        const int most = max_of(1, min_of(kMostParts, shortest.down(n_tiles)));
         int best = 1;
         if (items > 0 && items < int64_t(kMostWaves) * slots) {
             const int alike = static_cast<int>(items);
-            int least = ceil_div(alike, slots) * (n_tiles + kItemTiles);
-#pragma unroll 1
+            int least = by_slots.up(alike) * (n_tiles + kItemTiles);
+            // Blocks wait for this before their first load: the divisions of all waves run beside each other.
+#pragma unroll
             for (int waves = 1; waves <= kMostWaves; ++waves) {
-                const int parts = min_of(most, waves * slots / alike);
-                if (parts <= best) continue;
-                const int time =
-                    ceil_div(alike * parts, slots) * (ceil_div(n_tiles, parts) + kItemTiles) + kCombineTiles;
-                if (time < least) {
+                const int parts = min_of(most, divide(waves * slots, alike));
+                const int tiles = divide(n_tiles + parts - 1, max_of(parts, 1));  // of the longest part
+                const int time = by_slots.up(alike * parts) * (tiles + kItemTiles) + kCombineTiles;
+                if (parts > best && time < least) {
                     least = time;
                     best = parts;
                 }
             }
         }
         if (n_queries > few_queries) return best;
-        return max_of(best, min_of(most, ceil_div(n_tiles, longest)));
+        return max_of(best, min_of(most, longest.up(n_tiles)));
+    }
+
+  private:
+    // Of numbers that are not negative: without a sign it takes fewer instructions.
+    static FLASH_HOST_DEVICE constexpr int divide(int x, int by) {
+        return static_cast<int>(static_cast<unsigned>(x) / static_cast<unsigned>(by));
     }
 };
 

@@ -2,6 +2,10 @@
 // workspace. It goes over the same sequences in the same order as the first (planned_work.cuh), so that both
 // know where a row's parts are without telling each other. A warp adds up a row; the order of its sums is
 // that of the parts.
+//
+// What it reads of the lengths it may read before the first kernel has ended: that one's blocks, all of which
+// have called launch_dependents(), have waited for the kernels that wrote them. It reads past the L1 cache,
+// which has no part in that.
 #pragma once
 
 #include "common/chunk_combine.cuh"
@@ -18,7 +22,7 @@ struct PlannedCombineArgs {
     float unseen, largest;  // of chunks: as of ChunkCombineArgs
 };
 
-inline constexpr int kPlannedCombineWarps = 8;
+inline constexpr int kPlannedCombineWarps = 8, kPlannedPartsAhead = 16;
 inline constexpr int kPlannedCombineBlocksPerSm = 2;
 
 // B_c: of the first kernel, whose tiles say how many parts there are. kChunkTiles: parts are chunks of so
@@ -33,30 +37,32 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
     float *weights = smem_weights[warp];
     const PlannedLaunch &launch = args.planned;
     const PlannedOutput &out = args.out;
-    wait_for_prerequisites();
+    launch_dependents();
 
-    const auto sequence = [&](int b) {
-        return planned_sequence<TRAITS, B_c, kChunkTiles>(launch, args.window_left, args.window_right, b);
-    };
     PlannedGroups groups;
     groups.start();
-    const int n_warps = static_cast<int>(gridDim.x) * kPlannedCombineWarps;
-#pragma unroll 1
-    for (int number = static_cast<int>(blockIdx.x) * kPlannedCombineWarps + warp;; number += n_warps) {
-        const bool found = groups.advance_to(launch.batch, number, [&](int b) -> PlannedCount {
-            const PlannedSequence s = sequence(b);
-            const int64_t partial_rows = partial_rows_of(launch, s);
-            return {partial_rows == 0 ? 0 : s.used * launch.group * launch.row_heads, partial_rows};
+    PlannedSequence own{};  // of this lane
+    const auto find = [&](int number) {
+        return groups.advance_to(launch.batch, number, [&](int b) -> PlannedCount {
+            own = planned_sequence<TRAITS, B_c, kChunkTiles, true>(launch, args.window_left,
+                                                                   args.window_right, b);
+            const int64_t partial_rows = partial_rows_of(launch, own);
+            return {partial_rows == 0 ? 0 : own.used * launch.group * launch.row_heads, partial_rows};
         });
-        if (!found) return;
-        const auto [b, in_sequence, partial] = groups.place(number);
-        const PlannedSequence s = sequence(b);
+    };
+    // Few rows are those of many blocks, each on an SM of its own.
+    const int n_blocks = static_cast<int>(gridDim.x), n_warps = n_blocks * kPlannedCombineWarps;
+#pragma unroll 1
+    for (int number = static_cast<int>(blockIdx.x) + warp * n_blocks; find(number); number += n_warps) {
+        const auto [owner, in_sequence, partial] = groups.place(number);
+        const PlannedSequence s = own.of_lane(owner);
         if (!partial_fits(launch, s, partial)) continue;  // it was not cut
         const int rows = s.used * launch.group;           // of a head of rows
         const int row_head = in_sequence / rows, row = in_sequence - row_head * rows;
         const int query = launch.by_group.divide(row);
         const int head = row_head * launch.group + (row - query * launch.group);
 
+        wait_for_prerequisites();  // the parts are there
         const CombineArgs parts{
             .partial_o = launch.partial_o + partial * out.d_head_v,
             .partial_lse = launch.partial_lse + partial,
@@ -84,17 +90,34 @@ __global__ void __launch_bounds__(kPlannedCombineWarps *kWarpSize)
             continue;
         }
         __syncwarp();  // all lanes have read the weights of the row before
+        // The first parts are on their way while their weights are worked out.
+        const float *row_parts = parts.partial_o + int64_t(in_sequence) * out.d_head_v;
+        const int64_t part_size = parts.total_rows * out.d_head_v;
+        PartsAhead<kPlannedPartsAhead> ahead;
+        int column = lane * columns;
+        if (column < out.d_head_v) ahead.load(row_parts + column, part_size, 0, s.parts);
         const float sink = TRAITS.sinks ? out.sinks[head] : -INFINITY;
         const float lse = weigh_parts(parts, in_sequence, sink, weights);
         const int64_t place = int64_t(s.q.first_row) + query;
         if (lane == 0 && out.lse != nullptr) out.lse[head * out.total_q + place] = lse;
         const int64_t first = place * out.strides.seq + head * out.strides.head;
-        for (int column = lane * columns; column < out.d_head_v; column += kWarpSize * columns) {
-            const float *part = parts.partial_o + int64_t(in_sequence) * out.d_head_v + column;
-            const float4 o = sum_of_parts<16>(part, parts.total_rows * out.d_head_v, parts.n_splits, weights);
-            store_columns<kDType>(out.O, out.element_bytes == 4, first + column, o);
+        // Batch after batch of the parts of four columns; the next four are kWarpSize lanes further.
+        float4 o{};
+#pragma unroll 1
+        for (int begin = 0; column < out.d_head_v;) {
+            ahead.add_to(o, weights, begin, s.parts);
+            begin += kPlannedPartsAhead;
+            if (begin >= s.parts) {
+                store_columns<kDType>(out.O, out.element_bytes == 4, first + column, o);
+                o = float4{};
+                begin = 0;
+                column += kWarpSize * columns;
+                if (column >= out.d_head_v) break;
+            }
+            ahead.load(row_parts + column, part_size, begin, s.parts);
         }
     }
+    wait_for_prerequisites();  // no thread ends before
 }
 
 inline PlannedOutput planned_output(const ForwardProblem &problem, bool has_sinks) {

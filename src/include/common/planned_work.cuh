@@ -44,12 +44,18 @@ struct PlannedLaunch {
     int group;                 // query heads that are rows of one
     RowDivisor by_group;
     int block_queries;  // of a block: B_r / group
-    int l2_keys;        // keys of one head that may stay in the L2 cache
-    bool has_prompts;   // a sequence may have more than one block of queries
-    bool all_parts;     // sequences in one part go through the workspace, too
+    RowDivisor by_block;
+    int l2_keys;       // keys of one head that may stay in the L2 cache
+    bool has_prompts;  // a sequence may have more than one block of queries
+    bool all_parts;    // sequences in one part go through the workspace, too
     PartPlan plan;
     float *partial_o, *partial_lse;  // (partial_rows, d_head_v), (partial_rows)
     int64_t partial_rows;
+
+    // Blocks of so many queries.
+    FLASH_HOST_DEVICE constexpr int blocks_of(int queries) const {
+        return by_block.divide(queries + block_queries - 1);
+    }
 };
 
 // The group of heads that become rows of blocks of B_r: the largest divisor of `heads` that has room.
@@ -79,11 +85,13 @@ inline PlannedLaunch planned_launch(const ForwardProblem &problem, int B_r, int 
         .group = group,
         .by_group = RowDivisor::of(group),
         .block_queries = block_queries,
+        .by_block = RowDivisor::of(block_queries),
         .l2_keys = (32 << 20) / kv_bytes,
         .has_prompts = problem.seq_len_q > block_queries,
         .all_parts = problem.o_float32,
-        .plan = {problem.plan_slots, max_of(problem.plan_shortest, 1), max_of(problem.plan_longest, 1),
-                 min_of(problem.plan_few_queries, block_queries), problem.plan_fixed},
+        .plan = PartPlan::of(problem.plan_slots, max_of(problem.plan_shortest, 1),
+                             max_of(problem.plan_longest, 1), min_of(problem.plan_few_queries, block_queries),
+                             problem.plan_fixed),
         .partial_o = problem.partial_o,
         .partial_lse = problem.partial_lse,
         .partial_rows = problem.partial_rows,
@@ -108,6 +116,16 @@ struct PlannedSequence {
     int used;           // queries that count
     int blocks;         // of queries
     int parts;          // of the keys
+
+    // That of another lane. By a whole warp.
+    FLASH_DEVICE PlannedSequence of_lane(int lane) const {
+        const auto there = [&](int x) { return __shfl_sync(kAllLanes, x, lane); };
+        return {{there(q.batch), there(q.first_row), there(q.n_rows)},
+                {there(k.batch), there(k.first_row), there(k.n_rows)},
+                there(used),
+                there(blocks),
+                there(parts)};
+    }
 };
 
 struct PlannedItem {
@@ -126,17 +144,28 @@ struct PlannedItem {
 inline constexpr int kNoItem = -1;
 
 // kChunkTiles: of a chunk of keys, where a sequence that is cut has its chunks as parts; 0: parts are equal.
-template <ForwardTraits TRAITS, int B_c, int kChunkTiles = 0>
+// kPastL1: see load_word_if.
+template <ForwardTraits TRAITS, int B_c, int kChunkTiles = 0, bool kPastL1 = false>
 FLASH_DEVICE PlannedSequence planned_sequence(const PlannedLaunch &launch, int window_left, int window_right,
                                               int b) {
+    const auto at = [&](const int *words, int place) { return words == nullptr ? nullptr : words + place; };
+    int begin_q = 0, end_q = 0, begin_k = 0, end_k = 0, used_q = INT32_MAX, used_k = INT32_MAX;
+    load_word_if<kPastL1>(begin_q, at(launch.cu_seqlens_q, b));
+    load_word_if<kPastL1>(end_q, at(launch.cu_seqlens_q, b + 1));
+    load_word_if<kPastL1>(begin_k, at(launch.cu_seqlens_k, b));
+    load_word_if<kPastL1>(end_k, at(launch.cu_seqlens_k, b + 1));
+    load_word_if<kPastL1>(used_q, at(launch.seqused_q, b));
+    load_word_if<kPastL1>(used_k, at(launch.seqused_k, b));
     PlannedSequence s;
-    s.q = sequence_rows(launch.cu_seqlens_q, nullptr, launch.longest_q, launch.rows_q, b);
-    s.k = sequence_rows(launch.cu_seqlens_k, launch.seqused_k, launch.longest_k, launch.rows_k, b);
-    s.used = launch.seqused_q == nullptr ? s.q.n_rows : max_of(0, min_of(s.q.n_rows, launch.seqused_q[b]));
-    s.blocks = ceil_div(s.q.n_rows, launch.block_queries);
+    s.q = packed_rows(begin_q, end_q, launch.longest_q, launch.rows_q);
+    s.k = launch.cu_seqlens_k == nullptr ? SequenceRows{b, 0, launch.longest_k}
+                                         : packed_rows(begin_k, end_k, launch.longest_k, launch.rows_k);
+    s.k.n_rows = used_rows(s.k.n_rows, used_k);
+    s.used = used_rows(s.q.n_rows, used_q);
+    s.blocks = launch.blocks_of(s.q.n_rows);
     const Mask<TRAITS> mask{s.used, s.k.n_rows, window_left, window_right};
     // Of the last queries, which see most.
-    const int first = max_of(0, ceil_div(s.used, launch.block_queries) - 1) * launch.block_queries;
+    const int first = max_of(0, launch.blocks_of(s.used) - 1) * launch.block_queries;
     const KeyBlocks tiles = mask.key_blocks(first, max_of(s.used - 1, 0), B_c);
     const int64_t alike = int64_t(launch.batch) * launch.row_heads * s.blocks;
     s.parts = s.used == 0 ? 1 : launch.plan.parts(alike, max_of(tiles.end - tiles.begin, 0), s.used);
@@ -202,7 +231,7 @@ struct PlannedGroups {
     }
 
     struct Place {
-        int sequence;
+        int lane;    // whose sequence it is
         int number;  // of the item, among those of the sequence
         int64_t partial_row;
     };
@@ -211,7 +240,7 @@ struct PlannedGroups {
     FLASH_DEVICE Place place(int number) const {
         // The last sequence that begins at or before it: empty ones begin where the next one does.
         const int owner = 31 - __clz(__ballot_sync(kAllLanes, own_begin <= number));
-        return {first_sequence + owner, number - __shfl_sync(kAllLanes, own_begin, owner),
+        return {owner, number - __shfl_sync(kAllLanes, own_begin, owner),
                 __shfl_sync(kAllLanes, own_partial, owner)};
     }
 };
@@ -226,12 +255,14 @@ FLASH_DEVICE bool partial_fits(const PlannedLaunch &launch, const PlannedSequenc
 }
 
 // The items of a launch: which numbers there are, and what they mean. Args: the kernel's arguments, with
-// `planned` (PlannedLaunch), window_left and window_right. kSeenBefore: see mask.cuh.
-template <typename Kernel, typename Args, bool kSeenBefore = false>
+// `planned` (PlannedLaunch), window_left and window_right. kSeenBefore: see mask.cuh. kKeepsSequences: what
+// was found out of the sequences in hand stays in registers; else it is found again for an item.
+template <typename Kernel, typename Args, bool kSeenBefore = false, bool kKeepsSequences = true>
 struct PlannedItems {
     static constexpr int kChunkTiles = chunk_tiles_of<Kernel>();
     PlannedGroups groups;
-    int prompts;  // whose items these are: 1: prompts', 0: the others'
+    PlannedSequence own;  // of this lane, in the group in hand
+    int prompts;          // whose items these are: 1: prompts', 0: the others'
 
     FLASH_DEVICE void start(bool of_prompts) {
         groups.start();
@@ -240,29 +271,34 @@ struct PlannedItems {
 
     FLASH_DEVICE bool has(const Args &args, int number) {
         return groups.advance_to(args.planned.batch, number, [&](int b) -> PlannedCount {
-            const PlannedSequence s = sequence(args, b);
+            own = sequence(args, b);
             // One that has no room in the workspace is not cut, and its numbers behind the last are idle.
-            const int n = s.blocks * args.planned.row_heads * s.parts;
-            return {(s.blocks > 1) == (prompts != 0) ? n : 0, partial_rows_of(args.planned, s)};
+            const int n = own.blocks * args.planned.row_heads * own.parts;
+            return {(own.blocks > 1) == (prompts != 0) ? n : 0, partial_rows_of(args.planned, own)};
         });
     }
 
     FLASH_DEVICE PlannedItem item(const Args &args, int number) const {
         const PlannedLaunch &launch = args.planned;
-        const auto [b, in_sequence, partial] = groups.place(number);
-        const PlannedSequence s = sequence(args, b);
+        const auto [lane, in_sequence, partial] = groups.place(number);
+        const int b = groups.first_sequence + lane;
+        const PlannedSequence s = kKeepsSequences ? own.of_lane(lane) : sequence(args, b);
         const bool fits = partial_fits(launch, s, partial);
 
         PlannedItem item{};
         item.batch = b;
         item.parts = s.parts;
-        const int in_head = in_sequence / s.parts;
+        const int in_head = s.parts == 1 ? in_sequence : in_sequence / s.parts;
         item.part = in_sequence - in_head * s.parts;
-        const int section_heads = max_of(1, min_of(launch.row_heads, launch.l2_keys / max_of(s.k.n_rows, 1)));
-        const int section = in_head / (section_heads * s.blocks);
+        // Where all heads are one section, or a head has one block, nothing is divided: the first load waits.
+        const bool one_section = int64_t(launch.row_heads) * max_of(s.k.n_rows, 1) <= launch.l2_keys;
+        const int section_heads =
+            one_section ? launch.row_heads
+                        : max_of(1, min_of(launch.row_heads, launch.l2_keys / max_of(s.k.n_rows, 1)));
+        const int section = one_section ? 0 : in_head / (section_heads * s.blocks);
         const int first_head = section * section_heads;
         const int heads = min_of(section_heads, launch.row_heads - first_head);
-        const int step = (in_head - first_head * s.blocks) / heads;
+        const int step = s.blocks == 1 ? 0 : (in_head - first_head * s.blocks) / heads;
         item.head = first_head + (in_head - first_head * s.blocks - step * heads);
         item.q_block = s.blocks - 1 - step;
         item.seq_len_q = s.used;

@@ -51,6 +51,32 @@ FLASH_DEVICE void load_words(uint32_t *to, const void *from) {
     }
 }
 
+// A word, where there is an address: else `to` stays. Several of these are on their way at once, which a
+// condition in C++ would not allow. kPastL1: not from the L1 cache, which may hold what it held before a
+// kernel that has ended meanwhile.
+template <bool kPastL1>
+FLASH_DEVICE void load_word_if(int &to, const int *from) {
+    if constexpr (kPastL1) {
+        asm volatile(
+            "{\n"
+            ".reg .pred is_there;\n"
+            "setp.ne.u64 is_there, %1, 0;\n"
+            "@is_there ld.global.cg.b32 %0, [%1];\n"
+            "}"
+            : "+r"(to)
+            : "l"(from));
+    } else {
+        asm volatile(
+            "{\n"
+            ".reg .pred is_there;\n"
+            "setp.ne.u64 is_there, %1, 0;\n"
+            "@is_there ld.global.b32 %0, [%1];\n"
+            "}"
+            : "+r"(to)
+            : "l"(from));
+    }
+}
+
 // The line of an address, into the second level cache.
 FLASH_DEVICE void prefetch_L2(const void *address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));

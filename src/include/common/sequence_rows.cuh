@@ -29,6 +29,13 @@ FLASH_HOST_DEVICE constexpr int row_offset(int offset, int n_rows) {
     return max_of(0, min_of(offset, n_rows));
 }
 
+// The same of a packed sequence, and of one of which so many rows are used, as words that have been read.
+FLASH_HOST_DEVICE constexpr SequenceRows packed_rows(int begin, int end, int longest, int total) {
+    const int first = row_offset(begin, total);
+    return {0, first, max_of(0, min_of(row_offset(end, total) - first, longest))};
+}
+FLASH_HOST_DEVICE constexpr int used_rows(int n_rows, int used) { return max_of(0, min_of(n_rows, used)); }
+
 // `total`: nameable_rows of the packed tensor. `longest`: of a sequence; grid, workspaces and tensor maps
 // have room for so many, and one with more is cut down to them. `seqused`: of keys, or nullptr; a count
 // beyond the sequence's own rows is cut down to them, so that no other sequence's rows are read. What is
@@ -36,12 +43,8 @@ FLASH_HOST_DEVICE constexpr int row_offset(int offset, int n_rows) {
 FLASH_HOST_DEVICE constexpr SequenceRows sequence_rows(const int *cu_seqlens, const int *seqused, int longest,
                                                        int total, int b) {
     SequenceRows rows{b, 0, longest};
-    if (cu_seqlens != nullptr) {
-        const int begin = row_offset(cu_seqlens[b], total);
-        const int n_rows = row_offset(cu_seqlens[b + 1], total) - begin;
-        rows = {0, begin, max_of(0, min_of(n_rows, longest))};
-    }
-    if (seqused != nullptr) rows.n_rows = max_of(0, min_of(rows.n_rows, seqused[b]));
+    if (cu_seqlens != nullptr) rows = packed_rows(cu_seqlens[b], cu_seqlens[b + 1], longest, total);
+    if (seqused != nullptr) rows.n_rows = used_rows(rows.n_rows, seqused[b]);
     return rows;
 }
 

@@ -93,24 +93,37 @@ FLASH_DEVICE void add_part(float4 &o, float weight, const float4 &o_i) {
     o.w += weight * o_i.w;
 }
 
-// Four columns of all parts of a row, added up in their order by one lane. kAhead parts are on their way at a
-// time, as many as registers allow: one after the other each would take a latency.
+// Four columns of some parts of a row. kAhead are on their way at a time, as many as registers allow: one
+// after the other each would take a latency.
+template <int kAhead>
+struct PartsAhead {
+    float4 parts[kAhead];
+
+    FLASH_DEVICE void load(const float *part, int64_t part_size, int begin, int n_parts) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            if (begin + i < n_parts) {
+                parts[i] = *reinterpret_cast<const float4 *>(part + (begin + i) * part_size);
+            }
+        }
+    }
+    FLASH_DEVICE void add_to(float4 &o, const float *weights, int begin, int n_parts) const {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            if (begin + i < n_parts) add_part(o, weights[begin + i], parts[i]);
+        }
+    }
+};
+
+// Of all parts, added up in their order by one lane.
 template <int kAhead>
 FLASH_DEVICE float4 sum_of_parts(const float *part, int64_t part_size, int n_parts, const float *weights) {
     float4 o{};
 #pragma unroll 1
     for (int begin = 0; begin < n_parts; begin += kAhead) {
-        float4 ahead[kAhead];
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (begin + i < n_parts) {
-                ahead[i] = *reinterpret_cast<const float4 *>(part + (begin + i) * part_size);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (begin + i < n_parts) add_part(o, weights[begin + i], ahead[i]);
-        }
+        PartsAhead<kAhead> ahead;
+        ahead.load(part, part_size, begin, n_parts);
+        ahead.add_to(o, weights, begin, n_parts);
     }
     return o;
 }

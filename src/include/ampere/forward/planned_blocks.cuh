@@ -154,7 +154,7 @@ FLASH_DEVICE void compute_planned_item(const ForwardKernelArgs &args, const Plan
 }
 
 template <typename Kernel>
-using PlannedSchedulerOf = PlannedScheduler<Kernel, ForwardKernelArgs, Kernel::approximate_reference>;
+using PlannedSchedulerOf = PlannedScheduler<Kernel, ForwardKernelArgs, Kernel::approximate_reference, false>;
 
 // The scheduler of a warp, in as little shared memory as will do: two blocks share an SM's.
 struct StoredScheduler {

@@ -39,6 +39,10 @@ struct uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <bool kPastL1>
+inline void load_word_if(int &to, const int *from) {
+    if (from != nullptr) to = *from;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmul_ru(float a, float b) {
     const double exact = double(a) * b;  // 48 bits
