@@ -33,7 +33,7 @@ struct SharedMemory {
     static constexpr int kDiagonalArrivals =
         Kernel::begins_scores ? Kernel::kDiagonalWarps * kArrivalsOfWarp : 0;
     // Planned items on their way from the warp that finds them to the load thread.
-    static constexpr int kFoundSlots = Kernel::traits.planned ? 4 : 0;
+    static constexpr int kFoundSlots = Kernel::traits.planned ? 1 : 0;
     static constexpr int kFoundBytes = 64;
     static constexpr int kFirstFound = kFirstMail + Kernel::mail_slots;
     static constexpr int kFirstStreamed = kFirstFound + 2 * kFoundSlots;

@@ -1,4 +1,4 @@
-// The warp that finds planned items, ahead of the load thread: it hands over those with tiles, in a ring of
+// The warp that finds planned items, one ahead of the load thread: it hands over those with tiles, through
 // shared memory, and writes the rows of the others itself.
 #pragma once
 
@@ -12,9 +12,8 @@ FLASH_DEVICE void run_planner(const SharedMemory<Kernel> &smem, const ForwardKer
     const int lane = threadIdx.x % kWarpSize;
     RingPosition<SharedMemory<Kernel>::kFoundSlots> position{1};
     const auto hand_over = [&](const PlannedItem &item) {
-        const uint32_t slot = position.slot();
-        mbarrier_wait(smem.found_empty(slot), position.phase());  // the item before it has been read
         if (lane == 0) {
+            const uint32_t slot = position.slot();
             write_planned_item(smem.found(slot), item);
             mbarrier_arrive(smem.found_full(slot));
         }
@@ -27,6 +26,7 @@ FLASH_DEVICE void run_planner(const SharedMemory<Kernel> &smem, const ForwardKer
     while (scheduler.next(args, item)) {
         if (item.has_tiles()) {
             hand_over(item);
+            mbarrier_wait(smem.found_empty(position.slot()), position.phase());  // the next is wanted
         } else {
             fill_planned_item<(Kernel::chunk_tiles > 0)>(args.planned, args.output, item, lane, kWarpSize);
         }

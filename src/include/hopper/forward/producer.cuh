@@ -63,7 +63,9 @@ struct LoadThread {
         if (is_leader()) scheduler.finish();
     }
 
-    // Planned items come from another warp (planner.cuh). Called by one thread, with paged by its whole warp.
+    // Planned items come from another warp (planner.cuh). It looks for the next while the last tiles of the
+    // one before are loaded: early enough that the next is there in time, and late enough that no block takes
+    // an item that another could begin first. Called by one thread, with paged by its whole warp.
     FLASH_DEVICE void run_planned() {
         RingPosition<kFoundSlots> position{0};
         for (;; position.advance()) {
@@ -71,9 +73,12 @@ struct LoadThread {
             mbarrier_wait(smem.found_full(slot), position.phase());  // an item is there
             const PlannedItem item = read_planned_item(smem.found(slot));
             if constexpr (Kernel::traits.paged) __syncwarp();  // all lanes have read it
-            if (is_leader()) mbarrier_arrive(smem.found_empty(slot));
             if (item.end_kv_block == kNoItem) break;
-            load_tiles(item, [](int) {});
+            const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
+            const int last_tiles = min(first + kTilesOfPlanning, item.end_kv_block - 1);
+            load_tiles(item, [&](int kv_block) {
+                if (kv_block == last_tiles && is_leader()) mbarrier_arrive(smem.found_empty(slot));
+            });
         }
         load_pending_v();
         launch_dependents();  // the kernel that combines the parts
@@ -82,6 +87,7 @@ struct LoadThread {
 
   private:
     static constexpr int kFoundSlots = max_of(SharedMemory<Kernel>::kFoundSlots, 1);
+    static constexpr int kTilesOfPlanning = 2;  // beside those that the rings hold
 
     // Who does what is done once: the thread, or one lane of the warp.
     FLASH_DEVICE static bool is_leader() {
