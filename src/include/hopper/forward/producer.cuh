@@ -65,7 +65,8 @@ struct LoadThread {
 
     // Planned items come from another warp (planner.cuh). It looks for the next while the last tiles of the
     // one before are loaded: early enough that the next is there in time, and late enough that no block takes
-    // an item that another could begin first. Called by one thread, with paged by its whole warp.
+    // an item of many tiles that another could begin first. Called by one thread, with paged by its whole
+    // warp.
     FLASH_DEVICE void run_planned() {
         RingPosition<kFoundSlots> position{0};
         for (;; position.advance()) {
@@ -74,10 +75,13 @@ struct LoadThread {
             const PlannedItem item = read_planned_item(smem.found(slot));
             if constexpr (Kernel::traits.paged) __syncwarp();  // all lanes have read it
             if (item.end_kv_block == kNoItem) break;
-            const int first = Kernel::tiles_begin ? item.first_kv_block : 0;
-            const int last_tiles = min(first + kTilesOfPlanning, item.end_kv_block - 1);
+            const int last_tiles = (Kernel::tiles_begin ? item.first_kv_block : 0) + kTilesOfPlanning;
+            const auto look_for_next = [&] {
+                if (is_leader()) mbarrier_arrive(smem.found_empty(slot));
+            };
+            if (item.end_kv_block <= last_tiles) look_for_next();
             load_tiles(item, [&](int kv_block) {
-                if (kv_block == last_tiles && is_leader()) mbarrier_arrive(smem.found_empty(slot));
+                if (kv_block == last_tiles) look_for_next();
             });
         }
         load_pending_v();
