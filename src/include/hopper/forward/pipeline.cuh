@@ -122,7 +122,10 @@ struct SharedMemory {
                 mbarrier_init(v_empty(slot), kTileArrivals);
             }
             for (int slot = 0; slot < Kernel::mail_slots; ++slot) mbarrier_init(mail_full(slot), 1);
-            for (int slot = 0; slot < 2 * kFoundSlots; ++slot) mbarrier_init(barrier(kFirstFound, slot), 1);
+            for (int slot = 0; slot < kFoundSlots; ++slot) {
+                mbarrier_init(found_full(slot), 1);
+                mbarrier_init(found_empty(slot), Kernel::traits.paged ? kArrivalsOfWarp : 1);
+            }
             for (int slot = 0; slot < kStreamedSlots; ++slot) {
                 mbarrier_init(barrier(kFirstStreamed, slot), 1);
                 mbarrier_init(barrier(kFirstStreamed + kStreamedSlots, slot),

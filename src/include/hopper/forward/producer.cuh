@@ -77,7 +77,7 @@ struct LoadThread {
             if (item.end_kv_block == kNoItem) break;
             const int last_tiles = (Kernel::tiles_begin ? item.first_kv_block : 0) + kTilesOfPlanning;
             const auto look_for_next = [&] {
-                if (is_leader()) mbarrier_arrive(smem.found_empty(slot));
+                if (kEveryLaneArrives || is_leader()) mbarrier_arrive(smem.found_empty(slot));
             };
             if (item.end_kv_block <= last_tiles) look_for_next();
             load_tiles(item, [&](int kv_block) {
