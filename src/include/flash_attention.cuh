@@ -63,7 +63,7 @@ struct ForwardProblem {
     bool o_float32;  // o is float32, as the parts are, and is not rounded
     // chunks of keys (common/chunks.cuh): parts are chunks, of which partial_lse has pairs of floats. A
     // kernel that takes several chunks of a row keeps in kept_sums what its shared memory has no room for
-    // (StaticForwardKernelConfig::kept_slots), of one block for each of the GPU's multiprocessors.
+    // (StaticForwardKernelConfig::kept_slots), of as many blocks as run at a time (config.kept_sums).
     float *kept_sums;
     // paged: k and v are (n_pages, page_size, n_heads_kv, …) with the page as their batch dimension, and
     // block_table is (batch, max_pages), the pages of each sequence. seq_len_k is max_pages * page_size,

@@ -22,7 +22,7 @@ os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 import torch
 from torch import Tensor
 
-from flash_attention import attention_varlen, last_kernel
+from flash_attention import attention, attention_varlen, last_kernel
 from flash_attention.cached import attention_cached
 from flash_helpers.kernel_configs import parse_kernel_name_into_config
 
@@ -32,6 +32,10 @@ HEADS, HEADS_KV, PAGE, TOLERANCE = 4, 2, 16, 2e-2
 AMPERE = (
     "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_1_1_1_tiles+opt_softmax+kv_stages_3+mbarrier+"
     "skip_rescale+fragments_ahead_1"
+)
+AMPERE_CHUNKS = (
+    "(BF16, 128, 64, 32, 4): async+eager+swizzled+load_1_1_1_tiles+opt_softmax+kv_stages_4+mbarrier+"
+    "skip_rescale+fragments_ahead_1+chunk_40"
 )
 
 
@@ -63,9 +67,11 @@ CASES = (
     *(Case(d_head, "pages", False, INVARIANT) for d_head in (128, 64)),
     Case(128, "cache", False, INVARIANT),
     Case(128, "packed", False, {}),
-    Case(128, "pages", False, {"config": parse_kernel_name_into_config(AMPERE)}),
     *(Case(d_head, "pages", True, INVARIANT) for d_head in (128, 64)),
     Case(128, "cache", True, {}),
+    Case(128, "pages", False, {"config": parse_kernel_name_into_config(AMPERE)}),
+    Case(128, "pages", False, {"config": parse_kernel_name_into_config(AMPERE_CHUNKS)}),
+    Case(128, "cache", True, {"config": parse_kernel_name_into_config(AMPERE_CHUNKS)}),
 )
 
 
@@ -125,15 +131,30 @@ def run(case: Case) -> float:
     return float((out.cpu().double() - wanted).abs().max())
 
 
+def run_prompt(**options: Any) -> float:
+    """The largest error of a prompt whose blocks each take several chunks."""
+    make = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(KEYS[-1], heads, 128, generator=make).bfloat16() for heads in (HEADS, HEADS_KV, HEADS_KV)
+    )
+    out = attention(*(x[None].cuda() for x in (q, k, v)), causal=True, **options)[0]
+    return float((out.cpu().double() - expected(q, k, v)).abs().max())
+
+
 def main() -> int:
     """Runs all cases; the number of wrong ones."""
     wrong = 0
+    for options in (INVARIANT, {"config": parse_kernel_name_into_config(AMPERE_CHUNKS)}):
+        error = run_prompt(**options)
+        wrong += not error < TOLERANCE
+        kernel = last_kernel()
+        print(f"prompt, {', '.join(options)}: {error:.1e}, {kernel and kernel.short_form()}", flush=True)
     for case in CASES:
         error = run(case)
         wrong += not error < TOLERANCE
         kernel = last_kernel()
         print(f"{case}: {error:.1e}, {kernel and kernel.short_form()}", flush=True)
-    print(f"{len(CASES)} cases, {wrong} wrong")
+    print(f"{len(CASES) + 2} cases, {wrong} wrong")
     return wrong
 
 

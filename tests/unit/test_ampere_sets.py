@@ -117,6 +117,15 @@ def test_resources_of_pairs_by_hand() -> None:
     assert pair.resident_registers() == FAST.resident_registers() == 32 * (128 + 64) // 32
 
 
+def test_what_chunks_keep_by_hand() -> None:
+    exact = SoftmaxReference.EXACT_SKIP_RESCALE
+    cut = replace(FAST, softmax_reference=exact, tensor_row_sums=False, chunk_tiles=20)
+    assert cut.infeasible_reason(device_facts("A100")) is None
+    # Of two blocks an SM each thread of 128 has 64 vectors of O, and of 2 row tiles sums and exponents.
+    assert cut.kept_sums(108) == 108 * 2 * 128 * 2 * (16 + 1) * 4
+    assert replace(cut, chunk_tiles=0).kept_sums(108) == 0
+
+
 def test_resources_by_hand() -> None:
     # Q, and two stages of K and V: 128 columns of 2 bytes; barriers
     assert FAST.smem_bytes() == (128 + 2 * 2 * 64) * 256 + 128 == 98432
@@ -140,6 +149,8 @@ def test_resources_by_hand() -> None:
         (dict(paired_warps=True, B_c=48), "B_c 48.*a multiple of 32"),
         (dict(paired_warps=True, softmax_reference=SoftmaxReference.LAGGED), "one warp of a pair only"),
         (dict(paired_warps=True, B_r=80), "B_r is 80.*multiple of 32"),
+        (dict(chunk_tiles=16), "chunk_tiles is 16.*a softmax_reference EXACT"),
+        (dict(chunk_tiles=-1), "chunk_tiles is -1; it must be 0"),
     ],
 )
 def test_infeasible_reason(change: dict[str, Any], message: str) -> None:

@@ -2,8 +2,8 @@
 //
 // A row begins anew with each chunk, and chunks are joined one after another, from the last to the first. So
 // it makes no difference to its bits whether one thread block takes all chunks of a row
-// (hopper/forward/chunk_sums.cuh) or several take them and another kernel joins them (chunk_combine.cuh):
-// both join with what stands here.
+// (hopper/forward/chunk_sums.cuh, ampere/forward/kept_rows.cuh) or several take them and another kernel joins
+// them (chunk_combine.cuh): all join with what stands here.
 //
 // Of a chunk there are, as of any row (row_end.cuh), the exponent of its reference, the sum l of its P and O,
 // the sum of P V, not divided by l.

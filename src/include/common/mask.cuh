@@ -54,6 +54,18 @@ struct KeyBlocks {
         return {first, clamp(full_begin, first, own_full_end), own_full_end, last};
     }
 
+    // The same of part `number` of `n_parts`, of a sequence of `chunks` chunks. Where these are more than
+    // the parts it is not cut: its part 0 has all blocks.
+    FLASH_HOST_DEVICE constexpr KeyBlocks chunk_part(int number, int n_parts, int tiles, int chunks) const {
+        KeyBlocks blocks = *this;
+        if (chunks <= n_parts) {
+            blocks = chunk(number, tiles);
+        } else if (number > 0) {
+            blocks.end = begin;
+        }
+        return blocks;
+    }
+
   private:
     static FLASH_HOST_DEVICE constexpr int clamp(int x, int low, int high) {
         return min_of(max_of(x, low), high);

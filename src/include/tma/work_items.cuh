@@ -65,17 +65,13 @@ FLASH_HOST_DEVICE constexpr WorkItem ordered_item(const WorkShape &shape, int nu
 }
 
 // The tiles of B_c keys that query block item.q_block of B_r rows visits; with split keys, those of part
-// item.part. Where kChunkTiles is not 0, parts are chunks of so many tiles, and a sequence that has more of
-// them than there are parts is not cut: its part 0 has all tiles.
+// item.part. Where kChunkTiles is not 0, parts are chunks of so many tiles (KeyBlocks::chunk_part).
 template <int B_r, int B_c, int kChunkTiles = 0, ForwardTraits TRAITS>
 FLASH_HOST_DEVICE constexpr void set_tiles(WorkItem &item, const Mask<TRAITS> &mask, int n_splits) {
     KeyBlocks blocks = mask.key_blocks(item.q_block * B_r, item.q_block * B_r + B_r - 1, B_c);
     if constexpr (TRAITS.split && kChunkTiles > 0) {
-        if (ceil_div(mask.seq_len_k, kChunkTiles * B_c) <= n_splits) {
-            blocks = blocks.chunk(item.part, kChunkTiles);
-        } else if (item.part > 0) {
-            blocks.end = blocks.begin;
-        }
+        blocks =
+            blocks.chunk_part(item.part, n_splits, kChunkTiles, ceil_div(mask.seq_len_k, kChunkTiles * B_c));
     } else if (TRAITS.split) {
         blocks = blocks.part(item.part, n_splits);
     }

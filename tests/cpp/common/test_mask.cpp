@@ -113,6 +113,13 @@ static void check_blocks(const Mask<TRAITS> &mask, int B_r, int B_c) {
                 }
             }
             CHECK(n_visited == blocks.end - blocks.begin);
+            // Parts are chunks where there are as many; else the first takes all.
+            const int chunks = ceil_div(ceil_div(mask.seq_len_k, B_c), tiles);
+            for (int part = 0; part <= chunks; ++part) {
+                CHECK(blocks.chunk_part(part, chunks, tiles, chunks) == blocks.chunk(part, tiles));
+                const KeyBlocks uncut = blocks.chunk_part(part, chunks - 1, tiles, chunks);
+                CHECK(part == 0 ? uncut == blocks : uncut.begin == uncut.end && is_ordered(uncut));
+            }
         }
     }
 }

@@ -47,11 +47,13 @@ struct Epilogue {
         copy_rows(gmem_O);
     }
 
-    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32. `partial_o`:
+    // The part of a split kernel: O / l and the log-sum-exp of the keys of this part, in fp32; of a chunk of
+    // keys what chunks.cuh says, with pairs in the place of log-sum-exps. `partial_o`:
     // (seq_len_q, d_head_v), contiguous; `partial_lse`: (seq_len_q). A quad writes 32 bytes of a row at once,
     // a whole sector.
     FLASH_DEVICE void store_partial(const Output<Kernel> &O, const OnlineSoftmax<Kernel> &softmax,
                                     float *partial_o, float *partial_lse, int d_head_v) const {
+        constexpr bool chunks = Kernel::chunk_tiles > 0;
         const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
         for (int m = 0; m < Kernel::m_tiles; ++m) {
@@ -60,7 +62,7 @@ struct Epilogue {
                 const int query = first_row + m * kMmaM + accumulator(lane, 2 * r).row;
                 const float l = softmax.total(m, r);  // of all lanes, before some leave
                 if (query >= mask.seq_len_q) continue;
-                const RowEnd end = softmax.end_row(m, r, l);
+                const RowEnd end = chunks ? RowEnd{1.0f, 0.0f} : softmax.end_row(m, r, l);
                 const float factor = factor_of(end);
                 float *row = partial_o + int64_t(query) * d_head_v + accumulator(lane, 0).column;
 #pragma unroll
@@ -70,7 +72,13 @@ struct Epilogue {
                     *reinterpret_cast<float2 *>(row + n * kMmaN) =
                         make_float2(tile[2 * r] * factor, tile[2 * r + 1] * factor);
                 }
-                if (lane % 4 == 0) partial_lse[query] = end.lse;
+                if (lane % 4 != 0) continue;
+                if constexpr (chunks) {
+                    reinterpret_cast<float2 *>(partial_lse)[query] =
+                        make_float2(softmax.row_exponent(m, r), l);
+                } else {
+                    partial_lse[query] = end.lse;
+                }
             }
         }
     }

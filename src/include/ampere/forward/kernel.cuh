@@ -1,8 +1,9 @@
 // FlashAttention-2 forward: O = softmax(scale * Q K^T) V, with the log-sum-exp of every row on request.
 //
-// One thread block computes B_r queries of one head (q_block.cuh), or one item of planned work after the
-// other (planned_blocks.cuh); each of its warps, or pairs of warps, owns an equal share of the queries
-// (warp.cuh). S, P and O stay in registers; Q, K and V pass through shared memory (pipeline.cuh).
+// One thread block computes B_r queries of one head (q_block.cuh), or some of these one after the other
+// (row_blocks.cuh), or items of planned work (planned_blocks.cuh); each of its warps, or pairs of warps, owns
+// an equal share of the queries (warp.cuh). S, P and O stay in registers; Q, K and V pass through shared
+// memory (pipeline.cuh).
 #pragma once
 
 #include "ampere/forward/planned_blocks.cuh"
@@ -32,10 +33,16 @@ __global__ void __launch_bounds__(StaticForwardKernelConfig<CFG, TRAITS>::n_thre
             clear_rows_of_none(args, args.O, args.O_strides, args.grid.total_heads / args.grid.n_heads,
                                args.grid.n_heads, n_chunks, computed_here(threadIdx.x), blockDim.x);
         }
-        const bool left_safe_range = compute_q_block<StaticForwardKernelConfig<CFG, TRAITS>>(args);
-        if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
-            // Nobody reads shared memory any more, and what was stored is overwritten after it was written.
-            if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+        using Kernel = StaticForwardKernelConfig<CFG, TRAITS>;
+        if constexpr (Kernel::chunk_tiles > 0) {
+            each_row_block<Kernel>(args, [&] { compute_q_block<Kernel>(args); });
+        } else {
+            const bool left_safe_range = compute_q_block<Kernel>(args);
+            if constexpr (CFG.softmax_reference == SoftmaxReference::ANCHORED) {
+                // Nobody reads shared memory any more, and what was stored is overwritten after it was
+                // written.
+                if (__syncthreads_or(left_safe_range)) recompute_q_block<CFG, TRAITS>(args);
+            }
         }
     }
 }

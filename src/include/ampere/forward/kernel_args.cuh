@@ -40,7 +40,8 @@ struct ForwardKernelArgs {
     PageSize page_size;         // paged
     PlannedLaunch planned;      // planned
     PlannedOutput output;       // planned
-    SchedulerCounter *counter;  // planned; nullptr: items go round statically
+    SchedulerCounter *counter;  // planned, chunks; nullptr: items go round statically
+    float *kept_sums;           // chunks: see kept_rows.cuh
 };
 
 template <typename Mod>

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "ampere/forward/kernel.cuh"
+#include "common/chunk_combine.cuh"
 #include "common/early_launch.cuh"
 #include "common/find_tiles.cuh"
 #include "common/planned_combine.cuh"
@@ -73,7 +74,35 @@ struct ForwardLauncher {
             .max_pages = problem.max_pages,
             .n_pages = problem.n_pages,
             .page_size = PageSize::of(TRAITS.paged ? problem.page_size : 1),
+            .kept_sums = problem.kept_sums,
         };
+    }
+
+    // Whether a thread block takes several chunks of keys, and keeps what they leave. What a launch knows of
+    // packed sequences is that none is longer than all together.
+    static bool keeps_chunks(const ForwardProblem &problem) {
+        if (Kernel::chunk_tiles == 0) return false;
+        const int chunk_keys = max_of(Kernel::chunk_tiles, 1) * Kernel::B_c;
+        return ceil_div(problem.seq_len_k, chunk_keys) > (TRAITS.split ? problem.n_splits : 1);
+    }
+
+    // Thread blocks that run at a time. No more of an SM than there is memory for to keep chunks in.
+    static cudaError_t running_blocks(int &n_sms, int &n_blocks) {
+        int per_sm = 0;
+        cudaError_t error = sm_count(n_sms);
+        if (error != cudaSuccess) return error;
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel(), Kernel::n_threads,
+                                                              Kernel::smem_bytes);
+        if (Kernel::chunk_tiles > 0) per_sm = min_of(per_sm, kKeptBlocks);
+        n_blocks = n_sms * max_of(per_sm, 1);
+        return error;
+    }
+
+    // The counter from which the blocks of a launch take their work.
+    static cudaError_t acquire_counter(cudaStream_t stream, SchedulerCounter *&counter) {
+        SchedulerCounters *counters = nullptr;
+        const cudaError_t error = SchedulerCounters::of_current_device(counters);
+        return error == cudaSuccess ? counters->acquire(stream, counter) : error;
     }
 
     // Lets the kernel use its shared memory on the current device; once for each device.
@@ -81,7 +110,7 @@ struct ForwardLauncher {
         const cudaError_t error =
             cudaFuncSetAttribute(kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
-        if constexpr (TRAITS.planned) {
+        if constexpr (TRAITS.planned || Kernel::chunk_tiles > 0) {
             SchedulerCounters *counters = nullptr;
             if (error != cudaSuccess) return error;
             const cudaError_t device_error = SchedulerCounters::of_current_device(counters);
@@ -115,6 +144,18 @@ struct ForwardLauncher {
         // Sums of rounded P are good enough for O, not for the LSE.
         if (CFG.tensor_row_sums && problem.lse != nullptr) return cudaErrorNotSupported;
         if (total_heads > kMaxBlocks || blocks > kMaxBlocks) return cudaErrorInvalidConfiguration;
+        if constexpr (Kernel::chunk_tiles > 0) {
+            if (keeps_chunks(problem)) {
+                int n_sms = 0, running = 0;
+                if (const cudaError_t error = running_blocks(n_sms, running)) return error;
+                if (blocks > running) {
+                    blocks = running;
+                    const cudaError_t error =
+                        acquire_counter(static_cast<cudaStream_t>(stream), args.counter);
+                    if (error != cudaSuccess) return error;
+                }
+            }
+        }
         void *parameters[] = {&args};
         // Unlike <<<>>> and a look at the last error, this reports no earlier call's failure.
         constexpr bool early = TRAITS.split && kTarget >= 90;
@@ -123,7 +164,11 @@ struct ForwardLauncher {
                                  Kernel::smem_bytes, static_cast<cudaStream_t>(stream), parameters);
         if (error != cudaSuccess) cudaGetLastError();  // reported here: the next launch starts afresh
         if constexpr (TRAITS.split) {
-            if (error == cudaSuccess) {
+            if (error != cudaSuccess) return error;
+            if constexpr (Kernel::chunk_tiles > 0) {
+                return launch_chunk_combine<Kernel::dtype, TRAITS, kTarget>(
+                    problem, unseen(args), static_cast<cudaStream_t>(stream));
+            } else {
                 return launch_split_combine<Kernel::dtype, Kernel::d_head, TRAITS, kTarget>(
                     problem, static_cast<cudaStream_t>(stream));
             }
@@ -134,28 +179,27 @@ struct ForwardLauncher {
     // Persistent blocks, as many as run at a time: how many items there are, only the device knows.
     template <int kTarget>
     static cudaError_t launch_planned(const ForwardProblem &problem, Args args, cudaStream_t stream) {
-        int n_sms = 0, per_sm = 0;
-        cudaError_t error = sm_count(n_sms);
-        if (error != cudaSuccess) return error;
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel(), Kernel::n_threads,
-                                                              Kernel::smem_bytes);
+        int n_sms = 0, n_blocks = 0;
+        cudaError_t error = running_blocks(n_sms, n_blocks);
         if (error != cudaSuccess) return error;
         args.planned = planned_launch(problem, Kernel::B_r, 2 * Kernel::d_head * kElementBytes);
         args.output = planned_output(problem, TRAITS.sinks);
-        SchedulerCounters *counters = nullptr;
-        error = SchedulerCounters::of_current_device(counters);
-        if (error != cudaSuccess) return error;
-        error = counters->acquire(stream, args.counter);
+        error = acquire_counter(stream, args.counter);
         if (error != cudaSuccess) return error;
         void *parameters[] = {&args};
-        error = launch_kernel<kTarget >= 90>(kernel(), static_cast<unsigned>(n_sms * max_of(per_sm, 1)),
-                                             Kernel::n_threads, Kernel::smem_bytes, stream, parameters);
+        error = launch_kernel<kTarget >= 90>(kernel(), static_cast<unsigned>(n_blocks), Kernel::n_threads,
+                                             Kernel::smem_bytes, stream, parameters);
         if (error != cudaSuccess) {
             cudaGetLastError();  // reported here: the next launch starts afresh
             return error;
         }
-        return launch_planned_combine<Kernel::dtype, TRAITS, Kernel::B_c, kTarget>(problem, args.planned,
-                                                                                   n_sms, stream);
+        return launch_planned_combine<Kernel::dtype, TRAITS, Kernel::B_c, kTarget, Kernel::chunk_tiles>(
+            problem, args.planned, n_sms, stream, unseen(args));
+    }
+
+    // The exponent of a row that has seen no key.
+    static float unseen(const ForwardKernelArgs &args) {
+        return args.scale.lowest * args.scale.exponent_factor;
     }
 
     // What would make a kernel with traits compute nonsense or touch memory that is not the tensors'.
@@ -166,6 +210,7 @@ struct ForwardLauncher {
             return false;
         }
         if (problem.n_sms != 0) return false;  // its grids take whatever SM is free
+        if (keeps_chunks(problem) && problem.kept_sums == nullptr) return false;
         if (problem.o_float32 && !TRAITS.split && !TRAITS.planned) return false;
         if (problem.seqused_q != nullptr && !TRAITS.planned) return false;
         if (TRAITS.planned) {

@@ -113,7 +113,7 @@ struct SingleSlot {
     }
 
     FLASH_DEVICE void after_output() {}
-    FLASH_DEVICE void drain() {}
+    FLASH_DEVICE void drain(bool = true) {}
 };
 
 // What the two schedules with several slots share: the ring of slots that hold K and V of a block. The slot
@@ -177,7 +177,7 @@ struct BarrierRing : SlotRing<Kernel> {
     FLASH_DEVICE void after_scores(int) {}
 
     FLASH_DEVICE void after_output() { Ring::advance(); }
-    FLASH_DEVICE void drain() { cp_async_wait_all(); }
+    FLASH_DEVICE void drain(bool = true) { cp_async_wait_all(); }
 };
 
 // Several slots, two mbarriers for each.
@@ -239,10 +239,11 @@ struct MbarrierRing : SlotRing<Kernel> {
     }
 
     // After the last block: the barriers of this ring are done with, and another may take their place behind
-    // a barrier of the thread block. Arrivals for blocks that were not there are waited for.
-    FLASH_DEVICE void drain() {
+    // a barrier of the thread block. Arrivals for blocks that were not there are waited for, unless the ring
+    // was never started.
+    FLASH_DEVICE void drain(bool started = true) {
 #pragma unroll 1
-        for (int i = 1; i < Ring::slots; ++i) {
+        for (int i = 1; started && i < Ring::slots; ++i) {
             mbarrier_wait(full(this->slot), parity);
             if constexpr (separate_V) mbarrier_wait(full_V(this->slot), parity);
             Ring::advance();

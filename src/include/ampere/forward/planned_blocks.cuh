@@ -5,8 +5,8 @@
 // among; all others wait for it. While they compute, no register holds anything of that.
 #pragma once
 
+#include "ampere/forward/block_walk.cuh"
 #include "ampere/forward/kernel_args.cuh"
-#include "ampere/forward/warp.cuh"
 #include "ampere/load_store.cuh"
 #include "ampere/paged_load.cuh"
 #include "common/planned_scheduler.cuh"
@@ -56,13 +56,16 @@ FLASH_DEVICE void store_planned_rows(const ForwardKernelArgs &args, const Planne
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
             const int row = warp_row + m * kMmaM + accumulator(lane, 2 * r).row;
-            const auto [exponent, sum] = softmax.exponent_and_sum(m, r, softmax.total(m, r));
-            store_planned_row<Kernel::dtype, Kernel::d_head, Kernel::traits.padded_head,
-                              Kernel::traits.sinks>(args.planned, args.output, item, row, exponent, sum,
-                                                    [&](int chunk) {
-                                                        const float (&tile)[4] = O.rmem[m][chunk];
-                                                        return make_float2(tile[2 * r], tile[2 * r + 1]);
-                                                    });
+            // Of a chunk of keys the range is looked at when all are joined.
+            const float total = softmax.total(m, r);
+            auto [exponent, sum] = softmax.exponent_and_sum(m, r, total);
+            if (Kernel::chunk_tiles > 0 && item.partial_row >= 0) sum = total;
+            store_planned_row<Kernel::dtype, Kernel::d_head, Kernel::traits.padded_head, Kernel::traits.sinks,
+                              (Kernel::chunk_tiles > 0)>(args.planned, args.output, item, row, exponent, sum,
+                                                         [&](int chunk) {
+                                                             const float (&tile)[4] = O.rmem[m][chunk];
+                                                             return make_float2(tile[2 * r], tile[2 * r + 1]);
+                                                         });
         }
     }
 }
@@ -102,7 +105,11 @@ FLASH_DEVICE void compute_planned_item(const ForwardKernelArgs &args, const Plan
     // The blocks of this part; which of them are seen whole, of the item's.
     KeyBlocks blocks =
         mask.template key_blocks<Kernel::approximate_reference>(q_row, q_row + n_queries - 1, Kernel::B_c);
-    if (shared_item.partial_row >= 0) {
+    if constexpr (Kernel::chunk_tiles > 0) {
+        if (shared_item.partial_row >= 0 && shared_item.parts > 1) {
+            blocks = blocks.chunk(shared_item.part, Kernel::chunk_tiles);
+        }
+    } else if (shared_item.partial_row >= 0) {
         blocks = blocks.template part<Kernel::approximate_reference>(shared_item.part, shared_item.parts);
     }
     blocks.end = uniform(blocks.end);
@@ -136,18 +143,10 @@ FLASH_DEVICE void compute_planned_item(const ForwardKernelArgs &args, const Plan
     };
     state.O.clear();
 
-    int kv_block = blocks.end - 1;
+    const int kv_block = blocks.end - 1;
     state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
     state.prepare_Q();
-#pragma unroll 1
-    for (; kv_block >= blocks.full_end; --kv_block) state.template process_kv_block<true>(kv_block);
-#pragma unroll 1
-    for (; kv_block >= blocks.full_begin; --kv_block) state.template process_kv_block<false>(kv_block);
-    if constexpr (traits.window) {
-#pragma unroll 1
-        for (; kv_block >= blocks.begin; --kv_block) state.template process_kv_block<true>(kv_block);
-    }
-    state.complete_sums();
+    visit_all_blocks(state, args, blocks, kv_block);
     state.pipeline.drain();
     // Warps of which no row exists have rows of padding, maybe.
     store_planned_rows<Kernel>(args, shared_item, state.O, state.softmax, warp_row);
@@ -230,7 +229,8 @@ FLASH_DEVICE void run_planned_items(const ForwardKernelArgs &args) {
         if (item.has_tiles()) {
             compute_planned_item<Kernel>(args, item);
         } else {
-            fill_planned_item(args.planned, args.output, item, thread, Kernel::n_threads);
+            fill_planned_item<(Kernel::chunk_tiles > 0)>(args.planned, args.output, item, thread,
+                                                         Kernel::n_threads);
         }
         __syncthreads();  // nobody reads the item, or shared memory, any more
     }

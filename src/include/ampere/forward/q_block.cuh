@@ -1,23 +1,13 @@
-// One block of queries: where its tensors lie, which blocks of keys it visits, the walk over them, and its
-// end.
+// One block of queries: where its tensors lie, which blocks of keys it visits, and its end.
 //
-// It walks from the last visible block of B_c keys to the first (mask.cuh), in up to three loops, so that
-// only blocks that need a mask are masked:
-//
-//     K/V block   begin  …           full_begin  …       full_end  …      end - 1
-//                 |← general (window) |←──── no mask ───|←── general ───────────| start here
-//
-// General blocks have a mask where one is needed, and take the softmax's reference from their maximum; a
-// reference that is not the maximum (softmax.cuh) is therefore good for every row when the steady blocks
-// begin.
-//
-// With split keys a thread block walks over one part of these blocks, and a second kernel combines the
-// parts (split_combine.cuh).
+// With split keys a thread block walks over one part of the blocks of keys (block_walk.cuh), and a second
+// kernel combines the parts (split_combine.cuh, or chunk_combine.cuh).
 #pragma once
 
+#include "ampere/forward/block_walk.cuh"
 #include "ampere/forward/epilogue.cuh"
 #include "ampere/forward/kernel_args.cuh"
-#include "ampere/forward/warp.cuh"
+#include "ampere/forward/row_blocks.cuh"
 #include "ampere/load_store.cuh"
 #include "ampere/paged_load.cuh"
 
@@ -69,7 +59,7 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     // Addresses are worked out while the kernel before this one ends, if they follow from no memory.
     constexpr bool begins_early = traits.split && !traits.varlen && !traits.paged;
     if constexpr (traits.split && !begins_early) wait_for_prerequisites();
-    const Place place = find_place<Kernel>(args, blockIdx.x);
+    const Place place = find_place<Kernel>(args, BlockNumber<Kernel>::get());
     const auto &[part, batch, head, q_block, q_seq, k_seq] = place;
     const int kv_head = uniform(head / args.heads_per_kv_head);
     const int d_head = traits.padded_head ? args.d_head : Kernel::d_head;
@@ -95,7 +85,12 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     KeyBlocks blocks =
         mask.template key_blocks<Kernel::approximate_reference>(q_row, q_row + q_rows - 1, Kernel::B_c);
     if constexpr (traits.split) {
-        blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
+        if constexpr (Kernel::chunk_tiles > 0) {
+            blocks = blocks.chunk_part(part, args.n_splits, Kernel::chunk_tiles,
+                                       ceil_div(k_seq.n_rows, Kernel::chunk_tiles * Kernel::B_c));
+        } else {
+            blocks = blocks.part<Kernel::approximate_reference>(part, args.n_splits);
+        }
     }
     const TileWalk<Kernel> walk = walk_tiles<Kernel>(args, place, blocks);
     blocks.end = uniform(blocks.end);
@@ -145,33 +140,22 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
     }
 
     if (blocks.begin < blocks.end) {
-        int kv_block = blocks.end - 1;
+        const int kv_block = blocks.end - 1;
         state.pipeline.start(mask.seq_len_k - kv_block * Kernel::B_c);
         stamp(TracedKernel::PARTS, TraceEvent::LOADS_ISSUED);
         state.prepare_Q();
-#pragma unroll 1
-        for (; kv_block >= blocks.full_end; kv_block = state.walk.behind(kv_block)) {
-            state.template process_kv_block<true>(kv_block);
-        }
-#pragma unroll 1
-        for (; kv_block >= blocks.full_begin; kv_block = state.walk.behind(kv_block)) {
-            state.template process_kv_block<false>(kv_block);
-        }
-        if constexpr (traits.window) {
-#pragma unroll 1
-            for (; kv_block >= blocks.begin; kv_block = state.walk.behind(kv_block)) {
-                state.template process_kv_block<true>(kv_block);
-            }
-        }
-        state.complete_sums();
+        visit_all_blocks(state, args, blocks, kv_block);
     }
+    // Another ring takes the barriers' place.
+    if constexpr (Kernel::chunk_tiles > 0) state.pipeline.drain(blocks.begin < blocks.end);
 
     stamp(TracedKernel::PARTS, TraceEvent::COMPUTED);
     if constexpr (traits.split) launch_dependents();  // the kernel that combines the parts
 
     // Recompute the block coordinates so that the loops need not hold them in registers. Kernels that begin
     // early keep them: they have few, and recomputing takes time.
-    const Place at = begins_early ? place : find_place<Kernel>(args, computed_here(blockIdx.x));
+    const Place at =
+        begins_early ? place : find_place<Kernel>(args, computed_here(BlockNumber<Kernel>::get()));
     float *lse = args.lse;         // (seq_len_q)
     if (half != 0) lse = nullptr;  // the other warp of the pair writes it
     if (lse != nullptr) {
@@ -194,7 +178,8 @@ FLASH_DEVICE bool compute_q_block(const KernelArgs<typename Kernel::Mod> &args) 
             (at.part * total_heads + at.batch * args.grid.n_heads + at.head) * args.seq_len_q;
         if (state.has_rows()) {
             epilogue.store_partial(state.O, state.softmax, args.partial_o + first_row * d_head_v,
-                                   args.partial_lse + first_row, d_head_v);
+                                   args.partial_lse + first_row * (Kernel::chunk_tiles > 0 ? 2 : 1),
+                                   d_head_v);
         }
         stamp(TracedKernel::PARTS, TraceEvent::STORED);
     } else {

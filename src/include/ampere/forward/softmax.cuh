@@ -143,9 +143,14 @@ struct OnlineSoftmax {
         return flash::end_row(exponent, sum, sink...);
     }
 
+    // Of the row's reference.
+    FLASH_DEVICE float row_exponent(int m, int r) const {
+        return optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
+    }
+
     FLASH_DEVICE RowSum exponent_and_sum(int m, int r, float total) const {
         constexpr float largest = largest_exponent(Kernel::dtype, optimized);
-        const float exponent = optimized ? -reference[m][r] : reference[m][r] * scale.exponent_factor;
+        const float exponent = row_exponent(m, r);
         // Found out again: no register holds it through the loops. Kernels of packed sequences, whose end has
         // more to find out, spill by that what others spill without it.
         float lowest = scale.lowest;

@@ -21,6 +21,7 @@ namespace flash::ampere {
 
 inline constexpr int kMaxStages = 8;
 inline constexpr int kMaxRegisters = 255;   // of a thread
+inline constexpr int kKeptBlocks = 2;       // of an SM, for which there is memory to keep chunks in
 inline constexpr int kOtherRegisters = 24;  // addresses, row references and sums, temporaries
 // full[8] and empty[8], or, up to 5 of each, full_V too; 8 bytes each
 inline constexpr int kBarrierBytes = 128;
@@ -86,6 +87,8 @@ struct StaticForwardKernelConfig {
         "paired_warps needs d_head in multiples of 128, B_c in multiples of 32, and fragments_ahead");
     static_assert(!paired_warps || CFG.softmax_reference != SoftmaxReference::LAGGED,
                   "paired_warps and a LAGGED reference: growth is seen by one warp of the pair only");
+    static constexpr int chunk_tiles =
+        CFG.chunk_tiles;  // of a chunk of keys (common/chunks.cuh); 0: no chunks
     static constexpr bool has_parts = TRAITS.split || TRAITS.planned;
     static_assert(!(paired_warps && has_parts), "paired_warps: parts of split keys are not made for it");
     static_assert(!TRAITS.planned || (TRAITS.varlen && !TRAITS.split && !has_mod),
@@ -128,6 +131,16 @@ struct StaticForwardKernelConfig {
                   "tensor_row_sums sums what the second product takes, and dropped weights count in the sum");
     static_assert(!(CFG.tensor_row_sums && has_parts),
                   "tensor_row_sums sums rounded P, which spoils the LSE that split keys are combined by");
+
+    // ---------------------------------------------------------------- chunks of keys
+    static_assert(CFG.chunk_tiles >= 0 &&
+                      (CFG.chunk_tiles == 0 || (CFG.optimized_softmax && !approximate_reference &&
+                                                !CFG.tensor_row_sums && !paired_warps)),
+                  "chunk_tiles: 0, or positive with optimized_softmax, a softmax_reference EXACT or "
+                  "EXACT_SKIP_RESCALE, and neither tensor_row_sums nor paired_warps");
+    static_assert(CFG.chunk_tiles == 0 || !has_mod, "chunk_tiles: no mods");
+    // What a thread block keeps of its rows from chunk to chunk, in global memory (kept_rows.cuh).
+    static constexpr int kept_bytes = B_r * (d_head + 8) * 4;
 
     // ---------------------------------------------------------------- copies
     static constexpr int copy_rows = n_threads / QTile::row_chunks;  // rows the block copies in one pass

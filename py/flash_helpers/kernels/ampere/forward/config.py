@@ -23,6 +23,7 @@ PANEL_COLUMNS = 64  # elements of a 128-byte row, the width of a tile in shared 
 D_HEADS = (64, 128, 192, 256)
 MAX_STAGES = 8
 MAX_WARPS = 32  # of a thread block
+KEPT_BLOCKS = 2  # thread blocks of a multiprocessor that keep what chunks of keys have left, at most
 BARRIER_BYTES = 128  # shared memory for the mbarriers of up to MAX_STAGES stages
 TILES_WORD = "load_{}_{}_{}_tiles"
 
@@ -63,6 +64,8 @@ class FlashForwardKernelConfig:
             ``ldmatrix`` at a time, n of them ahead of their products.
         paired_warps: two warps share their query rows and halve ``d_head`` in both products, so that each
             fragment of K and V is read for twice as many rows; they exchange scores and P.
+        chunk_tiles: tiles of a chunk of keys: at each multiple of them a row begins anew, and chunks are
+            joined from the last to the first, by one block or behind several; 0: all keys are one chunk.
     """
 
     dtype: DType = size()
@@ -84,6 +87,7 @@ class FlashForwardKernelConfig:
     tensor_row_sums: bool = flag("tensor_row_sums", False)
     fragments_ahead: int = number("fragments_ahead", 0)
     paired_warps: bool = flag("paired_warps", False)
+    chunk_tiles: int = number("chunk", 0)
 
     # ------------------------------------------------------------------ names
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
@@ -152,16 +156,14 @@ class FlashForwardKernelConfig:
             exponent="fused" if self.optimized_softmax else "scaled",
             row_sums="tensor" if self.tensor_row_sums else "lanes",
             head_parts=self.warps_per_group,
+            chunk_tiles=self.chunk_tiles,
         )
 
-    @property
-    def chunk_tiles(self) -> int:
-        """Tiles of a chunk of keys; 0: all keys are one chunk."""
-        return 0
-
-    def kept_sums(self, blocks: int) -> int:
-        """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left."""
-        return 0
+    def kept_sums(self, sm_count: int) -> int:
+        """Floats of memory in which the thread blocks of ``sm_count`` multiprocessors keep what chunks of
+        keys have left.
+        """
+        return sm_count * KEPT_BLOCKS * self.B_r * (self.d_head + 8) if self.chunk_tiles else 0
 
     @property
     def writes_lse(self) -> bool:
@@ -327,6 +329,13 @@ class FlashForwardKernelConfig:
             return f"softmax_reference {reference.name} needs optimized_softmax"
         if reference == SoftmaxReference.ANCHORED and self.dtype != DType.BF16:
             return "softmax_reference ANCHORED needs BF16: P grows beyond what FP16 can hold; choose LAGGED"
+        exact = reference in (SoftmaxReference.EXACT, SoftmaxReference.EXACT_SKIP_RESCALE)
+        alone = exact and self.optimized_softmax and not (self.tensor_row_sums or self.paired_warps)
+        if self.chunk_tiles < 0 or (self.chunk_tiles and not alone):
+            return (
+                f"chunk_tiles is {self.chunk_tiles}; it must be 0, or positive with optimized_softmax, a "
+                "softmax_reference EXACT or EXACT_SKIP_RESCALE, and neither tensor_row_sums nor paired_warps"
+            )
         return None
 
     def infeasible_reason(self, facts: DeviceFacts, traits: ForwardTraits = PLAIN) -> str | None:

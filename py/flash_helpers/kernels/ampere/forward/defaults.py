@@ -27,8 +27,8 @@ def defaults(problem: AttentionProblem, facts: DeviceFacts) -> Defaults | None:
         return None
 
     if problem.invariant:
-        only = invariant_choice(problem, found[0], facts)
-        return Defaults(only, only, PLACE, in_parts=False)
+        whole, split = (invariant_choice(problem, found[0], facts, in_parts) for in_parts in (False, True))
+        return Defaults(whole, split, PLACE)
 
     def choose(split: bool) -> Default:
         if (split or problem.planned) and problem.rows_of_sequence <= MAX_DECODE_ROWS:

@@ -67,6 +67,8 @@ def _mod_obstacle(config: FlashForwardKernelConfig) -> str | None:
             f"its softmax_reference {config.softmax_reference.name} counts on blocks that show each query a "
             "key, and a mod may hide any"
         )
+    if config.chunk_tiles:
+        return f"its keys are cut into chunks of {config.chunk_tiles} tiles, which are made for no mod"
     return None
 
 

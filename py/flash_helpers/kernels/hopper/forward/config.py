@@ -154,11 +154,11 @@ class HopperForwardKernelConfig:
             chunk_tiles=self.chunk_tiles,
         )
 
-    def kept_sums(self, blocks: int) -> int:
-        """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left, beyond what
-        their shared memory holds.
+    def kept_sums(self, sm_count: int) -> int:
+        """Floats of memory in which the thread blocks of ``sm_count`` multiprocessors, one each, keep what
+        chunks of keys have left, beyond what their shared memory holds.
         """
-        return resources.kept_sums(self, blocks)
+        return resources.kept_sums(self, sm_count)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Shared memory of a block: Q slots, K and V rings (columns padded to 64), what chunks of keys have

@@ -92,12 +92,12 @@ def smem_bytes(config: Fields, elem_size: int = 2) -> int:
     return tiles + _kept_slots(config, tiles) * _kept_slot_bytes(config) + CONTROL_BYTES
 
 
-def kept_sums(config: Fields, blocks: int) -> int:
-    """Floats of memory in which ``blocks`` thread blocks keep what chunks of keys have left, beyond what
-    their shared memory holds.
+def kept_sums(config: Fields, sm_count: int) -> int:
+    """Floats of memory in which the thread blocks of ``sm_count`` multiprocessors, one each, keep what
+    chunks of keys have left, beyond what their shared memory holds.
     """
     slots = _wanted_kept_slots(config) - _kept_slots(config, _tile_bytes(config, 2))
-    return blocks * slots * _kept_slot_bytes(config) // 4
+    return sm_count * slots * _kept_slot_bytes(config) // 4
 
 
 def _tile_bytes(config: Fields, elem_size: int) -> int:
